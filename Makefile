@@ -1,0 +1,54 @@
+# Everything here works from a fresh checkout with only make and Python 3.11 or newer.
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PACKAGES := profiles device_agent exporters toolkit
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-long check format
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv and install the project into it (the others do this first)
+
+demo: setup ## run the demo; options in ARGS, e.g. make demo ARGS=--help
+	$(BIN)/edgetailor demo $(ARGS)
+
+# One thread a worker: two workers that each start as many threads as cores only wait for each other.
+test: setup ## run the tests; options in ARGS, e.g. make test ARGS="-k cp"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+test-long: setup ## run the tests that take minutes
+	$(BIN)/python -m pytest -m long $(ARGS)
+
+check: setup ## lint, formatting, strict types, import rule
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict $(PACKAGES:%=-p %)
+	$(BIN)/python -m pytest -q tests/test_imports.py
+
+format: setup ## format the code and apply the linter's safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# The stamp goes first and comes back last, so an install that stops half-way is done again.
+$(STAMP): pyproject.toml constraints.txt
+	@rm -f $@
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "setup needs Python 3.11 or newer; there is no '$(PYTHON)' here." \
+	       "Install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "setup needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+	       "Name a newer one: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "setup needs Python's venv and ensurepip modules; $(PYTHON) lacks them." \
+	       "Install them, on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints.txt -e '.[dev]'
+	@touch $@

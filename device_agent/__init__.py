@@ -1,0 +1,1 @@
+"""The agent: trains and profiles bundles on a device, without any training framework."""

@@ -1,0 +1,120 @@
+"""Reading a bundle: every file is checked before anything in it runs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from device_agent.files import fingerprint, fingerprint_file
+from device_agent.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    SAMPLES,
+    WEIGHTS,
+    Initialise,
+    Manifest,
+    Record,
+    TensorEntry,
+    Train,
+)
+from profiles.errors import BundleError
+
+REPAIR = "Copy or export the bundle again."
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle: its folder, its manifest and the manifest's SHA-256 (the bundle's name)."""
+
+    folder: Path
+    manifest: Manifest
+    sha256: str
+
+    def graph(self, signature: str) -> Path:
+        """Path of the graph of `signature`."""
+        return self.folder / self.manifest.signatures[signature].graph
+
+    def entry(self, name: str) -> TensorEntry:
+        """The table's entry of the tensor `name`."""
+        return next(entry for entry in self.manifest.tensors if entry.name == name)
+
+    def load(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """The stored tensors `names`, and only those, from the weights file."""
+        try:
+            with safe_open(self.folder / WEIGHTS, framework="np") as file:
+                return {name: file.get_tensor(name) for name in names}
+        except SafetensorError as error:
+            raise BundleError(f"{self.folder / WEIGHTS} cannot be read: {error}. {REPAIR}") from None
+
+
+def open_bundle(folder: Path) -> Bundle:
+    """Open and check the bundle in `folder`.
+
+    Raises BundleError naming the file that is missing, truncated or altered, or the format that
+    this version does not read.
+    """
+    path = folder / MANIFEST
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BundleError(
+            f"{folder} is no bundle: {MANIFEST} cannot be read ({error.strerror}). "
+            "Give the folder that `edgetailor export --out` wrote."
+        ) from None
+    manifest = read_manifest(data, path)
+    for name, expected in manifest.files.items():
+        check_file(folder / name, expected.size, expected.sha256)
+    check_consistent(manifest, path)
+    return Bundle(folder, manifest, fingerprint(data).sha256)
+
+
+def read_manifest(data: bytes, origin: Path | str) -> Manifest:
+    """Decode a manifest. Raises BundleError for another format or a malformed one."""
+    try:
+        version = msgspec.json.decode(data, type=dict[str, object]).get("version")
+        if version != FORMAT_VERSION:
+            raise BundleError(
+                f"{origin} has format version {version}; this agent reads {FORMAT_VERSION}. "
+                "Install the agent that fits the server's version."
+            )
+        return msgspec.json.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise BundleError(f"{origin} is not a bundle's manifest: {error}. {REPAIR}") from None
+
+
+def check_file(path: Path, size: int, sha256: str) -> None:
+    """Raise BundleError unless the file at `path` is the one that the manifest describes."""
+    if path.name != str(path.relative_to(path.parent)) or path.parent.name == "..":
+        raise BundleError(f"{path} is outside the bundle. {REPAIR}")
+    if not path.is_file():
+        raise BundleError(f"{path} is missing. {REPAIR}")
+    found = path.stat().st_size
+    if found != size:
+        raise BundleError(f"{path} has {found:,} bytes instead of {size:,}: truncated. {REPAIR}")
+    if fingerprint_file(path).sha256 != sha256:
+        raise BundleError(f"{path} was altered: its SHA-256 is not the manifest's. {REPAIR}")
+
+
+def check_consistent(manifest: Manifest, origin: Path) -> None:
+    """Raise BundleError where the manifest names signatures, tensors or files that it lacks."""
+    tensors = {entry.name for entry in manifest.tensors}
+    for name in (*(s.graph for s in manifest.signatures.values()), WEIGHTS):
+        if name not in manifest.files or "/" in name or "\\" in name:
+            raise BundleError(f"{origin} names the file {name!r}, which it does not list. {REPAIR}")
+    for name, signature in manifest.signatures.items():
+        for port in (*signature.inputs, *signature.outputs):
+            if port.kind == "state" and port.state not in tensors:
+                raise BundleError(f"{origin}: {name!r} uses the unknown tensor {port.state!r}.")
+    recorded = {SAMPLES}
+    for step in manifest.schedule:
+        used = [s.signature for s in step.steps] if isinstance(step, Train) else [step.signature]
+        missing = [name for name in used if name not in manifest.signatures]
+        if missing:
+            raise BundleError(f"{origin}: the schedule runs the unknown signature {missing[0]!r}.")
+        if not isinstance(step, Initialise) and step.source not in recorded:
+            raise BundleError(f"{origin}: the schedule reads {step.source!r} before it is recorded.")
+        if isinstance(step, Record):
+            recorded.add(step.target)

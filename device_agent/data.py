@@ -1,0 +1,109 @@
+"""Local training data: `.npz` files, or a function of the owner's, checked against the bundle."""
+
+import importlib
+import os
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from profiles.errors import DataError
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """Samples `x` (n, *sample_shape) float32 and labels `y` (n,) int64."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+def load_data(source: str, sample_shape: tuple[int, ...], classes: int) -> LocalData:
+    """Load `source`, a path to an .npz file with `x` and `y` or `module:callable` returning them.
+
+    Raises DataError naming what does not fit: shapes, types, labels outside 0 .. classes - 1,
+    numbers that are not finite, fewer than two samples.
+    """
+    x, y = from_callable(source) if is_reference(source) else from_npz(Path(source))
+    check(x, y, sample_shape, classes, source)
+    return LocalData(x, y)
+
+
+def is_reference(source: str) -> bool:
+    """Whether `source` names a function and not a file."""
+    module, colon, name = source.partition(":")
+    return bool(colon) and name.isidentifier() and not Path(source).exists() and "/" not in module
+
+
+def from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """`x` and `y` of an .npz file; pickled objects are refused."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [name for name in ("x", "y") if name not in file]
+            if missing:
+                raise DataError(
+                    f"{path} has no array {missing[0]!r}; it must hold x (samples) and y (labels)."
+                )
+            return file["x"], file["y"]
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; give an .npz file with x and y.") from None
+    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile, EOFError) as error:
+        raise DataError(f"{path} is not a readable .npz file: {error}.") from None
+
+
+def from_callable(source: str) -> tuple[np.ndarray, np.ndarray]:
+    """What the function `module:callable` returns; the current folder is importable."""
+    name, _, function = source.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(name), function)
+    except (ImportError, AttributeError) as error:
+        raise DataError(f"{source} cannot be loaded: {error}.") from None
+    try:
+        x, y = found()
+    except Exception as error:  # the owner's code may raise anything
+        raise DataError(f"{source} failed: {type(error).__name__}: {error}.") from error
+    return np.asarray(x), np.asarray(y)
+
+
+def check(
+    x: np.ndarray, y: np.ndarray, sample_shape: tuple[int, ...], classes: int, origin: str
+) -> None:
+    """Raise DataError unless `x` and `y` fit a model of `sample_shape` and `classes`."""
+    if x.dtype != np.float32 or y.dtype != np.int64:
+        raise DataError(
+            f"{origin}: x must be float32 and y int64; they are {x.dtype} and {y.dtype}."
+        )
+    if x.shape[1:] != sample_shape or y.ndim != 1 or len(x) != len(y):
+        wanted = ", ".join(map(str, sample_shape))
+        raise DataError(
+            f"{origin}: x must be (n, {wanted}) and y (n,); they are {x.shape} and {y.shape}."
+        )
+    if len(y) < 2:
+        raise DataError(f"{origin} holds {len(y)} samples; training needs at least two.")
+    if y.min() < 0 or y.max() >= classes:
+        wrong = int(y.min() if y.min() < 0 else y.max())
+        raise DataError(
+            f"{origin}: the label {wrong} is outside the model's classes 0 to {classes - 1}."
+        )
+    if not np.isfinite(x).all():
+        raise DataError(f"{origin}: x holds a number that is not finite; clean the data first.")
+
+
+def batches(samples: int, size: int, order: np.random.Generator | None) -> list[np.ndarray]:
+    """Index arrays that go once over `samples`, shuffled by `order` or in sequence.
+
+    The last one may be smaller; a single left-over sample joins the batch before it, because a
+    batch norm cannot train on one sample.
+    """
+    indices = np.arange(samples) if order is None else order.permutation(samples)
+    starts = list(range(0, samples, size))
+    if len(starts) > 1 and samples - starts[-1] == 1:
+        starts.pop()
+    return [indices[a:b] for a, b in zip(starts, [*starts[1:], samples], strict=True)]

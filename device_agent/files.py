@@ -1,0 +1,70 @@
+"""Writing files so that a reader sees all of them or none, and knowing them by their hash."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from device_agent.manifest import FileEntry
+from profiles.errors import InputError
+
+
+def fingerprint(data: bytes) -> FileEntry:
+    """Size and SHA-256 of `data`."""
+    return FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def fingerprint_file(path: Path) -> FileEntry:
+    """Size and SHA-256 of the file at `path`, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return FileEntry(size=path.stat().st_size, sha256=digest.hexdigest())
+
+
+def write_file(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace `path` by `data` in one step: temporary file, flush to disk, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def refuse_existing(out: Path, force: bool = False) -> None:
+    """Raise InputError where `out` exists, unless `force` allows it to be replaced."""
+    if out.exists() and not force:
+        raise InputError(f"{out} exists already: give another place, or --force to replace it.")
+
+
+def write_folder(out: Path, files: Mapping[str, bytes], force: bool = False) -> None:
+    """Make the folder `out` with `files` (name to content), whole or not at all.
+
+    An existing folder is refused, or with `force` replaced once the new one is complete.
+    """
+    refuse_existing(out, force)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        for name, data in files.items():
+            write_file(made / name, data)
+        made.chmod(0o755)
+        if out.exists():
+            old = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.old."))
+            os.replace(out, old / "was")
+            os.replace(made, out)
+            shutil.rmtree(old)
+        else:
+            os.replace(made, out)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

@@ -1,0 +1,255 @@
+"""The agent's side of protocol.py: every request, every way it can fail, and waiting for better.
+
+    LinkError            cannot be reached within `patience_s`, or is no coordinator
+      AuthorisationError it does not accept the token or the device's secret (401, 403)
+    RefusedError         an UpdateError: it answers and says no, with the reason
+"""
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import urllib3
+from urllib3.exceptions import HTTPError, LocationValueError
+
+from device_agent.link_trouble import UnreachableError, permanent, reason, unanswered
+from device_agent.protocol import (
+    API,
+    FileOffer,
+    JoinReply,
+    JoinRequest,
+    Problem,
+    Progress,
+    Receipt,
+    Status,
+    Work,
+)
+from profiles.errors import AuthorisationError, InputError, LinkError, UpdateError
+
+T = TypeVar("T")
+CONNECT_S = 10.0
+READ_S = 60.0
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 60.0
+LATER = frozenset({429, 500, 502, 503, 504})
+"""HTTP statuses that waiting may cure."""
+ROUND_OVER = frozenset({"round-over", "wrong-bundle", "already-sent", "no-such-file"})
+"""Codes of refusals that only mean that the rounds went on without this device."""
+PIECE = 1 << 18
+
+
+class RefusedError(UpdateError):
+    """The coordinator understood and refused; `code` is its word for programs."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.code = problem.code
+
+    @property
+    def round_over(self) -> bool:
+        """Whether asking for work again is all there is to do."""
+        return self.code in ROUND_OVER
+
+
+class Link:
+    """Requests to the coordinator at `url`, made with `secret` (a join token or a device's secret).
+
+    While it cannot be reached, a request says so through `say` and tries again after 1, 2, 4, ...
+    60 s, for `patience_s` seconds in all; then it raises LinkError. Raises InputError for a URL
+    that is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        secret: str,
+        say: Callable[[str], None],
+        *,
+        patience_s: float = float("inf"),
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url = check_url(url)
+        self._say, self._patience_s, self._sleep = say, patience_s, sleep
+        self._pool = urllib3.PoolManager(
+            headers={"Authorization": f"Bearer {secret}", "User-Agent": "edgetailor-agent"},
+            timeout=urllib3.Timeout(connect=CONNECT_S, read=READ_S),
+            retries=False,
+        )
+
+    def join(self, name: str) -> JoinReply:
+        """Enrol under `name`. Not repeated once sent: a token is good for so many devices."""
+        body = msgspec.json.encode(JoinRequest(name=name))
+        return self._persist(lambda: self._ask("POST", "/devices", JoinReply, body), repeat=False)
+
+    def work(self) -> Work:
+        """What to do now."""
+        return self._persist(lambda: self._ask("GET", "/work", Work))
+
+    def status(self) -> Status:
+        """The whole fleet."""
+        return self._persist(lambda: self._ask("GET", "/status", Status))
+
+    def progress(self, progress: Progress) -> None:
+        """Say what this device is doing; tried once, for training must not wait for it."""
+        try:
+            self._send("POST", "/progress", msgspec.json.encode(progress)).release_conn()
+        except (UnreachableError, RefusedError):
+            return
+
+    def download(self, offer: FileOffer, to: Path) -> None:
+        """Fetch the offered file to the path `to`, which exists only once it is whole and right.
+
+        Raises LinkError where size or SHA-256 are not as offered.
+        """
+        self._persist(lambda: self._download(offer, to))
+
+    def send_tensors(self, round_: int, path: Path) -> None:
+        """Send update.safetensors, streamed from the disk. Raises RefusedError."""
+        self._persist(lambda: self._upload(f"/rounds/{round_}/tensors", path))
+
+    def send_update(self, round_: int, record: bytes) -> Receipt:
+        """Send update.json, after its tensors. Raises RefusedError."""
+        return self._persist(
+            lambda: self._ask("POST", f"/rounds/{round_}/update", Receipt, record)
+        )
+
+    def _persist(self, attempt: Callable[[], T], repeat: bool = True) -> T:
+        """Do `attempt`, again and again while the coordinator is not there."""
+        wait, waited = FIRST_WAIT_S, 0.0
+        while True:
+            try:
+                return attempt()
+            except UnreachableError as trouble:
+                problem = f"Coordinator at {self.url} {trouble}"
+                if trouble.sent and not repeat:
+                    raise LinkError(
+                        f"{problem} after the request was sent, so it may have been carried out; "
+                        "look at the coordinator's status, then try again."
+                    ) from None
+                if waited + wait > self._patience_s:
+                    raise LinkError(
+                        f"{problem}; gave up after {waited:.0f} s. Check the URL, and that "
+                        "`edgetailor serve` runs there."
+                    ) from None
+            self._say(f"{problem}; next try in {wait:.0f} s")
+            self._sleep(wait)
+            waited, wait = waited + wait, min(2 * wait, LONGEST_WAIT_S)
+
+    def _ask(self, method: str, path: str, reply: type[T], body: bytes | None = None) -> T:
+        response = self._send(method, path, body)
+        try:
+            return msgspec.json.decode(self._read(response), type=reply)
+        except msgspec.MsgspecError as error:
+            raise self._stranger(f"{method} {path}: {error}") from None
+
+    def _upload(self, path: str, source: Path) -> None:
+        with source.open("rb") as body:
+            size = {"Content-Length": str(source.stat().st_size)}
+            self._send("PUT", path, body, **size).release_conn()
+
+    def _download(self, offer: FileOffer, to: Path) -> None:
+        response = self._send("GET", f"/files/{offer.sha256}")
+        to.parent.mkdir(parents=True, exist_ok=True)
+        handle, part = tempfile.mkstemp(dir=to.parent, prefix=".part-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                self._receive(response, offer, file.write)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, to)
+        finally:
+            Path(part).unlink(missing_ok=True)
+            response.close()
+
+    def _receive(
+        self,
+        response: urllib3.BaseHTTPResponse,
+        offer: FileOffer,
+        write: Callable[[bytes], object],
+    ) -> None:
+        size, digest = 0, hashlib.sha256()
+        try:
+            for piece in response.stream(PIECE):
+                size += len(piece)
+                if size > offer.size:
+                    break
+                digest.update(piece)
+                write(piece)
+        except HTTPError as error:
+            raise UnreachableError(reason(error), sent=True) from None
+        if size != offer.size or digest.hexdigest() != offer.sha256:
+            raise LinkError(
+                f"{offer.name} from {self.url} is not what was offered: {offer.size} bytes with "
+                f"SHA-256 {offer.sha256[:12]} were, {size} with {digest.hexdigest()[:12]} came. "
+                "Something between this device and the coordinator alters files (a proxy?)."
+            )
+
+    def _send(
+        self, method: str, path: str, body: Any = None, **headers: str
+    ) -> urllib3.BaseHTTPResponse:
+        """One request; its answer is a success, with the body still to be read."""
+        kind = {"Content-Type": "application/octet-stream" if headers else "application/json"}
+        try:
+            response = self._pool.request(
+                method,
+                f"{self.url}{API}{path}",
+                body=body,
+                headers={**self._pool.headers, **kind, **headers},
+                preload_content=False,
+                redirect=False,
+            )
+        except (HTTPError, LocationValueError) as error:
+            if permanent(error):
+                raise LinkError(f"Coordinator at {self.url}: {reason(error)}.") from None
+            raise UnreachableError(
+                f"is not there ({reason(error)})", sent=not unanswered(error)
+            ) from None
+        if response.status >= 300:
+            self._refuse(response, f"{method} {path}")
+        return response
+
+    def _refuse(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
+        """Raise what an answer other than a success means."""
+        body = self._read(response)
+        if response.status in LATER:
+            raise UnreachableError(f"is in trouble (HTTP {response.status})", sent=True)
+        try:
+            problem = msgspec.json.decode(body, type=Problem)
+        except msgspec.MsgspecError:
+            raise self._stranger(f"{what} gave HTTP {response.status}") from None
+        if response.status in (401, 403):
+            raise AuthorisationError(problem.message)
+        raise RefusedError(problem)
+
+    def _read(self, response: urllib3.BaseHTTPResponse) -> bytes:
+        try:
+            return response.read()
+        except HTTPError as error:
+            raise UnreachableError(f"is not there ({reason(error)})", sent=True) from None
+        finally:
+            response.release_conn()
+
+    def _stranger(self, what: str) -> LinkError:
+        return LinkError(
+            f"{self.url} answers, but not as an EdgeTailor coordinator does ({what}): check the "
+            "URL, and that both sides run the same version."
+        )
+
+
+def check_url(url: str) -> str:
+    """`url` without a slash at its end. Raises InputError unless it is http(s)://HOST[:PORT]."""
+    try:
+        parsed = urllib3.util.parse_url(url)
+    except LocationValueError:
+        parsed = urllib3.util.Url()
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
+        raise InputError(
+            f"{url!r} is no coordinator's URL: write it like http://192.168.1.10:8123, as "
+            "`edgetailor serve` prints it."
+        )
+    return url.rstrip("/")

@@ -1,0 +1,137 @@
+"""The manifest of a bundle: everything the agent knows about what it runs, as typed JSON.
+
+A bundle is a folder of plain files: `manifest.json`, graphs and `weights.safetensors`. The agent
+knows *signatures* (graphs with named inputs and outputs), *tensors* (the state they read and
+write) and a *schedule* (which signature runs on what); it knows nothing of submodel families.
+"""
+
+from typing import Literal
+
+import msgspec
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+WEIGHTS = "weights.safetensors"
+SAMPLES = "x"
+"""Name of the data set that the device's own samples form."""
+
+Dtype = Literal["float32", "int64"]
+Role = Literal["parameter", "buffer", "optimizer", "personal", "frozen"]
+UPLOADED: tuple[Role, ...] = ("parameter", "buffer")
+
+
+class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Immutable record; unknown fields are refused so that a typo never passes silently."""
+
+
+class Port(Struct, kw_only=True):
+    """One named input or output of a graph.
+
+    `shape` has None where the batch goes. `kind` says what the agent feeds or does with it:
+    `samples` a batch of the source data set, `labels` its labels, `scalar` a number that the
+    schedule gives, `state` the tensor called `state`, `metric` a number to report.
+    """
+
+    name: str
+    kind: Literal["samples", "labels", "scalar", "state", "metric"]
+    dtype: Dtype
+    shape: tuple[int | None, ...]
+    state: str | None = None
+
+
+class Signature(Struct, kw_only=True):
+    """A graph and its ports; outputs of kind `state` replace the tensors they name."""
+
+    graph: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+class TensorEntry(Struct, kw_only=True):
+    """One tensor of the device's state.
+
+    Roles: `parameter` is trained and uploaded, `buffer` is updated by the forward pass and
+    uploaded, `optimizer` lives for one round, `personal` stays on the device from round to round
+    and is never uploaded, `frozen` is only read.
+
+    `stands_for` names the global parameter that this tensor is, or is a factor of; `factor` says
+    which factor. `stored` is false for tensors that start as zeros instead of from the bundle.
+    """
+
+    name: str
+    role: Role
+    dtype: Dtype
+    shape: tuple[int, ...]
+    stands_for: str | None = None
+    factor: str | None = None
+    stored: bool = True
+
+
+class Record(Struct, kw_only=True, tag="record", tag_field="do"):
+    """Run `signature` once over the data set `source` and keep its output as `target`.
+
+    The signature's graph and state are released before the next instruction: this is one step of
+    EmbracingFL's multi-step forward pass (Algorithm 1).
+    """
+
+    signature: str
+    source: str
+    target: str
+
+
+class Initialise(Struct, kw_only=True, tag="initialise", tag_field="do"):
+    """Run `signature` once to fill personal tensors that the device does not hold yet."""
+
+    signature: str
+
+
+class Step(Struct, kw_only=True):
+    """`times` runs of `signature` on one batch; `inputs` are its scalar inputs by name."""
+
+    signature: str
+    inputs: dict[str, float]
+    times: int = 1
+
+
+class Train(Struct, kw_only=True, tag="train", tag_field="do"):
+    """Go `epochs` times over `source` in shuffled batches, running all `steps` on each batch."""
+
+    source: str
+    epochs: int
+    batch_size: int
+    steps: tuple[Step, ...]
+
+
+Instruction = Record | Initialise | Train
+
+
+class FileEntry(Struct, kw_only=True):
+    """Size in bytes and SHA-256 (hex) of one file of the bundle."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(Struct, kw_only=True):
+    """All of `manifest.json`. `base` fingerprints the global model that the bundle was cut from."""
+
+    version: int
+    submodel: str
+    runtime: Literal["onnx", "tflite"]
+    base: str
+    sample_shape: tuple[int, ...]
+    classes: int
+    signatures: dict[str, Signature]
+    tensors: tuple[TensorEntry, ...]
+    schedule: tuple[Instruction, ...]
+    files: dict[str, FileEntry]
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """JSON of any record here, indented for reading and the same bytes for the same content."""
+    return msgspec.json.format(msgspec.json.encode(record, order="sorted"), indent=1) + b"\n"
+
+
+def uploaded(tensors: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ...]:
+    """The entries that an update carries, in table order."""
+    return tuple(entry for entry in tensors if entry.role in UPLOADED)

@@ -1,0 +1,115 @@
+"""What agent and coordinator say to each other, version 1, as plain dataclasses.
+
+The coordinator's OpenAPI page is made from these very classes and the agent decodes into them, so
+the two sides cannot drift. All of it is JSON over HTTP, usable from a browser's `fetch`.
+
+    POST /v1/devices                 join token   JoinRequest -> JoinReply
+    GET  /v1/work                    secret       -> Work
+    GET  /v1/files/{sha256}          secret       -> bytes of one file of the offered bundle
+    POST /v1/progress                secret       Progress ->
+    PUT  /v1/rounds/{round}/tensors  secret       bytes of update.safetensors ->
+    POST /v1/rounds/{round}/update   secret       update.json -> Receipt
+    GET  /v1/status                  secret or operator token -> Status
+
+Tokens and secrets travel as `Authorization: Bearer ...`. Every refusal is a Problem.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+API = "/v1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinRequest:
+    """A device asks to join under a name that its owner will recognise."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinReply:
+    """The device's id, the secret it authenticates with from now on, and its submodel."""
+
+    device: str
+    secret: str
+    submodel: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOffer:
+    """One file of the bundle, fetched from /v1/files/{sha256}; `size` in bytes."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What to do now: `train` the offered files for `round`, `wait` and ask again, or stop."""
+
+    state: Literal["train", "wait", "finished"]
+    round: int
+    files: list[FileOffer] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What the device is doing, for whoever watches the fleet."""
+
+    state: Literal["downloading", "training", "uploading", "waiting"]
+    loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """The update for `round` was taken."""
+
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceStatus:
+    """One device as the coordinator sees it; bytes count bodies over all rounds so far."""
+
+    device: str
+    name: str
+    submodel: str
+    state: str
+    loss: float | None
+    rounds_trained: int
+    bytes_down: int
+    bytes_up: int
+    idle_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundResult:
+    """The global model after `round` (0: before any training) on the held-out data."""
+
+    round: int
+    accuracy: float
+    loss: float
+    updates: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """The whole fleet. `round` counts from 1; 0 while devices are still enrolling."""
+
+    version: int = 1
+    state: Literal["enrolling", "training", "aggregating", "finished"]
+    round: int
+    rounds: int
+    expected_devices: int
+    devices: list[DeviceStatus]
+    history: list[RoundResult]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A refusal: a word for programs and a sentence for people."""
+
+    code: str
+    message: str

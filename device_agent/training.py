@@ -1,0 +1,225 @@
+"""The schedule interpreter: it runs what the manifest says and knows nothing of families."""
+
+import gc
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.activation_cache import Recording
+from device_agent.bundle import Bundle, open_bundle
+from device_agent.data import LocalData, batches, load_data
+from device_agent.files import refuse_existing
+from device_agent.manifest import (
+    SAMPLES,
+    FileEntry,
+    Initialise,
+    Port,
+    Record,
+    Signature,
+    TensorEntry,
+    Train,
+    uploaded,
+)
+from device_agent.runtime import Session, open_session
+from device_agent.update import UpdateRecord, write_update
+from profiles.errors import UpdateError
+
+OnEpoch = Callable[[int, int, float], None]
+"""Called after each local epoch with its number from 1, the number of epochs and the mean loss."""
+
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A written update's record, and the personal tensors to keep on the device."""
+
+    record: UpdateRecord
+    personal: dict[str, np.ndarray]
+
+
+def quiet(epoch: int, epochs: int, loss: float) -> None:
+    """Tell nobody."""
+
+
+def train_bundle(
+    folder: Path,
+    data: str,
+    out: Path,
+    *,
+    threads: int = 0,
+    seed: int = 0,
+    personal: Mapping[str, np.ndarray] | None = None,
+    on_epoch: OnEpoch = quiet,
+) -> Trained:
+    """Train the bundle in `folder` on local `data` and write the update folder `out`.
+
+    `personal` are tensors kept from earlier rounds; `seed` decides the order of the samples. With
+    one thread and the same seed the update is the same, bit for bit.
+
+    Raises BundleError, DataError or UpdateError (training diverged); then `out` is not written.
+    """
+    refuse_existing(out)
+    bundle = open_bundle(folder)
+    local = load_data(data, bundle.manifest.sample_shape, bundle.manifest.classes)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=".recordings."))
+    try:
+        run = ScheduleRun(bundle, local, scratch, threads, seed, dict(personal or {}), on_epoch)
+        run.go()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return run.finish(out)
+
+
+@dataclass
+class ScheduleRun:
+    """One training of one bundle, instruction by instruction."""
+
+    bundle: Bundle
+    local: LocalData
+    scratch: Path
+    threads: int
+    seed: int
+    personal: dict[str, np.ndarray]
+    on_epoch: OnEpoch
+    state: dict[str, np.ndarray] = field(default_factory=dict)
+    recordings: dict[str, Recording] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    steps: int = 0
+
+    def go(self) -> None:
+        """Run the whole schedule."""
+        for instruction in self.bundle.manifest.schedule:
+            match instruction:
+                case Record():
+                    self.record(instruction)
+                case Initialise():
+                    self.initialise(instruction)
+                case Train():
+                    self.train(instruction)
+
+    def record(self, instruction: Record) -> None:
+        """Run one frozen stage over all samples; its weights and graph are held only here."""
+        signature = self.bundle.manifest.signatures[instruction.signature]
+        session = self.open(instruction.signature)
+        (output,) = signature.outputs
+        target = Recording(
+            self.scratch / f"{instruction.target}.npy",
+            len(self.local),
+            tuple(size for size in output.shape if size is not None),
+        )
+        for indices in batches(len(self.local), self.record_batch(), None):
+            feeds = self.feeds(signature, instruction.source, indices, {})
+            target.write(indices, session.run(feeds)[output.name])
+        self.release()
+        spent = self.recordings.pop(instruction.source, None)
+        if spent is not None:
+            spent.remove()
+        self.recordings[instruction.target] = target
+
+    def record_batch(self) -> int:
+        """Batch size of the recording: that of the training it is made for."""
+        sizes = [s.batch_size for s in self.bundle.manifest.schedule if isinstance(s, Train)]
+        return max(sizes, default=1)
+
+    def initialise(self, instruction: Initialise) -> None:
+        """Fill the personal tensors that this device does not hold yet."""
+        signature = self.bundle.manifest.signatures[instruction.signature]
+        wanted = {port.state for port in signature.outputs}
+        if wanted <= self.personal.keys():
+            return
+        session = self.open(instruction.signature)
+        self.take(signature, session.run(self.feeds(signature, SAMPLES, np.empty(0, int), {})))
+        self.personal = {name: self.state[name] for name in wanted if name is not None}
+        self.release()
+
+    def train(self, instruction: Train) -> None:
+        """Run the steps on every batch of every epoch."""
+        sessions = {step.signature: self.open(step.signature) for step in instruction.steps}
+        for epoch in range(instruction.epochs):
+            order = np.random.default_rng([self.seed, epoch])
+            losses = []
+            for indices in batches(len(self.local), instruction.batch_size, order):
+                for step in instruction.steps:
+                    signature = self.bundle.manifest.signatures[step.signature]
+                    for _ in range(step.times):
+                        feeds = self.feeds(signature, instruction.source, indices, step.inputs)
+                        results = sessions[step.signature].run(feeds)
+                        self.take(signature, results)
+                        if LOSS in results:
+                            losses.append(float(results[LOSS]))
+                self.steps += 1
+            self.losses.append(float(np.mean(losses)))
+            self.on_epoch(epoch + 1, instruction.epochs, self.losses[-1])
+
+    def open(self, name: str) -> Session:
+        """A session for the signature `name`, with its state loaded."""
+        signature = self.bundle.manifest.signatures[name]
+        names = {port.state for port in signature.inputs if port.state is not None}
+        missing = [self.bundle.entry(n) for n in sorted(names - self.state.keys())]
+        self.state.update(self.bundle.load(e.name for e in missing if e.stored))
+        self.state.update({e.name: self.unstored(e) for e in missing if not e.stored})
+        return open_session(self.bundle.manifest.runtime, self.bundle.graph(name), self.threads)
+
+    def unstored(self, entry: TensorEntry) -> np.ndarray:
+        """The first value of a tensor that is not in the bundle."""
+        kept = self.personal.get(entry.name)
+        return np.zeros(entry.shape, np.dtype(entry.dtype)) if kept is None else kept
+
+    def release(self) -> None:
+        """Forget state that is not to be trained, so that one stage is in memory at a time."""
+        self.state.clear()
+        gc.collect()
+
+    def feeds(
+        self, signature: Signature, source: str, indices: np.ndarray, scalars: Mapping[str, float]
+    ) -> dict[str, np.ndarray]:
+        """The inputs of one run of `signature` on the samples `indices` of `source`."""
+        return {port.name: self.feed(port, source, indices, scalars) for port in signature.inputs}
+
+    def feed(
+        self, port: Port, source: str, indices: np.ndarray, scalars: Mapping[str, float]
+    ) -> np.ndarray:
+        """The array for one input."""
+        match port.kind:
+            case "samples":
+                if source == SAMPLES:
+                    return self.local.x[indices]
+                return self.recordings[source].read(indices)
+            case "labels":
+                return self.local.y[indices]
+            case "scalar":
+                return np.asarray(scalars[port.name], np.float32)
+            case _:
+                return self.state[str(port.state)]
+
+    def take(self, signature: Signature, results: Mapping[str, np.ndarray]) -> None:
+        """Let the outputs of `signature` replace the state that they name."""
+        for port in signature.outputs:
+            if port.state is not None:
+                self.state[port.state] = results[port.name]
+
+    def finish(self, out: Path) -> Trained:
+        """Write the update. Raises UpdateError where the loss or a tensor is not finite."""
+        table = uploaded(self.bundle.manifest.tensors)
+        if not self.losses:
+            raise UpdateError("The bundle's schedule trains nothing, so there is no update.")
+        record = UpdateRecord(
+            bundle=self.bundle.sha256,
+            base=self.bundle.manifest.base,
+            submodel=self.bundle.manifest.submodel,
+            samples=len(self.local),
+            steps=self.steps,
+            loss_first=self.losses[0],
+            loss_last=self.losses[-1],
+            tensors=table,
+            file=FileEntry(size=0, sha256=""),
+        )
+        record = write_update(out, record, {entry.name: self.state[entry.name] for entry in table})
+        kept = [e.name for e in self.bundle.manifest.tensors if e.role == "personal"]
+        return Trained(record, {name: self.state[name] for name in kept})

@@ -1,0 +1,113 @@
+"""An update: what a device sends back after training a bundle.
+
+A folder of two files: `update.safetensors`, the uploaded tensors under their bundle names, and
+`update.json`, which says what they are.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from device_agent.files import fingerprint, write_folder
+from device_agent.manifest import FileEntry, Struct, TensorEntry, encode
+from profiles.errors import UpdateError
+from profiles.profile import Profile
+
+UPDATE_VERSION = 1
+RECORD = "update.json"
+TENSORS = "update.safetensors"
+
+
+class UpdateRecord(Struct, kw_only=True):
+    """All of `update.json`.
+
+    `bundle` is the SHA-256 of the bundle's manifest, `base` the global model that it was cut from.
+    `loss_first` and `loss_last` are means over the first and the last local epoch.
+    """
+
+    version: int = UPDATE_VERSION
+    bundle: str
+    base: str
+    submodel: str
+    samples: int
+    steps: int
+    loss_first: float
+    loss_last: float
+    tensors: tuple[TensorEntry, ...]
+    file: FileEntry
+    profile: Profile | None = None
+
+
+def check_tensors(
+    tensors: Mapping[str, np.ndarray], table: tuple[TensorEntry, ...], origin: str
+) -> None:
+    """Raise UpdateError unless `tensors` is exactly what `table` describes, in finite numbers."""
+    expected = {entry.name: entry for entry in table}
+    for name in expected.keys() ^ tensors.keys():
+        state = "lacks" if name in expected else "has, unasked,"
+        raise UpdateError(f"{origin} {state} the tensor {name!r}: it is not from this bundle.")
+    for name, array in tensors.items():
+        entry = expected[name]
+        if tuple(array.shape) != entry.shape or array.dtype.name != entry.dtype:
+            raise UpdateError(
+                f"{origin}: {name!r} is {array.dtype.name} {tuple(array.shape)}, "
+                f"its bundle says {entry.dtype} {entry.shape}."
+            )
+        if not np.isfinite(array).all():
+            raise UpdateError(
+                f"{origin}: {name!r} holds a number that is not finite; training diverged. "
+                "Lower the learning rate and train again."
+            )
+
+
+def write_update(
+    out: Path, record: UpdateRecord, tensors: Mapping[str, np.ndarray]
+) -> UpdateRecord:
+    """Write the two files of an update to the new folder `out`, whole or not at all.
+
+    Returns the record with size and hash of the tensor file filled in.
+    Raises UpdateError for tensors that no server would take, InputError where `out` exists.
+    """
+    check_tensors(tensors, record.tensors, "This update")
+    if not (math.isfinite(record.loss_first) and math.isfinite(record.loss_last)):
+        raise UpdateError("The loss is not finite: training diverged. Lower the learning rate.")
+    data = save({name: np.ascontiguousarray(array) for name, array in tensors.items()})
+    record = msgspec.structs.replace(record, file=fingerprint(data))
+    write_folder(out, {TENSORS: data, RECORD: encode(record)})
+    return record
+
+
+def read_update(folder: Path) -> tuple[UpdateRecord, dict[str, np.ndarray]]:
+    """Read and check an update folder. Raises UpdateError naming the file and what is wrong."""
+    try:
+        record = msgspec.json.decode((folder / RECORD).read_bytes(), type=UpdateRecord)
+        data = (folder / TENSORS).read_bytes()
+    except FileNotFoundError as error:
+        raise UpdateError(
+            f"{folder} is no update: {Path(error.filename).name} is missing. "
+            "Give the folder that `edgetailor-agent train --out` wrote."
+        ) from None
+    except NotADirectoryError:
+        raise UpdateError(f"{folder} is a file; an update is a folder.") from None
+    except msgspec.MsgspecError as error:
+        raise UpdateError(f"{folder / RECORD} is not an update record: {error}.") from None
+    if record.version != UPDATE_VERSION:
+        raise UpdateError(
+            f"{folder / RECORD} has version {record.version}; this program reads {UPDATE_VERSION}."
+        )
+    if fingerprint(data) != record.file:
+        raise UpdateError(
+            f"{folder / TENSORS} is not the file that {RECORD} describes (size or SHA-256 differ): "
+            "copy the update again."
+        )
+    try:
+        tensors: dict[str, np.ndarray] = load_file(folder / TENSORS)
+    except SafetensorError as error:
+        raise UpdateError(f"{folder / TENSORS} cannot be read: {error}.") from None
+    check_tensors(tensors, record.tensors, str(folder))
+    return record, tensors

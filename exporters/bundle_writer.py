@@ -1,0 +1,58 @@
+"""Put graphs, weights and manifest together into a bundle."""
+
+from collections.abc import Mapping
+
+from safetensors.torch import save
+from torch import Tensor
+
+from device_agent.files import fingerprint
+from device_agent.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    WEIGHTS,
+    Manifest,
+    Signature,
+    encode,
+)
+from exporters.program import Program
+from profiles.errors import ExportError
+
+Graphs = Mapping[str, bytes]
+"""One serialized graph for each signature, by signature name."""
+
+
+def bundle_files(
+    program: Program, graphs: Graphs, values: Mapping[str, Tensor], base: str
+) -> dict[str, bytes]:
+    """The files of a bundle: name to content.
+
+    `values` holds every stored tensor of the program, `base` the fingerprint of the global model
+    that they were cut from. Raises ExportError where a value is missing or of another shape.
+    """
+    stored = {}
+    for entry in program.tensors:
+        if entry.stored:
+            value = values[entry.name]
+            if tuple(value.shape) != entry.shape:
+                raise ExportError(
+                    f"{entry.name!r} has shape {tuple(value.shape)}, the program {entry.shape}."
+                )
+            stored[entry.name] = value.detach().contiguous()
+    files = {f"{name}.onnx": graph for name, graph in graphs.items()}
+    files[WEIGHTS] = save(stored)
+    manifest = Manifest(
+        version=FORMAT_VERSION,
+        submodel=program.submodel,
+        runtime="onnx",
+        base=base,
+        sample_shape=program.sample_shape,
+        classes=program.classes,
+        signatures={
+            s.name: Signature(graph=f"{s.name}.onnx", inputs=s.inputs, outputs=s.outputs)
+            for s in program.signatures
+        },
+        tensors=program.tensors,
+        schedule=program.schedule,
+        files={name: fingerprint(data) for name, data in files.items()},
+    )
+    return {MANIFEST: encode(manifest), **files}

@@ -1,0 +1,170 @@
+"""From an `nn.Module` to ATen graphs that any family can count, cut and differentiate.
+
+`torch.export` records the model twice, as it trains and as it predicts, with the batch size left
+open. Parameters keep the names that they have in the model.
+"""
+
+import copy
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from profiles.errors import ModelError
+
+aten = torch.ops.aten
+MINIMUM_BATCH = 2
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model as two ATen graphs of one input (batch, *sample_shape) and one output (batch, n)."""
+
+    training: GraphModule
+    inference: GraphModule
+    sample_shape: tuple[int, ...]
+    classes: int
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the parameter or buffer `name`."""
+        return tuple((self.parameters.get(name, self.buffers.get(name))).shape)  # type: ignore[union-attr]
+
+
+def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
+    """Record `model` for samples of `sample_shape` (without the batch).
+
+    Raises ModelError where the model cannot be recorded or is none that can be trained here:
+    weights shared between modules, complex or integer parameters, an output that is not (batch,
+    classes).
+    """
+    check_parameters(model)
+    training = record(model, sample_shape, training=True)
+    inference = record(model, sample_shape, training=False)
+    output = output_node(training).meta["val"]
+    if not isinstance(output, Tensor) or output.dim() != 2:
+        came = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ModelError(
+            f"The model's output is {came}; it must be one tensor of shape (batch, classes)."
+        )
+    return Captured(
+        training=training,
+        inference=inference,
+        sample_shape=sample_shape,
+        classes=int(output.shape[1]),
+        parameters={name: value.detach() for name, value in model.named_parameters()},
+        # Integer buffers only count batches; they are no part of the model's function.
+        buffers={name: v for name, v in model.named_buffers() if v.is_floating_point()},
+    )
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Raise ModelError for parameters that no family can split or train."""
+    owners: dict[int, str] = {}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        if id(value) in owners:
+            raise ModelError(
+                f"{name!r} and {owners[id(value)]!r} share one weight; shared weights cannot be "
+                "split yet. Give each module its own."
+            )
+        owners[id(value)] = name
+        if value.dtype != torch.float32:
+            raise ModelError(f"{name!r} is {value.dtype}; parameters must be float32.")
+        if value.numel() == 0:
+            raise ModelError(f"{name!r} has shape {tuple(value.shape)}, which holds no numbers.")
+        if not torch.isfinite(value).all():
+            raise ModelError(f"{name!r} holds a number that is not finite.")
+    if not owners:
+        raise ModelError("The model has no parameters, so there is nothing to train.")
+
+
+def record(model: nn.Module, sample_shape: tuple[int, ...], training: bool) -> GraphModule:
+    """ATen graph of `model` in one mode, over any batch of at least two samples."""
+    model = copy.deepcopy(model).train(training)
+    batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
+    example = torch.zeros(MINIMUM_BATCH + 1, *sample_shape)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(
+                model, (example,), dynamic_shapes=({0: batch},), strict=False
+            )
+    except Exception as error:  # torch raises whatever the model's own code raises
+        reason = str(error).strip().split("\n")[0]
+        raise ModelError(
+            f"The model cannot be recorded for samples of shape {sample_shape}: {reason}"
+        ) from error
+    graph = program.module()
+    assert isinstance(graph, GraphModule)
+    return tidy(graph)
+
+
+def tidy(graph: GraphModule) -> GraphModule:
+    """Drop input guards and batch counters, which are no part of the model's function."""
+    for node in list(graph.graph.nodes):
+        guard = node.op == "call_module" and node.target == "_guards_fn"
+        counter = node.target is aten.add_.Tensor and is_integer_attribute(graph, node.args[0])
+        if guard or counter:
+            graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code(is_impure_node=is_impure)
+    graph.recompile()
+    return graph
+
+
+def is_impure(node: Node) -> bool:
+    """Whether `node` must stay although nothing reads it: ports, and in-place updates."""
+    if node.op in ("placeholder", "output"):
+        return True
+    return node.op == "call_function" and node.target is aten.batch_norm.default
+
+
+def is_integer_attribute(graph: GraphModule, node: object) -> bool:
+    """Whether `node` reads an integer buffer of the model."""
+    if not isinstance(node, Node) or node.op != "get_attr":
+        return False
+    return not attribute(graph, str(node.target)).is_floating_point()
+
+
+def attribute(graph: GraphModule, name: str) -> Tensor:
+    """The tensor that a `get_attr` node called `name` reads."""
+    value: object = graph
+    for part in name.split("."):
+        value = getattr(value, part)
+    assert isinstance(value, Tensor)
+    return value
+
+
+def output_node(graph: GraphModule) -> Node:
+    """The node whose value the graph returns."""
+    (returned,) = graph.graph.find_nodes(op="output")
+    value = returned.args[0]
+    node = value[0] if isinstance(value, tuple | list) and len(value) == 1 else value
+    if not isinstance(node, Node):
+        raise ModelError("The model returns several values; it must return one tensor.")
+    return node
+
+
+def input_node(graph: GraphModule) -> Node:
+    """The node that stands for the batch of samples."""
+    nodes = graph.graph.find_nodes(op="placeholder")
+    if len(nodes) != 1:
+        raise ModelError(f"The model takes {len(nodes)} inputs; it must take one tensor.")
+    node = nodes[0]
+    assert isinstance(node, Node)
+    return node
+
+
+def attributes_read(graph: GraphModule) -> Iterator[str]:
+    """Names of the parameters and buffers that `graph` reads, in order of first use."""
+    order = {node: place for place, node in enumerate(graph.graph.nodes)}
+    readers = graph.graph.find_nodes(op="get_attr")
+    first = sorted(readers, key=lambda node: min((order[u] for u in node.users), default=len(order)))
+    seen: set[str] = set()
+    for node in first:
+        if node.users and str(node.target) not in seen:
+            seen.add(str(node.target))
+            yield str(node.target)

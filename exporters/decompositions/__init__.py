@@ -1,0 +1,36 @@
+"""Forward forms of training-only operators: one table for every runtime.
+
+Each module here holds one group of operators as `FORMS`, a dict from operator to function. What
+PyTorch itself decomposes well (elementwise derivatives, softmax, pooling by mean) is taken from
+its core table.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._decomp import core_aten_decompositions
+from torch._ops import OpOverload
+
+from exporters.decompositions import convolution, normalisation
+
+Form = Callable[..., Any]
+GROUPS: tuple[dict[OpOverload, Form], ...] = (convolution.FORMS, normalisation.FORMS)
+
+
+def merge(groups: tuple[dict[OpOverload, Form], ...]) -> dict[OpOverload, Form]:
+    """One table of all `groups`. Raises ValueError where two groups claim one operator."""
+    merged: dict[OpOverload, Form] = {}
+    for group in groups:
+        for operator, form in group.items():
+            if operator in merged:
+                raise ValueError(
+                    f"{operator} is decomposed twice: by {merged[operator].__qualname__} and "
+                    f"{form.__qualname__}. Keep one."
+                )
+            merged[operator] = form
+    return merged
+
+
+def table() -> dict[Any, Form]:
+    """PyTorch's core decompositions, with the forms of this package in front."""
+    return {**core_aten_decompositions(), **merge(GROUPS)}

@@ -1,0 +1,95 @@
+"""Batch normalisation, forward and backward, in plain arithmetic.
+
+ONNX's own BatchNormalization keeps a biased running variance where PyTorch's is unbiased, so the
+statistics are computed here and nothing is left to a runtime's definition.
+"""
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def over_channels(x: Tensor) -> tuple[list[int], list[int]]:
+    """Axes to reduce, and the shape that lines a (channels,) tensor up with `x` (N, C, ...)."""
+    return [0, *range(2, x.dim())], [1, x.shape[1], *[1] * (x.dim() - 2)]
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y = x * scale + shift with scale = w / sqrt(var + eps), shift = b - mean * scale.
+
+    Returns y, the mean and 1 / sqrt(var + eps) that were used, and the new running statistics;
+    the running variance takes in the unbiased variance, n / (n - 1) of the one used here.
+    """
+    axes, shape = over_channels(x)
+    if training:
+        mean = x.mean(axes)
+        centred = x - mean.reshape(shape)
+        var = (centred * centred).mean(axes)
+        count = x.numel() // x.shape[1]
+        unbiased = var * (count / (count - 1))
+        running_mean = running_mean * (1 - momentum) + mean * momentum
+        running_var = running_var * (1 - momentum) + unbiased * momentum
+    else:
+        mean, var = running_mean, running_var
+    inverse = torch.rsqrt(var + eps)
+    scale = inverse if weight is None else inverse * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    y = x * scale.reshape(shape) + shift.reshape(shape)
+    return y, mean, inverse, running_mean, running_var
+
+
+def batch_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    mean: Tensor | None,
+    inverse: Tensor | None,
+    training: bool,
+    eps: float,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """dX = k * grad + p * x + q with (channels,) coefficients, from sums over the batch.
+
+    With s = sum(grad), t = sum(grad * (x - mean)) and n values a channel: k = w * inverse,
+    p = -k * inverse^2 * t / n, q = -k * s / n - p * mean; without training p = q = 0.
+    dW = t * inverse, dB = s.
+    """
+    axes, shape = over_channels(x)
+    if not training:
+        assert running_mean is not None
+        assert running_var is not None
+        mean, inverse = running_mean, torch.rsqrt(running_var + eps)
+    assert mean is not None
+    assert inverse is not None
+    total = grad.sum(axes)
+    moment = (grad * (x - mean.reshape(shape))).sum(axes)
+    k = inverse if weight is None else inverse * weight
+    d_x = grad * k.reshape(shape)
+    if training:
+        count = x.numel() // x.shape[1]
+        p = -k * inverse * inverse * moment / count
+        q = -k * total / count - p * mean
+        d_x = d_x + x * p.reshape(shape) + q.reshape(shape)
+    return (
+        d_x if output_mask[0] else None,
+        moment * inverse if output_mask[1] else None,
+        total if output_mask[2] else None,
+    )
+
+
+FORMS = {
+    aten._native_batch_norm_legit_functional.default: batch_norm,
+    aten.native_batch_norm_backward.default: batch_norm_backward,
+}

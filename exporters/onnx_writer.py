@@ -1,0 +1,124 @@
+"""Lower a traced signature to ONNX: operators of the default domain, no external data.
+
+`torch.onnx` does the lowering; what is ours is to make its result small, free of this machine's
+paths and the same bytes for the same program.
+"""
+
+import logging
+import warnings
+
+import onnx
+import torch
+from onnx_ir.passes import Sequential
+from onnx_ir.passes.common import (
+    CommonSubexpressionEliminationPass,
+    DeduplicateInitializersPass,
+    IdentityEliminationPass,
+    RemoveUnusedNodesPass,
+)
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from exporters.capture import MINIMUM_BATCH
+from exporters.program import ProgramSignature
+from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
+from profiles.errors import ExportError
+
+OPSET = 18
+IR_VERSION = 10
+"""The newest that onnxruntime 1.19 reads."""
+
+
+class Flat(nn.Module):
+    """A traced graph as the module that torch.onnx asks for."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """All inputs to all outputs, in port order."""
+        return tuple(self.graph(*tensors))
+
+
+def to_onnx(signature: ProgramSignature) -> bytes:
+    """One signature as a serialized ONNX model whose inputs and outputs are its ports.
+
+    Raises ExportError where an operator cannot be expressed in ONNX.
+    """
+    graph = trace(signature)
+    batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
+    examples = tuple(
+        torch.zeros([EXAMPLE_BATCH if n is None else n for n in port.shape], dtype=DTYPES[port.dtype])
+        for port in signature.inputs
+    )
+    dynamic = tuple({0: batch} if None in port.shape else None for port in signature.inputs)
+    quieten()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                Flat(graph).eval(),
+                examples,
+                dynamo=True,
+                dynamic_shapes=(dynamic,),
+                input_names=[port.name for port in signature.inputs],
+                output_names=[port.name for port in signature.outputs],
+                opset_version=OPSET,
+                optimize=False,
+                verbose=False,
+            )
+    except Exception as error:  # the exporter's errors have no common base
+        reason = str(error.__cause__ or error).strip().split("\n")[0]
+        raise ExportError(f"Signature {signature.name!r} has no ONNX form: {reason}") from error
+    assert program is not None
+    Sequential(
+        IdentityEliminationPass(),
+        DeduplicateInitializersPass(),
+        CommonSubexpressionEliminationPass(),
+        RemoveUnusedNodesPass(),
+    )(program.model)
+    return finish(program.model_proto, signature)
+
+
+def quieten() -> None:
+    """Keep the exporter's remarks about packages that are not installed off the terminal."""
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+
+
+def finish(model: onnx.ModelProto, signature: ProgramSignature) -> bytes:
+    """Strip what only describes the export, check the model and serialize it.
+
+    Afterwards: no metadata, no operator outside the default domain, ports as the signature says.
+    """
+    del model.metadata_props[:]
+    for holder in (model.graph, *model.graph.node, *model.graph.initializer):
+        del holder.metadata_props[:]
+        holder.doc_string = ""
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        del value.metadata_props[:]
+    del model.graph.value_info[:]
+    model.graph.name = signature.name
+    model.ir_version = IR_VERSION
+    model.producer_name, model.producer_version = "edgetailor", ""
+    del model.functions[:]
+    foreign = sorted({n.domain or "" for n in model.graph.node} - {""})
+    if foreign:
+        raise ExportError(f"Signature {signature.name!r} needs operators of {', '.join(foreign)}.")
+    del model.opset_import[:]
+    model.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+    onnx.checker.check_model(model, full_check=True)
+    check_ports(model, signature)
+    return model.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def check_ports(model: onnx.ModelProto, signature: ProgramSignature) -> None:
+    """Raise ExportError unless the model's inputs and outputs are the signature's, in order."""
+    for kind, ports, values in (
+        ("inputs", signature.inputs, model.graph.input),
+        ("outputs", signature.outputs, model.graph.output),
+    ):
+        if [value.name for value in values] != [port.name for port in ports]:
+            raise ExportError(
+                f"Signature {signature.name!r}: the graph's {kind} are not the program's."
+            )

@@ -1,0 +1,78 @@
+"""What a submodel hands to the exporters: pure functions of named tensors, and their state.
+
+A program has no runtime in it and no weights: the same program is traced for every writer, and
+one export serves every round because weights travel beside the graphs.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from device_agent.manifest import Instruction, Port, TensorEntry
+
+Tensors = Mapping[str, Tensor]
+Function = Callable[[Tensors], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class ProgramSignature:
+    """A pure function to be exported: reads its inputs by port name, returns its outputs likewise.
+
+    `function` may use autograd transforms (`torch.func`): tracing turns them into forward
+    operators. It must not keep state between calls.
+    """
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    function: Function
+
+
+@dataclass(frozen=True)
+class Program:
+    """Everything about one submodel except its weights.
+
+    `sample_shape` is one sample without the batch, `classes` the width of the model's output.
+    """
+
+    submodel: str
+    sample_shape: tuple[int, ...]
+    classes: int
+    signatures: tuple[ProgramSignature, ...]
+    tensors: tuple[TensorEntry, ...]
+    schedule: tuple[Instruction, ...]
+
+
+def samples(shape: tuple[int, ...], name: str = "x") -> Port:
+    """A batch of samples of `shape`."""
+    return Port(name=name, kind="samples", dtype="float32", shape=(None, *shape))
+
+
+def labels() -> Port:
+    """A batch of class indices."""
+    return Port(name="y", kind="labels", dtype="int64", shape=(None,))
+
+
+def scalar(name: str) -> Port:
+    """A number that the schedule gives."""
+    return Port(name=name, kind="scalar", dtype="float32", shape=())
+
+
+def metric(name: str) -> Port:
+    """A number to report."""
+    return Port(name=name, kind="metric", dtype="float32", shape=())
+
+
+def state_in(entry: TensorEntry) -> Port:
+    """The tensor `entry` as an input."""
+    return Port(
+        name=entry.name, kind="state", dtype=entry.dtype, shape=entry.shape, state=entry.name
+    )
+
+
+def state_out(entry: TensorEntry) -> Port:
+    """The new value of the tensor `entry` as an output; a graph's names are unique, hence `+`."""
+    return Port(
+        name=f"{entry.name}+", kind="state", dtype=entry.dtype, shape=entry.shape, state=entry.name
+    )

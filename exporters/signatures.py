@@ -1,0 +1,125 @@
+"""Builders of the signatures that families put together: train, predict, record.
+
+All of them run a captured graph with the tensors of the device's state in place of its own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value
+from torch.fx import GraphModule
+
+from device_agent.manifest import TensorEntry
+from exporters.capture import attributes_read, output_node
+from exporters.optimizers import Optimizer, select
+from exporters.program import (
+    ProgramSignature,
+    Tensors,
+    labels,
+    metric,
+    samples,
+    scalar,
+    state_in,
+    state_out,
+)
+
+Penalty = Callable[[Tensors], Tensor]
+"""A term of the objective that depends on the trained parameters and other state only."""
+
+Names = Callable[[str], str]
+"""From a graph's own name of a tensor to its name in the device's state."""
+
+
+def own_name(name: str) -> str:
+    """The graph's names are the state's."""
+    return name
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the batch of -log softmax(logits)[label]; logits (batch, classes).
+
+    The label's term is picked by a comparison: it needs neither gather nor scatter.
+    """
+    picked = labels.unsqueeze(1) == torch.arange(logits.shape[1])
+    return -(torch.log_softmax(logits, 1) * picked.to(logits.dtype)).sum(1).mean()
+
+
+def run(graph: GraphModule, tensors: Tensors, x: Tensor, names: Names = own_name) -> Tensor:
+    """Output of `graph` for `x`, reading each parameter and buffer from `tensors`.
+
+    Running statistics in `tensors` are updated in place: hand in copies.
+    """
+    own = {
+        name: tensors[names(name)] for name in attributes_read(graph) if names(name) in tensors
+    }
+    (output,) = [functional_call(graph, own, (x,))]
+    return output[0] if isinstance(output, tuple | list) else output  # type: ignore[no-any-return]
+
+
+def train(
+    graph: GraphModule,
+    sample_shape: tuple[int, ...],
+    parameters: Sequence[TensorEntry],
+    buffers: Sequence[TensorEntry],
+    optimizer: Optimizer,
+    *,
+    name: str = "train",
+    penalty: Penalty | None = None,
+    reads: Sequence[TensorEntry] = (),
+    names: Names = own_name,
+) -> ProgramSignature:
+    """One step: (x, y, rate, state) -> (loss, parameters', optimizer state', buffers').
+
+    `loss` is the cross-entropy alone; the gradient is that of cross-entropy plus `penalty`, which
+    may also look at the tensors `reads`.
+    """
+    kept = optimizer.state(parameters)
+    written = (*parameters, *kept, *buffers)
+
+    def step(feeds: Tensors) -> dict[str, Tensor]:
+        statistics = {b.name: feeds[b.name].clone() for b in buffers}
+        fixed = select(feeds, reads)
+
+        def objective(trained: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+            loss = cross_entropy(
+                run(graph, {**trained, **statistics}, feeds["x"], names), feeds["y"]
+            )
+            total = loss if penalty is None else loss + penalty({**fixed, **trained})
+            return total, loss
+
+        current = select(feeds, parameters)
+        gradients, (_, loss) = grad_and_value(objective, has_aux=True)(current)
+        new = optimizer.update(current, gradients, select(feeds, kept), feeds["rate"])
+        results = {f"{key}+": value for key, value in {**new, **statistics}.items()}
+        return {"loss": loss, **results}
+
+    inputs = [samples(sample_shape), labels(), scalar("rate")]
+    return ProgramSignature(
+        name=name,
+        inputs=(*inputs, *map(state_in, (*written, *reads))),
+        outputs=(metric("loss"), *map(state_out, written)),
+        function=step,
+    )
+
+
+def apply(
+    name: str,
+    graph: GraphModule,
+    sample_shape: tuple[int, ...],
+    reads: Sequence[TensorEntry],
+    *,
+    names: Names = own_name,
+) -> ProgramSignature:
+    """Run `graph` on a batch: (x, state) -> output. Serves predictions and recorded activations."""
+    shape = tuple(int(size) for size in output_node(graph).meta["val"].shape[1:])
+
+    def function(feeds: Tensors) -> dict[str, Tensor]:
+        return {"output": run(graph, feeds, feeds["x"], names)}
+
+    return ProgramSignature(
+        name=name,
+        inputs=(samples(sample_shape), *map(state_in, reads)),
+        outputs=(samples(shape, "output"),),
+        function=function,
+    )

@@ -1,0 +1,53 @@
+"""The one tree of errors. Each class carries the exit code that the commands end with."""
+
+
+class EdgeTailorError(Exception):
+    """Something a person can act on: its message says the rule, what came and what to do."""
+
+    exit_code = 2
+
+
+class InputError(EdgeTailorError):
+    """A file, argument or value that cannot be used as it is."""
+
+
+class ModelError(InputError):
+    """A model reference that cannot be loaded, or a model that cannot be captured."""
+
+
+class SpecError(InputError):
+    """A submodel spec that cannot be read, or that the model cannot satisfy."""
+
+
+class DataError(InputError):
+    """Local training data that does not fit the bundle."""
+
+
+class BundleError(InputError):
+    """A bundle that is incomplete, altered or of a format this version does not read."""
+
+
+class UpdateError(InputError):
+    """An update that does not belong to this round or bundle, or that holds unusable numbers."""
+
+
+class ExportError(EdgeTailorError):
+    """A submodel could not be turned into graphs."""
+
+    exit_code = 3
+
+
+class VerificationError(EdgeTailorError):
+    """Exported graphs and PyTorch disagree by more than the tolerance."""
+
+    exit_code = 4
+
+
+class LinkError(EdgeTailorError):
+    """The coordinator cannot be reached, or answers something else than the protocol."""
+
+    exit_code = 6
+
+
+class AuthorisationError(LinkError):
+    """The coordinator refused the token or the device's secret."""

@@ -1,0 +1,1 @@
+"""The coordinator: enrols devices, offers bundles, takes updates and turns the rounds."""

@@ -1,0 +1,195 @@
+"""The worker thread that turns the rounds: bundles, aggregation and evaluation."""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+from zipfile import BadZipFile
+
+import msgspec
+import numpy as np
+from safetensors.numpy import load_file
+
+from device_agent.files import write_file
+from device_agent.manifest import MANIFEST
+from device_agent.protocol import RoundResult
+from device_agent.update import UpdateRecord
+from profiles.errors import EdgeTailorError, InputError
+from toolkit.coordinator.intake import is_finite
+from toolkit.coordinator.service import Coordinator
+from toolkit.coordinator.store import hashed
+
+logger = logging.getLogger(__name__)
+TICK_S = 0.5
+"""How often a deadline is looked at, in seconds."""
+
+Update = tuple[UpdateRecord, dict[str, np.ndarray]]
+
+
+class Model(Protocol):
+    """The global model, as far as rounds need it; toolkit.federation.Federation is one."""
+
+    def bundle(self, submodel: str) -> dict[str, bytes]:
+        """The files of the current round's bundle."""
+
+    def fold(self, updates: Iterable[Update]) -> None:
+        """Fold updates into the global model."""
+
+    def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+        """Accuracy and loss of the global model."""
+
+    def save(self) -> bytes:
+        """The whole state."""
+
+    def load(self, data: bytes) -> None:
+        """Take up a state that `save` gave."""
+
+
+class Conductor:
+    """Runs the heavy work of `coordinator` on one thread of its own, so that HTTP stays quick.
+
+    A failure ends the thread, is kept as `failure`, and `on_failure` is called once.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        model: Model,
+        held_out: tuple[np.ndarray, np.ndarray],
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.failure: Exception | None = None
+        self._coordinator, self._model, self._held_out = coordinator, model, held_out
+        self._on_failure = on_failure
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="conductor", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after what it is doing now."""
+        self._stopping.set()
+        self._coordinator.changed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._resume()
+            while not self._stopping.is_set():
+                self._turn()
+                self._coordinator.changed.wait(TICK_S)
+                self._coordinator.changed.clear()
+        except Exception as error:  # kept, so that the server ends with it
+            self.failure = error
+            self._on_failure()
+
+    def _turn(self) -> None:
+        """Do whatever the rounds are ready for."""
+        coordinator, rounds = self._coordinator, self._coordinator.rounds
+        if rounds.phase != "finished" and not coordinator.bundles:
+            self._prepare()
+        with coordinator.lock:
+            if rounds.phase == "aggregating":
+                self._open()
+            closing = rounds.due(coordinator.clock())
+            if closing:
+                rounds.close()
+        if closing:
+            self._fold()
+            coordinator.changed.set()
+
+    def _resume(self) -> None:
+        data = self._coordinator.store.model()
+        if data is not None:
+            self._model.load(data)
+            self._publish(data)
+        else:
+            self._evaluate(0, 0)
+
+    def _prepare(self) -> None:
+        """Make the bundles of the next round."""
+        coordinator = self._coordinator
+        submodels = {kind.submodel for kind in coordinator.config.devices}
+        made = {submodel: self._model.bundle(submodel) for submodel in sorted(submodels)}
+        kept = coordinator.store.set_bundles(coordinator.rounds.done + 1, made)
+        with coordinator.lock:
+            coordinator.bundles = kept
+
+    def _open(self) -> None:
+        """Open the next round, with the updates that it had before a restart."""
+        coordinator, rounds = self._coordinator, self._coordinator.rounds
+        config, store = coordinator.config, coordinator.store
+        offers = {
+            device.id: coordinator.bundles[config.kind(device.kind).submodel][MANIFEST].sha256
+            for device in store.devices()
+        }
+        rounds.open(offers, coordinator.clock())
+        for device, _, record in store.updates(rounds.round):
+            rounds.take(device, rounds.round, offers[device], hashed(record.decode()))
+        logger.info("round %d of %d is open", rounds.round, rounds.total)
+
+    def _fold(self) -> None:
+        coordinator = self._coordinator
+        round_, count = coordinator.rounds.round, len(coordinator.rounds.updates)
+        self._model.fold(self._updates(round_))
+        self._evaluate(round_, count)
+        with coordinator.lock:
+            coordinator.rounds.folded()
+            coordinator.bundles = {}
+
+    def _updates(self, round_: int) -> Iterator[Update]:
+        """The updates of a round, one in memory at a time."""
+        store = self._coordinator.store
+        for _, sha256, body in store.updates(round_):
+            record = msgspec.json.decode(body, type=UpdateRecord)
+            yield record, load_file(store.blobs.path(sha256))
+
+    def _evaluate(self, round_: int, updates: int) -> None:
+        accuracy, loss = self._model.evaluate(*self._held_out)
+        if not is_finite(accuracy, loss):
+            raise EdgeTailorError(
+                f"The global model diverged: its loss after round {round_} is {loss}. Lower "
+                "learning_rate in [training] and start again with another `state` folder."
+            )
+        data = self._model.save()
+        result = RoundResult(round=round_, accuracy=accuracy, loss=loss, updates=updates)
+        self._coordinator.store.add_result(result, data)
+        self._publish(data)
+        logger.info("round %d: accuracy %.4f, loss %.4f", round_, accuracy, loss)
+
+    def _publish(self, model: bytes) -> None:
+        """Write global.safetensors and history.json for people and other programs."""
+        state = self._coordinator.config.state
+        write_file(state / "global.safetensors", model)
+        results = [asdict(result) for result in self._coordinator.store.history()]
+        document = {"version": 1, "history": results}
+        write_file(state / "history.json", json.dumps(document, indent=1).encode() + b"\n")
+
+
+def read_held_out(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Held-out samples `x` (float32) and labels `y` (int64) of an .npz file.
+
+    Raises InputError where the file is none or lacks one of the two.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            x, y = arrays["x"], arrays["y"]
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror or error}): `held_out` names an .npz file."
+        ) from None
+    except (KeyError, ValueError, TypeError, AttributeError, BadZipFile) as error:
+        raise InputError(
+            f"{path} is no .npz file with `x` (float32, samples first) and `y` (int64): {error}."
+        ) from None
+    if x.size == 0 or y.ndim != 1 or x.shape[:1] != y.shape:
+        raise InputError(
+            f"{path}: `x` is {x.shape} and `y` {y.shape}; `y` holds one label for each sample of "
+            "`x`, and there must be some."
+        )
+    return x.astype(np.float32, copy=False), y.astype(np.int64, copy=False)

@@ -1,0 +1,33 @@
+"""What the coordinator answers when it does not do what a device asked."""
+
+from device_agent.protocol import Problem
+from profiles.errors import EdgeTailorError
+
+
+class RefusalError(EdgeTailorError):
+    """A request that is refused: HTTP `status`, a `code` for programs, a message for people."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.problem = Problem(code=code, message=message)
+
+
+def not_authorised(message: str) -> RefusalError:
+    """Nobody knows who asks (401)."""
+    return RefusalError(401, "not-authorised", message)
+
+
+def forbidden(message: str) -> RefusalError:
+    """It is known who asks, and it may not (403)."""
+    return RefusalError(403, "forbidden", message)
+
+
+def conflict(code: str, message: str) -> RefusalError:
+    """The request does not fit the present state of the round (409)."""
+    return RefusalError(409, code, message)
+
+
+def unusable(message: str) -> RefusalError:
+    """The update itself cannot be used (422)."""
+    return RefusalError(422, "unusable-update", message)

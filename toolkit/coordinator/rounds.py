@@ -1,0 +1,121 @@
+"""The rounds as a state machine: no HTTP, no storage and no clock of its own.
+
+    enrolling --last device enrolled--> aggregating --open--> training --close--> aggregating ...
+    ... --folded after the last round--> finished
+
+Times are seconds of any steady clock, passed in. A refusal changes nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from toolkit.coordinator.refusals import conflict, forbidden
+
+Phase = Literal["enrolling", "training", "aggregating", "finished"]
+Task = Literal["train", "wait", "finished"]
+ROUND_OVER = "round-over"
+
+
+class Rounds:
+    """`total` rounds of `expected` devices, of which `done` are over already.
+
+    A round closes when every device has sent its update, or `deadline_s` seconds after it opened
+    if at least one has; without any it stays open for the first.
+    """
+
+    def __init__(self, total: int, expected: int, deadline_s: float, done: int = 0) -> None:
+        self.total = total
+        self.expected = expected
+        self.deadline_s = deadline_s
+        self.done = done
+        self.phase: Phase = "enrolling"
+        self.devices: set[str] = set()
+        self.updates: dict[str, str] = {}
+        self._offers: dict[str, str] = {}
+        self._closes_at = 0.0
+
+    @property
+    def round(self) -> int:
+        """The round that is open or being folded, from 1; 0 before the first has opened."""
+        return self.done + (1 if self._offers else 0)
+
+    def enrol(self, device: str) -> None:
+        """Add `device`; the last one ends enrolment. Raises RefusalError where the fleet is complete."""
+        if self.phase != "enrolling" or device in self.devices:
+            raise forbidden(f"All {self.expected} places of this fleet are taken.")
+        self.devices.add(device)
+        if len(self.devices) == self.expected:
+            self.phase = "finished" if self.done >= self.total else "aggregating"
+
+    def open(self, offers: Mapping[str, str], now: float) -> None:
+        """Start the next round. `offers` gives, for every device, the hash of its bundle."""
+        self._expect(self.phase == "aggregating" and not self._offers, "open")
+        self._expect(set(offers) == self.devices, "open with offers for other devices")
+        self._offers = dict(offers)
+        self._closes_at = now + self.deadline_s
+        self.phase = "training"
+
+    def task(self, device: str) -> Task:
+        """What `device` should do now."""
+        if self.phase == "finished":
+            return "finished"
+        return "train" if self.phase == "training" and device not in self.updates else "wait"
+
+    def check_round(self, device: str, round_: int) -> None:
+        """Raise RefusalError unless `device` may send something for `round_` now."""
+        open_to_it = self.phase == "training" or device in self.updates
+        if round_ != self.round or not open_to_it:
+            raise conflict(
+                ROUND_OVER,
+                f"Round {round_} takes no updates now (round {self.round} of {self.total} is "
+                f"{self.phase}): ask /v1/work what to do.",
+            )
+
+    def check(self, device: str, round_: int, bundle: str, update: str) -> bool:
+        """Whether `update` (its hash) is new; False where it was taken already.
+
+        Raises RefusalError for another round, another bundle than the offered, or a second update.
+        """
+        self.check_round(device, round_)
+        if bundle != self._offers[device]:
+            raise conflict(
+                "wrong-bundle",
+                f"Round {round_} offered {device} the bundle {self._offers[device][:12]}; this "
+                f"update was trained from {bundle[:12]}. Fetch the bundle again and train it.",
+            )
+        if self.updates.get(device, update) != update:
+            raise conflict(
+                "already-sent",
+                f"{device} has sent another update for round {round_} already: ask /v1/work "
+                "what to do next.",
+            )
+        return device not in self.updates
+
+    def take(self, device: str, round_: int, bundle: str, update: str) -> None:
+        """Count `update` towards the round; the very same again changes nothing."""
+        self.check(device, round_, bundle, update)
+        self.updates[device] = update
+
+    def due(self, now: float) -> bool:
+        """Whether the open round should close."""
+        if self.phase != "training":
+            return False
+        late = now >= self._closes_at and bool(self.updates)
+        return late or len(self.updates) == self.expected
+
+    def close(self) -> None:
+        """Take no more updates: they are folded from here on."""
+        self._expect(self.phase == "training" and bool(self.updates), "close")
+        self.phase = "aggregating"
+
+    def folded(self) -> None:
+        """The closed round is in the global model: the next one may open, if there is one."""
+        self._expect(self.phase == "aggregating" and bool(self._offers), "fold")
+        self.done += 1
+        self._offers, self.updates = {}, {}
+        if self.done >= self.total:
+            self.phase = "finished"
+
+    def _expect(self, fine: bool, what: str) -> None:
+        if not fine:
+            raise RuntimeError(f"cannot {what}: round {self.round} is {self.phase}")

@@ -1,0 +1,170 @@
+"""`edgetailor serve`: a coordinator bound to its socket, with its tokens and its worker."""
+
+import errno
+import json
+import secrets
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+from device_agent.files import write_file
+from profiles.errors import InputError
+from toolkit.coordinator.api import create_app
+from toolkit.coordinator.conductor import Conductor, Model, read_held_out
+from toolkit.coordinator.config import CoordinatorConfig, load_config
+from toolkit.coordinator.service import Coordinator, restore
+from toolkit.coordinator.store import Store
+
+OPERATOR = "operator.token"
+ADDRESS = "address"
+WILDCARDS = ("0.0.0.0", "::", "")
+
+
+def serve(config_path: Path, say: Callable[[str], None] | None = None) -> None:
+    """Serve the federation of the file `config_path` until interrupted (KeyboardInterrupt).
+
+    `say` gets lines for people (default: stderr). Raises InputError for a mistake in the file, a
+    port in use or a state folder of another federation, and whatever ended the rounds early.
+    """
+    config = load_config(config_path)
+    model = _federation(config)
+    server = Server(config, model, config_path)
+    for line in server.greeting():
+        (say or _to_stderr)(line)
+    server.run()
+
+
+class Server:
+    """A coordinator that is bound to its socket and has its tokens on disk, ready to `run`.
+
+    `origin` is the configuration file that error messages name. Raises InputError where the port
+    or the state folder cannot be used.
+    """
+
+    def __init__(self, config: CoordinatorConfig, model: Model, origin: Path) -> None:
+        self.config = config
+        held_out = read_held_out(config.held_out)
+        self._socket = _bind(config.host, config.port, origin)
+        try:
+            self._store = Store(config.state)
+            self.coordinator = _coordinator(config, self._store)
+        except BaseException:
+            self._socket.close()
+            raise
+        self.url = _url(config.host, self._socket.getsockname()[1])
+        write_file(config.state / ADDRESS, f"{self.url}\n".encode())
+        self._conductor = Conductor(self.coordinator, model, held_out, self.stop)
+        app = create_app(self.coordinator, self._lifespan)
+        self._uvicorn = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+
+    def greeting(self) -> list[str]:
+        """What to tell whoever started this."""
+        tokens = self.config.state / "tokens"
+        lines = [f"Coordinator at {self.url}, its routes explained at {self.url}/docs"]
+        for kind in self.config.devices:
+            lines.append(
+                f"  {kind.count} x {kind.name} ({kind.submodel}): edgetailor-agent join "
+                f"{self.url} --token-file {tokens / kind.name}.token"
+            )
+        lines.append(f"  operator token: {self.config.state / OPERATOR}")
+        return lines
+
+    def run(self) -> None:
+        """Serve until interrupted or `stop`ped. Raises what ended the rounds, if anything did."""
+        try:
+            self._uvicorn.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+            self._store.close()
+        if self._conductor.failure is not None:
+            raise self._conductor.failure
+
+    def stop(self) -> None:
+        """Let `run` return, from any thread."""
+        self._uvicorn.should_exit = True
+
+    @asynccontextmanager
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        self._conductor.start()
+        yield
+        self._conductor.stop()
+
+
+def _federation(config: CoordinatorConfig) -> Model:
+    from toolkit.federation import Federation
+
+    return Federation(
+        config.model, config.input_shape, config.training, config.weights, config.seed
+    )
+
+
+def _coordinator(config: CoordinatorConfig, store: Store) -> Coordinator:
+    _check_same_federation(config, store)
+    for kind in config.devices:
+        token = _token(config.state / "tokens" / f"{kind.name}.token")
+        store.set_token(kind.name, token, kind.count)
+    coordinator = restore(config, store, time.monotonic)
+    coordinator.operator_token = _token(config.state / OPERATOR)
+    return coordinator
+
+
+def _check_same_federation(config: CoordinatorConfig, store: Store) -> None:
+    """Raise InputError where the state folder was begun with another fleet or model."""
+    now = {
+        "model": config.model,
+        "input_shape": list(config.input_shape),
+        "seed": config.seed,
+        "training": asdict(config.training),
+        "devices": [kind.model_dump() for kind in config.devices],
+    }
+    before = json.loads(store.settle("federation", json.dumps(now)))
+    changed = [key for key in now if now[key] != before[key]]
+    if changed:
+        raise InputError(
+            f"{config.state} holds a federation with another `{changed[0]}`: set it back to "
+            f"{json.dumps(before[changed[0]])}, or set another `state` folder."
+        )
+
+
+def _token(path: Path) -> str:
+    """The token in the file `path`, made where there is none; only the owner may read it."""
+    if not path.exists():
+        write_file(path, f"{secrets.token_urlsafe(32)}\n".encode())
+    return path.read_text().strip()
+
+
+def _bind(host: str, port: int, origin: Path) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise InputError(_bind_problem(error, host, port, origin)) from None
+
+
+def _bind_problem(error: OSError, host: str, port: int, origin: Path) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"Port {port} on {host} is in use: stop what uses it or set another `port` in {origin}."
+        )
+    if error.errno == errno.EACCES:
+        return f"Port {port} is not open to you: set a `port` from 1024 up in {origin}."
+    return (
+        f"{host!r} is no address of this machine ({error.strerror}): set `host` in {origin} to "
+        "127.0.0.1, 0.0.0.0 or one of the machine's own addresses."
+    )
+
+
+def _url(host: str, port: int) -> str:
+    name = socket.gethostname() if host in WILDCARDS else host
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

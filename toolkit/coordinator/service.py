@@ -1,0 +1,200 @@
+"""The coordinator behind any transport: what devices may ask, and what they get.
+
+Every method may be called from any thread; none of them does heavy work (see conductor.py).
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from device_agent.manifest import MANIFEST
+from device_agent.protocol import (
+    DeviceStatus,
+    FileOffer,
+    JoinReply,
+    JoinRequest,
+    Progress,
+    Receipt,
+    Status,
+    Work,
+)
+from toolkit.coordinator import intake
+from toolkit.coordinator.blobs import Part
+from toolkit.coordinator.config import CoordinatorConfig
+from toolkit.coordinator.refusals import RefusalError, not_authorised
+from toolkit.coordinator.rounds import Rounds
+from toolkit.coordinator.store import Bundle, Device, Store, hashed
+
+NAME_LENGTH = 64
+
+
+@dataclass
+class Sighting:
+    """What a device was last seen doing; `at` in seconds of the coordinator's clock."""
+
+    at: float
+    state: str = "enrolled"
+    loss: float | None = None
+
+
+@dataclass
+class Coordinator:
+    """One federation. `lock` guards `rounds`, `bundles` and `sightings`; `changed` wakes the
+    conductor when an update or the last device has come."""
+
+    config: CoordinatorConfig
+    store: Store
+    rounds: Rounds
+    clock: Callable[[], float] = time.monotonic
+    operator_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    bundles: dict[str, Bundle] = field(default_factory=dict)
+    sightings: dict[str, Sighting] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    changed: threading.Event = field(default_factory=threading.Event, repr=False)
+
+    def join(self, token: str, request: JoinRequest) -> JoinReply:
+        """Enrol a device. Raises RefusalError (403) for a token that is unknown or used up."""
+        name = request.name.strip()
+        if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
+            raise RefusalError(
+                422, "bad-name", f"A device's name has 1 to {NAME_LENGTH} printable characters."
+            )
+        with self.lock:
+            device, secret = self.store.enrol(token, name)
+            self.rounds.enrol(device.id)
+            self.sightings[device.id] = Sighting(self.clock())
+        self.changed.set()
+        return JoinReply(device=device.id, secret=secret, submodel=self._submodel(device))
+
+    def authenticate(self, secret: str) -> Device:
+        """The device with this secret. Raises RefusalError (401) where there is none."""
+        device = self.store.device_with(secret)
+        if device is None:
+            raise not_authorised(
+                "No device here has this secret: join again with a token of this coordinator."
+            )
+        with self.lock:
+            self.sightings[device.id].at = self.clock()
+        return device
+
+    def work(self, device: Device) -> Work:
+        """What `device` should do now."""
+        with self.lock:
+            task, round_ = self.rounds.task(device.id), self.rounds.round
+            bundle = self.bundles[self._submodel(device)] if task == "train" else {}
+            if task != "train":
+                self.sightings[device.id].state = "waiting" if task == "wait" else task
+        files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in bundle.items()]
+        return Work(state=task, round=round_, files=files)
+
+    def file(self, device: Device, sha256: str) -> tuple[Path, int]:
+        """Path and size of a file that `device` is offered now. Raises RefusalError (404) otherwise."""
+        with self.lock:
+            bundle = self.bundles.get(self._submodel(device), {})
+        for entry in bundle.values():
+            if entry.sha256 == sha256:
+                self.store.count_bytes(device.id, down=entry.size)
+                return self.store.blobs.path(sha256), entry.size
+        raise RefusalError(
+            404,
+            "no-such-file",
+            f"{device.id} is offered no file {sha256[:12]} now: ask /v1/work for what is.",
+        )
+
+    def progress(self, device: Device, progress: Progress) -> None:
+        """Note what `device` is doing."""
+        with self.lock:
+            sighting = self.sightings[device.id]
+            sighting.state = progress.state
+            if progress.loss is not None and intake.is_finite(progress.loss):
+                sighting.loss = progress.loss
+
+    def receive(self, device: Device, round_: int) -> Part:
+        """A place for the tensors of `device`, limited to what its bundle can need.
+
+        Raises RefusalError (409) where the round takes none.
+        """
+        with self.lock:
+            self.rounds.check_round(device.id, round_)
+            manifest = self._manifest(device)
+        return Part(self.store.blobs.folder, intake.size_limit(manifest))
+
+    def keep(self, device: Device, part: Part) -> None:
+        """Keep the tensors that were received in `part` until their update.json comes."""
+        self.store.keep_upload(device.id, part)
+
+    def take(self, device: Device, round_: int, body: bytes) -> Receipt:
+        """Take the update that `body` (its update.json) describes; the same again is fine.
+
+        Raises RefusalError: 409 for another round, another bundle, a second update or tensors that
+        are not here; 422 for an update that cannot be used.
+        """
+        record = intake.read_record(body)
+        digest = hashed(body.decode())
+        with self.lock:
+            new = self.rounds.check(device.id, round_, record.bundle, digest)
+            manifest = self._manifest(device)
+        if new:
+            uploaded = self.store.upload(device.id)
+            intake.check_update(device.id, record, manifest, uploaded, self.store.blobs)
+            with self.lock:
+                self.rounds.check(device.id, round_, record.bundle, digest)
+                self.store.add_update(round_, device.id, record.file.sha256, body)
+                self.rounds.take(device.id, round_, record.bundle, digest)
+                self.sightings[device.id].loss = record.loss_last
+            self.changed.set()
+        return Receipt(round=round_)
+
+    def check_operator(self, token: str) -> None:
+        """Let the operator or an enrolled device pass. Raises RefusalError (401) for anybody else."""
+        if not secrets.compare_digest(hashed(token), hashed(self.operator_token)):
+            self.authenticate(token)
+
+    def status(self) -> Status:
+        """The whole fleet, now."""
+        trained = self.store.rounds_trained()
+        devices = self.store.devices()
+        with self.lock:
+            return Status(
+                state=self.rounds.phase,
+                round=self.rounds.round,
+                rounds=self.rounds.total,
+                expected_devices=self.rounds.expected,
+                devices=[self._device_status(d, trained.get(d.id, 0)) for d in devices],
+                history=self.store.history(),
+            )
+
+    def _device_status(self, device: Device, trained: int) -> DeviceStatus:
+        sighting = self.sightings[device.id]
+        return DeviceStatus(
+            device=device.id,
+            name=device.name,
+            submodel=self._submodel(device),
+            state=sighting.state,
+            loss=sighting.loss,
+            rounds_trained=trained,
+            bytes_down=device.bytes_down,
+            bytes_up=device.bytes_up,
+            idle_s=self.clock() - sighting.at,
+        )
+
+    def _submodel(self, device: Device) -> str:
+        return self.config.kind(device.kind).submodel
+
+    def _manifest(self, device: Device) -> bytes:
+        entry = self.bundles[self._submodel(device)][MANIFEST]
+        return self.store.blobs.path(entry.sha256).read_bytes()
+
+
+def restore(config: CoordinatorConfig, store: Store, clock: Callable[[], float]) -> Coordinator:
+    """The coordinator as `store` knows it: new, or where it was when it stopped."""
+    done = max((result.round for result in store.history()), default=0)
+    rounds = Rounds(config.rounds, config.expected_devices, config.deadline_s, done)
+    coordinator = Coordinator(config, store, rounds, clock, bundles=store.bundles(done + 1))
+    for device in store.devices():
+        rounds.enrol(device.id)
+        coordinator.sightings[device.id] = Sighting(clock())
+    return coordinator

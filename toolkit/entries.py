@@ -1,0 +1,16 @@
+"""Tensor table entries for the global model's own parameters and buffers."""
+
+from collections.abc import Iterable
+
+from device_agent.manifest import Role, TensorEntry
+from exporters.capture import Captured
+
+
+def dense_entries(captured: Captured, names: Iterable[str], role: Role) -> tuple[TensorEntry, ...]:
+    """One entry for each of `names` (parameters or buffers of the model) in `role`."""
+    return tuple(
+        TensorEntry(
+            name=name, role=role, dtype="float32", shape=captured.shape(name), stands_for=name
+        )
+        for name in names
+    )

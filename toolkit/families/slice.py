@@ -1,0 +1,168 @@
+"""`slice`: EmbracingFL's output-side layers, trained on recorded activations.
+
+The device runs the input side once in inference mode, stage by stage, writing each stage's output
+to disk (Algorithm 1), and then trains the rest on the last recording (Algorithm 2).
+"""
+
+from torch import Tensor, nn
+
+from device_agent.manifest import SAMPLES, Instruction, Record
+from exporters.capture import Captured, capture, output_node
+from exporters.optimizers import SGD
+from exporters.program import Program, ProgramSignature
+from exporters.signatures import apply, train
+from profiles.errors import SpecError
+from toolkit.counting import Counts, activations, macs
+from toolkit.cutting import Cutter, CutPoint, tensors_read
+from toolkit.entries import dense_entries
+from toolkit.families.full import one_pass
+from toolkit.spec import Spec, as_number
+from toolkit.submodel import Dense, Submodel, Treatment
+from toolkit.training import TrainingConfig
+from toolkit.weights import GlobalModel
+
+
+def choose(cutter: Cutter, spec: Spec, batch: int) -> CutPoint:
+    """The cut point that `spec` asks for, by name or by largest capacity.
+
+    Raises SpecError naming what is possible where there is none.
+    """
+    if spec.size is None:
+        raise SpecError(
+            f"{str(spec)!r} needs the first module to train or the largest capacity allowed: "
+            "write it like slice:blocks.3 or slice:0.42."
+        )
+    if not cutter.points:
+        raise SpecError(f"{str(spec)!r}: at no place of this model does one activation cross.")
+    if as_number(spec.size) is None:
+        return by_name(cutter, spec)
+    return by_capacity(cutter, spec, spec.number("capacity", 0, 1, "slice:0.42"), batch)
+
+
+def by_name(cutter: Cutter, spec: Spec) -> CutPoint:
+    """The last cut point ahead of the module called `spec.size`."""
+    own = [p for p in cutter.points if within(p.module, str(spec.size))]
+    if not own:
+        names = ", ".join(dict.fromkeys(p.module for p in cutter.points))
+        raise SpecError(f"{str(spec)!r}: the model cannot be cut there; it can be cut at {names}.")
+    first = own[0].module
+    return [p for p in own if p.module == first][-1]
+
+
+def within(module: str, name: str) -> bool:
+    """Whether `module` is `name` or inside it."""
+    return module == name or module.startswith(f"{name}.")
+
+
+def by_capacity(cutter: Cutter, spec: Spec, limit: float, batch: int) -> CutPoint:
+    """The largest slice of at most `limit`; of equal ones that with the smallest recording."""
+    full = cutter.load(cutter.captured.training, batch)
+    sized = [(cutter.load(cutter.trained(p.place), batch) / full, p) for p in cutter.points]
+    fitting = [(capacity, point) for capacity, point in sized if capacity <= limit]
+    if not fitting:
+        smallest = min(capacity for capacity, _ in sized)
+        raise SpecError(
+            f"{str(spec)!r}: the smallest slice of this model has capacity {smallest:.3f}; "
+            "allow at least that."
+        )
+    best = max(capacity for capacity, _ in fitting)
+    equal = [point for capacity, point in fitting if capacity == best]
+    return min(equal, key=lambda point: (recorded(point), -point.place))
+
+
+def recorded(point: CutPoint) -> int:
+    """Numbers recorded for one sample at `point`."""
+    total = 1
+    for size in point.node.meta["val"].shape[1:]:
+        total *= int(size)
+    return total
+
+
+def activation(stage: int) -> str:
+    """Name of the data set that stage number `stage` records."""
+    return f"activation_{stage}"
+
+
+class Slice(Dense):
+    """See the module."""
+
+    name = "slice"
+    usage = "slice:CAPACITY or slice:MODULE"
+    summary = "the output-side layers, trained on recorded activations (EmbracingFL)"
+
+    def split(
+        self,
+        model: nn.Module,
+        sample_shape: tuple[int, ...],
+        spec: Spec,
+        training: TrainingConfig,
+    ) -> Submodel:
+        """See Family."""
+        spec.check_options()
+        captured = capture(model, sample_shape)
+        cutter = Cutter(captured)
+        batch = training.batch_size
+        point = choose(cutter, spec, batch)
+        part = cutter.trained(point.place)
+        read = tensors_read([part])
+        parameters = dense_entries(captured, filter(captured.parameters.__contains__, read), "parameter")
+        buffers = dense_entries(captured, filter(captured.buffers.__contains__, read), "buffer")
+        stages = cutter.stages(point.place, cutter.load(part, batch), batch)
+        frozen = dense_entries(captured, frozen_names(captured, tensors_read(stages)), "frozen")
+        width = tuple(int(size) for size in point.node.meta["val"].shape[1:])
+        optimizer = SGD(momentum=training.momentum, weight_decay=training.weight_decay)
+
+        signatures: list[ProgramSignature] = []
+        schedule: list[Instruction] = []
+        source, shape = SAMPLES, sample_shape
+        for number, stage in enumerate(stages):
+            reads = [entry for entry in frozen if entry.name in set(tensors_read([stage]))]
+            signatures.append(apply(f"forward_{number}", stage, shape, reads))
+            schedule.append(
+                Record(signature=f"forward_{number}", source=source, target=activation(number))
+            )
+            source = activation(number)
+            shape = tuple(int(size) for size in output_node(stage).meta["val"].shape[1:])
+        signatures.append(train(part, width, parameters, buffers, optimizer))
+        signatures.append(
+            apply("predict", cutter.predicting(point.place), width, (*parameters, *buffers))
+        )
+        program = Program(
+            submodel=str(spec),
+            sample_shape=sample_shape,
+            classes=captured.classes,
+            signatures=tuple(signatures),
+            tensors=(*frozen, *parameters, *buffers, *optimizer.state(parameters)),
+            schedule=(*schedule, one_pass(source, training)),
+        )
+        total = sum(captured.parameters[e.name].numel() for e in parameters)
+
+        def cut(weights: GlobalModel) -> dict[str, Tensor]:
+            return {e.name: weights.tensors[e.name] for e in (*frozen, *parameters, *buffers)}
+
+        return Submodel(
+            spec=spec,
+            program=program,
+            counts=Counts(
+                params=total,
+                activations=activations(part, batch),
+                macs=macs(part, batch),
+                exchanged=total + sum(captured.buffers[e.name].numel() for e in buffers),
+            ),
+            treatments=(
+                Treatment(
+                    f"up to {point.module}",
+                    "frozen",
+                    f"{len(stages)} stages of the multi-step forward pass",
+                ),
+            ),
+            cut=cut,
+        )
+
+
+def frozen_names(captured: Captured, names: list[str]) -> list[str]:
+    """Those of `names` that are parameters or buffers of the model."""
+    return [name for name in names if name in captured.parameters or name in captured.buffers]
+
+
+FAMILY = Slice()

@@ -1,0 +1,89 @@
+"""One global model over the rounds: bundles out, updates in. Knows nothing of transport."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from exporters import compile_graphs
+from exporters.bundle_writer import bundle_files
+from toolkit import weights
+from toolkit.aggregation import Received, aggregate
+from toolkit.loading import load_model
+from toolkit.splitting import split
+from toolkit.submodel import Submodel
+from toolkit.training import TrainingConfig
+
+
+class Federation:
+    """A global model and the submodels that its devices train.
+
+    Graphs are lowered once for each submodel; every round only cuts new weights for them.
+    """
+
+    def __init__(
+        self,
+        model_reference: str,
+        input_shape: tuple[int, ...],
+        training: TrainingConfig,
+        weights_file: Path | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Build the model with `seed`. Raises ModelError or InputError as `load_model` does."""
+        self.module = load_model(model_reference, weights_file, seed)
+        self.input_shape = input_shape
+        self.training = training
+        self.model = weights.from_model(self.module)
+        if weights_file is not None:
+            self.model = weights.from_file(weights_file)
+        self._submodels: dict[str, tuple[Submodel, dict[str, bytes]]] = {}
+        self._bundles: dict[str, dict[str, bytes]] = {}
+
+    def submodel(self, spec: str) -> Submodel:
+        """The submodel of `spec`, split once. Raises SpecError where the model cannot give it."""
+        return self._compiled(spec)[0]
+
+    def bundle(self, spec: str) -> dict[str, bytes]:
+        """Files of this round's bundle for `spec`: name to content."""
+        if spec not in self._bundles:
+            submodel, graphs = self._compiled(spec)
+            self._bundles[spec] = bundle_files(
+                submodel.program, graphs, submodel.cut(self.model), self.model.fingerprint()
+            )
+        return self._bundles[spec]
+
+    def fold(self, updates: Iterable[Received]) -> None:
+        """Make the next global model of `updates`. Raises UpdateError and changes nothing."""
+        self._replace(aggregate(self.model, updates))
+
+    def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+        """Accuracy and mean cross-entropy of the global model on samples `x`, labels `y`."""
+        self.model.load_into(self.module)
+        self.module.eval()
+        with torch.no_grad():
+            logits = self.module(torch.from_numpy(x))
+            target = torch.from_numpy(y)
+            loss = float(torch.nn.functional.cross_entropy(logits, target))
+            accuracy = float((logits.argmax(1) == target).double().mean())
+        return accuracy, loss
+
+    def save(self) -> bytes:
+        """The global model, kept factors included, as a safetensors file."""
+        return self.model.save()
+
+    def load(self, data: bytes) -> None:
+        """Take up a saved global model. Raises InputError where it is not of this model."""
+        loaded = weights.from_bytes(data, "The saved global model")
+        weights.check_fits(loaded, self.module, "The saved global model")
+        self._replace(loaded)
+
+    def _replace(self, model: weights.GlobalModel) -> None:
+        self.model = model
+        self._bundles.clear()
+
+    def _compiled(self, spec: str) -> tuple[Submodel, dict[str, bytes]]:
+        if spec not in self._submodels:
+            submodel = split(self.module, spec, self.input_shape, self.training)
+            self._submodels[spec] = (submodel, compile_graphs(submodel.program))
+        return self._submodels[spec]

@@ -1,0 +1,47 @@
+"""Model references: `package.module:callable` returning an `nn.Module`."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from profiles.errors import ModelError
+from toolkit import weights
+
+
+def load_model(reference: str, weights_file: Path | None = None, seed: int = 0) -> nn.Module:
+    """Build the model that `reference` names, with `seed` for its first weights.
+
+    The current folder is importable. Raises ModelError where the reference names nothing that
+    returns a module, InputError where `weights_file` does not fit it.
+    """
+    module_name, colon, name = reference.partition(":")
+    if not (module_name and colon and name):
+        raise ModelError(
+            f"{reference!r} is no model: write package.module:callable, "
+            "for instance toolkit.models:resnet20."
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ModelError(f"{reference!r}: {module_name} cannot be imported: {error}.") from None
+    builder = getattr(module, name, None)
+    if not callable(builder):
+        raise ModelError(f"{reference!r}: {module_name} has no callable {name!r}.")
+    torch.manual_seed(seed)
+    try:
+        model = builder()
+    except Exception as error:  # the user's code may raise anything
+        raise ModelError(f"{reference!r} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{reference!r} returned a {type(model).__name__}, not an nn.Module.")
+    if weights_file is not None:
+        loaded = weights.from_file(weights_file)
+        weights.check_fits(loaded, model, str(weights_file))
+        loaded.load_into(model)
+    return model

@@ -1,0 +1,86 @@
+"""Submodel specs: a family, its one main number or name, and options.
+
+    full    low-rank:0.25    low-rank:0.25,keep=3    slice:0.42    slice:blocks.3    cp:2.0
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from profiles.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A parsed spec; `size` is the text behind the colon, None where there is none."""
+
+    family: str
+    size: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The spec as one writes it."""
+        head = self.family if self.size is None else f"{self.family}:{self.size}"
+        return ",".join([head, *(f"{key}={value}" for key, value in self.options.items())])
+
+    def number(self, what: str, low: float, high: float, example: str) -> float:
+        """The main number, called `what`, within (low, high]. Raises SpecError otherwise."""
+        if self.size is None:
+            raise SpecError(f"{self.family!r} needs a {what}: write it like {example}.")
+        value = as_number(self.size)
+        if value is None or not low < value <= high:
+            bound = f"above {low:g}" + ("" if math.isinf(high) else f" and at most {high:g}")
+            raise SpecError(f"{str(self)!r}: the {what} must be a number {bound}, like {example}.")
+        return value
+
+    def option(self, name: str, default: float, low: float = 0.0) -> float:
+        """The option `name` as a number of at least `low`. Raises SpecError otherwise."""
+        if name not in self.options:
+            return default
+        value = as_number(self.options[name])
+        if value is None or value < low or math.isinf(value):
+            raise SpecError(f"{str(self)!r}: {name} must be a number of at least {low:g}.")
+        return value
+
+    def whole(self, name: str, default: int, low: int = 0) -> int:
+        """The option `name` as a whole number of at least `low`. Raises SpecError otherwise."""
+        value = self.option(name, default, low)
+        if value != int(value):
+            raise SpecError(f"{str(self)!r}: {name} must be a whole number.")
+        return int(value)
+
+    def check_options(self, *known: str) -> None:
+        """Raise SpecError for options other than `known`."""
+        for name in self.options:
+            if name not in known:
+                choice = f"it knows {', '.join(known)}" if known else "it has none"
+                raise SpecError(f"{str(self)!r}: {self.family} has no option {name!r}; {choice}.")
+
+    def check_no_size(self) -> None:
+        """Raise SpecError where a size was given to a family that has only one."""
+        if self.size is not None:
+            raise SpecError(f"{str(self)!r}: {self.family} takes no number, write {self.family!r}.")
+
+
+def as_number(text: str) -> float | None:
+    """`text` as a finite or infinite number, None where it is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(value) else value
+
+
+def parse_spec(text: str) -> Spec:
+    """Read a spec. Raises SpecError where it is malformed; whether its family exists is not asked."""
+    head, *rest = text.strip().split(",")
+    family, colon, size = head.partition(":")
+    options: dict[str, str] = {}
+    for part in rest:
+        name, equals, value = part.partition("=")
+        if not (name and equals and value) or name in options:
+            raise SpecError(f"{text!r}: {part!r} is no option; options are written name=value, once.")
+        options[name] = value
+    if not family or (colon and not size):
+        raise SpecError(f"{text!r} is no submodel spec; write it like full, low-rank:0.25 or slice:0.42.")
+    return Spec(family, size or None, options)

@@ -1,0 +1,143 @@
+"""What a family makes of a model: a submodel, and what a family must be able to do."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from device_agent.manifest import TensorEntry
+from exporters.program import Program
+from profiles.errors import UpdateError
+from toolkit.counting import Counts
+from toolkit.spec import Spec
+from toolkit.training import TrainingConfig
+from toolkit.weights import GlobalModel
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shape of each global tensor, by name."""
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What a submodel does with one weighted layer, and why where that is no obvious choice."""
+
+    layer: str
+    form: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Submodel:
+    """One family at one size, on one model: a program for the exporters and its weights.
+
+    `cut` computes the tensors that the device receives from the global model of a round; the
+    program itself does not change from round to round.
+    """
+
+    spec: Spec
+    program: Program
+    counts: Counts
+    treatments: tuple[Treatment, ...]
+    cut: Callable[[GlobalModel], dict[str, Tensor]]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors that the device receives, in bytes (float32)."""
+        stored = (entry for entry in self.program.tensors if entry.stored)
+        return sum(4 * count(entry.shape) for entry in stored)
+
+
+class Family(Protocol):
+    """A way to cut a model. One object per file under `toolkit/families`, called FAMILY."""
+
+    name: str
+    usage: str
+    """How its spec is written, for help texts."""
+    summary: str
+    averages_factors: bool
+    """Whether updates of one size are averaged as they come, before they are recovered."""
+
+    def split(
+        self,
+        model: nn.Module,
+        sample_shape: tuple[int, ...],
+        spec: Spec,
+        training: TrainingConfig,
+    ) -> Submodel:
+        """Cut `model`. Raises SpecError where `spec` asks for what the model cannot give."""
+        ...
+
+    def recover(
+        self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
+    ) -> dict[str, Tensor]:
+        """Global tensors, in full shape, that an update stands for.
+
+        `tensors` are the uploaded ones by bundle name and `table` says what each stands for.
+        """
+        ...
+
+    def refit(
+        self,
+        factors: Mapping[str, Tensor],
+        table: Sequence[TensorEntry],
+        weights: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """Factors for the next round, near `factors`, of the new global `weights`.
+
+        Only asked of families that average factors.
+        """
+        ...
+
+
+class Dense:
+    """For families whose tensors are the global model's own: recovering is renaming."""
+
+    averages_factors = False
+
+    def recover(
+        self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
+    ) -> dict[str, Tensor]:
+        """See Family."""
+        return recover_dense(tensors, table)
+
+    def refit(
+        self,
+        factors: Mapping[str, Tensor],
+        table: Sequence[TensorEntry],
+        weights: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """Nothing is kept."""
+        return {}
+
+
+def recover_dense(
+    tensors: Mapping[str, Tensor], table: Sequence[TensorEntry]
+) -> dict[str, Tensor]:
+    """The tensors that are no factors, under the names of the global tensors they stand for."""
+    return {
+        entry.stands_for: tensors[entry.name]
+        for entry in table
+        if entry.stands_for is not None and entry.factor is None
+    }
+
+
+def factors_of(
+    tensors: Mapping[str, Tensor], table: Sequence[TensorEntry]
+) -> dict[str, dict[str, Tensor]]:
+    """Factors grouped by the global tensor they stand for, then by factor label."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for entry in table:
+        if entry.factor is not None:
+            if entry.stands_for is None:
+                raise UpdateError(f"The factor {entry.name!r} stands for no global parameter.")
+            groups.setdefault(entry.stands_for, {})[entry.factor] = tensors[entry.name]
+    return groups
+
+
+def count(shape: Sequence[int]) -> int:
+    """Numbers in a tensor of `shape`."""
+    total = 1
+    for size in shape:
+        total *= size
+    return total

@@ -1,0 +1,31 @@
+"""How devices train: the hyper-parameters that are the same for all families."""
+
+import math
+from dataclasses import dataclass
+
+from profiles.errors import InputError
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Local training of one round: `epochs` passes in batches of `batch_size`, SGD.
+
+    Raises InputError for values outside what training can use.
+    """
+
+    batch_size: int = 32
+    epochs: int = 1
+    learning_rate: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, low in (("batch_size", 2), ("epochs", 1)):
+            if getattr(self, name) < low:
+                raise InputError(f"{name} must be at least {low}; it is {getattr(self, name)}.")
+        for name in ("learning_rate", "momentum", "weight_decay"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(f"{name} must be a number from 0 up; it is {value}.")
+        if self.momentum >= 1:
+            raise InputError(f"momentum must be below 1; it is {self.momentum}.")
