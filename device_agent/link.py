@@ -1,8 +1,8 @@
 """The agent's side of protocol.py: every request, every way it can fail, and waiting for better.
 
-    LinkError            cannot be reached within `patience_s`, or is no coordinator
-      AuthorisationError it does not accept the token or the device's secret (401, 403)
-    RefusedError         an UpdateError: it answers and says no, with the reason
+LinkError            cannot be reached within `patience_s`, or is no coordinator
+  AuthorisationError it does not accept the token or the device's secret (401, 403)
+RefusedError         an UpdateError: it answers and says no, with the reason
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 import urllib3
@@ -34,6 +34,8 @@ from profiles.errors import AuthorisationError, InputError, LinkError, UpdateErr
 T = TypeVar("T")
 CONNECT_S = 10.0
 READ_S = 60.0
+TIMEOUT = urllib3.Timeout(connect=CONNECT_S, read=READ_S)
+PROGRESS_S = 5.0
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 LATER = frozenset({429, 500, 502, 503, 504})
@@ -61,7 +63,7 @@ class Link:
 
     While it cannot be reached, a request says so through `say` and tries again after 1, 2, 4, ...
     60 s, for `patience_s` seconds in all; then it raises LinkError. Raises InputError for a URL
-    that is none.
+    or a secret that cannot be one.
     """
 
     def __init__(
@@ -74,10 +76,14 @@ class Link:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.url = check_url(url)
+        if not secret.isascii() or not secret.isprintable() or not secret or " " in secret:
+            raise InputError(
+                "A token is one word of plain characters: give the file that "
+                "`edgetailor serve` wrote, unaltered."
+            )
         self._say, self._patience_s, self._sleep = say, patience_s, sleep
         self._pool = urllib3.PoolManager(
             headers={"Authorization": f"Bearer {secret}", "User-Agent": "edgetailor-agent"},
-            timeout=urllib3.Timeout(connect=CONNECT_S, read=READ_S),
             retries=False,
         )
 
@@ -97,9 +103,10 @@ class Link:
     def progress(self, progress: Progress) -> None:
         """Say what this device is doing; tried once, for training must not wait for it."""
         try:
-            self._send("POST", "/progress", msgspec.json.encode(progress)).release_conn()
-        except (UnreachableError, RefusedError):
-            return
+            body = msgspec.json.encode(progress)
+            self._send("POST", "/progress", body, timeout=PROGRESS_S).release_conn()
+        except (UnreachableError, RefusedError, LinkError):
+            return  # the next request that matters meets the same trouble and tells of it
 
     def download(self, offer: FileOffer, to: Path) -> None:
         """Fetch the offered file to the path `to`, which exists only once it is whole and right.
@@ -114,9 +121,7 @@ class Link:
 
     def send_update(self, round_: int, record: bytes) -> Receipt:
         """Send update.json, after its tensors. Raises RefusedError."""
-        return self._persist(
-            lambda: self._ask("POST", f"/rounds/{round_}/update", Receipt, record)
-        )
+        return self._persist(lambda: self._ask("POST", f"/rounds/{round_}/update", Receipt, record))
 
     def _persist(self, attempt: Callable[[], T], repeat: bool = True) -> T:
         """Do `attempt`, again and again while the coordinator is not there."""
@@ -149,8 +154,7 @@ class Link:
 
     def _upload(self, path: str, source: Path) -> None:
         with source.open("rb") as body:
-            size = {"Content-Length": str(source.stat().st_size)}
-            self._send("PUT", path, body, **size).release_conn()
+            self._send("PUT", path, body, size=source.stat().st_size).release_conn()
 
     def _download(self, offer: FileOffer, to: Path) -> None:
         response = self._send("GET", f"/files/{offer.sha256}")
@@ -181,7 +185,7 @@ class Link:
                 digest.update(piece)
                 write(piece)
         except HTTPError as error:
-            raise UnreachableError(reason(error), sent=True) from None
+            raise UnreachableError(f"is not there ({reason(error)})", sent=True) from None
         if size != offer.size or digest.hexdigest() != offer.sha256:
             raise LinkError(
                 f"{offer.name} from {self.url} is not what was offered: {offer.size} bytes with "
@@ -190,16 +194,28 @@ class Link:
             )
 
     def _send(
-        self, method: str, path: str, body: Any = None, **headers: str
+        self,
+        method: str,
+        path: str,
+        body: bytes | BinaryIO | None = None,
+        *,
+        size: int | None = None,
+        timeout: urllib3.Timeout | float = TIMEOUT,
     ) -> urllib3.BaseHTTPResponse:
-        """One request; its answer is a success, with the body still to be read."""
-        kind = {"Content-Type": "application/octet-stream" if headers else "application/json"}
+        """One request; its answer is a success, with the body still to be read.
+
+        `size` (bytes) goes with a body that is an open file.
+        """
+        headers = {"Content-Type": "application/json"}
+        if size is not None:
+            headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
         try:
             response = self._pool.request(
                 method,
                 f"{self.url}{API}{path}",
                 body=body,
-                headers={**self._pool.headers, **kind, **headers},
+                headers={**self._pool.headers, **headers},
+                timeout=timeout,
                 preload_content=False,
                 redirect=False,
             )

@@ -1,8 +1,9 @@
 """Why a request did not come through, in words, and whether trying again can help."""
 
+from http.client import HTTPException, IncompleteRead
+
 from urllib3.exceptions import (
     ConnectTimeoutError,
-    IncompleteRead,
     LocationValueError,
     NameResolutionError,
     NewConnectionError,
@@ -21,7 +22,7 @@ class UnreachableError(Exception):
 
 def permanent(error: Exception) -> bool:
     """Whether the same request would fail again however long one waits."""
-    return isinstance(error, SSLError | LocationValueError)
+    return isinstance(error, SSLError | LocationValueError) or _not_http(error)
 
 
 def unanswered(error: Exception) -> bool:
@@ -33,24 +34,29 @@ def reason(error: Exception) -> str:
     """A few words on why `error` happened."""
     if isinstance(error, NameResolutionError):
         return "its name is not known here"
-    if isinstance(error, ConnectTimeoutError):
+    if isinstance(error, ConnectTimeoutError) and not isinstance(error, NewConnectionError):
         return "no answer to the connection"
     if isinstance(error, ReadTimeoutError):
         return "connected, but no answer came"
     if isinstance(error, SSLError):
         return f"the secure connection failed: {error}"
-    if isinstance(error, IncompleteRead):
+    if any(isinstance(a, IncompleteRead) for a in error.args):
         return "the connection broke off"
+    if _not_http(error):
+        return "what answers there does not speak HTTP"
     system = _system_error(error)
     if system is not None and system.strerror:
         return system.strerror.lower()
     return "the connection was closed" if system is not None else str(error)
 
 
-def _system_error(error: BaseException | None) -> OSError | None:
+def _not_http(error: Exception) -> bool:
+    # A connection that closes early is an HTTPException to http.client, and an OSError as well.
+    early = (OSError, IncompleteRead)
+    return any(isinstance(a, HTTPException) and not isinstance(a, early) for a in error.args)
+
+
+def _system_error(error: Exception) -> OSError | None:
     """The operating system's own error behind `error`."""
-    while error is not None:
-        if isinstance(error, OSError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
+    behind = (error.__cause__, *error.args)
+    return next((found for found in behind if isinstance(found, OSError)), None)

@@ -140,22 +140,34 @@ class ScheduleRun:
 
     def train(self, instruction: Train) -> None:
         """Run the steps on every batch of every epoch."""
-        sessions = {step.signature: self.open(step.signature) for step in instruction.steps}
+        sessions = self.sessions(instruction)
         for epoch in range(instruction.epochs):
             order = np.random.default_rng([self.seed, epoch])
-            losses = []
+            losses: list[float] = []
             for indices in batches(len(self.local), instruction.batch_size, order):
-                for step in instruction.steps:
-                    signature = self.bundle.manifest.signatures[step.signature]
-                    for _ in range(step.times):
-                        feeds = self.feeds(signature, instruction.source, indices, step.inputs)
-                        results = sessions[step.signature].run(feeds)
-                        self.take(signature, results)
-                        if LOSS in results:
-                            losses.append(float(results[LOSS]))
-                self.steps += 1
+                losses += self.one_batch(instruction, sessions, indices)
             self.losses.append(float(np.mean(losses)))
             self.on_epoch(epoch + 1, instruction.epochs, self.losses[-1])
+
+    def sessions(self, instruction: Train) -> dict[str, Session]:
+        """An open session for every signature that `instruction` runs."""
+        return {step.signature: self.open(step.signature) for step in instruction.steps}
+
+    def one_batch(
+        self, instruction: Train, sessions: Mapping[str, Session], indices: np.ndarray
+    ) -> list[float]:
+        """All steps on the samples `indices`; returns the losses that they report."""
+        losses = []
+        for step in instruction.steps:
+            signature = self.bundle.manifest.signatures[step.signature]
+            for _ in range(step.times):
+                feeds = self.feeds(signature, instruction.source, indices, step.inputs)
+                results = sessions[step.signature].run(feeds)
+                self.take(signature, results)
+                if LOSS in results:
+                    losses.append(float(results[LOSS]))
+        self.steps += 1
+        return losses
 
     def open(self, name: str) -> Session:
         """A session for the signature `name`, with its state loaded."""

@@ -16,7 +16,18 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("profiles", "device_agent", "exporters", "toolkit")  # lowest first
 DEVICE_SIDE = PACKAGES[:2]
 SERVER_LIBRARIES = frozenset(
-    "torch onnx onnxscript tensorflow litert_torch sklearn fastapi pydantic matplotlib rich".split()
+    {
+        "torch",
+        "onnx",
+        "onnxscript",
+        "tensorflow",
+        "litert_torch",
+        "sklearn",
+        "fastapi",
+        "pydantic",
+        "matplotlib",
+        "rich",
+    }
 )
 OPTIONAL_ON_DEVICE = ("ai_edge_litert",)  # the [litert] extra, absent from most installs
 

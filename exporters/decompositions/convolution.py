@@ -122,18 +122,23 @@ def weight_gradient(
     batch, outputs, *out = grad.shape
     inputs = weight.shape[1]
     rows, columns = weight.shape[2:]
+    # Channels last, so that the windows of a row are whole rows of the right-hand matrix.
     x = aten.constant_pad_nd(x, [padding[1], padding[1], padding[0], padding[0]])
+    x = x.permute(0, 2, 3, 1)
     places = batch * out[0] * out[1]
     left = grad.permute(1, 0, 2, 3).reshape(groups, outputs // groups, places)
     products = []
     for row in range(rows):
-        strip = cut(x, 2, row * dilation[0], stride[0], out[0])
+        strip = cut(x, 1, row * dilation[0], stride[0], out[0])
         windows = [
-            cut(strip, 3, column * dilation[1], stride[1], out[1]) for column in range(columns)
+            cut(strip, 2, column * dilation[1], stride[1], out[1]) for column in range(columns)
         ]
-        right = torch.stack(windows, 1).reshape(batch, columns, groups, inputs, *out)
-        right = right.permute(2, 0, 4, 5, 1, 3).reshape(groups, places, columns * inputs)
-        product = torch.mm(left[0], right[0]) if groups == 1 else torch.bmm(left, right)
+        right = torch.stack(windows, 3).reshape(places, columns, groups, inputs)
+        if groups == 1:
+            product = torch.mm(left[0], right.reshape(places, columns * inputs))
+        else:
+            right = right.permute(2, 0, 1, 3).reshape(groups, places, columns * inputs)
+            product = torch.bmm(left, right)
         products.append(product.reshape(outputs, columns, inputs))
     return torch.stack(products, 1).permute(0, 3, 1, 2)
 

@@ -28,8 +28,8 @@ from device_agent.protocol import (
 from device_agent.update import UpdateRecord
 from toolkit.coordinator.intake import too_large
 from toolkit.coordinator.refusals import RefusalError, not_authorised
+from toolkit.coordinator.registry import Device
 from toolkit.coordinator.service import Coordinator
-from toolkit.coordinator.store import Device
 
 RECORD_LIMIT = 4 << 20
 """The most bytes that an update.json may have."""
@@ -125,7 +125,9 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except FileNotFoundError:
-        raise RefusalError(404, "no-such-file", "The round is over: ask /v1/work what to do.") from None
+        raise RefusalError(
+            404, "no-such-file", "The round is over: ask /v1/work what to do."
+        ) from None
 
 
 def _pieces(opened: BinaryIO) -> Iterator[bytes]:

@@ -1,28 +1,26 @@
 """The worker thread that turns the rounds: bundles, aggregation and evaluation."""
 
 import json
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
-from zipfile import BadZipFile
 
 import msgspec
 import numpy as np
 from safetensors.numpy import load_file
 
+from device_agent.data import check, from_npz
 from device_agent.files import write_file
 from device_agent.manifest import MANIFEST
 from device_agent.protocol import RoundResult
 from device_agent.update import UpdateRecord
-from profiles.errors import EdgeTailorError, InputError
+from profiles.errors import EdgeTailorError
 from toolkit.coordinator.intake import is_finite
+from toolkit.coordinator.registry import hashed
 from toolkit.coordinator.service import Coordinator
-from toolkit.coordinator.store import hashed
 
-logger = logging.getLogger(__name__)
 TICK_S = 0.5
 """How often a deadline is looked at, in seconds."""
 
@@ -52,6 +50,7 @@ class Conductor:
     """Runs the heavy work of `coordinator` on one thread of its own, so that HTTP stays quick.
 
     A failure ends the thread, is kept as `failure`, and `on_failure` is called once.
+    `say` gets a line after every round.
     """
 
     def __init__(
@@ -59,11 +58,12 @@ class Conductor:
         coordinator: Coordinator,
         model: Model,
         held_out: tuple[np.ndarray, np.ndarray],
-        on_failure: Callable[[], None] = lambda: None,
+        on_failure: Callable[[], None],
+        say: Callable[[str], None],
     ) -> None:
         self.failure: Exception | None = None
         self._coordinator, self._model, self._held_out = coordinator, model, held_out
-        self._on_failure = on_failure
+        self._on_failure, self._say = on_failure, say
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="conductor", daemon=True)
 
@@ -126,12 +126,11 @@ class Conductor:
         config, store = coordinator.config, coordinator.store
         offers = {
             device.id: coordinator.bundles[config.kind(device.kind).submodel][MANIFEST].sha256
-            for device in store.devices()
+            for device in store.registry.devices()
         }
         rounds.open(offers, coordinator.clock())
         for device, _, record in store.updates(rounds.round):
             rounds.take(device, rounds.round, offers[device], hashed(record.decode()))
-        logger.info("round %d of %d is open", rounds.round, rounds.total)
 
     def _fold(self) -> None:
         coordinator = self._coordinator
@@ -160,7 +159,10 @@ class Conductor:
         result = RoundResult(round=round_, accuracy=accuracy, loss=loss, updates=updates)
         self._coordinator.store.add_result(result, data)
         self._publish(data)
-        logger.info("round %d: accuracy %.4f, loss %.4f", round_, accuracy, loss)
+        self._say(
+            f"Round {round_} of {self._coordinator.rounds.total}: accuracy {accuracy:.4f}, "
+            f"loss {loss:.4f}, from {updates} updates"
+        )
 
     def _publish(self, model: bytes) -> None:
         """Write global.safetensors and history.json for people and other programs."""
@@ -171,25 +173,8 @@ class Conductor:
         write_file(state / "history.json", json.dumps(document, indent=1).encode() + b"\n")
 
 
-def read_held_out(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Held-out samples `x` (float32) and labels `y` (int64) of an .npz file.
-
-    Raises InputError where the file is none or lacks one of the two.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            x, y = arrays["x"], arrays["y"]
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror or error}): `held_out` names an .npz file."
-        ) from None
-    except (KeyError, ValueError, TypeError, AttributeError, BadZipFile) as error:
-        raise InputError(
-            f"{path} is no .npz file with `x` (float32, samples first) and `y` (int64): {error}."
-        ) from None
-    if x.size == 0 or y.ndim != 1 or x.shape[:1] != y.shape:
-        raise InputError(
-            f"{path}: `x` is {x.shape} and `y` {y.shape}; `y` holds one label for each sample of "
-            "`x`, and there must be some."
-        )
-    return x.astype(np.float32, copy=False), y.astype(np.int64, copy=False)
+def read_held_out(path: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Held-out samples of `shape` and their labels. Raises DataError for another kind of file."""
+    x, y = from_npz(path)
+    check(x, y, shape, np.iinfo(np.int64).max, f"`held_out` {path}")
+    return x, y

@@ -64,7 +64,7 @@ def read_record(body: bytes) -> UpdateRecord:
 def check_update(
     device: str, record: UpdateRecord, manifest: bytes, upload: str | None, blobs: Blobs
 ) -> None:
-    """Raise RefusalError unless `record` and the tensors sent before it (hash `upload`) are usable."""
+    """Raise RefusalError unless `record`, and the tensors sent before it (`upload`), are usable."""
     if upload is None or upload != record.file.sha256:
         raise conflict(
             "tensors-missing",

@@ -40,7 +40,7 @@ class Rounds:
         return self.done + (1 if self._offers else 0)
 
     def enrol(self, device: str) -> None:
-        """Add `device`; the last one ends enrolment. Raises RefusalError where the fleet is complete."""
+        """Add `device`; the last one ends enrolment. RefusalError where the fleet is full."""
         if self.phase != "enrolling" or device in self.devices:
             raise forbidden(f"All {self.expected} places of this fleet are taken.")
         self.devices.add(device)

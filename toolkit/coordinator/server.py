@@ -22,22 +22,30 @@ from toolkit.coordinator.config import CoordinatorConfig, load_config
 from toolkit.coordinator.service import Coordinator, restore
 from toolkit.coordinator.store import Store
 
+Say = Callable[[str], None]
 OPERATOR = "operator.token"
 ADDRESS = "address"
+KEEP_ALIVE_S = 75
+"""Idle connections live longer than agents wait between two questions, so that none is cut off
+just as it is used again."""
 WILDCARDS = ("0.0.0.0", "::", "")
 
 
-def serve(config_path: Path, say: Callable[[str], None] | None = None) -> None:
+def to_stderr(line: str) -> None:
+    """Print a line for people."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def serve(config_path: Path, say: Say = to_stderr) -> None:
     """Serve the federation of the file `config_path` until interrupted (KeyboardInterrupt).
 
     `say` gets lines for people (default: stderr). Raises InputError for a mistake in the file, a
     port in use or a state folder of another federation, and whatever ended the rounds early.
     """
     config = load_config(config_path)
-    model = _federation(config)
-    server = Server(config, model, config_path)
+    server = Server(config, federation(config), config_path, say)
     for line in server.greeting():
-        (say or _to_stderr)(line)
+        say(line)
     server.run()
 
 
@@ -48,9 +56,11 @@ class Server:
     or the state folder cannot be used.
     """
 
-    def __init__(self, config: CoordinatorConfig, model: Model, origin: Path) -> None:
+    def __init__(
+        self, config: CoordinatorConfig, model: Model, origin: Path, say: Say = to_stderr
+    ) -> None:
         self.config = config
-        held_out = read_held_out(config.held_out)
+        held_out = read_held_out(config.held_out, config.input_shape)
         self._socket = _bind(config.host, config.port, origin)
         try:
             self._store = Store(config.state)
@@ -60,9 +70,10 @@ class Server:
             raise
         self.url = _url(config.host, self._socket.getsockname()[1])
         write_file(config.state / ADDRESS, f"{self.url}\n".encode())
-        self._conductor = Conductor(self.coordinator, model, held_out, self.stop)
+        self._conductor = Conductor(self.coordinator, model, held_out, self.stop, say)
         app = create_app(self.coordinator, self._lifespan)
-        self._uvicorn = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+        settings = uvicorn.Config(app, log_level="warning", timeout_keep_alive=KEEP_ALIVE_S)
+        self._uvicorn = uvicorn.Server(settings)
 
     def greeting(self) -> list[str]:
         """What to tell whoever started this."""
@@ -97,7 +108,8 @@ class Server:
         self._conductor.stop()
 
 
-def _federation(config: CoordinatorConfig) -> Model:
+def federation(config: CoordinatorConfig) -> Model:
+    """The global model that `config` describes. Raises ModelError or InputError."""
     from toolkit.federation import Federation
 
     return Federation(
@@ -109,7 +121,7 @@ def _coordinator(config: CoordinatorConfig, store: Store) -> Coordinator:
     _check_same_federation(config, store)
     for kind in config.devices:
         token = _token(config.state / "tokens" / f"{kind.name}.token")
-        store.set_token(kind.name, token, kind.count)
+        store.registry.set_token(kind.name, token, kind.count)
     coordinator = restore(config, store, time.monotonic)
     coordinator.operator_token = _token(config.state / OPERATOR)
     return coordinator
@@ -136,7 +148,7 @@ def _check_same_federation(config: CoordinatorConfig, store: Store) -> None:
 def _token(path: Path) -> str:
     """The token in the file `path`, made where there is none; only the owner may read it."""
     if not path.exists():
-        write_file(path, f"{secrets.token_urlsafe(32)}\n".encode())
+        write_file(path, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
     return path.read_text().strip()
 
 
@@ -164,7 +176,3 @@ def _bind_problem(error: OSError, host: str, port: int, origin: Path) -> str:
 def _url(host: str, port: int) -> str:
     name = socket.gethostname() if host in WILDCARDS else host
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

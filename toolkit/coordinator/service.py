@@ -25,8 +25,9 @@ from toolkit.coordinator import intake
 from toolkit.coordinator.blobs import Part
 from toolkit.coordinator.config import CoordinatorConfig
 from toolkit.coordinator.refusals import RefusalError, not_authorised
+from toolkit.coordinator.registry import Device, hashed
 from toolkit.coordinator.rounds import Rounds
-from toolkit.coordinator.store import Bundle, Device, Store, hashed
+from toolkit.coordinator.store import Bundle, Store
 
 NAME_LENGTH = 64
 
@@ -63,7 +64,7 @@ class Coordinator:
                 422, "bad-name", f"A device's name has 1 to {NAME_LENGTH} printable characters."
             )
         with self.lock:
-            device, secret = self.store.enrol(token, name)
+            device, secret = self.store.registry.enrol(token, name)
             self.rounds.enrol(device.id)
             self.sightings[device.id] = Sighting(self.clock())
         self.changed.set()
@@ -71,7 +72,7 @@ class Coordinator:
 
     def authenticate(self, secret: str) -> Device:
         """The device with this secret. Raises RefusalError (401) where there is none."""
-        device = self.store.device_with(secret)
+        device = self.store.registry.device_with(secret)
         if device is None:
             raise not_authorised(
                 "No device here has this secret: join again with a token of this coordinator."
@@ -91,12 +92,12 @@ class Coordinator:
         return Work(state=task, round=round_, files=files)
 
     def file(self, device: Device, sha256: str) -> tuple[Path, int]:
-        """Path and size of a file that `device` is offered now. Raises RefusalError (404) otherwise."""
+        """Path and size of a file that `device` is offered now. RefusalError (404) otherwise."""
         with self.lock:
             bundle = self.bundles.get(self._submodel(device), {})
         for entry in bundle.values():
             if entry.sha256 == sha256:
-                self.store.count_bytes(device.id, down=entry.size)
+                self.store.registry.count_bytes(device.id, down=entry.size)
                 return self.store.blobs.path(sha256), entry.size
         raise RefusalError(
             404,
@@ -149,14 +150,14 @@ class Coordinator:
         return Receipt(round=round_)
 
     def check_operator(self, token: str) -> None:
-        """Let the operator or an enrolled device pass. Raises RefusalError (401) for anybody else."""
+        """Let the operator or an enrolled device pass. RefusalError (401) for others."""
         if not secrets.compare_digest(hashed(token), hashed(self.operator_token)):
             self.authenticate(token)
 
     def status(self) -> Status:
         """The whole fleet, now."""
         trained = self.store.rounds_trained()
-        devices = self.store.devices()
+        devices = self.store.registry.devices()
         with self.lock:
             return Status(
                 state=self.rounds.phase,
@@ -194,7 +195,7 @@ def restore(config: CoordinatorConfig, store: Store, clock: Callable[[], float])
     done = max((result.round for result in store.history()), default=0)
     rounds = Rounds(config.rounds, config.expected_devices, config.deadline_s, done)
     coordinator = Coordinator(config, store, rounds, clock, bundles=store.bundles(done + 1))
-    for device in store.devices():
+    for device in store.registry.devices():
         rounds.enrol(device.id)
         coordinator.sightings[device.id] = Sighting(clock())
     return coordinator

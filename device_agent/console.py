@@ -1,0 +1,68 @@
+"""What both commands share: exit codes, and errors as one sentence instead of a traceback."""
+
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from profiles.errors import EdgeTailorError
+
+EXIT_CODES = """\b
+Exit codes:
+  0    done
+  2    usage or bad input
+  3    export failed
+  4    verification failed
+  5    nothing fits
+  6    connection or authorisation
+  7    measurement unstable under --strict
+  70   a fault of the program's own
+  130  interrupted
+"""
+FAULT = 70
+INTERRUPTED = 130
+
+
+def say(message: str) -> None:
+    """Talk to the person: on stderr, so that stdout holds data only."""
+    click.echo(message, err=True)
+
+
+def run(command: click.Command, name: str) -> NoReturn:
+    """Run `command` and exit with its code; no error shows a traceback."""
+    try:
+        code = command.main(prog_name=name, standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code if error.exit_code != 1 else 2
+    except EdgeTailorError as error:
+        say(f"Error: {error}")
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        say("Interrupted.")
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # The reader of stdout has gone; keep Python from complaining about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except OSError as error:
+        say(f"Error: {error.filename or 'a file'}: {error.strerror or error}.")
+        code = 2
+    except Exception:
+        say(f"Error: {name} failed; this is a fault of its own. Details: {write_traceback(name)}")
+        code = FAULT
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def write_traceback(name: str) -> Path:
+    """Put the present exception's traceback into a file of its own."""
+    handle, path = tempfile.mkstemp(prefix=f"{name}-", suffix=".log")
+    with open(handle, "w", encoding="utf-8") as file:
+        traceback.print_exc(file=file)
+    return Path(path)

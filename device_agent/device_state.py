@@ -1,0 +1,175 @@
+"""The state folder of a device: who it is, cached files, the bundle and what stays here.
+
+device.json            url, id, secret, name, submodel (readable by the owner only)
+files/                 files of the current bundle by SHA-256, so that unchanged ones stay
+bundle/  update/       the current bundle and the update trained from it
+personal.safetensors   personal tensors, which never leave the device
+"""
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from device_agent.files import fingerprint_file, write_file
+from device_agent.manifest import MANIFEST, FileEntry, Manifest, Struct, encode
+from device_agent.protocol import FileOffer
+from device_agent.update import UpdateRecord, read_update
+from profiles.errors import InputError, LinkError, UpdateError
+
+Fetch = Callable[[FileOffer, Path], None]
+KEY = "submodel"
+"""Where personal.safetensors says which submodel its tensors belong to."""
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    """All of device.json."""
+
+    version: int = 1
+    url: str
+    device: str
+    secret: str
+    name: str
+    submodel: str
+
+
+def default_state() -> Path:
+    """$XDG_STATE_HOME/edgetailor-agent, or its usual place in the home folder."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "edgetailor-agent"
+
+
+class DeviceState:
+    """The state folder at `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bundle = folder / "bundle"
+        self.update = folder / "update"
+        self._files = folder / "files"
+        self._identity = folder / "device.json"
+        self._personal = folder / "personal.safetensors"
+
+    def identity(self) -> Identity | None:
+        """Who this device is; None before it has joined. Raises InputError for a damaged file."""
+        try:
+            return msgspec.json.decode(self._identity.read_bytes(), type=Identity)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise InputError(f"{self._identity} cannot be read: {error.strerror}.") from None
+        except msgspec.MsgspecError as error:
+            raise InputError(
+                f"{self._identity} is damaged ({error}): remove it and join again."
+            ) from None
+
+    def remember(self, identity: Identity) -> None:
+        """Write device.json, readable by the owner only."""
+        write_file(self._identity, encode(identity), mode=0o600)
+
+    def check_writable(self) -> None:
+        """Raise InputError unless device.json can be written, before a token is used up for it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_file(self.folder / ".writable", b"")
+            (self.folder / ".writable").unlink()
+        except OSError as error:
+            raise InputError(
+                f"The state folder {self.folder} cannot be written ({error.strerror}): give "
+                "another with --state."
+            ) from None
+
+    def collect(self, offers: Iterable[FileOffer], fetch: Fetch) -> str:
+        """Make bundle/ of the offered files, fetching only what is not here yet.
+
+        Returns the SHA-256 of its manifest. Raises LinkError for an offer that is no bundle.
+        """
+        offers = list(offers)
+        _check_offers(offers)
+        for offer in offers:
+            if not self._has(offer):
+                fetch(offer, self._files / offer.sha256)
+        self._drop_others({offer.sha256 for offer in offers})
+        self._lay_out(offers)
+        return next(offer.sha256 for offer in offers if offer.name == MANIFEST)
+
+    def _has(self, offer: FileOffer) -> bool:
+        path = self._files / offer.sha256
+        expected = FileEntry(size=offer.size, sha256=offer.sha256)
+        return path.exists() and fingerprint_file(path) == expected
+
+    def _drop_others(self, wanted: set[str]) -> None:
+        for path in self._files.iterdir():
+            if path.name not in wanted:
+                path.unlink()
+
+    def _lay_out(self, offers: list[FileOffer]) -> None:
+        shutil.rmtree(self.bundle, ignore_errors=True)
+        self.bundle.mkdir()
+        for offer in offers:
+            cached = self._files / offer.sha256
+            try:
+                os.link(cached, self.bundle / offer.name)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(cached, self.bundle / offer.name)
+
+    def trained(self, bundle: str) -> UpdateRecord | None:
+        """The update in update/, where it was trained from the bundle with this hash.
+
+        Anything else there, of an earlier round or cut off, is removed.
+        """
+        if self.update.exists():
+            try:
+                record, _ = read_update(self.update)
+            except UpdateError:
+                record = None
+            if record is not None and record.bundle == bundle:
+                return record
+            shutil.rmtree(self.update)
+        return None
+
+    def personal(self) -> dict[str, np.ndarray]:
+        """Personal tensors of the current bundle's submodel; none where it is another one now."""
+        if not self._personal.exists():
+            return {}
+        try:
+            with safe_open(self._personal, framework="numpy") as file:
+                if (file.metadata() or {}).get(KEY) != self._personal_key():
+                    return {}
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError:
+            return {}  # damaged: as on a device that has none yet
+
+    def keep_personal(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Keep the personal tensors for the next round of this submodel."""
+        if tensors:
+            arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+            data = save(arrays, metadata={KEY: self._personal_key()})
+            write_file(self._personal, data, mode=0o600)
+
+    def _personal_key(self) -> str:
+        """Fingerprint of the submodel and of the personal tensors that it has."""
+        manifest = msgspec.json.decode((self.bundle / MANIFEST).read_bytes(), type=Manifest)
+        personal = tuple(entry for entry in manifest.tensors if entry.role == "personal")
+        return hashlib.sha256(msgspec.json.encode((manifest.submodel, personal))).hexdigest()
+
+
+def _check_offers(offers: list[FileOffer]) -> None:
+    """Raise LinkError for names or hashes that would leave the folder, or without a manifest."""
+    for offer in offers:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", offer.name) or not re.fullmatch(
+            r"[0-9a-f]{64}", offer.sha256
+        ):
+            raise LinkError(
+                f"The coordinator offers a file called {offer.name!r} with SHA-256 "
+                f"{offer.sha256!r}, which no bundle has: check that the URL is the right one."
+            )
+    if MANIFEST not in [offer.name for offer in offers]:
+        raise LinkError(f"The coordinator offers a bundle without {MANIFEST}: look at its log.")

@@ -1,0 +1,40 @@
+"""Memory of this process as Linux counts it. None where the system does not say."""
+
+from pathlib import Path
+
+STATUS = Path("/proc/self/status")
+CLEAR = Path("/proc/self/clear_refs")
+
+
+def resident_bytes() -> int | None:
+    """Resident set now."""
+    return status_field("VmRSS")
+
+
+def peak_bytes() -> int | None:
+    """Highest resident set since the process began or `reset_peak` was called."""
+    return status_field("VmHWM")
+
+
+def reset_peak() -> bool:
+    """Let the peak start from the present resident set; False where that is not possible.
+
+    A new process carries the peak of whatever it was before it became this program.
+    """
+    try:
+        CLEAR.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def status_field(name: str) -> int | None:
+    """A field of /proc/self/status, which counts in kB, as bytes."""
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return None

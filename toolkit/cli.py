@@ -1,0 +1,230 @@
+"""`edgetailor`: the server side's command line. It parses, calls the library and prints."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from device_agent.console import EXIT_CODES, run
+
+Decorated = Callable[..., Any]
+
+
+class Shape(click.ParamType[tuple[int, ...]]):
+    """A sample's shape, like 3,32,32."""
+
+    name = "shape"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Read a shape of positive whole numbers."""
+        try:
+            shape = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            shape = ()
+        if not shape or min(shape) < 1:
+            self.fail(f"{value!r} is no shape: write a sample's sizes like 3,32,32.", param, ctx)
+        return shape
+
+
+def model_options(command: Decorated) -> Decorated:
+    """MODEL and how to build it."""
+    for option in (
+        click.option("--seed", default=0, show_default=True, help="Seed of the first weights."),
+        click.option("--weights", type=click.Path(path_type=Path), help="Weights (.safetensors)."),
+        click.option(
+            "--batch", default=32, show_default=True, type=click.IntRange(2), help="Batch size."
+        ),
+        click.option(
+            "--input-shape", type=Shape(), required=True, help="One sample's shape, like 3,32,32."
+        ),
+        click.argument("model"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(epilog=EXIT_CODES, context_settings={"max_content_width": 100})
+@click.version_option(package_name="edgetailor")
+def main_group() -> None:
+    """Cut one PyTorch model to fit every device, and fold what they train back into it.
+
+    MODEL is a reference like toolkit.models:resnet20: a function of yours without arguments that
+    returns an nn.Module. The current folder is importable.
+
+    A submodel is a family and its size: full, low-rank:0.25 (rank ratio), slice:0.42 (largest
+    capacity) or slice:blocks.3 (first trained module), cp:2.0 (compression rate).
+    """
+
+
+@main_group.command()
+@model_options
+@click.option("--submodel", "specs", multiple=True, default=["full"], help="SPEC; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def inspect(
+    model: str,
+    input_shape: tuple[int, ...],
+    batch: int,
+    weights: Path | None,
+    seed: int,
+    specs: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Show parameters, activations, MACs, capacity and bytes of submodels.
+
+    Capacity is EmbracingFL's: trained parameters plus activations of one batch, over the full
+    model's.
+
+    \b
+    edgetailor inspect toolkit.models:resnet20 --input-shape 3,32,32 \\
+        --submodel full --submodel slice:blocks.3
+    """
+    from toolkit import inspection, tables
+    from toolkit.loading import load_model
+
+    found = inspection.inspect(load_model(model, weights, seed), input_shape, specs, batch)
+    if as_json:
+        click.echo(json.dumps(inspection.as_json(found), indent=1))
+    else:
+        tables.show_inspections(found, batch)
+
+
+@main_group.command()
+@model_options
+@click.option("--submodel", "spec", default="full", show_default=True, help="SPEC to export.")
+@click.option(
+    "--format", "runtime", type=click.Choice(["onnx"]), default="onnx", show_default=True,
+    help="Runtime on the device.",
+)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="New bundle folder.")
+@click.option("--epochs", default=1, show_default=True, help="Local passes over the data.")
+@click.option("--learning-rate", default=0.05, show_default=True, help="Learning rate.")
+@click.option("--momentum", default=0.9, show_default=True, help="SGD momentum.")
+@click.option("--weight-decay", default=0.0, show_default=True, help="Weight decay.")
+@click.option(
+    "--save-weights", type=click.Path(path_type=Path),
+    help="Also write the global model that the bundle is cut from; `aggregate` starts from it.",
+)
+@click.option("--no-verify", is_flag=True, help="Skip the comparison with PyTorch.")
+@click.option("--force", is_flag=True, help="Replace files that exist.")
+@click.option("--dry-run", is_flag=True, help="Split and trace nothing to disk; show the sizes.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def export(
+    model: str,
+    input_shape: tuple[int, ...],
+    batch: int,
+    weights: Path | None,
+    seed: int,
+    spec: str,
+    runtime: str,
+    out: Path,
+    epochs: int,
+    learning_rate: float,
+    momentum: float,
+    weight_decay: float,
+    save_weights: Path | None,
+    no_verify: bool,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Export a submodel with its training step as a bundle for `edgetailor-agent train`.
+
+    The bundle is checked against PyTorch on fresh random inputs; a miss exits 4.
+
+    \b
+    edgetailor export toolkit.models:resnet20 --input-shape 3,32,32 \\
+        --submodel low-rank:0.25 --out bundles/phone --save-weights global.safetensors
+    """
+    from toolkit import exporting, tables
+    from toolkit.training import TrainingConfig
+
+    result = exporting.export_bundle(
+        exporting.Request(
+            model=model, sample_shape=input_shape, spec=spec, out=out, weights=weights, seed=seed,
+            training=TrainingConfig(batch, epochs, learning_rate, momentum, weight_decay),
+            save_weights=save_weights, verify=not no_verify, force=force, dry_run=dry_run,
+        ),
+        report=tables.Stages(),
+    )
+    if as_json:
+        click.echo(json.dumps(exporting.as_json(result), indent=1))
+    else:
+        tables.show_export(result)
+
+
+@main_group.command()
+@click.argument("global_file", metavar="GLOBAL", type=click.Path(path_type=Path))
+@click.argument("updates", metavar="UPDATE...", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="New weights file.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def aggregate(
+    global_file: Path, updates: tuple[Path, ...], out: Path, force: bool, as_json: bool
+) -> None:
+    """Fold UPDATE folders into the weights GLOBAL (.safetensors).
+
+    Updates of any families mix. Each tensor becomes the mean over the devices that trained it, by
+    their numbers of samples.
+    """
+    from toolkit import offline, tables
+
+    if not updates:
+        raise click.UsageError("Give at least one UPDATE folder, as `edgetailor-agent train` wrote.")
+    done = offline.aggregate_files(global_file, updates, out, force)
+    if as_json:
+        records = [{"submodel": r.submodel, "samples": r.samples} for r in done.records]
+        click.echo(json.dumps({"version": 1, "out": str(out), "updates": records}, indent=1))
+    else:
+        tables.show_aggregated(done)
+
+
+@main_group.command()
+@click.argument("config", type=click.Path(path_type=Path))
+def serve(config: Path) -> None:
+    """Coordinate rounds over HTTP as CONFIG (TOML) says, until interrupted.
+
+    Writes one join token for each kind of device under the state folder; hand it to the device:
+    edgetailor-agent join URL --token-file FILE. The interface is described at URL/docs.
+    """
+    from toolkit.coordinator.server import serve as serve_config
+
+    serve_config(config)
+
+
+@main_group.command()
+@click.option(
+    "--out", default="edgetailor-demo", show_default=True, type=click.Path(path_type=Path),
+    help="Folder for everything the demo makes.",
+)
+@click.option("--rounds", default=12, show_default=True, type=click.IntRange(1), help="Rounds.")
+@click.option("--seed", default=0, show_default=True, help="Seed of data split and training.")
+@click.option("--all-full", is_flag=True, help="Give every device the full model, to compare.")
+@click.option("--force", is_flag=True, help="Replace the folder of an earlier demo.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def demo(out: Path, rounds: int, seed: int, all_full: bool, force: bool, as_json: bool) -> None:
+    """Run the main job on this machine: one coordinator, eight devices of four kinds.
+
+    The data are the 1,797 handwritten digits of scikit-learn, split unevenly over the devices.
+    """
+    from toolkit.demo import run_demo
+    from toolkit.demo.report import as_json as report_json
+    from toolkit.demo.report import show
+
+    result = run_demo(out, rounds=rounds, seed=seed, all_full=all_full, force=force)
+    if as_json:
+        click.echo(json.dumps(report_json(result), indent=1))
+    else:
+        show(result)
+
+
+def main() -> None:
+    """Entry point of `edgetailor`."""
+    run(main_group, "edgetailor")
+
+
+if __name__ == "__main__":
+    main()

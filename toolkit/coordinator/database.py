@@ -1,0 +1,74 @@
+"""The coordinator's database: one sqlite3 file, one writer behind a lock."""
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from profiles.errors import InputError
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS tokens (
+    kind TEXT PRIMARY KEY, hash TEXT NOT NULL, count INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS devices (
+    id TEXT PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, secret TEXT NOT NULL,
+    bytes_down INTEGER NOT NULL DEFAULT 0, bytes_up INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS bundles (
+    round INTEGER, submodel TEXT, name TEXT, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
+    PRIMARY KEY (round, submodel, name));
+CREATE TABLE IF NOT EXISTS uploads (device TEXT PRIMARY KEY, sha256 TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS updates (
+    round INTEGER, device TEXT, sha256 TEXT NOT NULL, record BLOB NOT NULL,
+    PRIMARY KEY (round, device));
+CREATE TABLE IF NOT EXISTS history (
+    round INTEGER PRIMARY KEY, accuracy REAL NOT NULL, loss REAL NOT NULL,
+    updates INTEGER NOT NULL, model TEXT NOT NULL);
+"""
+
+
+class Database:
+    """The file at `path`: WAL, synchronous=FULL, open in this process only.
+
+    Raises InputError where another process has it open, or where it is something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.RLock()
+        self._connection = sqlite3.connect(path, timeout=1, check_same_thread=False)
+        try:
+            # Exclusive: a second `serve` on this folder fails here rather than later and oddly.
+            self._connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=FULL")
+            self._connection.executescript(SCHEMA)
+        except sqlite3.OperationalError as error:
+            self._connection.close()
+            raise InputError(
+                f"{path.parent} cannot be used ({error}): stop the coordinator that runs on it, "
+                "or set another `state` folder."
+            ) from None
+        except sqlite3.DatabaseError as error:
+            self._connection.close()
+            raise InputError(
+                f"{path.parent} is not a state folder of this program ({error}): set another "
+                "`state`."
+            ) from None
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """The connection, alone; what is done to it is kept whole, or not at all on an error."""
+        with self._lock, self._connection:
+            yield self._connection
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Keep other threads off the database, and off the files that go with it."""
+        with self._lock:
+            yield
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            self._connection.close()

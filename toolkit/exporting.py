@@ -1,0 +1,118 @@
+"""What `edgetailor export` does: load, split, export, and say what came out."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from device_agent.files import fingerprint, refuse_existing, write_file
+from device_agent.manifest import MANIFEST
+from exporters import export
+from exporters.export import Report, silent
+from exporters.verify import Verdict
+from toolkit import weights
+from toolkit.inspection import Inspection, describe
+from toolkit.loading import load_model
+from toolkit.splitting import split
+from toolkit.training import TrainingConfig
+
+EXPORT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to export and where to. `save_weights` also keeps the global model it is cut from."""
+
+    model: str
+    sample_shape: tuple[int, ...]
+    spec: str
+    out: Path
+    weights: Path | None = None
+    seed: int = 0
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    save_weights: Path | None = None
+    verify: bool = True
+    force: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One exported bundle; `signatures` gives operators and graph bytes by signature.
+
+    A dry run has no bundle hash, no signatures and no verdict.
+    """
+
+    out: Path
+    inspection: Inspection
+    bundle_sha256: str | None
+    signatures: dict[str, tuple[int, int]]
+    verdict: Verdict | None
+
+
+def export_bundle(request: Request, report: Report = silent) -> Exported:
+    """Export one submodel as a bundle folder; `report` hears of each stage.
+
+    Raises ModelError, SpecError, ExportError or VerificationError; nothing is left half-written.
+    """
+    refuse_existing(request.out, request.force)
+    report("loading the model")
+    model = load_model(request.model, request.weights, request.seed)
+    source = weights.from_model(model)
+    if request.weights is not None:
+        source = weights.from_file(request.weights)
+    if request.save_weights is not None:
+        refuse_existing(request.save_weights, request.force)
+    report(f"splitting {request.spec}")
+    full = split(model, "full", request.sample_shape, request.training)
+    submodel = split(model, request.spec, request.sample_shape, request.training)
+    inspection = describe(submodel, full)
+    if request.dry_run:
+        return Exported(request.out, inspection, None, {}, None)
+    graphs, verdict = export(
+        submodel.program,
+        submodel.cut(source),
+        request.out,
+        base=source.fingerprint(),
+        check=request.verify,
+        force=request.force,
+        report=report,
+    )
+    if request.save_weights is not None:
+        write_file(request.save_weights, source.save())
+    return Exported(
+        out=request.out,
+        inspection=inspection,
+        bundle_sha256=fingerprint((request.out / MANIFEST).read_bytes()).sha256,
+        signatures={
+            name: (len(onnx.load_from_string(graph).graph.node), len(graph))
+            for name, graph in graphs.items()
+        },
+        verdict=verdict,
+    )
+
+
+def as_json(exported: Exported) -> dict[str, object]:
+    """The document that `export --json` prints."""
+    verdict = exported.verdict
+    return {
+        "version": EXPORT_VERSION,
+        "out": str(exported.out),
+        "submodel": exported.inspection.submodel,
+        "params": exported.inspection.params,
+        "capacity": exported.inspection.capacity,
+        "weights_bytes": exported.inspection.bytes,
+        "bundle_sha256": exported.bundle_sha256,
+        "signatures": [
+            {"name": name, "operators": operators, "graph_bytes": size}
+            for name, (operators, size) in exported.signatures.items()
+        ],
+        "verification": verdict
+        and {
+            "relative_error": verdict.error,
+            "tolerance": verdict.tolerance,
+            "signature": verdict.signature,
+            "output": verdict.output,
+            "seed": verdict.seed,
+        },
+    }

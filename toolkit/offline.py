@@ -1,0 +1,54 @@
+"""Rounds without a coordinator: aggregate update folders into a weights file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_agent.files import refuse_existing, write_file
+from device_agent.update import UpdateRecord, read_update
+from profiles.errors import UpdateError
+from toolkit import weights
+from toolkit.aggregation import aggregate
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """What went into a new global model."""
+
+    records: tuple[UpdateRecord, ...]
+    out: Path
+
+
+def aggregate_files(
+    global_file: Path, updates: Sequence[Path], out: Path, force: bool = False
+) -> Aggregated:
+    """Fold the update folders `updates` into the model of `global_file` and write it to `out`.
+
+    One update is in memory at a time. Raises UpdateError for an update that was cut from another
+    global model, InputError for files that cannot be used; then `out` is as it was.
+    """
+    refuse_existing(out, force)
+    model = weights.from_file(global_file)
+    base = model.fingerprint()
+    records: list[UpdateRecord] = []
+    seen: dict[str, Path] = {}
+
+    def received():  # type: ignore[no-untyped-def]
+        for folder in updates:
+            record, tensors = read_update(folder)
+            if record.base != base:
+                raise UpdateError(
+                    f"{folder} was trained from another global model than {global_file}: it is of "
+                    "another round. Aggregate it into the weights that its bundle was cut from."
+                )
+            if record.file.sha256 in seen:
+                raise UpdateError(
+                    f"{folder} is the same update as {seen[record.file.sha256]}: give each once."
+                )
+            seen[record.file.sha256] = folder
+            records.append(record)
+            yield record, tensors
+
+    new = aggregate(model, received())
+    write_file(out, new.save())
+    return Aggregated(tuple(records), out)

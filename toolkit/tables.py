@@ -1,0 +1,104 @@
+"""Tables and stages for people: tables on stdout, stages on stderr."""
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from toolkit.exporting import Exported
+from toolkit.inspection import Inspection
+from toolkit.offline import Aggregated
+
+
+def size(count: float) -> str:
+    """Bytes for people, in powers of 1000."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds for people, in milliseconds."""
+    return f"{seconds * 1e3:.1f} ms"
+
+
+class Stages:
+    """Says on stderr which stage runs, with the time elapsed so far."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._console = Console(stderr=True, highlight=False)
+
+    def __call__(self, stage: str) -> None:
+        """Begin `stage`."""
+        self._console.print(f"[{time.monotonic() - self._start:6.1f} s] {stage}", markup=False)
+
+
+def table(*columns: str) -> Table:
+    """A table whose first column is text and whose others are numbers."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for place, column in enumerate(columns):
+        made.add_column(column, justify="right" if place else "left", overflow="fold")
+    return made
+
+
+def show_inspections(inspections: Sequence[Inspection], batch: int) -> None:
+    """The sizes of each submodel, and what it does with which layer."""
+    console = Console(highlight=False)
+    sizes = table("submodel", "params", "activations", "MACs", "capacity", "weights")
+    for found in inspections:
+        sizes.add_row(
+            found.submodel,
+            f"{found.params:,}",
+            f"{found.activations:,}",
+            f"{found.macs / 1e6:,.1f} M",
+            f"{found.capacity:.2f}",
+            size(found.bytes),
+        )
+    console.print(sizes)
+    console.print(f"activations and MACs for a batch of {batch}")
+    for found in inspections:
+        if found.layers:
+            console.print()
+            layers = Table("layer", "form", "why", box=None, pad_edge=False, title=found.submodel)
+            layers.title_justify = "left"
+            for layer in found.layers:
+                layers.add_row(layer.layer, layer.form, layer.reason)
+            console.print(layers)
+
+
+def show_export(exported: Exported) -> None:
+    """The signatures of a bundle and where it is."""
+    console = Console(highlight=False, soft_wrap=True)
+    found = exported.inspection
+    console.print(
+        f"{found.submodel}: {found.params:,} trained parameters, capacity {found.capacity:.2f}, "
+        f"{size(found.bytes)} of weights"
+    )
+    if exported.bundle_sha256 is None:
+        console.print(f"dry run: {exported.out} was not written", markup=False)
+        return
+    graphs = table("signature", "operators", "graph")
+    for name, (operators, length) in exported.signatures.items():
+        graphs.add_row(name, f"{operators:,}", size(length))
+    console.print(graphs)
+    console.print(str(exported.verdict or "not verified (--no-verify)"), markup=False)
+    console.print(f"bundle: {exported.out}", markup=False)
+
+
+def show_aggregated(aggregated: Aggregated) -> None:
+    """The updates that went into a new global model."""
+    console = Console(highlight=False, soft_wrap=True)
+    rows = table("submodel", "samples", "steps", "loss")
+    for record in aggregated.records:
+        rows.add_row(
+            record.submodel,
+            f"{record.samples:,}",
+            f"{record.steps:,}",
+            f"{record.loss_first:.3f} to {record.loss_last:.3f}",
+        )
+    console.print(rows)
+    console.print(f"global model: {aggregated.out}", markup=False)
