@@ -47,7 +47,9 @@ class Bundle:
             with safe_open(self.folder / WEIGHTS, framework="np") as file:
                 return {name: file.get_tensor(name) for name in names}
         except SafetensorError as error:
-            raise BundleError(f"{self.folder / WEIGHTS} cannot be read: {error}. {REPAIR}") from None
+            raise BundleError(
+                f"{self.folder / WEIGHTS} cannot be read: {error}. {REPAIR}"
+            ) from None
 
 
 def open_bundle(folder: Path) -> Bundle:
@@ -65,9 +67,9 @@ def open_bundle(folder: Path) -> Bundle:
             "Give the folder that `edgetailor export --out` wrote."
         ) from None
     manifest = read_manifest(data, path)
+    check_consistent(manifest, path)
     for name, expected in manifest.files.items():
         check_file(folder / name, expected.size, expected.sha256)
-    check_consistent(manifest, path)
     return Bundle(folder, manifest, fingerprint(data).sha256)
 
 
@@ -87,8 +89,6 @@ def read_manifest(data: bytes, origin: Path | str) -> Manifest:
 
 def check_file(path: Path, size: int, sha256: str) -> None:
     """Raise BundleError unless the file at `path` is the one that the manifest describes."""
-    if path.name != str(path.relative_to(path.parent)) or path.parent.name == "..":
-        raise BundleError(f"{path} is outside the bundle. {REPAIR}")
     if not path.is_file():
         raise BundleError(f"{path} is missing. {REPAIR}")
     found = path.stat().st_size
@@ -101,8 +101,11 @@ def check_file(path: Path, size: int, sha256: str) -> None:
 def check_consistent(manifest: Manifest, origin: Path) -> None:
     """Raise BundleError where the manifest names signatures, tensors or files that it lacks."""
     tensors = {entry.name for entry in manifest.tensors}
+    for name in manifest.files:
+        if name in (MANIFEST, "", ".", "..") or "/" in name or "\\" in name:
+            raise BundleError(f"{origin} lists {name!r}, which is no plain file name. {REPAIR}")
     for name in (*(s.graph for s in manifest.signatures.values()), WEIGHTS):
-        if name not in manifest.files or "/" in name or "\\" in name:
+        if name not in manifest.files:
             raise BundleError(f"{origin} names the file {name!r}, which it does not list. {REPAIR}")
     for name, signature in manifest.signatures.items():
         for port in (*signature.inputs, *signature.outputs):
@@ -115,6 +118,8 @@ def check_consistent(manifest: Manifest, origin: Path) -> None:
         if missing:
             raise BundleError(f"{origin}: the schedule runs the unknown signature {missing[0]!r}.")
         if not isinstance(step, Initialise) and step.source not in recorded:
-            raise BundleError(f"{origin}: the schedule reads {step.source!r} before it is recorded.")
+            raise BundleError(
+                f"{origin}: the schedule reads {step.source!r} before it is recorded."
+            )
         if isinstance(step, Record):
             recorded.add(step.target)

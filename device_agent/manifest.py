@@ -24,7 +24,7 @@ class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Immutable record; unknown fields are refused so that a typo never passes silently."""
 
 
-class Port(Struct, kw_only=True):
+class Port(Struct, frozen=True, kw_only=True):
     """One named input or output of a graph.
 
     `shape` has None where the batch goes. `kind` says what the agent feeds or does with it:
@@ -39,7 +39,7 @@ class Port(Struct, kw_only=True):
     state: str | None = None
 
 
-class Signature(Struct, kw_only=True):
+class Signature(Struct, frozen=True, kw_only=True):
     """A graph and its ports; outputs of kind `state` replace the tensors they name."""
 
     graph: str
@@ -47,7 +47,7 @@ class Signature(Struct, kw_only=True):
     outputs: tuple[Port, ...]
 
 
-class TensorEntry(Struct, kw_only=True):
+class TensorEntry(Struct, frozen=True, kw_only=True):
     """One tensor of the device's state.
 
     Roles: `parameter` is trained and uploaded, `buffer` is updated by the forward pass and
@@ -67,7 +67,7 @@ class TensorEntry(Struct, kw_only=True):
     stored: bool = True
 
 
-class Record(Struct, kw_only=True, tag="record", tag_field="do"):
+class Record(Struct, frozen=True, kw_only=True, tag="record", tag_field="do"):
     """Run `signature` once over the data set `source` and keep its output as `target`.
 
     The signature's graph and state are released before the next instruction: this is one step of
@@ -79,13 +79,13 @@ class Record(Struct, kw_only=True, tag="record", tag_field="do"):
     target: str
 
 
-class Initialise(Struct, kw_only=True, tag="initialise", tag_field="do"):
+class Initialise(Struct, frozen=True, kw_only=True, tag="initialise", tag_field="do"):
     """Run `signature` once to fill personal tensors that the device does not hold yet."""
 
     signature: str
 
 
-class Step(Struct, kw_only=True):
+class Step(Struct, frozen=True, kw_only=True):
     """`times` runs of `signature` on one batch; `inputs` are its scalar inputs by name."""
 
     signature: str
@@ -93,7 +93,7 @@ class Step(Struct, kw_only=True):
     times: int = 1
 
 
-class Train(Struct, kw_only=True, tag="train", tag_field="do"):
+class Train(Struct, frozen=True, kw_only=True, tag="train", tag_field="do"):
     """Go `epochs` times over `source` in shuffled batches, running all `steps` on each batch."""
 
     source: str
@@ -105,14 +105,14 @@ class Train(Struct, kw_only=True, tag="train", tag_field="do"):
 Instruction = Record | Initialise | Train
 
 
-class FileEntry(Struct, kw_only=True):
+class FileEntry(Struct, frozen=True, kw_only=True):
     """Size in bytes and SHA-256 (hex) of one file of the bundle."""
 
     size: int
     sha256: str
 
 
-class Manifest(Struct, kw_only=True):
+class Manifest(Struct, frozen=True, kw_only=True):
     """All of `manifest.json`. `base` fingerprints the global model that the bundle was cut from."""
 
     version: int

@@ -76,6 +76,30 @@ def measure_in_child(folder: Path, what: What, threads: int) -> Measurement:
 def duration(seconds: list[float]) -> Duration:
     """Median and spread of measured run times."""
     p10, median, p90 = np.percentile(seconds, [10, 50, 90])
-    return Duration(
-        median_s=float(median), p10_s=float(p10), p90_s=float(p90), runs=len(seconds)
+    return Duration(median_s=float(median), p10_s=float(p10), p90_s=float(p90), runs=len(seconds))
+
+
+def summary(profile: Profile) -> list[str]:
+    """The profile as plain text."""
+    return [
+        f"{profile.submodel}, batch {profile.batch_size}, threads {profile.threads or 'all'}, "
+        f"{profile.machine.runtime} on {profile.machine.architecture}",
+        f"forward        {spread(profile.forward)}",
+        f"training step  {spread(profile.train)}",
+        f"backprop       {profile.backprop_s * 1e3:.2f} ms (training step minus forward)",
+        f"process peak   {megabytes(profile.peak_bytes)} (resident set, Python and runtime too)",
+        f"above idle     {megabytes(profile.peak_above_idle_bytes)} (peak minus the idle process)",
+    ]
+
+
+def spread(found: Duration) -> str:
+    """Median and spread in milliseconds."""
+    return (
+        f"{found.median_s * 1e3:.2f} ms (p10 {found.p10_s * 1e3:.2f}, p90 "
+        f"{found.p90_s * 1e3:.2f}, n {found.runs})"
     )
+
+
+def megabytes(count: int | None) -> str:
+    """Bytes for people; what is not known is said so."""
+    return "not measurable" if count is None else f"{count / 1e6:.1f} MB"

@@ -201,10 +201,10 @@ class ScheduleRun:
         match port.kind:
             case "samples":
                 if source == SAMPLES:
-                    return self.local.x[indices]
+                    return np.asarray(self.local.x[indices])
                 return self.recordings[source].read(indices)
             case "labels":
-                return self.local.y[indices]
+                return np.asarray(self.local.y[indices])
             case "scalar":
                 return np.asarray(scalars[port.name], np.float32)
             case _:

@@ -23,7 +23,7 @@ RECORD = "update.json"
 TENSORS = "update.safetensors"
 
 
-class UpdateRecord(Struct, kw_only=True):
+class UpdateRecord(Struct, frozen=True, kw_only=True):
     """All of `update.json`.
 
     `bundle` is the SHA-256 of the bundle's manifest, `base` the global model that it was cut from.

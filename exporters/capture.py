@@ -17,6 +17,7 @@ from profiles.errors import ModelError
 
 aten = torch.ops.aten
 MINIMUM_BATCH = 2
+RANDOM = ("rand", "bernoulli", "dropout")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     check_parameters(model)
     training = record(model, sample_shape, training=True)
     inference = record(model, sample_shape, training=False)
+    check_deterministic(training)
     output = output_node(training).meta["val"]
     if not isinstance(output, Tensor) or output.dim() != 2:
         came = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
@@ -80,6 +82,18 @@ def check_parameters(model: nn.Module) -> None:
             raise ModelError(f"{name!r} holds a number that is not finite.")
     if not owners:
         raise ModelError("The model has no parameters, so there is nothing to train.")
+
+
+def check_deterministic(graph: GraphModule) -> None:
+    """Raise ModelError where training draws random numbers, which a device cannot reproduce yet."""
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and any(word in str(node.target) for word in RANDOM):
+            stack = list((node.meta.get("nn_module_stack") or {}).values())
+            where = f" in {stack[-1][0]!r}" if stack else ""
+            raise ModelError(
+                f"The model draws random numbers when it trains ({node.target}{where}); set "
+                "dropout to 0."
+            )
 
 
 def record(model: nn.Module, sample_shape: tuple[int, ...], training: bool) -> GraphModule:
@@ -162,7 +176,9 @@ def attributes_read(graph: GraphModule) -> Iterator[str]:
     """Names of the parameters and buffers that `graph` reads, in order of first use."""
     order = {node: place for place, node in enumerate(graph.graph.nodes)}
     readers = graph.graph.find_nodes(op="get_attr")
-    first = sorted(readers, key=lambda node: min((order[u] for u in node.users), default=len(order)))
+    first = sorted(
+        readers, key=lambda node: min((order[u] for u in node.users), default=len(order))
+    )
     seen: set[str] = set()
     for node in first:
         if node.users and str(node.target) not in seen:

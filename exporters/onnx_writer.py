@@ -49,7 +49,9 @@ def to_onnx(signature: ProgramSignature) -> bytes:
     graph = trace(signature)
     batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
     examples = tuple(
-        torch.zeros([EXAMPLE_BATCH if n is None else n for n in port.shape], dtype=DTYPES[port.dtype])
+        torch.zeros(
+            [EXAMPLE_BATCH if n is None else n for n in port.shape], dtype=DTYPES[port.dtype]
+        )
         for port in signature.inputs
     )
     dynamic = tuple({0: batch} if None in port.shape else None for port in signature.inputs)

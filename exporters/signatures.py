@@ -50,9 +50,7 @@ def run(graph: GraphModule, tensors: Tensors, x: Tensor, names: Names = own_name
 
     Running statistics in `tensors` are updated in place: hand in copies.
     """
-    own = {
-        name: tensors[names(name)] for name in attributes_read(graph) if names(name) in tensors
-    }
+    own = {name: tensors[names(name)] for name in attributes_read(graph) if names(name) in tensors}
     (output,) = [functional_call(graph, own, (x,))]
     return output[0] if isinstance(output, tuple | list) else output  # type: ignore[no-any-return]
 

@@ -31,14 +31,14 @@ def trace(signature: ProgramSignature) -> GraphModule:
     Raises ExportError naming the operator where one has no forward form, or where the model's
     code depends on the numbers that it is given.
     """
-    inputs = fake_inputs(signature.inputs)
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    inputs = fake_inputs(signature.inputs, mode)
 
     def flat(*tensors: Tensor) -> list[Tensor]:
         named = {port.name: t for port, t in zip(signature.inputs, tensors, strict=True)}
         results = signature.function(named)
         return [results[port.name] for port in signature.outputs]
 
-    mode = inputs[0].fake_mode
     try:
         with mode, enable_python_dispatcher():
             graph = make_fx(
@@ -55,9 +55,8 @@ def trace(signature: ProgramSignature) -> GraphModule:
     return graph
 
 
-def fake_inputs(ports: tuple[Port, ...]) -> list[Tensor]:
+def fake_inputs(ports: tuple[Port, ...], mode: FakeTensorMode) -> list[Tensor]:
     """Tensors without data for `ports`; the batch is one unknown shared by all of them."""
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     batch = open_batch(mode)
     with mode:
         return [

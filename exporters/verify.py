@@ -78,7 +78,10 @@ def compare(
         [port.name for port in signature.outputs], {n: t.numpy() for n, t in feeds.items()}
     )
     worst = max(
-        (relative_error(torch.from_numpy(np.asarray(came)), expected[port.name].detach()), port.name)
+        (
+            relative_error(torch.from_numpy(np.asarray(came)), expected[port.name].detach()),
+            port.name,
+        )
         for port, came in zip(signature.outputs, results, strict=True)
     )
     return Verdict(error=worst[0], signature=signature.name, output=worst[1], seed=seed)
@@ -91,7 +94,7 @@ def example(
     shape = [BATCH if size is None else size for size in port.shape]
     if port.kind == "labels":
         return torch.randint(classes, shape, generator=generator)
-    if port.state in values:
+    if port.state is not None and port.state in values:
         return values[port.state].detach()
     if port.kind == "scalar":
         return torch.tensor(0.05)
@@ -111,4 +114,4 @@ def relative_error(came: Tensor, expected: Tensor) -> float:
     if not np.isfinite(difference):
         return float("inf")
     floor = 1e-4 * max(1.0, expected.numel()) ** 0.5
-    return difference / max(float(expected.double().norm()), floor)
+    return float(difference / max(float(expected.double().norm()), floor))

@@ -73,7 +73,8 @@ def aggregate(model: GlobalModel, updates: Iterable[Received]) -> GlobalModel:
     nobody trained stay as they are. Raises UpdateError for an update that does not fit `model`.
     """
     shapes = {name: tuple(value.shape) for name, value in model.tensors.items()}
-    mean, kept_means = Mean(), {}
+    mean = Mean()
+    kept_means: dict[str, FactorMean] = {}
     for record, arrays in updates:
         spec = parse_spec(record.submodel)
         family = family_named(spec.family)
@@ -105,7 +106,7 @@ def aggregate(model: GlobalModel, updates: Iterable[Received]) -> GlobalModel:
 def recover(
     family: Family, tensors: Mapping[str, Tensor], table: tuple[TensorEntry, ...], shapes: Shapes
 ) -> dict[str, Tensor]:
-    """What an update says of the global model. Raises UpdateError where shapes do not multiply out."""
+    """What an update says of the global model. Raises UpdateError where its shapes do not fit."""
     try:
         recovered = family.recover(tensors, table, shapes)
     except (RuntimeError, KeyError, ValueError) as error:

@@ -96,7 +96,11 @@ def inspect(
 @model_options
 @click.option("--submodel", "spec", default="full", show_default=True, help="SPEC to export.")
 @click.option(
-    "--format", "runtime", type=click.Choice(["onnx"]), default="onnx", show_default=True,
+    "--format",
+    "runtime",
+    type=click.Choice(["onnx"]),
+    default="onnx",
+    show_default=True,
     help="Runtime on the device.",
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="New bundle folder.")
@@ -105,7 +109,8 @@ def inspect(
 @click.option("--momentum", default=0.9, show_default=True, help="SGD momentum.")
 @click.option("--weight-decay", default=0.0, show_default=True, help="Weight decay.")
 @click.option(
-    "--save-weights", type=click.Path(path_type=Path),
+    "--save-weights",
+    type=click.Path(path_type=Path),
     help="Also write the global model that the bundle is cut from; `aggregate` starts from it.",
 )
 @click.option("--no-verify", is_flag=True, help="Skip the comparison with PyTorch.")
@@ -144,9 +149,17 @@ def export(
 
     result = exporting.export_bundle(
         exporting.Request(
-            model=model, sample_shape=input_shape, spec=spec, out=out, weights=weights, seed=seed,
+            model=model,
+            sample_shape=input_shape,
+            spec=spec,
+            out=out,
+            weights=weights,
+            seed=seed,
             training=TrainingConfig(batch, epochs, learning_rate, momentum, weight_decay),
-            save_weights=save_weights, verify=not no_verify, force=force, dry_run=dry_run,
+            save_weights=save_weights,
+            verify=not no_verify,
+            force=force,
+            dry_run=dry_run,
         ),
         report=tables.Stages(),
     )
@@ -173,7 +186,9 @@ def aggregate(
     from toolkit import offline, tables
 
     if not updates:
-        raise click.UsageError("Give at least one UPDATE folder, as `edgetailor-agent train` wrote.")
+        raise click.UsageError(
+            "Give at least one UPDATE folder, as `edgetailor-agent train` wrote."
+        )
     done = offline.aggregate_files(global_file, updates, out, force)
     if as_json:
         records = [{"submodel": r.submodel, "samples": r.samples} for r in done.records]
@@ -197,7 +212,10 @@ def serve(config: Path) -> None:
 
 @main_group.command()
 @click.option(
-    "--out", default="edgetailor-demo", show_default=True, type=click.Path(path_type=Path),
+    "--out",
+    default="edgetailor-demo",
+    show_default=True,
+    type=click.Path(path_type=Path),
     help="Folder for everything the demo makes.",
 )
 @click.option("--rounds", default=12, show_default=True, type=click.IntRange(1), help="Rounds.")

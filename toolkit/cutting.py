@@ -6,6 +6,7 @@ is needed later: that activation is all that has to be recorded.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch.fx import Graph, GraphModule, Node
 
@@ -138,7 +139,7 @@ class Cutter:
             end = place if following is None else following
             if following is None or self.load(self.frozen(bounds[-1], end), batch) > limit:
                 bounds.append(place)
-        return [self.frozen(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [self.frozen(a, b) for a, b in pairwise(bounds)]
 
 
 def tensors_read(parts: Sequence[GraphModule]) -> list[str]:

@@ -54,7 +54,7 @@ def cp_rank(shape: Sequence[int], rate: float) -> int:
 
 
 def khatri_rao(factors: Sequence[Tensor]) -> Tensor:
-    """Column-wise Kronecker product of factors (I_n, R): (product of I_n, R), first mode slowest."""
+    """Column-wise Kronecker product of factors (I_n, R): (product of I_n, R), last mode fastest."""
     product, *rest = factors
     for factor in rest:
         product = (product.unsqueeze(1) * factor.unsqueeze(0)).reshape(-1, factor.shape[1])
@@ -109,7 +109,7 @@ def als(target: Tensor, factors: list[Tensor], sweeps: int) -> list[Tensor]:
         for mode, matrix in enumerate(unfolded):
             others = [factor for n, factor in enumerate(factors) if n != mode]
             gram = torch.stack([factor.T @ factor for factor in others]).prod(0)
-            # Nearly collinear components make the Gram matrix singular; this much keeps it solvable.
+            # Nearly collinear components make the Gram matrix singular; this keeps it solvable.
             gram.diagonal().add_(RIDGE * gram.diagonal().mean())
             factors[mode] = torch.linalg.solve(gram, (matrix @ khatri_rao(others)).T).T
         last, fit = fit, relative_residual(target, factors)

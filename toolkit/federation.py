@@ -8,6 +8,7 @@ import torch
 
 from exporters import compile_graphs
 from exporters.bundle_writer import bundle_files
+from profiles.errors import InputError
 from toolkit import weights
 from toolkit.aggregation import Received, aggregate
 from toolkit.loading import load_model
@@ -58,11 +59,19 @@ class Federation:
         self._replace(aggregate(self.model, updates))
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-        """Accuracy and mean cross-entropy of the global model on samples `x`, labels `y`."""
+        """Accuracy and mean cross-entropy of the global model on samples `x`, labels `y`.
+
+        Raises InputError for labels that the model has no class for.
+        """
         self.model.load_into(self.module)
         self.module.eval()
         with torch.no_grad():
             logits = self.module(torch.from_numpy(x))
+            if y.min() < 0 or y.max() >= logits.shape[1]:
+                raise InputError(
+                    f"The held-out data has labels from {y.min()} to {y.max()}; the model's "
+                    f"classes are 0 to {logits.shape[1] - 1}."
+                )
             target = torch.from_numpy(y)
             loss = float(torch.nn.functional.cross_entropy(logits, target))
             accuracy = float((logits.argmax(1) == target).double().mean())

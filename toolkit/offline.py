@@ -1,6 +1,6 @@
 """Rounds without a coordinator: aggregate update folders into a weights file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from device_agent.files import refuse_existing, write_file
 from device_agent.update import UpdateRecord, read_update
 from profiles.errors import UpdateError
 from toolkit import weights
-from toolkit.aggregation import aggregate
+from toolkit.aggregation import Received, aggregate
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def aggregate_files(
     records: list[UpdateRecord] = []
     seen: dict[str, Path] = {}
 
-    def received():  # type: ignore[no-untyped-def]
+    def received() -> Iterator[Received]:
         for folder in updates:
             record, tensors = read_update(folder)
             if record.base != base:

@@ -1,6 +1,6 @@
 """Submodel specs: a family, its one main number or name, and options.
 
-    full    low-rank:0.25    low-rank:0.25,keep=3    slice:0.42    slice:blocks.3    cp:2.0
+full    low-rank:0.25    low-rank:0.25,keep=3    slice:0.42    slice:blocks.3    cp:2.0
 """
 
 import math
@@ -72,15 +72,19 @@ def as_number(text: str) -> float | None:
 
 
 def parse_spec(text: str) -> Spec:
-    """Read a spec. Raises SpecError where it is malformed; whether its family exists is not asked."""
+    """Read a spec; its family may not exist. Raises SpecError where it is malformed."""
     head, *rest = text.strip().split(",")
     family, colon, size = head.partition(":")
     options: dict[str, str] = {}
     for part in rest:
         name, equals, value = part.partition("=")
         if not (name and equals and value) or name in options:
-            raise SpecError(f"{text!r}: {part!r} is no option; options are written name=value, once.")
+            raise SpecError(
+                f"{text!r}: {part!r} is no option; options are written name=value, once."
+            )
         options[name] = value
     if not family or (colon and not size):
-        raise SpecError(f"{text!r} is no submodel spec; write it like full, low-rank:0.25 or slice:0.42.")
+        raise SpecError(
+            f"{text!r} is no submodel spec; write it like full, low-rank:0.25 or slice:0.42."
+        )
     return Spec(family, size or None, options)

@@ -111,9 +111,7 @@ class Dense:
         return {}
 
 
-def recover_dense(
-    tensors: Mapping[str, Tensor], table: Sequence[TensorEntry]
-) -> dict[str, Tensor]:
+def recover_dense(tensors: Mapping[str, Tensor], table: Sequence[TensorEntry]) -> dict[str, Tensor]:
     """The tensors that are no factors, under the names of the global tensors they stand for."""
     return {
         entry.stands_for: tensors[entry.name]

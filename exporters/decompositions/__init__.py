@@ -5,21 +5,19 @@ PyTorch itself decomposes well (elementwise derivatives, softmax, pooling by mea
 its core table.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from torch._decomp import core_aten_decompositions
-from torch._ops import OpOverload
 
-from exporters.decompositions import convolution, normalisation
+from exporters.decompositions import convolution, normalisation, pooling
+from exporters.decompositions.form import Form, Forms
 
-Form = Callable[..., Any]
-GROUPS: tuple[dict[OpOverload, Form], ...] = (convolution.FORMS, normalisation.FORMS)
+GROUPS: tuple[Forms, ...] = (convolution.FORMS, normalisation.FORMS, pooling.FORMS)
 
 
-def merge(groups: tuple[dict[OpOverload, Form], ...]) -> dict[OpOverload, Form]:
+def merge(groups: tuple[Forms, ...]) -> Forms:
     """One table of all `groups`. Raises ValueError where two groups claim one operator."""
-    merged: dict[OpOverload, Form] = {}
+    merged: Forms = {}
     for group in groups:
         for operator, form in group.items():
             if operator in merged:

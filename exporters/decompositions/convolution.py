@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from exporters.decompositions.form import Forms
+
 aten = torch.ops.aten
 
 
@@ -25,7 +27,7 @@ def convolution_backward(
     Returns NotImplemented for transposed and three-dimensional convolutions.
     """
     if transposed or x.dim() not in (3, 4):
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     bias = grad.sum([0, *range(2, grad.dim())]) if output_mask[2] else None
     if x.dim() == 3:
         grad, x, weight = grad.unsqueeze(2), x.unsqueeze(2), weight.unsqueeze(2)
@@ -148,4 +150,4 @@ def cut(x: Tensor, axis: int, start: int, step: int, count: int) -> Tensor:
     return aten.slice(x, axis, start, start + step * (count - 1) + 1, step)  # type: ignore[no-any-return]
 
 
-FORMS = {aten.convolution_backward.default: convolution_backward}
+FORMS: Forms = {aten.convolution_backward.default: convolution_backward}

@@ -7,6 +7,8 @@ statistics are computed here and nothing is left to a runtime's definition.
 import torch
 from torch import Tensor
 
+from exporters.decompositions.form import Forms
+
 aten = torch.ops.aten
 
 
@@ -89,7 +91,7 @@ def batch_norm_backward(
     )
 
 
-FORMS = {
+FORMS: Forms = {
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten.native_batch_norm_backward.default: batch_norm_backward,
 }

@@ -35,12 +35,16 @@ class FactorizedConv2d(nn.Module):
     def __init__(self, dense: nn.Conv2d, rank: int) -> None:
         super().__init__()
         (kh, kw), (sh, sw), (dh, dw) = dense.kernel_size, dense.stride, dense.dilation
-        ph, pw = dense.padding  # type: ignore[misc]
-        self.u = nn.Conv2d(
-            dense.in_channels, rank, (kh, 1), (sh, 1), (int(ph), 0), (dh, 1), bias=False
-        )
+        assert not isinstance(dense.padding, str)
+        ph, pw = dense.padding
+        self.u = nn.Conv2d(dense.in_channels, rank, (kh, 1), (sh, 1), (ph, 0), (dh, 1), bias=False)
         self.v = nn.Conv2d(
-            rank, dense.out_channels, (1, kw), (1, sw), (0, int(pw)), (1, dw),
+            rank,
+            dense.out_channels,
+            (1, kw),
+            (1, sw),
+            (0, pw),
+            (1, dw),
             bias=dense.bias is not None,
         )
 
@@ -146,7 +150,9 @@ def factor_weights(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     if weight.dim() == 2:
         return u.T, v
     n, m, kh, kw = weight.shape
-    return u.reshape(m, kh, rank, 1).permute(2, 0, 1, 3), v.reshape(n, kw, rank, 1).permute(0, 2, 3, 1)
+    return u.reshape(m, kh, rank, 1).permute(2, 0, 1, 3), v.reshape(n, kw, rank, 1).permute(
+        0, 2, 3, 1
+    )
 
 
 def factor_matrices(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,7 +246,11 @@ class LowRank:
             classes=captured.classes,
             signatures=(
                 train(
-                    captured.training, sample_shape, parameters, buffers, optimizer,
+                    captured.training,
+                    sample_shape,
+                    parameters,
+                    buffers,
+                    optimizer,
                     penalty=frobenius_decay(pairs, decay),
                 ),
                 apply("predict", captured.inference, sample_shape, entries),

@@ -13,7 +13,7 @@ from exporters.program import Program, ProgramSignature
 from exporters.signatures import apply, train
 from profiles.errors import SpecError
 from toolkit.counting import Counts, activations, macs
-from toolkit.cutting import Cutter, CutPoint, tensors_read
+from toolkit.cutting import CutPoint, Cutter, tensors_read
 from toolkit.entries import dense_entries
 from toolkit.families.full import one_pass
 from toolkit.spec import Spec, as_number
@@ -105,7 +105,9 @@ class Slice(Dense):
         point = choose(cutter, spec, batch)
         part = cutter.trained(point.place)
         read = tensors_read([part])
-        parameters = dense_entries(captured, filter(captured.parameters.__contains__, read), "parameter")
+        parameters = dense_entries(
+            captured, filter(captured.parameters.__contains__, read), "parameter"
+        )
         buffers = dense_entries(captured, filter(captured.buffers.__contains__, read), "buffer")
         stages = cutter.stages(point.place, cutter.load(part, batch), batch)
         frozen = dense_entries(captured, frozen_names(captured, tensors_read(stages)), "frozen")
@@ -151,7 +153,7 @@ class Slice(Dense):
             ),
             treatments=(
                 Treatment(
-                    f"up to {point.module}",
+                    f"ahead of {point.module}",
                     "frozen",
                     f"{len(stages)} stages of the multi-step forward pass",
                 ),

@@ -1,0 +1,39 @@
+"""The fleet as the coordinator sees it, for `edgetailor-agent status`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from device_agent.device_state import DeviceState
+from device_agent.link import Link
+from device_agent.protocol import Status
+from profiles.errors import InputError
+
+PATIENCE_S = 5.0
+"""How long a coordinator that does not answer is asked again."""
+
+
+def fleet_status(state: Path, say: Callable[[str], None]) -> Status:
+    """Ask the coordinator that the device of the folder `state` belongs to.
+
+    Raises InputError where it belongs to none, LinkError where nobody answers.
+    """
+    identity = DeviceState(state).identity()
+    if identity is None:
+        raise InputError(
+            f"{state} belongs to no coordinator yet: run `edgetailor-agent join URL --token-file "
+            "FILE` first."
+        )
+    return Link(identity.url, identity.secret, say, patience_s=PATIENCE_S).status()
+
+
+def lines(status: Status) -> list[str]:
+    """The status as plain text: the round, then a line a device."""
+    head = f"round {status.round} of {status.rounds}, {status.state}"
+    if status.history:
+        head += f", global accuracy {status.history[-1].accuracy:.1%}"
+    rows = [
+        f"  {d.device:<14} {d.submodel:<16} {d.state:<12} "
+        + ("" if d.loss is None else f"loss {d.loss:.4f}")
+        for d in status.devices
+    ]
+    return [head, *(row.rstrip() for row in rows)]

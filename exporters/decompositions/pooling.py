@@ -1,0 +1,76 @@
+"""Gradient of max pooling, for any window: overlapping, padded, dilated."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from exporters.decompositions.convolution import cut
+from exporters.decompositions.form import Forms
+
+aten = torch.ops.aten
+
+
+def max_pool_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Tensor:
+    """Each window's gradient goes to its first largest element, as PyTorch has it.
+
+    `x` is (N, C, H, W), `grad` (N, C, H', W'). The maximum is found anew from shifted slices: the
+    indices of a runtime's own pooling are numbered in ways that differ.
+    """
+    kernel, padding, dilation = pair(kernel), pair(padding), pair(dilation)
+    stride = pair(stride) if stride else kernel
+    out = [int(size) for size in grad.shape[2:]]
+    spans = [(out[a] - 1) * stride[a] + dilation[a] * (kernel[a] - 1) + 1 for a in (0, 1)]
+    behind = [spans[a] - int(x.shape[2 + a]) - padding[a] for a in (0, 1)]
+    framed = aten.constant_pad_nd(x, [padding[1], behind[1], padding[0], behind[0]], -math.inf)
+    starts = [
+        (i * dilation[0], j * dilation[1]) for i in range(kernel[0]) for j in range(kernel[1])
+    ]
+    slices = [
+        cut(cut(framed, 2, row, stride[0], out[0]), 3, column, stride[1], out[1])
+        for row, column in starts
+    ]
+    total = torch.zeros_like(framed)
+    for share, start in zip(shares(grad, slices), starts, strict=True):
+        total = total + spread(share, start, stride, spans)
+    return aten.constant_pad_nd(total, [-padding[1], -behind[1], -padding[0], -behind[0]])  # type: ignore[no-any-return]
+
+
+def pair(sizes: list[int]) -> list[int]:
+    """Both sizes of a square one."""
+    return list(sizes) * 2 if len(sizes) == 1 else list(sizes)
+
+
+def shares(grad: Tensor, slices: list[Tensor]) -> list[Tensor]:
+    """The part of `grad` that goes to each of `slices`: to the first that holds the maximum."""
+    best, larger = slices[0], [torch.ones_like(slices[0], dtype=torch.bool)]
+    for values in slices[1:]:
+        larger.append(values > best)
+        best = torch.maximum(best, values)
+    left, parts = grad, []
+    for mask in reversed(larger):
+        parts.append(torch.where(mask, left, 0.0))
+        left = torch.where(mask, 0.0, left)
+    return parts[::-1]
+
+
+def spread(values: Tensor, start: tuple[int, int], stride: list[int], spans: list[int]) -> Tensor:
+    """`values` back at the places of a (.., *spans) tensor that a slice took them from."""
+    batch, channels, rows, columns = values.shape
+    stuffed = aten.constant_pad_nd(
+        values.unsqueeze(3).unsqueeze(5), [0, stride[1] - 1, 0, 0, 0, stride[0] - 1]
+    ).reshape(batch, channels, rows * stride[0], columns * stride[1])
+    behind = [spans[a] - start[a] - int(stuffed.shape[2 + a]) for a in (0, 1)]
+    return aten.constant_pad_nd(stuffed, [start[1], behind[1], start[0], behind[0]])  # type: ignore[no-any-return]
+
+
+FORMS: Forms = {aten.max_pool2d_with_indices_backward.default: max_pool_backward}

@@ -1,0 +1,25 @@
+"""Fresh random data in every run, and the seed to repeat it with."""
+
+import os
+
+import numpy as np
+import pytest
+
+VARIABLE = "EDGETAILOR_TEST_SEED"
+
+
+def pytest_configure() -> None:
+    # In the environment, so that all workers of one run draw from the same seed.
+    os.environ.setdefault(VARIABLE, str(np.random.SeedSequence().generate_state(1)[0]))
+
+
+def pytest_report_header() -> str:
+    return f"random data: {VARIABLE}={os.environ[VARIABLE]}"
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """The seed of this run's random data; set EDGETAILOR_TEST_SEED to repeat a run."""
+    value = int(os.environ[VARIABLE])
+    print(f"repeat with {VARIABLE}={value}")
+    return value

@@ -1,0 +1,72 @@
+"""Small models for tests, all `nn.Sequential`, so that an oracle can cut them by counting children.
+
+The smooth ones have no kinks: two correct float32 implementations then agree to rounding.
+"""
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+INPUT_SHAPE = (2, 6, 6)
+CLASSES = 4
+
+
+class Residual(nn.Module):
+    """tanh(batch norm(3 x 3 convolution) + 1 x 1 shortcut), both with stride 2."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False)
+        self.bn = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.bn(self.conv(x)) + self.shortcut(x))
+
+
+def smooth_cnn() -> nn.Sequential:
+    """Convolutions with and without batch norm, a residual block and a linear hidden layer."""
+    return nn.Sequential(
+        OrderedDict(
+            conv=nn.Conv2d(2, 6, 3, padding=1, bias=False),
+            bn=nn.BatchNorm2d(6),
+            act=nn.GELU(),
+            strided=nn.Conv2d(6, 8, (3, 2), (2, 1), (1, 0)),
+            squash=nn.Sigmoid(),
+            residual=Residual(8, 8),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flat=nn.Flatten(),
+            hidden=nn.Linear(8, 12),
+            bend=nn.Tanh(),
+            classifier=nn.Linear(12, CLASSES),
+        )
+    )
+
+
+def relu_cnn() -> nn.Sequential:
+    """One convolution with batch norm and ReLU: compare masks before gradients."""
+    return nn.Sequential(
+        OrderedDict(
+            conv=nn.Conv2d(2, 4, 3, padding=1, bias=False),
+            bn=nn.BatchNorm2d(4),
+            act=nn.ReLU(),
+            flat=nn.Flatten(),
+            classifier=nn.Linear(4 * 6 * 6, CLASSES),
+        )
+    )
+
+
+def smooth_conv1d() -> nn.Sequential:
+    """One-dimensional convolutions, the second with groups and a dilation."""
+    return nn.Sequential(
+        OrderedDict(
+            conv=nn.Conv1d(2, 4, 3, padding=1, bias=False),
+            bn=nn.BatchNorm1d(4),
+            act=nn.Tanh(),
+            grouped=nn.Conv1d(4, 8, 2, dilation=2, groups=2),
+            bend=nn.GELU(),
+            flat=nn.Flatten(),
+            classifier=nn.Linear(8 * 7, CLASSES),
+        )
+    )

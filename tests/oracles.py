@@ -1,0 +1,295 @@
+"""One federated round in plain PyTorch: torch autograd and torch.optim, in float64.
+
+Nothing of the exporters or the toolkit is used here; the order of the samples is the agent's.
+Models are `nn.Sequential`; a state maps the model's own tensor names to float64 tensors.
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from device_agent.data import batches
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a device trains."""
+
+    batch_size: int
+    epochs: int
+    rate: float
+    momentum: float
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device's samples and the seed of their order."""
+
+    x: np.ndarray
+    y: np.ndarray
+    seed: int
+
+    def visits(self, plan: Plan) -> Iterator[tuple[Tensor, np.ndarray]]:
+        """Labels and sample numbers of every batch of every epoch."""
+        for epoch in range(plan.epochs):
+            order = np.random.default_rng([self.seed, epoch])
+            for indices in batches(len(self.y), plan.batch_size, order):
+                yield torch.from_numpy(self.y[indices]), indices
+
+
+def state_of(model: nn.Module) -> State:
+    """A model's parameters and statistics, detached; integer batch counters left out."""
+    return {
+        name: value.detach().double().clone()
+        for name, value in model.state_dict().items()
+        if value.is_floating_point()
+    }
+
+
+def mean(updates: Sequence[tuple[Mapping[str, Tensor], float]], old: State) -> State:
+    """Each tensor's average over the updates that hold it, weighted; the old one where none does."""
+    new = dict(old)
+    for name in old:
+        held = [(u[name].numpy(), weight) for u, weight in updates if name in u]
+        if held:
+            values, weights = zip(*held, strict=True)
+            new[name] = torch.from_numpy(np.average(np.stack(values), axis=0, weights=weights))
+    return new
+
+
+def sgd(groups: Sequence[dict[str, object]], plan: Plan, nesterov: bool = False) -> torch.optim.SGD:
+    return torch.optim.SGD(
+        groups,
+        lr=plan.rate,
+        momentum=plan.momentum,
+        weight_decay=plan.weight_decay,
+        nesterov=nesterov,
+    )
+
+
+def train_full(model: nn.Module, device: Device, plan: Plan) -> State:
+    """FedAvg's local training of everything."""
+    model = copy.deepcopy(model).double().train()
+    x = torch.from_numpy(device.x).double()
+    optimizer = sgd([{"params": list(model.parameters())}], plan)
+    for y, indices in device.visits(plan):
+        optimizer.zero_grad()
+        cross_entropy(model(x[indices]), y).backward()
+        optimizer.step()
+    return state_of(model)
+
+
+def train_slice(model: nn.Sequential, first: str, device: Device, plan: Plan) -> State:
+    """EmbracingFL: `first` and what follows it, trained on one recording of what is ahead of it."""
+    children = list(model.named_children())
+    cut = [name for name, _ in children].index(first)
+    prefix = nn.Sequential(OrderedDict(children[:cut]))
+    prefix = copy.deepcopy(prefix).double().eval()
+    with torch.no_grad():
+        recording = prefix(torch.from_numpy(device.x).double()).numpy()
+    suffix = nn.Sequential(OrderedDict(children[cut:]))
+    return train_full(suffix, Device(recording, device.y, device.seed), plan)
+
+
+class Pair(nn.Module):
+    """U then V in place of a dense layer, from numpy's SVD of FedHM's unrolled matrix."""
+
+    def __init__(self, dense: nn.Conv2d | nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.dense = dense
+        left, values, right = np.linalg.svd(self.unrolled(), full_matrices=False)
+        root = np.sqrt(values[:rank])
+        self.u = nn.Parameter(torch.from_numpy(left[:, :rank] * root))
+        self.v = nn.Parameter(torch.from_numpy(right[:rank].T * root))
+        self.bias = dense.bias
+
+    def unrolled(self) -> np.ndarray:
+        """(inputs * kh, outputs * kw)."""
+        weight = self.dense.weight.detach().double().numpy()
+        if weight.ndim == 2:
+            return weight.T
+        n, m, kh, kw = weight.shape
+        matrix = np.empty((m * kh, n * kw))
+        for o in range(n):
+            for i in range(m):
+                matrix[i * kh : (i + 1) * kh, o * kw : (o + 1) * kw] = weight[o, i]
+        return matrix
+
+    def product(self) -> Tensor:
+        """U V^T in the dense layer's shape."""
+        matrix = self.u @ self.v.T
+        if isinstance(self.dense, nn.Linear):
+            return matrix.T
+        n, m, kh, kw = self.dense.weight.shape
+        rows = [matrix[:, o * kw : (o + 1) * kw].reshape(m, kh, kw) for o in range(n)]
+        return torch.stack(rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.dense, nn.Linear):
+            return nn.functional.linear(x, self.product(), self.bias)
+        layer = self.dense
+        return nn.functional.conv2d(
+            x, self.product(), self.bias, layer.stride, layer.padding, layer.dilation
+        )
+
+
+def train_low_rank(
+    model: nn.Module, ranks: Mapping[str, int], decay: float, device: Device, plan: Plan
+) -> State:
+    """FedHM: the layers in `ranks` as U V^T with decay / 2 ||U V^T||_F^2 in place of weight decay."""
+    model = copy.deepcopy(model).double().train()
+    pairs = {name: Pair(model.get_submodule(name), rank) for name, rank in ranks.items()}
+    for name, pair in pairs.items():
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, pair)
+    factors = [p for pair in pairs.values() for p in (pair.u, pair.v)]
+    replaced = {id(p) for p in (*factors, *(pair.dense.weight for pair in pairs.values()))}
+    dense = [p for p in model.parameters() if id(p) not in replaced]
+    optimizer = sgd([{"params": dense}, {"params": factors, "weight_decay": 0.0}], plan)
+    x = torch.from_numpy(device.x).double()
+    for y, indices in device.visits(plan):
+        optimizer.zero_grad()
+        penalty = sum((pair.u @ pair.v.T).square().sum() for pair in pairs.values())
+        (cross_entropy(model(x[indices]), y) + decay / 2 * penalty).backward()
+        optimizer.step()
+    recovered = {
+        name: value
+        for name, value in state_of(model).items()
+        if name.rpartition(".")[0].removesuffix(".dense") not in ranks
+    }
+    for name, pair in pairs.items():
+        recovered[f"{name}.weight"] = pair.product().detach()
+        if pair.bias is not None:
+            recovered[f"{name}.bias"] = pair.bias.detach()
+    return recovered
+
+
+@dataclass(frozen=True)
+class BiLevel:
+    """TDPFed's own settings: lambda, s, s' and the factors' learning rate."""
+
+    penalty: float
+    personal_steps: int
+    factor_steps: int
+    factor_rate: float
+
+
+@dataclass
+class Tensorized:
+    """CP factors by parameter name (a dense parameter is its own only factor), and statistics."""
+
+    factors: dict[str, list[Tensor]]
+    statistics: State = field(default_factory=dict)
+
+    def composed(self) -> State:
+        """[[A]] of every parameter (eq. 21), and the statistics."""
+        return {n: composed(modes) for n, modes in self.factors.items()} | self.statistics
+
+
+def composed(modes: Sequence[Tensor]) -> Tensor:
+    """Sum over r of the outer products of the factors' columns r."""
+    if len(modes) == 1:
+        return modes[0]
+    letters = "abcdefg"[: len(modes)]
+    return torch.einsum(",".join(f"{c}r" for c in letters) + f"->{letters}", *modes)
+
+
+def factor_gradients(theta: Tensor, modes: Sequence[Tensor], penalty: float) -> list[Tensor]:
+    """Eq. 25: penalty * (-theta_(n) (Khatri-Rao of the others) + A_n V_n), V_n as in eq. 26."""
+    if len(modes) == 1:
+        return [penalty * (modes[0] - theta)]
+    letters = "abcdefg"[: len(modes)]
+    gradients = []
+    for n, mode in enumerate(modes):
+        others = [
+            (c, factor) for c, factor in zip(letters, modes, strict=True) if factor is not mode
+        ]
+        terms = ",".join([letters, *(f"{c}r" for c, _ in others)])
+        projected = torch.einsum(f"{terms}->{letters[n]}r", theta, *(f for _, f in others))
+        gram = torch.ones(mode.shape[1], mode.shape[1], dtype=mode.dtype)
+        for _, factor in others:
+            gram = gram * (factor.T @ factor)
+        gradients.append(penalty * (mode @ gram - projected))
+    return gradients
+
+
+def train_cp(
+    model: nn.Module,
+    start: Tensorized,
+    device: Device,
+    plan: Plan,
+    settings: BiLevel,
+    personal: State | None = None,
+) -> tuple[Tensorized, State]:
+    """TDPFed's client update from the factors `start`; returns new factors and personal model.
+
+    `personal` is the device's own model of earlier rounds; without one it begins as [[A]].
+    """
+    model = copy.deepcopy(model).double().train()
+    theta = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, value in (start.composed() | (personal or {})).items():
+            model.get_parameter(name).copy_(value) if name in theta else model.get_buffer(
+                name
+            ).copy_(value)
+    factors = {
+        name: [mode.clone().requires_grad_() for mode in modes]
+        for name, modes in start.factors.items()
+    }
+    nesterov = sgd([{"params": list(theta.values())}], plan, nesterov=True)
+    adam = torch.optim.Adam(
+        [mode for modes in factors.values() for mode in modes], lr=settings.factor_rate
+    )
+    x = torch.from_numpy(device.x).double()
+    for y, indices in device.visits(plan):
+        centres = {name: composed(modes).detach() for name, modes in factors.items()}
+        for _ in range(settings.personal_steps):
+            nesterov.zero_grad()
+            distance = sum(
+                (theta[name] - centre).square().sum() for name, centre in centres.items()
+            )
+            (cross_entropy(model(x[indices]), y) + settings.penalty / 2 * distance).backward()
+            nesterov.step()
+        for _ in range(settings.factor_steps):
+            for name, modes in factors.items():
+                detached = [mode.detach() for mode in modes]
+                gradients = factor_gradients(theta[name].detach(), detached, settings.penalty)
+                for mode, gradient in zip(modes, gradients, strict=True):
+                    mode.grad = gradient
+            adam.step()
+    trained = Tensorized(
+        {name: [mode.detach() for mode in modes] for name, modes in factors.items()},
+        {name: value for name, value in state_of(model).items() if name not in theta},
+    )
+    return trained, {name: value.detach().clone() for name, value in theta.items()}
+
+
+def mean_factors(updates: Sequence[tuple[Tensorized, float]]) -> Tensorized:
+    """AFM (eq. 20, beta = 1): every factor averaged by itself; so are the statistics."""
+    weights = [weight for _, weight in updates]
+
+    def average(values: Sequence[Tensor]) -> Tensor:
+        return torch.from_numpy(np.average(np.stack(values), axis=0, weights=weights))
+
+    first = updates[0][0]
+    return Tensorized(
+        {
+            name: [
+                average([u.factors[name][n].numpy() for u, _ in updates]) for n in range(len(modes))
+            ]
+            for name, modes in first.factors.items()
+        },
+        {
+            name: average([u.statistics[name].numpy() for u, _ in updates])
+            for name in first.statistics
+        },
+    )

@@ -1,0 +1,268 @@
+"""The global model after a round equals plain PyTorch's, family by family.
+
+Real bundles, on disk, trained by the agent in ONNX Runtime and folded by the federation; the other
+side is tests/oracles.py.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import oracles
+import pytest
+import safetensors.numpy
+import torch
+from models_for_tests import CLASSES, INPUT_SHAPE
+from oracles import BiLevel, Device, Plan, State, Tensorized
+from torch import Tensor, nn
+
+from device_agent.training import Trained, train_bundle
+from device_agent.update import read_update
+from toolkit import Federation, TrainingConfig
+
+PLAN = Plan(batch_size=8, epochs=2, rate=0.05, momentum=0.9, weight_decay=0.01)
+DECAY = 0.02
+BI_LEVEL = BiLevel(penalty=2.0, personal_steps=2, factor_steps=3, factor_rate=0.01)
+FULL = "full"
+LOW_RANK = f"low-rank:0.25,keep=1,decay={DECAY}"
+RANKS = {"strided": 2, "residual.conv": 2, "hidden": 3}  # a quarter of 8, 8 and 12 outputs
+SLICE = "slice:residual"
+CP = "cp:2.0,penalty=2.0,personal-steps=2,factor-steps=3,factor-rate=0.01"
+SIZES = (21, 9, 14)  # last batches of 5, of 9 (one left over joins) and of 6
+UNIT = 5
+"""Most that a float32 weight's own rounding may weigh in a change, in units of 1e-7 of its norm."""
+
+
+def federation_of(model: str, seed: int, shape: tuple[int, ...] = INPUT_SHAPE) -> Federation:
+    training = TrainingConfig(
+        batch_size=PLAN.batch_size,
+        epochs=PLAN.epochs,
+        learning_rate=PLAN.rate,
+        momentum=PLAN.momentum,
+        weight_decay=PLAN.weight_decay,
+    )
+    return Federation(f"models_for_tests:{model}", shape, training, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def compiled(seed: int) -> tuple[Federation, bytes]:
+    """A federation whose graphs are lowered once, and its first global model."""
+    federation = federation_of("smooth_cnn", seed)
+    with torch.no_grad():  # statistics and affine parameters that do not hide a mistake
+        generator = torch.Generator().manual_seed(seed)
+        for value in federation.model.tensors.values():
+            if value.dim() == 1:
+                value.add_(torch.rand(value.shape, generator=generator) * 0.5)
+    return federation, federation.save()
+
+
+@pytest.fixture
+def federation(compiled: tuple[Federation, bytes]) -> Federation:
+    federation, first = compiled
+    federation.load(first)
+    return federation
+
+
+@pytest.fixture
+def devices(seed: int) -> list[Device]:
+    return [device(seed, number, size, INPUT_SHAPE) for number, size in enumerate(SIZES)]
+
+
+def device(seed: int, number: int, size: int, shape: tuple[int, ...]) -> Device:
+    """Samples whose mean and spread differ between devices."""
+    draw = np.random.default_rng([seed, number])
+    x = draw.normal(0.3 * number, 1 + 0.5 * number, (size, *shape)).astype(np.float32)
+    return Device(x, draw.integers(CLASSES, size=size), seed=seed % 1000 + number)
+
+
+def trained(
+    federation: Federation,
+    spec: str,
+    device: Device,
+    folder: Path,
+    personal: Mapping[str, np.ndarray] | None = None,
+) -> Trained:
+    """Let a device train this round's bundle of `spec`, files and all; the update is in `folder`."""
+    bundle = folder / "bundle"
+    bundle.mkdir(parents=True)
+    for name, data in federation.bundle(spec).items():
+        (bundle / name).write_bytes(data)
+    np.savez(folder / "data.npz", x=device.x, y=device.y)
+    return train_bundle(
+        bundle,
+        str(folder / "data.npz"),
+        folder / "update",
+        threads=1,
+        seed=device.seed,
+        personal=personal,
+    )
+
+
+def one_round(
+    federation: Federation, fleet: Sequence[tuple[str, Device]], folder: Path
+) -> list[Trained]:
+    """Every device of `fleet` trains its spec, and all updates are folded."""
+    folders = [folder / str(number) for number in range(len(fleet))]
+    reports = [
+        trained(federation, spec, device, place)
+        for (spec, device), place in zip(fleet, folders, strict=True)
+    ]
+    federation.fold([read_update(place / "update") for place in folders])
+    return reports
+
+
+def model_now(federation: Federation) -> nn.Sequential:
+    """The global model as a float32 module."""
+    federation.model.load_into(federation.module)
+    assert isinstance(federation.module, nn.Sequential)
+    return federation.module
+
+
+def state_now(federation: Federation) -> State:
+    return oracles.state_of(model_now(federation))
+
+
+def assert_equal(came: Mapping[str, Tensor], expected: State, old: State) -> None:
+    """Each tensor within 1e-4 in norm, and what the round changed of it within 1e-3."""
+    assert came.keys() == expected.keys()
+    for name, value in expected.items():
+        difference = float((came[name] - value).norm())
+        change = float((value - old[name]).norm())
+        size = float(value.norm())
+        assert difference <= 1e-4 * size, f"{name}: {difference / size:.1e} of its norm"
+        assert difference <= 1e-3 * change + UNIT * 1e-7 * size, (
+            f"{name}: {difference / change:.1e} of its change"
+        )
+
+
+def received_factors(federation: Federation, spec: str) -> Tensorized:
+    """Factors and statistics as the bundle's files say them."""
+    files = federation.bundle(spec)
+    manifest = json.loads(files["manifest.json"])
+    values = safetensors.numpy.load(files["weights.safetensors"])
+    start = Tensorized({})
+    for entry in manifest["tensors"]:
+        if entry["name"] in values:
+            value = torch.from_numpy(values[entry["name"]]).double()
+            if entry["role"] == "buffer":
+                start.statistics[entry["stands_for"]] = value
+            else:
+                start.factors.setdefault(entry["stands_for"], []).append(value)
+    return start
+
+
+def test_full(federation: Federation, devices: list[Device], tmp_path: Path) -> None:
+    old, model = state_now(federation), model_now(federation)
+    updates = [(oracles.train_full(model, d, PLAN), len(d.y)) for d in devices]
+    one_round(federation, [(FULL, d) for d in devices], tmp_path)
+    assert_equal(state_now(federation), oracles.mean(updates, old), old)
+    for name, value in federation.model.tensors.items():
+        if not value.is_floating_point():
+            assert value == 0, f"{name} counts batches and is nobody's to train"
+
+
+def test_low_rank(federation: Federation, devices: list[Device], tmp_path: Path) -> None:
+    old, model = state_now(federation), model_now(federation)
+    updates = [
+        (oracles.train_low_rank(model, RANKS, DECAY, d, PLAN), len(d.y)) for d in devices[:2]
+    ]
+    one_round(federation, [(LOW_RANK, d) for d in devices[:2]], tmp_path)
+    assert_equal(state_now(federation), oracles.mean(updates, old), old)
+
+
+def test_slice_beside_full(federation: Federation, devices: list[Device], tmp_path: Path) -> None:
+    old, model = state_now(federation), model_now(federation)
+    updates = [
+        (oracles.train_slice(model, "residual", devices[0], PLAN), len(devices[0].y)),
+        (oracles.train_slice(model, "residual", devices[1], PLAN), len(devices[1].y)),
+        (oracles.train_full(model, devices[2], PLAN), len(devices[2].y)),
+    ]
+    fleet = list(zip((SLICE, SLICE, FULL), devices, strict=True))
+    one_round(federation, fleet, tmp_path)
+    assert_equal(state_now(federation), oracles.mean(updates, old), old)
+
+
+def test_tensors_that_nobody_trained_stay_bit_for_bit(
+    federation: Federation, devices: list[Device], tmp_path: Path
+) -> None:
+    before = dict(federation.model.tensors)
+    one_round(federation, [(SLICE, devices[1])], tmp_path)
+    for name, value in federation.model.tensors.items():
+        frozen = name.split(".")[0] in ("conv", "bn", "strided")
+        counter = not value.is_floating_point()
+        assert torch.equal(value, before[name]) == (frozen or counter), name
+
+
+def test_cp_over_two_rounds(federation: Federation, devices: list[Device], tmp_path: Path) -> None:
+    fleet = [(CP, d) for d in devices[:2]]
+    model = model_now(federation)
+    theirs: list[Mapping[str, np.ndarray] | None] = [None, None]
+    ours: list[State | None] = [None, None]
+    for number in range(2):  # the second with kept personal models and averaged factors
+        old, start = state_now(federation), received_factors(federation, CP)
+        updates, folders = [], []
+        for place, (spec, device) in enumerate(fleet):
+            factors, ours[place] = oracles.train_cp(
+                model, start, device, PLAN, BI_LEVEL, ours[place]
+            )
+            updates.append((factors, len(device.y)))
+            folders.append(tmp_path / f"{number}-{place}")
+            theirs[place] = trained(federation, spec, device, folders[-1], theirs[place]).personal
+            kept = {
+                name.removeprefix("personal:"): torch.from_numpy(value).double()
+                for name, value in (theirs[place] or {}).items()
+            }
+            assert_equal(kept, ours[place] or {}, start.composed())
+        federation.fold([read_update(folder / "update") for folder in folders])
+        assert_equal(state_now(federation), oracles.mean_factors(updates).composed(), old)
+
+
+def test_mixed_fleet(
+    federation: Federation, devices: list[Device], seed: int, tmp_path: Path
+) -> None:
+    """Weights by samples; `cp` devices count once, as composed averaged factors."""
+    devices = [*devices, device(seed, 3, 11, INPUT_SHAPE), device(seed, 4, 16, INPUT_SHAPE)]
+    specs = (FULL, LOW_RANK, SLICE, CP, CP)
+    old, model = state_now(federation), model_now(federation)
+    start = received_factors(federation, CP)
+    factors = [
+        (oracles.train_cp(model, start, d, PLAN, BI_LEVEL)[0], len(d.y)) for d in devices[3:]
+    ]
+    updates = [
+        (oracles.train_full(model, devices[0], PLAN), len(devices[0].y)),
+        (oracles.train_low_rank(model, RANKS, DECAY, devices[1], PLAN), len(devices[1].y)),
+        (oracles.train_slice(model, "residual", devices[2], PLAN), len(devices[2].y)),
+        (oracles.mean_factors(factors).composed(), sum(weight for _, weight in factors)),
+    ]
+    one_round(federation, list(zip(specs, devices, strict=True)), tmp_path)
+    assert_equal(state_now(federation), oracles.mean(updates, old), old)
+    refitted = received_factors(federation, CP).composed()
+    for name in start.factors:
+        if len(start.factors[name]) == 1:
+            assert torch.equal(refitted[name], state_now(federation)[name]), name
+
+
+def test_relu_where_no_mask_hangs_on_rounding(seed: int, tmp_path: Path) -> None:
+    federation = federation_of("relu_cnn", seed)
+    old, model = state_now(federation), model_now(federation)
+    for number in range(100):
+        local = device(seed, number, 9, INPUT_SHAPE)
+        closest: list[float] = []
+        model.act.register_forward_hook(lambda _, x, __: closest.append(float(x[0].abs().min())))
+        expected = oracles.train_full(model, local, PLAN)
+        model.act._forward_hooks.clear()
+        if min(closest) > 1e-4:
+            break
+    one_round(federation, [(FULL, local)], tmp_path)
+    assert_equal(state_now(federation), expected, old)
+
+
+@pytest.mark.long
+def test_full_of_one_dimension(seed: int, tmp_path: Path) -> None:
+    federation = federation_of("smooth_conv1d", seed, (2, 9))
+    old, model = state_now(federation), model_now(federation)
+    fleet = [device(seed, number, size, (2, 9)) for number, size in enumerate(SIZES)]
+    updates = [(oracles.train_full(model, d, PLAN), len(d.y)) for d in fleet]
+    one_round(federation, [(FULL, d) for d in fleet], tmp_path)
+    assert_equal(state_now(federation), oracles.mean(updates, old), old)

@@ -1,0 +1,183 @@
+"""Child processes that never outlive the demo, and whose death ends it."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from profiles.errors import EdgeTailorError
+
+LOOK_S = 0.1
+"""How often the children are looked at, in seconds."""
+GRACE_S = 5.0
+"""What a child gets to end by itself before it is killed, in seconds."""
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Child:
+    """A running process and the file that holds what it says."""
+
+    name: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.poll() is None
+
+    def obituary(self) -> str:
+        """One sentence on how it ended."""
+        code = self.process.returncode
+        name = f" ({signal.Signals(-code).name})" if code < 0 else ""
+        lines = self.log.read_text(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        return (
+            f"{self.name} ended with exit code {code}{name}; its last words in {self.log}: {last}"
+        )
+
+
+class Processes:
+    """The children of this process; as a context it ends all of them when it is left.
+
+    Each has a log in the folder `logs` and a session of its own, so that Ctrl-C reaches this
+    process alone, which then ends them in order.
+    """
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _end(self._children, GRACE_S)
+
+    def start(
+        self, name: str, module: str, arguments: Sequence[object], stdout: Path | None = None
+    ) -> Child:
+        """Run `python -m module arguments`; what it prints goes to the file `stdout` or its log."""
+        log = self._logs / f"{name}.log"
+        with log.open("ab") as talk, stdout.open("wb") if stdout else log.open("ab") as prints:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=prints,
+                stderr=talk,
+                env=_environment(),
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+        child = Child(name, log, process)
+        self._children.append(child)
+        return child
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass. Raises EdgeTailorError as soon as a child ends in failure."""
+        until = time.monotonic() + seconds
+        while True:
+            self._check()
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(LOOK_S, left))
+
+    def finish(self, children: Sequence[Child], limit_s: float) -> None:
+        """Wait for `children`. Raises EdgeTailorError for failure or after `limit_s` seconds."""
+        until = time.monotonic() + limit_s
+        while left := [child for child in children if child.running]:
+            if time.monotonic() > until:
+                raise EdgeTailorError(
+                    f"{left[0].name} did not end within {limit_s:.0f} s; see {left[0].log}."
+                )
+            self.pause(LOOK_S)
+        self._check()
+
+    def stop(self, child: Child, limit_s: float) -> None:
+        """Interrupt `child`, which is not needed any more; kill it after `limit_s` seconds."""
+        self._children = [other for other in self._children if other is not child]
+        _end([child], limit_s, signal.SIGINT)
+
+    def _check(self) -> None:
+        """Raise EdgeTailorError for a child that failed; forget those that are done."""
+        for child in list(self._children):
+            if child.running:
+                continue
+            if child.process.returncode:
+                raise EdgeTailorError(child.obituary())
+            self._children.remove(child)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal interrupt as Ctrl-C does, so that clean-up happens."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+    wanted = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_DFL
+    ]
+    for number in wanted:
+        signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number in wanted:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _environment() -> dict[str, str]:
+    """One thread a process: there are more processes than cores already."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def _end_with_parent() -> None:
+    """Let Linux end this new process when its parent dies, even by SIGKILL."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _end(
+    children: Sequence[Child], limit_s: float, number: signal.Signals = signal.SIGTERM
+) -> None:
+    """Ask `children` and their own children to end; kill those that do not within `limit_s`."""
+    for child in children:
+        _signal(child, number)
+    until = time.monotonic() + limit_s
+    try:
+        for child in children:
+            with suppress(subprocess.TimeoutExpired):
+                child.process.wait(max(0.0, until - time.monotonic()))
+    finally:
+        for child in children:
+            _signal(child, signal.SIGKILL)
+            child.process.wait()
+
+
+def _signal(child: Child, number: signal.Signals) -> None:
+    """Signal the whole session of `child`, unless it has ended and its id may be another's now."""
+    if child.running:
+        with suppress(ProcessLookupError):
+            os.killpg(child.process.pid, number)
