@@ -90,8 +90,8 @@ class Family(Protocol):
         ...
 
 
-class Dense:
-    """For families whose tensors are the global model's own: recovering is renaming."""
+class Stateless:
+    """For families that keep nothing between rounds; recovering is renaming unless overridden."""
 
     averages_factors = False
 

@@ -1,11 +1,24 @@
 """Gradients of convolutions as convolutions, slices and matrix products."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from exporters.decompositions.form import Forms
+from exporters.decompositions.slicing import cut, stuff
 
 aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a 2-D convolution's kernel moves; each list holds height and width."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    groups: int
 
 
 def convolution_backward(
@@ -29,72 +42,45 @@ def convolution_backward(
     if transposed or x.dim() not in (3, 4):
         return NotImplemented  # type: ignore[no-any-return]
     bias = grad.sum([0, *range(2, grad.dim())]) if output_mask[2] else None
-    if x.dim() == 3:
+    line = x.dim() == 3
+    if line:
         grad, x, weight = grad.unsqueeze(2), x.unsqueeze(2), weight.unsqueeze(2)
         stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
-        d_x, d_w = gradients(grad, x, weight, stride, padding, dilation, groups, output_mask)
-        return (
-            None if d_x is None else d_x.squeeze(2),
-            None if d_w is None else d_w.squeeze(2),
-            bias,
-        )
-    return (*gradients(grad, x, weight, stride, padding, dilation, groups, output_mask), bias)
+    window = Window(stride, padding, dilation, groups)
+    d_x = input_gradient(grad, x, weight, window) if output_mask[0] else None
+    d_w = weight_gradient(grad, x, weight, window) if output_mask[1] else None
+    if line:
+        d_x = None if d_x is None else d_x.squeeze(2)
+        d_w = None if d_w is None else d_w.squeeze(2)
+    return d_x, d_w, bias
 
 
-def gradients(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    wanted: list[bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Input and weight gradients of a 2-D convolution, each where `wanted`."""
-    d_x = input_gradient(grad, x, weight, stride, padding, dilation, groups) if wanted[0] else None
-    d_w = weight_gradient(grad, x, weight, stride, padding, dilation, groups) if wanted[1] else None
-    return d_x, d_w
-
-
-def input_gradient(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
+def input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
     """dX = conv(stuffed grad, flipped weight with inputs and outputs exchanged), stride 1.
 
     A stride s puts s - 1 zeros behind each element of `grad` first; padding then brings the
     result to the size of `x`: dilation * (kernel - 1) - padding in front, the rest behind.
     """
-    batch, out_channels, *out = grad.shape
-    kernel = weight.shape[2:]
-    if stride != [1, 1]:
-        grad = aten.constant_pad_nd(
-            grad.unsqueeze(3).unsqueeze(5), [0, stride[1] - 1, 0, 0, 0, stride[0] - 1]
-        ).reshape(batch, out_channels, out[0] * stride[0], out[1] * stride[1])
+    if window.stride != [1, 1]:
+        grad = stuff(grad, window.stride)
     pads: list[int] = []
     for axis in (1, 0):
-        reach = dilation[axis] * (kernel[axis] - 1)
-        front = reach - padding[axis]
-        pads += [front, x.shape[2 + axis] + reach - front - out[axis] * stride[axis]]
+        reach = window.dilation[axis] * (weight.shape[2 + axis] - 1)
+        front = reach - window.padding[axis]
+        pads += [front, x.shape[2 + axis] + reach - front - grad.shape[2 + axis]]
     symmetric = pads[0] == pads[1] >= 0 and pads[2] == pads[3] >= 0
     if not symmetric:
         grad = aten.constant_pad_nd(grad, pads)
     return aten.convolution(  # type: ignore[no-any-return]
         grad,
-        exchange(weight, groups).flip([2, 3]),
+        exchange(weight, window.groups).flip([2, 3]),
         None,
         [1, 1],
         [pads[2], pads[0]] if symmetric else [0, 0],
-        dilation,
+        window.dilation,
         False,
         [0, 0],
-        groups,
+        window.groups,
     )
 
 
@@ -107,33 +93,25 @@ def exchange(weight: Tensor, groups: int) -> Tensor:
     return parts.reshape(groups * inputs, outputs // groups, *kernel)
 
 
-def weight_gradient(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
+def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
     """dW[:, :, i, :] = grad^T times the windows of row i, one product for each kernel row.
 
     Windows are laid out along the width only (kw shifted slices side by side): full im2col would
     copy the input kh times more.
     """
-    batch, outputs, *out = grad.shape
-    inputs = weight.shape[1]
-    rows, columns = weight.shape[2:]
+    outputs, inputs, rows, columns = weight.shape
+    batch, _, *out = grad.shape
+    places, groups = batch * out[0] * out[1], window.groups
     # Channels last, so that the windows of a row are whole rows of the right-hand matrix.
-    x = aten.constant_pad_nd(x, [padding[1], padding[1], padding[0], padding[0]])
-    x = x.permute(0, 2, 3, 1)
-    places = batch * out[0] * out[1]
+    high, wide = window.padding
+    x = aten.constant_pad_nd(x, [wide, wide, high, high]).permute(0, 2, 3, 1)
     left = grad.permute(1, 0, 2, 3).reshape(groups, outputs // groups, places)
     products = []
     for row in range(rows):
-        strip = cut(x, 1, row * dilation[0], stride[0], out[0])
+        strip = cut(x, 1, row * window.dilation[0], window.stride[0], out[0])
         windows = [
-            cut(strip, 2, column * dilation[1], stride[1], out[1]) for column in range(columns)
+            cut(strip, 2, column * window.dilation[1], window.stride[1], out[1])
+            for column in range(columns)
         ]
         right = torch.stack(windows, 3).reshape(places, columns, groups, inputs)
         if groups == 1:
@@ -143,11 +121,6 @@ def weight_gradient(
             product = torch.bmm(left, right)
         products.append(product.reshape(outputs, columns, inputs))
     return torch.stack(products, 1).permute(0, 3, 1, 2)
-
-
-def cut(x: Tensor, axis: int, start: int, step: int, count: int) -> Tensor:
-    """`count` elements along `axis`, from `start`, every `step`-th."""
-    return aten.slice(x, axis, start, start + step * (count - 1) + 1, step)  # type: ignore[no-any-return]
 
 
 FORMS: Forms = {aten.convolution_backward.default: convolution_backward}

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from exporters.decompositions.convolution import cut
 from exporters.decompositions.form import Forms
+from exporters.decompositions.slicing import cut, stuff
 
 aten = torch.ops.aten
 
@@ -65,10 +65,7 @@ def shares(grad: Tensor, slices: list[Tensor]) -> list[Tensor]:
 
 def spread(values: Tensor, start: tuple[int, int], stride: list[int], spans: list[int]) -> Tensor:
     """`values` back at the places of a (.., *spans) tensor that a slice took them from."""
-    batch, channels, rows, columns = values.shape
-    stuffed = aten.constant_pad_nd(
-        values.unsqueeze(3).unsqueeze(5), [0, stride[1] - 1, 0, 0, 0, stride[0] - 1]
-    ).reshape(batch, channels, rows * stride[0], columns * stride[1])
+    stuffed = stuff(values, stride)
     behind = [spans[a] - start[a] - int(stuffed.shape[2 + a]) for a in (0, 1)]
     return aten.constant_pad_nd(stuffed, [start[1], behind[1], start[0], behind[0]])  # type: ignore[no-any-return]
 

@@ -1,5 +1,6 @@
 """The demo: how it deals out the data, what it reports, and that it leaves no process behind."""
 
+import io
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from device_agent.protocol import DeviceStatus, RoundResult, Status
 from profiles.errors import EdgeTailorError, InputError
@@ -172,8 +174,8 @@ def result(*devices: DeviceReport) -> DemoResult:
 
 
 TABLE = """\
-device    submodel      samples params capacity  down   up forward backprop peak
-                                                   MB   MB      ms       ms   MB
+                                                 down   up forward backprop peak
+device    submodel      samples params capacity    MB   MB      ms       ms   MB
 desktop-1 full            1,231 33,338     1.00 12.98 1.64    0.91    20.50   76
 board-2   slice:units.2   1,231 33,338     1.00 12.98 1.64    0.91    20.50   76
 down, up: all rounds together. forward, backprop: one batch of 16, one thread.
@@ -249,15 +251,13 @@ def test_without_a_terminal_each_round_is_one_line() -> None:
 
 
 def test_the_picture_has_a_line_for_each_device() -> None:
-    from rich.console import Console
-
     picture = Picture(["board-1", "board-2"])
     picture.show(status(2, *result().history[:2]))
-    console = Console(width=80, record=True, quiet=True)
+    console = Console(width=80, file=io.StringIO(), record=True)
     console.print(picture)
-    lines = [line.split() for line in console.export_text().splitlines()]
-    assert "".join(lines[0]) == "Round2of2,training·0s·globalaccuracy80.0%"
-    assert lines[2:] == [
+    head, _, *rows = console.export_text().splitlines()
+    assert head.rstrip() == "Round 2 of 2, training · 0 s · global accuracy 80.0%"
+    assert [row.split() for row in rows] == [
         ["device", "submodel", "state", "loss"],
         ["board-1", "slice:units.2", "training", "0.2500"],
         ["board-2", "starting"],
@@ -278,30 +278,37 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_dying_child_ends_the_others_and_is_named(modules: Path) -> None:
     expected = f"phone-1 ended with exit code 1; its last words in {modules / 'phone-1.log'}: disk"
-    with Processes(modules) as processes, pytest.raises(EdgeTailorError, match=expected) as caught:
+    with Processes(modules) as processes:
         sleeper = processes.start("sleeper", "sleeper", [])
         processes.start("phone-1", "dying", [])
-        processes.pause(60)
+        with pytest.raises(EdgeTailorError, match=expected) as caught:
+            processes.pause(60)
     assert not sleeper.running
     assert "\n" not in str(caught.value)
 
 
 def test_a_killed_child_is_named_with_its_signal(modules: Path) -> None:
-    with Processes(modules) as processes, pytest.raises(EdgeTailorError, match=r"-9 \(SIGKILL\)"):
+    with Processes(modules) as processes:
         processes.start("phone-1", "sleeper", []).process.kill()
-        processes.pause(60)
+        with pytest.raises(EdgeTailorError, match=r"phone-1 ended with exit code -9 \(SIGKILL\)"):
+            processes.pause(60)
 
 
 def test_a_child_that_does_not_end_in_time_is_an_error(modules: Path) -> None:
-    with Processes(modules) as processes, pytest.raises(EdgeTailorError, match="did not end wi"):
-        processes.finish([processes.start("phone-1", "sleeper", [])], 0.2)
+    with Processes(modules) as processes:
+        sleeper = processes.start("phone-1", "sleeper", [])
+        with pytest.raises(EdgeTailorError, match="phone-1 did not end within 1 s"):
+            processes.finish([sleeper], 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 1), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "ended_by"),
+    [(signal.SIGTERM, signal.SIGINT), (signal.SIGKILL, signal.SIGKILL)],  # SIGTERM interrupts
 )
-def test_children_end_with_their_parent(modules: Path, number: signal.Signals, code: int) -> None:
+def test_children_end_with_their_parent(
+    modules: Path, number: signal.Signals, ended_by: signal.Signals
+) -> None:
     command = [sys.executable, "-c", WATCHING, str(modules)]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert parent.stdout is not None
@@ -309,7 +316,7 @@ def test_children_end_with_their_parent(modules: Path, number: signal.Signals, c
     assert any("sleeper" in line for line in command_lines_with(modules))
     parent.send_signal(number)
     parent.communicate(timeout=20)
-    assert parent.returncode in (code, -signal.SIGINT if code == 1 else code)
+    assert parent.returncode == -ended_by
     wait_until(lambda: not command_lines_with(modules))
 
 

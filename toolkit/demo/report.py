@@ -35,7 +35,9 @@ def show(result: DemoResult) -> None:
 
 def table(result: DemoResult) -> Table:
     """A line for each device, within 80 columns."""
-    made = Table("device", "submodel", box=None, padding=(0, 1, 0, 0), header_style="bold")
+    made = Table(
+        "device", "submodel", box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
+    )
     for column in COLUMNS:
         made.add_column(column, justify="right")
     for device in result.devices:

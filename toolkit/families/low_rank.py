@@ -11,17 +11,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from device_agent.manifest import SAMPLES, TensorEntry
+from device_agent.manifest import TensorEntry
 from exporters.capture import Captured, capture
 from exporters.optimizers import SGD
-from exporters.program import Program, Tensors
-from exporters.signatures import apply, train
+from exporters.program import Tensors
 from profiles.errors import SpecError
-from toolkit.counting import Counts, activations, macs
+from toolkit.assembly import whole_network
 from toolkit.factorization import roll, truncated_svd, unroll
-from toolkit.families.full import one_pass
 from toolkit.spec import Spec
-from toolkit.submodel import Shapes, Submodel, Treatment, factors_of, recover_dense
+from toolkit.submodel import Shapes, Stateless, Submodel, Treatment, factors_of, recover_dense
 from toolkit.training import TrainingConfig
 from toolkit.weights import GlobalModel
 
@@ -66,7 +64,7 @@ class FactorizedLinear(nn.Module):
         return self.v(self.u(x))  # type: ignore[no-any-return]
 
 
-Dense = nn.Conv2d | nn.Linear
+Layer = nn.Conv2d | nn.Linear
 
 
 def plan(model: nn.Module, ratio: float, keep: int) -> tuple[dict[str, int], list[Treatment]]:
@@ -88,7 +86,7 @@ def plan(model: nn.Module, ratio: float, keep: int) -> tuple[dict[str, int], lis
         if not reason and kept < keep:
             kept, reason = kept + 1, f"one of the first {keep} layers"
         if not reason:
-            assert isinstance(module, Dense)
+            assert isinstance(module, Layer)
             rank = max(1, math.floor(ratio * outputs(module) + 0.5))
             reason = why_no_gain(module, rank)
         if reason:
@@ -99,7 +97,7 @@ def plan(model: nn.Module, ratio: float, keep: int) -> tuple[dict[str, int], lis
     return ranks, treatments
 
 
-def outputs(module: Dense) -> int:
+def outputs(module: Layer) -> int:
     """Output channels or features."""
     return module.out_channels if isinstance(module, nn.Conv2d) else module.out_features
 
@@ -121,7 +119,7 @@ def why_dense(module: nn.Module, last: bool) -> str:
     return ""
 
 
-def why_no_gain(module: Dense, rank: int) -> str:
+def why_no_gain(module: Layer, rank: int) -> str:
     """Why factors of `rank` would be no smaller than the layer; empty where they are."""
     rows, columns = unroll(module.weight).shape
     if rank * (rows + columns) >= rows * columns:
@@ -163,13 +161,8 @@ def factor_matrices(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return u.permute(1, 2, 0, 3).reshape(-1, rank), v.permute(0, 3, 1, 2).reshape(-1, rank)
 
 
-def frobenius_decay(pairs: Sequence[tuple[str, str]], strength: float) -> "FrobeniusDecay | None":
-    """The penalty strength / 2 * sum of ||U V^T||_F^2, None where it is nothing."""
-    return FrobeniusDecay(pairs, strength) if pairs and strength else None
-
-
 class FrobeniusDecay:
-    """||U V^T||_F^2 = trace((U^T U)(V^T V)), which needs only r x r matrices."""
+    """strength / 2 * sum of ||U V^T||_F^2, each trace((U^T U)(V^T V)): r x r matrices only."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]], strength: float) -> None:
         self.pairs = pairs
@@ -204,13 +197,12 @@ def table_entries(captured: Captured, ranks: Mapping[str, int]) -> list[TensorEn
     return entries
 
 
-class LowRank:
-    """See the module."""
+class LowRank(Stateless):
+    """See the module. Every round starts from the SVD of the global model."""
 
     name = "low-rank"
     usage = "low-rank:RATIO"
     summary = "truncated-SVD factors of convolution and linear layers (FedHM); keep=, decay="
-    averages_factors = False
 
     def split(
         self,
@@ -231,8 +223,6 @@ class LowRank:
             )
         captured = capture(factorized(model, ranks), sample_shape)
         entries = table_entries(captured, ranks)
-        parameters = [e for e in entries if e.role == "parameter"]
-        buffers = [e for e in entries if e.role == "buffer"]
         pairs = [(f"{layer}.u.weight", f"{layer}.v.weight") for layer in ranks]
         optimizer = SGD(
             momentum=training.momentum,
@@ -240,25 +230,6 @@ class LowRank:
             # Frobenius decay takes the place of weight decay (FedHM, section 2.2).
             undecayed=frozenset(name for pair in pairs for name in pair),
         )
-        program = Program(
-            submodel=str(spec),
-            sample_shape=sample_shape,
-            classes=captured.classes,
-            signatures=(
-                train(
-                    captured.training,
-                    sample_shape,
-                    parameters,
-                    buffers,
-                    optimizer,
-                    penalty=frobenius_decay(pairs, decay),
-                ),
-                apply("predict", captured.inference, sample_shape, entries),
-            ),
-            tensors=(*entries, *optimizer.state(parameters)),
-            schedule=(one_pass(SAMPLES, training),),
-        )
-        total = sum(value.numel() for value in captured.parameters.values())
 
         def cut(weights: GlobalModel) -> dict[str, Tensor]:
             values = {
@@ -266,22 +237,20 @@ class LowRank:
                 for e in entries
                 if e.factor is None and e.stands_for is not None
             }
-            for layer, rank in ranks.items():
-                u, v = factor_weights(weights.tensors[f"{layer}.weight"], rank)
-                values[f"{layer}.u.weight"], values[f"{layer}.v.weight"] = u, v
+            for (u_name, v_name), (layer, rank) in zip(pairs, ranks.items(), strict=True):
+                dense = weights.tensors[f"{layer}.weight"]
+                values[u_name], values[v_name] = factor_weights(dense, rank)
             return values
 
-        return Submodel(
-            spec=spec,
-            program=program,
-            counts=Counts(
-                params=total,
-                activations=activations(captured.training, training.batch_size),
-                macs=macs(captured.training, training.batch_size),
-                exchanged=total + sum(value.numel() for value in captured.buffers.values()),
-            ),
-            treatments=tuple(treatments),
-            cut=cut,
+        return whole_network(
+            spec,
+            captured,
+            entries,
+            optimizer,
+            training,
+            cut,
+            penalty=FrobeniusDecay(pairs, decay) if pairs and decay else None,
+            treatments=treatments,
         )
 
     def recover(
@@ -293,15 +262,6 @@ class LowRank:
             u, v = factor_matrices(sides["u"], sides["v"])
             recovered[name] = roll(u @ v.T, shapes[name])
         return recovered
-
-    def refit(
-        self,
-        factors: Mapping[str, Tensor],
-        table: Sequence[TensorEntry],
-        weights: Mapping[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """Nothing is kept: every round starts from the SVD of the global model."""
-        return {}
 
 
 FAMILY = LowRank()

@@ -12,12 +12,12 @@ from exporters.optimizers import SGD
 from exporters.program import Program, ProgramSignature
 from exporters.signatures import apply, train
 from profiles.errors import SpecError
+from toolkit.assembly import one_pass
 from toolkit.counting import Counts, activations, macs
 from toolkit.cutting import CutPoint, Cutter, tensors_read
 from toolkit.entries import dense_entries
-from toolkit.families.full import one_pass
 from toolkit.spec import Spec, as_number
-from toolkit.submodel import Dense, Submodel, Treatment
+from toolkit.submodel import Stateless, Submodel, Treatment
 from toolkit.training import TrainingConfig
 from toolkit.weights import GlobalModel
 
@@ -83,7 +83,7 @@ def activation(stage: int) -> str:
     return f"activation_{stage}"
 
 
-class Slice(Dense):
+class Slice(Stateless):
     """See the module."""
 
     name = "slice"

@@ -1,0 +1,59 @@
+"""Putting together submodels that train a whole network with one step a batch."""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from device_agent.manifest import SAMPLES, Step, TensorEntry, Train
+from exporters.capture import Captured
+from exporters.optimizers import SGD
+from exporters.program import Program
+from exporters.signatures import Penalty, apply, train
+from toolkit.counting import Counts, activations, macs
+from toolkit.spec import Spec
+from toolkit.submodel import Submodel, Treatment, count
+from toolkit.training import TrainingConfig
+from toolkit.weights import GlobalModel
+
+
+def one_pass(source: str, training: TrainingConfig) -> Train:
+    """The usual schedule: one `train` step on each batch of `source`."""
+    return Train(
+        source=source,
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        steps=(Step(signature="train", inputs={"rate": training.learning_rate}),),
+    )
+
+
+def whole_network(
+    spec: Spec,
+    captured: Captured,
+    entries: Sequence[TensorEntry],
+    optimizer: SGD,
+    training: TrainingConfig,
+    cut: Callable[[GlobalModel], dict[str, Tensor]],
+    *,
+    penalty: Penalty | None = None,
+    treatments: Sequence[Treatment] = (),
+) -> Submodel:
+    """A submodel that trains all of `captured`, whose parameters and buffers are `entries`."""
+    parameters = [entry for entry in entries if entry.role == "parameter"]
+    buffers = [entry for entry in entries if entry.role == "buffer"]
+    shape = captured.sample_shape
+    step = train(captured.training, shape, parameters, buffers, optimizer, penalty=penalty)
+    program = Program(
+        submodel=str(spec),
+        sample_shape=shape,
+        classes=captured.classes,
+        signatures=(step, apply("predict", captured.inference, shape, entries)),
+        tensors=(*entries, *optimizer.state(parameters)),
+        schedule=(one_pass(SAMPLES, training),),
+    )
+    counts = Counts(
+        params=sum(count(entry.shape) for entry in parameters),
+        activations=activations(captured.training, training.batch_size),
+        macs=macs(captured.training, training.batch_size),
+        exchanged=sum(count(entry.shape) for entry in entries),
+    )
+    return Submodel(spec, program, counts, tuple(treatments), cut)
