@@ -4,8 +4,10 @@
 paths and the same bytes for the same program.
 """
 
+import copy
 import logging
 import warnings
+from collections.abc import Sequence
 
 import onnx
 import torch
@@ -17,8 +19,11 @@ from onnx_ir.passes.common import (
     RemoveUnusedNodesPass,
 )
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.onnx import OnnxExporterError, ONNXProgram
 
+from device_agent.manifest import Port
 from exporters.capture import MINIMUM_BATCH
 from exporters.program import ProgramSignature
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
@@ -30,7 +35,7 @@ IR_VERSION = 10
 
 
 class Flat(nn.Module):
-    """A traced graph as the module that torch.onnx asks for."""
+    """A traced graph as the module that torch.export asks for."""
 
     def __init__(self, graph: GraphModule) -> None:
         super().__init__()
@@ -41,46 +46,83 @@ class Flat(nn.Module):
         return tuple(self.graph(*tensors))
 
 
+class Decomposed(ExportedProgram):
+    """A program that holds core operators only: decomposing it once more changes nothing.
+
+    torch.onnx would trace the whole graph twice to find that out, most of an export's time.
+    """
+
+    def run_decompositions(self, *args: object, **kwargs: object) -> ExportedProgram:
+        """The program itself."""
+        return self
+
+    @classmethod
+    def of(cls, program: ExportedProgram) -> "Decomposed":
+        """`program` as one that is decomposed already; `program` itself stays as it is."""
+        twin = copy.copy(program)
+        twin.__class__ = cls
+        assert isinstance(twin, cls)
+        return twin
+
+
 def to_onnx(signature: ProgramSignature) -> bytes:
     """One signature as a serialized ONNX model whose inputs and outputs are its ports.
 
     Raises ExportError where an operator cannot be expressed in ONNX.
     """
-    graph = trace(signature)
-    batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
-    examples = tuple(
-        torch.zeros(
-            [EXAMPLE_BATCH if n is None else n for n in port.shape], dtype=DTYPES[port.dtype]
-        )
-        for port in signature.inputs
-    )
-    dynamic = tuple({0: batch} if None in port.shape else None for port in signature.inputs)
+    program = exported(trace(signature), signature.inputs)
     quieten()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(
-                Flat(graph).eval(),
-                examples,
-                dynamo=True,
-                dynamic_shapes=(dynamic,),
-                input_names=[port.name for port in signature.inputs],
-                output_names=[port.name for port in signature.outputs],
-                opset_version=OPSET,
-                optimize=False,
-                verbose=False,
-            )
-    except Exception as error:  # the exporter's errors have no common base
+        lowered = lower_either_way(program, signature)
+    except OnnxExporterError as error:
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         raise ExportError(f"Signature {signature.name!r} has no ONNX form: {reason}") from error
-    assert program is not None
     Sequential(
         IdentityEliminationPass(),
         DeduplicateInitializersPass(),
         CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),
-    )(program.model)
-    return finish(program.model_proto, signature)
+    )(lowered.model)
+    return finish(lowered.model_proto, signature)
+
+
+def lower_either_way(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
+    """The quick way, and where that fails with torch.onnx's own decompositions."""
+    try:
+        return lower(Decomposed.of(program), signature)
+    except OnnxExporterError:
+        return lower(program, signature)
+
+
+def lower(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
+    """torch.onnx's translation, unoptimized: its rewriter takes longer than all the rest."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lowered = torch.onnx.export(
+            program,
+            (),
+            dynamo=True,
+            input_names=[port.name for port in signature.inputs],
+            output_names=[port.name for port in signature.outputs],
+            opset_version=OPSET,
+            optimize=False,
+            verbose=False,
+        )
+    assert lowered is not None
+    return lowered
+
+
+def exported(graph: GraphModule, ports: Sequence[Port]) -> ExportedProgram:
+    """The traced `graph` as the exported program of any batch that torch.onnx lowers."""
+    batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
+    examples = tuple(
+        torch.zeros([EXAMPLE_BATCH if n is None else n for n in p.shape], dtype=DTYPES[p.dtype])
+        for p in ports
+    )
+    dynamic = tuple({0: batch} if None in port.shape else None for port in ports)
+    return torch.export.export(
+        Flat(graph).eval(), examples, dynamic_shapes=(dynamic,), strict=False
+    )
 
 
 def quieten() -> None:

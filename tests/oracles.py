@@ -5,6 +5,7 @@ Models are `nn.Sequential`; a state maps the model's own tensor names to float64
 """
 
 import copy
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ def state_of(model: nn.Module) -> State:
 
 
 def mean(updates: Sequence[tuple[Mapping[str, Tensor], float]], old: State) -> State:
-    """Each tensor's average over the updates that hold it, weighted; the old one where none does."""
+    """Each tensor's weighted average over the updates that hold it; the old one where none does."""
     new = dict(old)
     for name in old:
         held = [(u[name].numpy(), weight) for u, weight in updates if name in u]
@@ -145,7 +146,7 @@ class Pair(nn.Module):
 def train_low_rank(
     model: nn.Module, ranks: Mapping[str, int], decay: float, device: Device, plan: Plan
 ) -> State:
-    """FedHM: the layers in `ranks` as U V^T with decay / 2 ||U V^T||_F^2 in place of weight decay."""
+    """FedHM: the layers in `ranks` as U V^T; decay / 2 ||U V^T||_F^2 instead of weight decay."""
     model = copy.deepcopy(model).double().train()
     pairs = {name: Pair(model.get_submodule(name), rank) for name, rank in ranks.items()}
     for name, pair in pairs.items():
@@ -222,6 +223,19 @@ def factor_gradients(theta: Tensor, modes: Sequence[Tensor], penalty: float) -> 
     return gradients
 
 
+@dataclass(frozen=True)
+class BiLevelResult:
+    """New factors and personal model.
+
+    Adam's first step goes by each gradient's sign. `clearest` is the smallest of those gradients,
+    relative to the terms that it is the difference of: next to 1e-7 its sign is rounding.
+    """
+
+    factors: Tensorized
+    personal: State
+    clearest: float
+
+
 def train_cp(
     model: nn.Module,
     start: Tensorized,
@@ -229,18 +243,15 @@ def train_cp(
     plan: Plan,
     settings: BiLevel,
     personal: State | None = None,
-) -> tuple[Tensorized, State]:
-    """TDPFed's client update from the factors `start`; returns new factors and personal model.
+) -> BiLevelResult:
+    """TDPFed's client update from the factors `start`.
 
     `personal` is the device's own model of earlier rounds; without one it begins as [[A]].
     """
     model = copy.deepcopy(model).double().train()
     theta = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, value in (start.composed() | (personal or {})).items():
-            model.get_parameter(name).copy_(value) if name in theta else model.get_buffer(
-                name
-            ).copy_(value)
+    first = {name: value.clone() for name, value in (start.composed() | (personal or {})).items()}
+    model.load_state_dict(first, strict=False)  # batch counters stay
     factors = {
         name: [mode.clone().requires_grad_() for mode in modes]
         for name, modes in start.factors.items()
@@ -250,6 +261,7 @@ def train_cp(
         [mode for modes in factors.values() for mode in modes], lr=settings.factor_rate
     )
     x = torch.from_numpy(device.x).double()
+    clearest = math.inf
     for y, indices in device.visits(plan):
         centres = {name: composed(modes).detach() for name, modes in factors.items()}
         for _ in range(settings.personal_steps):
@@ -262,15 +274,20 @@ def train_cp(
         for _ in range(settings.factor_steps):
             for name, modes in factors.items():
                 detached = [mode.detach() for mode in modes]
-                gradients = factor_gradients(theta[name].detach(), detached, settings.penalty)
-                for mode, gradient in zip(modes, gradients, strict=True):
+                target = theta[name].detach()
+                gradients = factor_gradients(target, detached, settings.penalty)
+                terms = factor_gradients(torch.zeros_like(target), detached, settings.penalty)
+                for mode, gradient, term in zip(modes, gradients, terms, strict=True):
                     mode.grad = gradient
+                    if not adam.state:
+                        clearest = min(clearest, float(gradient.abs().min() / term.abs().max()))
             adam.step()
     trained = Tensorized(
         {name: [mode.detach() for mode in modes] for name, modes in factors.items()},
         {name: value for name, value in state_of(model).items() if name not in theta},
     )
-    return trained, {name: value.detach().clone() for name, value in theta.items()}
+    own = {name: value.detach().clone() for name, value in theta.items()}
+    return BiLevelResult(trained, own, clearest)
 
 
 def mean_factors(updates: Sequence[tuple[Tensorized, float]]) -> Tensorized:

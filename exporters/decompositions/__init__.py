@@ -9,10 +9,10 @@ from typing import Any
 
 from torch._decomp import core_aten_decompositions
 
-from exporters.decompositions import convolution, normalisation, pooling
+from exporters.decompositions import convolution, normalisation, pooling, shape
 from exporters.decompositions.form import Form, Forms
 
-GROUPS: tuple[Forms, ...] = (convolution.FORMS, normalisation.FORMS, pooling.FORMS)
+GROUPS: tuple[Forms, ...] = (convolution.FORMS, normalisation.FORMS, pooling.FORMS, shape.FORMS)
 
 
 def merge(groups: tuple[Forms, ...]) -> Forms:

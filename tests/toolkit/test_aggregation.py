@@ -53,7 +53,7 @@ def assert_same(one: Mean, other: Mean) -> None:
 def test_mean_is_numpys_weighted_average(parts: Updates) -> None:
     result = mean_of(parts).result()
     for name in NAMES:
-        held = [(tensors(names, seed)[name].numpy(), w) for names, w, seed in parts if name in names]
+        held = [(tensors(own, seed)[name].numpy(), w) for own, w, seed in parts if name in own]
         assert (name in result) == bool(held)
         if held:
             values, weights = zip(*held, strict=True)
@@ -132,7 +132,7 @@ def test_weights_are_samples() -> None:
 @pytest.mark.parametrize(
     ("update", "words"),
     [
-        (received("x", np.zeros(2, np.float32)), "trains 'x', which the global model does not have"),
+        (received("x", np.zeros(2, np.float32)), "trains 'x', which the global"),
         (received("w", np.zeros((3, 2), np.float32)), r"gives 'w' the shape \(3, 2\)"),
         (received("w", np.zeros((2, 3), np.float32), samples=0), "0 samples has no weight"),
     ],

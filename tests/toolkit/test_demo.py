@@ -251,7 +251,7 @@ def test_without_a_terminal_each_round_is_one_line() -> None:
 
 
 def test_the_picture_has_a_line_for_each_device() -> None:
-    picture = Picture(["board-1", "board-2"])
+    picture = Picture(["board-1", "board-2"], time.monotonic())
     picture.show(status(2, *result().history[:2]))
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(picture)

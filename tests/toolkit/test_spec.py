@@ -39,7 +39,7 @@ def test_malformed_specs_are_refused_by_name(text: str) -> None:
 
 
 def test_an_option_given_twice_is_refused() -> None:
-    with pytest.raises(SpecError, match="'keep=2' is no option; options are written name=value, once"):
+    with pytest.raises(SpecError, match=r"'keep=2' is no option; .* name=value, once"):
         parse_spec("low-rank:0.5,keep=1,keep=2")
 
 

@@ -17,13 +17,16 @@ STYLES = {"training": "green", "uploading": "cyan", "downloading": "cyan", "wait
 
 
 @contextmanager
-def display(devices: Sequence[str], say: Say) -> Iterator[Show]:
-    """Give a function that shows a status; `say` prints a line where there is no terminal."""
+def display(devices: Sequence[str], say: Say, start: float) -> Iterator[Show]:
+    """Give a function that shows a status; `say` prints a line where there is no terminal.
+
+    `start` is when the demo began, in seconds of `time.monotonic`.
+    """
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal or console.is_dumb_terminal:
         yield Lines(say).show
         return
-    picture = Picture(devices)
+    picture = Picture(devices, start)
     with Live(picture, console=console, transient=True):
         yield picture.show
 
@@ -45,9 +48,8 @@ class Lines:
 class Picture:
     """The round, the time and a line a device, in the order of the names `devices`."""
 
-    def __init__(self, devices: Sequence[str]) -> None:
-        self._devices = devices
-        self._start = time.monotonic()
+    def __init__(self, devices: Sequence[str], start: float) -> None:
+        self._devices, self._start = devices, start
         self._status: Status | None = None
 
     def show(self, status: Status) -> None:
@@ -81,8 +83,8 @@ def stage(status: Status) -> str:
     if status.state == "finished":
         return f"All {status.rounds} rounds are over"
     if status.round == 0:
-        there = f"{len(status.devices)} of {status.expected_devices} devices enrolled"
-        return f"Turning training steps into graphs, {there}"
+        there = f"{len(status.devices)} of {status.expected_devices} devices"
+        return f"Making graphs of training steps, {there}"
     return f"Round {status.round} of {status.rounds}, {status.state}"
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from device_agent.files import write_file
@@ -20,8 +21,6 @@ from toolkit.demo.result import DemoResult, DeviceReport
 from toolkit.demo.settings import Member
 from toolkit.tables import Stages
 
-Say = Callable[[str], None]
-
 
 def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) -> DemoResult:
     """Train one model on a whole fleet on this machine, and leave everything in the folder `out`.
@@ -32,23 +31,20 @@ def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) 
     """
     if seed < 0:
         raise InputError(f"A seed is a whole number from 0 up; it is {seed}.")
-    start, say = time.monotonic(), Stages()
     folder = DemoFolder(out)
     folder.create(force)
-    members = settings.members(settings.fleet(all_full))
+    job = Job(folder, settings.members(settings.fleet(all_full)), rounds, seed)
     with interruptible(), Processes(folder.logs) as processes:
-        say(f"Dealing the digits out to {len(members)} devices")
-        held_out, samples = deal_out(folder, members, seed)
-        status = federate(folder, processes, members, rounds, seed, say)
-        say("Measuring each submodel on the quiet machine")
-        profiles = costs.measure(folder, processes, members)
-    devices = device_reports(members, samples, status, profiles)
+        held_out, samples = job.deal_out()
+        status = job.federate(processes)
+        profiles = job.measure(processes)
+    devices = device_reports(job.members, samples, status, profiles)
     result = DemoResult(
         out=out,
         seed=seed,
         all_full=all_full,
         held_out_samples=held_out,
-        elapsed_s=time.monotonic() - start,
+        elapsed_s=time.monotonic() - job.start,
         history=tuple(status.history),
         devices=devices,
     )
@@ -57,36 +53,50 @@ def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) 
     return result
 
 
-def deal_out(folder: DemoFolder, members: Sequence[Member], seed: int) -> tuple[int, list[int]]:
-    """Write the data files; returns how many samples are held out, and how many each device has."""
-    digits = data.digits()
-    held_out, parts = data.deal(digits.y, len(members), settings.HELD_OUT, settings.ALPHA, seed)
-    digits[held_out].save(folder.held_out)
-    for member, part in zip(members, parts, strict=True):
-        digits[part].save(folder.data_of(member.name))
-    return len(held_out), [len(part) for part in parts]
+@dataclass(frozen=True)
+class Job:
+    """One demo under way; `start` in seconds of `time.monotonic`."""
 
+    folder: DemoFolder
+    members: Sequence[Member]
+    rounds: int
+    seed: int
+    say: Callable[[str], None] = field(default_factory=Stages)
+    start: float = field(default_factory=time.monotonic)
 
-def federate(
-    folder: DemoFolder,
-    processes: Processes,
-    members: Sequence[Member],
-    rounds: int,
-    seed: int,
-    say: Say,
-) -> Status:
-    """All rounds, and what they leave: the bundles and the global model."""
-    say("Starting the coordinator")
-    kinds = list({member.kind.name: member.kind for member in members}.values())
-    coordinator, link = fleet.start_coordinator(folder, processes, kinds, rounds, seed)
-    say(f"Starting {len(members)} agents, while training steps are turned into graphs")
-    agents = fleet.start_agents(folder, processes, members, link.url, seed)
-    with display([member.name for member in members], say) as show:
-        fleet.watch(link, processes.pause, show)
-    status = fleet.finish(link, processes, coordinator, agents)
-    costs.keep_bundles(folder, members)
-    shutil.copyfile(folder.coordinator / folder.model.name, folder.model)
-    return status
+    def deal_out(self) -> tuple[int, list[int]]:
+        """Write the data files; returns how many samples are held out and each device's number."""
+        self.say(f"Dealing the digits out to {len(self.members)} devices")
+        digits = data.digits()
+        held_out, parts = data.deal(
+            digits.y, len(self.members), settings.HELD_OUT, settings.ALPHA, self.seed
+        )
+        digits[held_out].save(self.folder.held_out)
+        for member, part in zip(self.members, parts, strict=True):
+            digits[part].save(self.folder.data_of(member.name))
+        return len(held_out), [len(part) for part in parts]
+
+    def federate(self, processes: Processes) -> Status:
+        """All rounds, and what they leave: the bundles and the global model."""
+        folder, members = self.folder, self.members
+        self.say("Starting the coordinator")
+        kinds = list({member.kind.name: member.kind for member in members}.values())
+        coordinator, link = fleet.start_coordinator(
+            folder, processes, kinds, self.rounds, self.seed
+        )
+        self.say(f"Starting {len(members)} agents while the coordinator makes training graphs")
+        agents = fleet.start_agents(folder, processes, members, link.url, self.seed)
+        with display([member.name for member in members], self.say, self.start) as show:
+            fleet.watch(link, processes.pause, show)
+        status = fleet.finish(link, processes, coordinator, agents)
+        costs.keep_bundles(folder, members)
+        shutil.copyfile(folder.coordinator / folder.model.name, folder.model)
+        return status
+
+    def measure(self, processes: Processes) -> dict[str, Profile]:
+        """Profiles by submodel."""
+        self.say("Measuring each submodel on the quiet machine")
+        return costs.measure(self.folder, processes, self.members)
 
 
 def device_reports(

@@ -1,0 +1,129 @@
+"""Running the two commands in processes of their own, and what their errors must look like."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 300.0
+MODULES = {"edgetailor": "toolkit.cli", "edgetailor-agent": "device_agent.cli"}
+PLAIN = {"COLUMNS": "80", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+PRELOAD = ["toolkit.cli", "toolkit.exporting", "toolkit.offline", "toolkit.tables", "commands"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+def command(name: str, *arguments: object) -> list[str]:
+    """The command line of `edgetailor` or `edgetailor-agent` from this checkout."""
+    return [sys.executable, "-m", MODULES[name], *map(str, arguments)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment, with 80 plain columns and this checkout importable."""
+    return {**os.environ, **PLAIN, "PYTHONPATH": str(ROOT), **more}
+
+
+def run(name: str, *arguments: object, cwd: Path, **more: str) -> Done:
+    """Run a command to its end in a fresh process; `more` are environment variables."""
+    done = subprocess.run(
+        command(name, *arguments),
+        cwd=cwd,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def interrupted(name: str, *arguments: object, cwd: Path, after: str) -> tuple[Done, float]:
+    """Ctrl-C a command once its stderr has said `after`; also gives the seconds that it took."""
+    process = subprocess.Popen(
+        command(name, *arguments),
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        said = ""
+        while after not in said:
+            line = process.stderr.readline()
+            assert line, f"ended without {after!r}: {said}"
+            said += line
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        stdout, rest = process.communicate(timeout=30)
+        return Done(process.returncode, stdout, said + rest), time.monotonic() - start
+    finally:
+        process.kill()
+        process.wait()
+
+
+def edgetailor(*arguments: object, cwd: Path) -> Done:
+    """Run `edgetailor` in a process forked from one that has torch loaded already.
+
+    For the many short runs that end in an error: loading torch takes seconds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    outputs = [cwd / ".stdout", cwd / ".stderr"]
+    child = context.Process(target=_edgetailor, args=(list(map(str, arguments)), cwd, outputs))
+    child.start()
+    child.join(LIMIT_S)
+    if child.exitcode is None:
+        child.kill()
+        raise TimeoutError(f"edgetailor {arguments} took more than {LIMIT_S:.0f} s")
+    stdout, stderr = (path.read_text() for path in outputs)
+    for path in outputs:
+        path.unlink()
+    return Done(child.exitcode, stdout, stderr)
+
+
+def _edgetailor(arguments: Sequence[str], cwd: Path, outputs: Sequence[Path]) -> None:
+    from toolkit.cli import main
+
+    for number, path in enumerate(outputs, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.environ.update(PLAIN)
+    os.chdir(cwd)
+    sys.argv = ["edgetailor", *arguments]
+    main()
+
+
+def refusal(done: Done, code: int = 2) -> str:
+    """The one sentence that a refused command says. Fails for anything else that it printed."""
+    lines = done.stderr.splitlines()
+    errors = [line for line in lines if line.startswith("Error: ")]
+    usage = [line for line in lines if line.startswith(("Usage: ", "Try '"))]
+    progress = [line for line in lines if line.startswith(("[", "epoch "))]
+    rest = [line for line in lines if line not in (*errors, *usage, *progress, "")]
+    assert "Traceback" not in done.stderr, done.stderr
+    assert len(errors) == 1, done.stderr
+    assert not rest, done.stderr
+    assert done.stdout == ""
+    assert done.code == code, done
+    return errors[0].removeprefix("Error: ")
+
+
+def left(folder: Path, known: Mapping[str, bytes]) -> set[str]:
+    """Names of the files under `folder` that were not there before or are not the same now."""
+    from bundles import everything
+
+    now = everything(folder)
+    return {name for name in now.keys() | known.keys() if now.get(name) != known.get(name)}
