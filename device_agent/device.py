@@ -13,7 +13,7 @@ from profiles.errors import InputError
 
 Say = Callable[[str], None]
 FIRST_POLL_S = 0.25
-LONGEST_POLL_S = 5.0
+LONGEST_POLL_S = 2.0
 JOIN_PATIENCE_S = 60.0
 
 

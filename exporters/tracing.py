@@ -5,9 +5,10 @@ replaced by its decomposition on the way. The batch stays open: a batch of any s
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -15,6 +16,7 @@ from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.overrides import TorchFunctionMode
 
 from device_agent.manifest import Port
 from exporters.decompositions import table
@@ -22,6 +24,7 @@ from exporters.program import ProgramSignature
 from profiles.errors import EdgeTailorError, ExportError
 
 EXAMPLE_BATCH = 3
+TRAINING_ONLY = ("aten::_native_batch_norm_legit",)
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
@@ -32,7 +35,8 @@ def trace(signature: ProgramSignature) -> GraphModule:
     code depends on the numbers that it is given.
     """
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    inputs = fake_inputs(signature.inputs, mode)
+    batch = open_batch(mode)
+    inputs = fake_inputs(signature.inputs, mode, batch)
 
     def flat(*tensors: Tensor) -> list[Tensor]:
         named = {port.name: t for port, t in zip(signature.inputs, tensors, strict=True)}
@@ -40,7 +44,7 @@ def trace(signature: ProgramSignature) -> GraphModule:
         return [results[port.name] for port in signature.outputs]
 
     try:
-        with mode, enable_python_dispatcher():
+        with mode, enable_python_dispatcher(), OpenLinear():
             graph = make_fx(
                 functionalize(flat), decomposition_table=table(), _allow_non_fake_inputs=True
             )(*inputs)
@@ -49,15 +53,41 @@ def trace(signature: ProgramSignature) -> GraphModule:
     except Exception as error:  # torch raises whatever the traced code raises
         reason = str(error).strip().split("\n")[0]
         raise ExportError(f"Signature {signature.name!r} cannot be traced: {reason}") from error
+    if batch.node.expr.is_number:
+        raise ExportError(
+            f"Signature {signature.name!r} fixes the batch at the {EXAMPLE_BATCH} samples it was "
+            "traced with: the model's code asks how many samples there are."
+        )
     graph.graph.eliminate_dead_code()
     graph.recompile()
     check_forward_only(graph, signature.name)
     return graph
 
 
-def fake_inputs(ports: tuple[Port, ...], mode: FakeTensorMode) -> list[Tensor]:
-    """Tensors without data for `ports`; the batch is one unknown shared by all of them."""
-    batch = open_batch(mode)
+class OpenLinear(TorchFunctionMode):
+    """Adds the bias of a linear layer over sequences apart from the product.
+
+    ATen's own fused path compares the batch with the example's and so fixes it.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Replace biased linear layers on more than two axes; leave the rest."""
+        if func in (torch.nn.functional.linear, torch.ops.aten.linear.default):
+            return linear(func, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def linear(product: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """A linear layer by `product`, with the bias apart where there are more than two axes."""
+    if bias is None or input.dim() <= 2:
+        return product(input, weight, bias)
+    return product(input, weight) + bias
+
+
+def fake_inputs(ports: tuple[Port, ...], mode: FakeTensorMode, batch: SymInt) -> list[Tensor]:
+    """Tensors without data for `ports`, all of the one unknown `batch`."""
     with mode:
         return [
             torch.empty(
@@ -67,20 +97,21 @@ def fake_inputs(ports: tuple[Port, ...], mode: FakeTensorMode) -> list[Tensor]:
         ]
 
 
-def open_batch(mode: FakeTensorMode) -> torch.SymInt | int:
+def open_batch(mode: FakeTensorMode) -> SymInt:
     """An unknown size at least two."""
     example = mode.from_tensor(
         torch.empty(EXAMPLE_BATCH),
         symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC]),
         source=ConstantSource("batch"),
     )
-    return example.shape[0]
+    batch: SymInt = example.shape[0]  # type: ignore[assignment]
+    return batch
 
 
 def check_forward_only(graph: GraphModule, signature: str) -> None:
     """Raise ExportError for operators that no inference runtime has."""
     for name in operators(graph):
-        if "backward" in name or name.endswith("_"):
+        if "backward" in name or name.endswith("_") or name in TRAINING_ONLY:
             raise ExportError(
                 f"Signature {signature!r} needs the operator {name}, which has no forward form "
                 "here yet: add one under exporters/decompositions/, or use another layer."

@@ -126,5 +126,3 @@ def everything(folder: Path) -> dict[str, bytes]:
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"folder"
         for path in sorted(folder.rglob("*"))
     }
-
-

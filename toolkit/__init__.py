@@ -1,10 +1,33 @@
-"""The server side: cutting models, aggregating updates, coordinating rounds."""
+"""The server side: cutting models, aggregating updates, coordinating rounds.
 
-from toolkit.aggregation import aggregate
-from toolkit.federation import Federation
-from toolkit.loading import load_model
-from toolkit.splitting import split
-from toolkit.training import TrainingConfig
-from toolkit.weights import GlobalModel
+The names below are loaded when they are first used: torch takes seconds to import, and
+`edgetailor --help` does not need it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolkit.aggregation import aggregate
+    from toolkit.federation import Federation
+    from toolkit.loading import load_model
+    from toolkit.splitting import split
+    from toolkit.training import TrainingConfig
+    from toolkit.weights import GlobalModel
 
 __all__ = ["Federation", "GlobalModel", "TrainingConfig", "aggregate", "load_model", "split"]
+
+HOMES = {
+    "Federation": "federation",
+    "GlobalModel": "weights",
+    "TrainingConfig": "training",
+    "aggregate": "aggregation",
+    "load_model": "loading",
+    "split": "splitting",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)

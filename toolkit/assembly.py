@@ -1,7 +1,9 @@
 """Putting together submodels that train a whole network with one step a batch."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from device_agent.manifest import SAMPLES, Step, TensorEntry, Train
@@ -24,6 +26,22 @@ def one_pass(source: str, training: TrainingConfig) -> Train:
         batch_size=training.batch_size,
         steps=(Step(signature="train", inputs={"rate": training.learning_rate}),),
     )
+
+
+def slowed(program: Program, factor: float) -> Program:
+    """`program` with all learning rates of its schedule times `factor`."""
+    schedule = tuple(
+        replace(i, steps=tuple(slower(step, factor) for step in i.steps))
+        if isinstance(i, Train)
+        else i
+        for i in program.schedule
+    )
+    return dataclasses.replace(program, schedule=schedule)
+
+
+def slower(step: Step, factor: float) -> Step:
+    """`step` with its learning rate times `factor`."""
+    return replace(step, inputs={**step.inputs, "rate": step.inputs["rate"] * factor})
 
 
 def whole_network(

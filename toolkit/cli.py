@@ -219,7 +219,13 @@ def serve(config: Path) -> None:
     help="Folder for everything the demo makes.",
 )
 @click.option("--rounds", default=12, show_default=True, type=click.IntRange(1), help="Rounds.")
-@click.option("--seed", default=0, show_default=True, help="Seed of data split and training.")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Seed of data split and training.",
+)
 @click.option("--all-full", is_flag=True, help="Give every device the full model, to compare.")
 @click.option("--force", is_flag=True, help="Replace the folder of an earlier demo.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

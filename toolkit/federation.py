@@ -11,6 +11,7 @@ from exporters.bundle_writer import bundle_files
 from profiles.errors import InputError
 from toolkit import weights
 from toolkit.aggregation import Received, aggregate
+from toolkit.assembly import slowed
 from toolkit.loading import load_model
 from toolkit.splitting import split
 from toolkit.submodel import Submodel
@@ -39,20 +40,21 @@ class Federation:
         if weights_file is not None:
             self.model = weights.from_file(weights_file)
         self._submodels: dict[str, tuple[Submodel, dict[str, bytes]]] = {}
-        self._bundles: dict[str, dict[str, bytes]] = {}
+        self._bundles: dict[tuple[str, int], dict[str, bytes]] = {}
 
     def submodel(self, spec: str) -> Submodel:
         """The submodel of `spec`, split once. Raises SpecError where the model cannot give it."""
         return self._compiled(spec)[0]
 
-    def bundle(self, spec: str) -> dict[str, bytes]:
-        """Files of this round's bundle for `spec`: name to content."""
-        if spec not in self._bundles:
+    def bundle(self, spec: str, round_: int = 1) -> dict[str, bytes]:
+        """Files of the bundle for `spec` in round `round_` (from 1): name to content."""
+        if (spec, round_) not in self._bundles:
             submodel, graphs = self._compiled(spec)
-            self._bundles[spec] = bundle_files(
-                submodel.program, graphs, submodel.cut(self.model), self.model.fingerprint()
+            program = slowed(submodel.program, self.training.round_decay ** (round_ - 1))
+            self._bundles[spec, round_] = bundle_files(
+                program, graphs, submodel.cut(self.model), self.model.fingerprint()
             )
-        return self._bundles[spec]
+        return self._bundles[spec, round_]
 
     def fold(self, updates: Iterable[Received]) -> None:
         """Make the next global model of `updates`. Raises UpdateError and changes nothing."""

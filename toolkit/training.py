@@ -10,7 +10,8 @@ from profiles.errors import InputError
 class TrainingConfig:
     """Local training of one round: `epochs` passes in batches of `batch_size`, SGD.
 
-    Raises InputError for values outside what training can use.
+    Learning rates shrink from round to round by the factor `round_decay`. Raises InputError for
+    values outside what training can use.
     """
 
     batch_size: int = 32
@@ -18,6 +19,7 @@ class TrainingConfig:
     learning_rate: float = 0.05
     momentum: float = 0.9
     weight_decay: float = 0.0
+    round_decay: float = 1.0
 
     def __post_init__(self) -> None:
         for name, low in (("batch_size", 2), ("epochs", 1)):
@@ -29,3 +31,7 @@ class TrainingConfig:
                 raise InputError(f"{name} must be a number from 0 up; it is {value}.")
         if self.momentum >= 1:
             raise InputError(f"momentum must be below 1; it is {self.momentum}.")
+        if not 0 < self.round_decay <= 1:
+            raise InputError(
+                f"round_decay must be above 0 and at most 1; it is {self.round_decay}."
+            )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from bundles import FAMILIES, tiny_bundle, write_data
 
 BundleOf = Callable[[str], Path]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bundles import FAMILIES, rewrite
 from safetensors.numpy import load_file, save_file
 
+from bundles import FAMILIES, rewrite
 from device_agent.bundle import open_bundle
 from device_agent.files import fingerprint_file
 from device_agent.manifest import MANIFEST, WEIGHTS
@@ -95,7 +95,9 @@ def test_a_manifest_that_is_none(copy: Path, text: str) -> None:
 
 def test_a_truncated_manifest(copy: Path) -> None:
     cut_in_half(copy / MANIFEST)
-    with pytest.raises(BundleError, match=r"manifest\.json is not a bundle's manifest: .*truncated"):
+    with pytest.raises(
+        BundleError, match=r"manifest\.json is not a bundle's manifest: .*truncated"
+    ):
         open_bundle(copy)
 
 

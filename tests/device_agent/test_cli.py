@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from bundles import BATCH, CLASSES, FAMILIES, diverging, everything, rewrite, samples
 from commands import Done, interrupted, refusal, run
-
 from device_agent.device_state import DeviceState, Identity
 
 BundleOf = Callable[[str], Path]
+STOPPED = "\nInterrupted.\n"  # on a line of its own, behind the terminal's ^C
 NUMBER = r"\d+\.\d+"
 EXIT_CODES = """
   Exit codes:
@@ -65,9 +66,7 @@ def test_every_command_explains_itself(agent: Agent, command: str) -> None:
 def test_train(agent: Agent, bundle: Path, data: str) -> None:
     done = agent("train", bundle, "--data", data, "--out", "update", "--threads", "1")
     assert done.code == 0
-    assert re.fullmatch(
-        rf"epoch 1 of 2: loss {NUMBER}\nepoch 2 of 2: loss {NUMBER}\n", done.stderr
-    )
+    assert re.fullmatch(rf"epoch 1 of 2: loss {NUMBER}\nepoch 2 of 2: loss {NUMBER}\n", done.stderr)
     spec = FAMILIES[bundle.name.removeprefix("tiny-")]
     assert re.fullmatch(
         rf"{spec}: 10 steps on 21 samples, loss {NUMBER} to {NUMBER}; update: update\n", done.stdout
@@ -242,7 +241,7 @@ def test_join_waits_for_a_coordinator_and_can_be_interrupted(tmp_path: Path) -> 
         "edgetailor-agent", "join", url, "--token-file", "token", "--state", "state",
         cwd=tmp_path, after="next try in 2 s",
     )  # fmt: skip
-    assert done == Done(130, "", waiting(url, 1, 2) + "Interrupted.\n")
+    assert done == Done(130, "", waiting(url, 1, 2) + STOPPED)
     assert seconds < 1
     assert everything(tmp_path / "state") == {}
 
@@ -253,7 +252,8 @@ def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
         "edgetailor-agent", "run", "--data", "local.npz", "--state", joined(tmp_path, url),
         cwd=tmp_path, after="next try in 2 s",
     )  # fmt: skip
-    assert re.sub(r"(?m)^\[ +\d+\.\d s\] ", "", done.stderr) == waiting(url, 1, 2) + "Interrupted.\n"
+    talk = re.sub(r"(?m)^\[ +\d+\.\d s\] ", "", done.stderr)
+    assert talk == waiting(url, 1, 2) + STOPPED
     assert (done.code, done.stdout) == (130, "")
     assert seconds < 1
 
@@ -302,7 +302,7 @@ def coordinator() -> Iterator[str]:
     """The URL of a coordinator that knows one device, whose secret is `s`."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802 - the base class's name
+        def do_GET(self) -> None:
             allowed = self.headers["Authorization"] == "Bearer s"
             problem = {"code": "unknown-device", "message": "This device has left; join again."}
             body = json.dumps(STATUS if allowed else problem).encode()
@@ -357,4 +357,3 @@ def test_joining_twice_changes_nothing(agent: Agent, tmp_path: Path, coordinator
     other = agent("join", nobody(), "--token-file", "token", "--state", state)
     assert f"{state} belongs to the coordinator {coordinator}" in refusal(other)
     assert everything(state) == before
-

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 import pytest
-from commands import Done, environment
 
+from commands import Done, environment
 from device_agent.console import run
 from profiles import errors
 
@@ -78,7 +78,7 @@ def test_every_error_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_other_endings(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(KeyboardInterrupt()) == 130
-    assert capsys.readouterr() == ("", "Interrupted.\n")
+    assert capsys.readouterr() == ("", "\nInterrupted.\n")
     assert ended(PermissionError(13, "Permission denied", "/root/x")) == 2
     assert capsys.readouterr() == ("", "Error: /root/x: Permission denied.\n")
     assert ended(click.UsageError("Give one.")) == 2

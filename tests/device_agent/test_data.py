@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bundles import CLASSES, SAMPLE_SHAPE, samples, write_data
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bundles import CLASSES, SAMPLE_SHAPE, samples, write_data
 from device_agent.data import batches, is_reference, load_data
 from profiles.errors import DataError
 
@@ -111,7 +111,9 @@ def damaged(folder: Path, kind: str) -> Path:
             data = path.read_bytes()
             path.write_bytes(data[:100] + bytes(50) + data[150:])
         case "encrypted":
-            path.write_bytes(data.replace(b"PK\x01\x02\x2d\x03\x2d\x00\x00", b"PK\x01\x02\x2d\x03\x2d\x00\x01"))
+            path.write_bytes(
+                data.replace(b"PK\x01\x02\x2d\x03\x2d\x00\x00", b"PK\x01\x02\x2d\x03\x2d\x00\x01")
+            )
         case "single array":
             np.save(folder / "single.npy", np.zeros(3, np.float32))
             path = folder / "single.npy"
@@ -127,7 +129,7 @@ def damaged(folder: Path, kind: str) -> Path:
 )
 def test_files_that_are_no_npz(tmp_path: Path, kind: str) -> None:
     path = damaged(tmp_path, kind)
-    with pytest.raises(DataError, match="is not a readable .npz file"):
+    with pytest.raises(DataError, match=r"is not a readable \.npz file"):
         load(path)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from bundles import (
     BATCH,
     EPOCHS,
@@ -19,7 +20,6 @@ from bundles import (
     tiny_model,
     write_data,
 )
-
 from device_agent.activation_cache import Recording
 from device_agent.bundle import Bundle, open_bundle
 from device_agent.data import LocalData

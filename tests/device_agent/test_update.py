@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from bundles import everything
 from safetensors.numpy import save
 
+from bundles import everything
 from device_agent.files import fingerprint
 from device_agent.manifest import TensorEntry
 from device_agent.update import RECORD, TENSORS, UpdateRecord, read_update, write_update

@@ -58,7 +58,7 @@ class VectorModel:
         self.weights = np.zeros(SIZE, np.float32)
         self.folded: list[int] = []
 
-    def bundle(self, submodel: str) -> dict[str, bytes]:
+    def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
         table = (
             TensorEntry(name="w", role="parameter", dtype="float32", shape=(SIZE,)),
             TensorEntry(name="mine", role="personal", dtype="float32", shape=(1,), stored=False),

@@ -30,8 +30,8 @@ Update = tuple[UpdateRecord, dict[str, np.ndarray]]
 class Model(Protocol):
     """The global model, as far as rounds need it; toolkit.federation.Federation is one."""
 
-    def bundle(self, submodel: str) -> dict[str, bytes]:
-        """The files of the current round's bundle."""
+    def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
+        """The files of the bundle of round `round_`, which is the current one."""
 
     def fold(self, updates: Iterable[Update]) -> None:
         """Fold updates into the global model."""
@@ -115,8 +115,9 @@ class Conductor:
         """Make the bundles of the next round."""
         coordinator = self._coordinator
         submodels = {kind.submodel for kind in coordinator.config.devices}
-        made = {submodel: self._model.bundle(submodel) for submodel in sorted(submodels)}
-        kept = coordinator.store.set_bundles(coordinator.rounds.done + 1, made)
+        round_ = coordinator.rounds.done + 1
+        made = {submodel: self._model.bundle(submodel, round_) for submodel in sorted(submodels)}
+        kept = coordinator.store.set_bundles(round_, made)
         with coordinator.lock:
             coordinator.bundles = kept
 

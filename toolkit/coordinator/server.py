@@ -3,6 +3,7 @@
 import errno
 import json
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -10,6 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
@@ -46,7 +49,13 @@ def serve(config_path: Path, say: Say = to_stderr) -> None:
     server = Server(config, federation(config), config_path, say)
     for line in server.greeting():
         say(line)
+    # uvicorn raises the signal again once it has stopped: an orderly end, not the default one.
+    signal.signal(signal.SIGTERM, _end)
     server.run()
+
+
+def _end(signum: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
 
 
 class Server:

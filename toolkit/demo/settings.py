@@ -8,10 +8,12 @@ from toolkit.training import TrainingConfig
 
 MODEL = "toolkit.models:digits_cnn"
 INPUT_SHAPE = (1, 8, 8)
-TRAINING = TrainingConfig(batch_size=16, epochs=4, learning_rate=0.02, momentum=0.9)
+TRAINING = TrainingConfig(
+    batch_size=16, epochs=6, learning_rate=0.025, momentum=0.9, round_decay=0.92
+)
 FLEET = (
-    DeviceKind(name="desktop", submodel="full", count=2),
-    DeviceKind(name="tablet", submodel="cp:2.0", count=2),
+    DeviceKind(name="desktop", submodel="full", count=3),
+    DeviceKind(name="tablet", submodel="cp:2.0", count=1),
     DeviceKind(name="phone", submodel="low-rank:0.5", count=2),
     DeviceKind(name="board", submodel="slice:units.2", count=2),
 )

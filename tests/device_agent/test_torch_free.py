@@ -1,0 +1,141 @@
+"""The device's work needs no training framework: proved on the modules that a process loads."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundles import FAMILIES, write_data
+from commands import command, environment
+
+BundleOf = Callable[[str], Path]
+FORBIDDEN = {"torch", "onnx", "onnx_ir", "onnxscript", "toolkit", "exporters", "sklearn", "rich"}
+LIMIT_S = 180
+
+# Runs with a JSON object: `bundles` and their `data`, the coordinator's `url` and `token`, and
+# `local` data for its rounds. Prints every module that is loaded at the end.
+AGENT = """
+import json, sys
+from pathlib import Path
+
+given = json.loads(sys.argv[1])
+
+import device_agent.cli
+from device_agent import device, measure, profiler, status, training
+
+for name, bundle in given["bundles"].items():
+    training.train_bundle(Path(bundle), given["data"], Path(name), threads=1)
+    measure.measure(Path(bundle), "train", 1)
+    measure.measure(Path(bundle), "forward", 1)
+profiler.summary(profiler.profile_bundle(Path(given["bundles"]["slice"]), 1))
+state = Path("state")
+device.join(given["url"], Path(given["token"]).read_text().strip(), "desk", state, print)
+sent = device.run(state, given["local"], print, threads=1, patience_s=60)
+fleet = status.fleet_status(state, print)
+result = {
+    "sent": sent,
+    "state": fleet.state,
+    "accuracies": [result.accuracy for result in fleet.history],
+    "modules": sorted(sys.modules),
+}
+Path("result.json").write_text(json.dumps(result))
+"""
+
+CONFIG = """
+model = "toolkit.models:digits_cnn"
+input_shape = [1, 8, 8]
+rounds = 1
+held_out = "digits.npz"
+port = 0
+
+[training]
+epochs = 1
+
+[[devices]]
+name = "desk"
+submodel = "full"
+"""
+
+
+def write_digits(path: Path) -> None:
+    """Noise of the digits' shape: what is learned is no matter here."""
+    order = np.random.default_rng(0)
+    x = order.standard_normal((64, 1, 8, 8), dtype=np.float32)
+    np.savez(path, x=x, y=order.integers(10, size=64))
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The URL of a coordinator in a process of its own, with its state under `folder`."""
+    (folder / "fleet.toml").write_text(CONFIG)
+    process = subprocess.Popen(
+        command("edgetailor", "serve", "fleet.toml"),
+        cwd=folder,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        assert first.startswith("Coordinator at http://"), first + process.stderr.read()
+        yield first.removeprefix("Coordinator at ").split(",")[0]
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=60)
+        assert process.returncode == 130, rest
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_device_never_loads_a_training_framework(bundle_of: BundleOf, tmp_path: Path) -> None:
+    bundles = {family: str(bundle_of(family)) for family in FAMILIES}
+    write_digits(tmp_path / "digits.npz")
+    (tmp_path / "device").mkdir()
+    with serving(tmp_path) as url:
+        given = {
+            "bundles": bundles,
+            "data": str(write_data(tmp_path / "tiny.npz")),
+            "url": url,
+            "token": str(tmp_path / "state" / "tokens" / "desk.token"),
+            "local": str(tmp_path / "digits.npz"),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", AGENT, json.dumps(given)],
+            cwd=tmp_path / "device",
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "device" / "result.json").read_bytes())
+    assert (result["sent"], result["state"], len(result["accuracies"])) == (1, "finished", 2)
+    loaded = {name.partition(".")[0] for name in result["modules"]}
+    assert {"device_agent", "profiles", "onnxruntime", "numpy"} <= loaded
+    assert not loaded & FORBIDDEN
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["status", "--state", "nowhere"]])
+def test_the_command_itself_loads_none(tmp_path: Path, arguments: list[str]) -> None:
+    code = (
+        "import atexit, sys; atexit.register(lambda: print(*sys.modules));"
+        "sys.argv[0] = 'edgetailor-agent'; from device_agent.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    assert "device_agent" in loaded
+    assert not loaded & FORBIDDEN
