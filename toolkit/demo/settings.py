@@ -9,7 +9,7 @@ from toolkit.training import TrainingConfig
 MODEL = "toolkit.models:digits_cnn"
 INPUT_SHAPE = (1, 8, 8)
 TRAINING = TrainingConfig(
-    batch_size=16, epochs=6, learning_rate=0.025, momentum=0.9, round_decay=0.92
+    batch_size=16, epochs=6, learning_rate=0.03, momentum=0.9, round_decay=0.85
 )
 FLEET = (
     DeviceKind(name="desktop", submodel="full", count=3),
