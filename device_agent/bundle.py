@@ -45,11 +45,19 @@ class Bundle:
         """The stored tensors `names`, and only those, from the weights file."""
         try:
             with safe_open(self.folder / WEIGHTS, framework="np") as file:
-                return {name: file.get_tensor(name) for name in names}
+                tensors = {name: file.get_tensor(name) for name in names}
         except SafetensorError as error:
             raise BundleError(
                 f"{self.folder / WEIGHTS} cannot be read: {error}. {REPAIR}"
             ) from None
+        for name, array in tensors.items():
+            entry = self.entry(name)
+            if array.shape != entry.shape or array.dtype.name != entry.dtype:
+                raise BundleError(
+                    f"{self.folder / WEIGHTS}: {name!r} is {array.dtype.name} {array.shape}, the "
+                    f"manifest says {entry.dtype} {entry.shape}. {REPAIR}"
+                )
+        return tensors
 
 
 def open_bundle(folder: Path) -> Bundle:
@@ -122,4 +130,6 @@ def check_consistent(manifest: Manifest, origin: Path) -> None:
                 f"{origin}: the schedule reads {step.source!r} before it is recorded."
             )
         if isinstance(step, Record):
+            if not step.target.isidentifier():
+                raise BundleError(f"{origin}: {step.target!r} is no name of a recording. {REPAIR}")
             recorded.add(step.target)

@@ -26,7 +26,11 @@ state_option = click.option(
     help="The device's state folder.  [default: ~/.local/state/edgetailor-agent]",
 )
 seed_option = click.option(
-    "--seed", default=0, show_default=True, help="Seed of the order of the samples."
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 2**31 - 1),
+    help="Seed of the order of the samples.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 

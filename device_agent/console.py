@@ -1,6 +1,5 @@
 """What both commands share: exit codes, and errors as one sentence instead of a traceback."""
 
-import os
 import sys
 import tempfile
 import traceback
@@ -38,6 +37,9 @@ def run(command: click.Command, name: str) -> NoReturn:
         code = command.main(prog_name=name, standalone_mode=False)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
+    except SystemExit:
+        # A server's orderly end, or click's where the reader of stdout has gone: no error.
+        code = 0
     except click.ClickException as error:
         error.show()
         code = error.exit_code if error.exit_code != 1 else 2
@@ -47,10 +49,6 @@ def run(command: click.Command, name: str) -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         say("Interrupted.")
         code = INTERRUPTED
-    except BrokenPipeError:
-        # The reader of stdout has gone; keep Python from complaining about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except OSError as error:
         say(f"Error: {error.filename or 'a file'}: {error.strerror or error}.")
         code = 2

@@ -76,7 +76,7 @@ def write_update(
     check_tensors(tensors, record.tensors, "This update")
     if not (math.isfinite(record.loss_first) and math.isfinite(record.loss_last)):
         raise UpdateError("The loss is not finite: training diverged. Lower the learning rate.")
-    data = save({name: np.ascontiguousarray(array) for name, array in tensors.items()})
+    data = save({name: np.asarray(array, order="C") for name, array in tensors.items()})
     record = msgspec.structs.replace(record, file=fingerprint(data))
     write_folder(out, {TENSORS: data, RECORD: encode(record)})
     return record

@@ -5,6 +5,7 @@ open. Parameters keep the names that they have in the model.
 """
 
 import copy
+import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ def record(model: nn.Module, sample_shape: tuple[int, ...], training: bool) -> G
     model = copy.deepcopy(model).train(training)
     batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
     example = torch.zeros(MINIMUM_BATCH + 1, *sample_shape)
+    # What torch logs on the way to an exception, the exception says too.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

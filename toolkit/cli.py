@@ -10,6 +10,7 @@ import click
 from device_agent.console import EXIT_CODES, run
 
 Decorated = Callable[..., Any]
+SEED = click.IntRange(0, 2**31 - 1)
 
 
 class Shape(click.ParamType[tuple[int, ...]]):
@@ -33,7 +34,13 @@ class Shape(click.ParamType[tuple[int, ...]]):
 def model_options(command: Decorated) -> Decorated:
     """MODEL and how to build it."""
     for option in (
-        click.option("--seed", default=0, show_default=True, help="Seed of the first weights."),
+        click.option(
+            "--seed",
+            default=0,
+            show_default=True,
+            type=SEED,
+            help="Seed of the first weights.",
+        ),
         click.option("--weights", type=click.Path(path_type=Path), help="Weights (.safetensors)."),
         click.option(
             "--batch", default=32, show_default=True, type=click.IntRange(2), help="Batch size."
@@ -223,7 +230,7 @@ def serve(config: Path) -> None:
     "--seed",
     default=0,
     show_default=True,
-    type=click.IntRange(0),
+    type=SEED,
     help="Seed of data split and training.",
 )
 @click.option("--all-full", is_flag=True, help="Give every device the full model, to compare.")

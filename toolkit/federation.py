@@ -39,20 +39,25 @@ class Federation:
         self.model = weights.from_model(self.module)
         if weights_file is not None:
             self.model = weights.from_file(weights_file)
-        self._submodels: dict[str, tuple[Submodel, dict[str, bytes]]] = {}
+        self._submodels: dict[str, Submodel] = {}
+        self._graphs: dict[str, dict[str, bytes]] = {}
         self._bundles: dict[tuple[str, int], dict[str, bytes]] = {}
 
     def submodel(self, spec: str) -> Submodel:
         """The submodel of `spec`, split once. Raises SpecError where the model cannot give it."""
-        return self._compiled(spec)[0]
+        if spec not in self._submodels:
+            self._submodels[spec] = split(self.module, spec, self.input_shape, self.training)
+        return self._submodels[spec]
 
     def bundle(self, spec: str, round_: int = 1) -> dict[str, bytes]:
         """Files of the bundle for `spec` in round `round_` (from 1): name to content."""
         if (spec, round_) not in self._bundles:
-            submodel, graphs = self._compiled(spec)
+            submodel = self.submodel(spec)
+            if spec not in self._graphs:
+                self._graphs[spec] = compile_graphs(submodel.program)
             program = slowed(submodel.program, self.training.round_decay ** (round_ - 1))
             self._bundles[spec, round_] = bundle_files(
-                program, graphs, submodel.cut(self.model), self.model.fingerprint()
+                program, self._graphs[spec], submodel.cut(self.model), self.model.fingerprint()
             )
         return self._bundles[spec, round_]
 
@@ -92,9 +97,3 @@ class Federation:
     def _replace(self, model: weights.GlobalModel) -> None:
         self.model = model
         self._bundles.clear()
-
-    def _compiled(self, spec: str) -> tuple[Submodel, dict[str, bytes]]:
-        if spec not in self._submodels:
-            submodel = split(self.module, spec, self.input_shape, self.training)
-            self._submodels[spec] = (submodel, compile_graphs(submodel.program))
-        return self._submodels[spec]

@@ -28,7 +28,7 @@ def load_model(reference: str, weights_file: Path | None = None, seed: int = 0) 
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ModelError(f"{reference!r}: {module_name} cannot be imported: {error}.") from None
     builder = getattr(module, name, None)
     if not callable(builder):
@@ -36,7 +36,7 @@ def load_model(reference: str, weights_file: Path | None = None, seed: int = 0) 
     torch.manual_seed(seed)
     try:
         model = builder()
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:
         raise ModelError(f"{reference!r} failed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{reference!r} returned a {type(model).__name__}, not an nn.Module.")

@@ -325,7 +325,7 @@ def test_optimizer_is_pytorchs(name: str, seed: int) -> None:
         for name_, parameter in theirs.items():
             parameter.grad = gradients[name_].clone()
         reference.step()
-        new = optimizer.update(values, gradients, state, torch.tensor(0.05).double())
+        new = optimizer.update(values, gradients, state, torch.tensor(0.05, dtype=torch.float64))
         assert new.keys() == values.keys() | state.keys()
         values, state = {n: new[n] for n in values}, {n: new[n] for n in state}
     for name_, value in values.items():

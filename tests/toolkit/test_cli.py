@@ -56,7 +56,7 @@ class Glance(nn.Module):
         self.classifier = nn.Linear(8, 8)
 
     def forward(self, x):
-        spot = torch.zeros(1, 2, 2, 2).expand(len(x), 2, 2, 2)
+        spot = torch.zeros(1, 2, 2, 2).expand(x.shape[0], 2, 2, 2)
         seen = nn.functional.grid_sample(self.conv(x), spot, align_corners=False)
         return self.classifier(seen.flatten(1))
 

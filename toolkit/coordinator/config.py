@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from profiles.errors import InputError, SpecError
+from toolkit.families import family_named
 from toolkit.spec import parse_spec
 from toolkit.training import TrainingConfig
 
@@ -29,7 +30,9 @@ class DeviceKind(_Table):
     @classmethod
     def _is_spec(cls, text: str) -> str:
         try:
-            return str(parse_spec(text))
+            spec = parse_spec(text)
+            family_named(spec.family)
+            return str(spec)
         except SpecError as error:
             raise ValueError(str(error)) from None
 
@@ -76,8 +79,9 @@ def load_config(path: Path) -> CoordinatorConfig:
 
     Raises InputError, one sentence that names file, key, what came and what is allowed.
     """
+    content = _read(path)
     try:
-        config = CoordinatorConfig.model_validate(_read(path))
+        config = CoordinatorConfig.model_validate(content)
     except ValidationError as error:
         raise InputError(_sentence(path, error.errors()[0])) from None
     except InputError as error:

@@ -118,12 +118,18 @@ class Server:
 
 
 def federation(config: CoordinatorConfig) -> Model:
-    """The global model that `config` describes. Raises ModelError or InputError."""
+    """The global model that `config` describes, split for every kind of device.
+
+    Raises ModelError, SpecError or InputError.
+    """
     from toolkit.federation import Federation
 
-    return Federation(
+    model = Federation(
         config.model, config.input_shape, config.training, config.weights, config.seed
     )
+    for kind in config.devices:
+        model.submodel(kind.submodel)
+    return model
 
 
 def _coordinator(config: CoordinatorConfig, store: Store) -> Coordinator:
