@@ -150,7 +150,7 @@ class DeviceState:
     def keep_personal(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Keep the personal tensors for the next round of this submodel."""
         if tensors:
-            arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+            arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
             data = save(arrays, metadata={KEY: self._personal_key()})
             write_file(self._personal, data, mode=0o600)
 

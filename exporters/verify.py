@@ -73,7 +73,9 @@ def compare(
     feeds = {p.name: example(p, classes, values, generator) for p in signature.inputs}
     wide = {n: t.double() if t.is_floating_point() else t for n, t in feeds.items()}
     expected = signature.function(wide)
-    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     results = session.run(
         [port.name for port in signature.outputs], {n: t.numpy() for n, t in feeds.items()}
     )

@@ -28,7 +28,7 @@ class Spec:
         if self.size is None:
             raise SpecError(f"{self.family!r} needs a {what}: write it like {example}.")
         value = as_number(self.size)
-        if value is None or not low < value <= high:
+        if value is None or math.isinf(value) or not low < value <= high:
             bound = f"above {low:g}" + ("" if math.isinf(high) else f" and at most {high:g}")
             raise SpecError(f"{str(self)!r}: the {what} must be a number {bound}, like {example}.")
         return value

@@ -25,6 +25,7 @@ from exporters.program import (
     state_out,
 )
 from exporters.signatures import apply, train
+from profiles.errors import SpecError
 from toolkit.counting import Counts, activations, macs
 from toolkit.entries import dense_entries
 from toolkit.factorization import compose, cp_decompose, cp_rank, cp_refit
@@ -65,6 +66,13 @@ class Tensorized:
     def __init__(self, captured: Captured, weights: Sequence[str], rate: float) -> None:
         self.names = list(captured.parameters)
         self.ranks = {name: cp_rank(captured.shape(name), rate) for name in weights}
+        for name, rank in self.ranks.items():
+            shape = captured.shape(name)
+            if rank > count(shape) // max(shape):
+                raise SpecError(
+                    f"cp:{rate:g} gives {name!r} the rank {rank}, more than any tensor of shape "
+                    f"{shape} has; ask for a larger compression rate."
+                )
         self.factors = tuple(
             TensorEntry(
                 name=factor_name(name, mode),

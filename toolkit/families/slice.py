@@ -34,7 +34,9 @@ def choose(cutter: Cutter, spec: Spec, batch: int) -> CutPoint:
         )
     if not cutter.points:
         raise SpecError(f"{str(spec)!r}: at no place of this model does one activation cross.")
-    if as_number(spec.size) is None:
+    # A module may be called by a number: nn.Sequential names its own so.
+    named = any(within(point.module, spec.size) for point in cutter.points)
+    if named or as_number(spec.size) is None:
         return by_name(cutter, spec)
     return by_capacity(cutter, spec, spec.number("capacity", 0, 1, "slice:0.42"), batch)
 
