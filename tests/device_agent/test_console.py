@@ -79,8 +79,8 @@ def test_every_error_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> No
 def test_other_endings(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(KeyboardInterrupt()) == 130
     assert capsys.readouterr() == ("", "\nInterrupted.\n")
-    assert ended(PermissionError(13, "Permission denied", "/root/x")) == 2
-    assert capsys.readouterr() == ("", "Error: /root/x: Permission denied.\n")
+    assert ended(PermissionError(13, "Permission denied", "/srv/x")) == 2
+    assert capsys.readouterr() == ("", "Error: /srv/x: Permission denied.\n")
     assert ended(click.UsageError("Give one.")) == 2
     assert capsys.readouterr().err.endswith("Error: Give one.\n")
     assert ended(click.exceptions.Exit(5)) == 5
