@@ -23,15 +23,12 @@ from toolkit import Federation, TrainingConfig
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.01)
 DECAY = 0.02
-BI_LEVEL = BiLevel(penalty=2.0, personal_steps=2, factor_steps=3, factor_rate=0.0001)
+BI_LEVEL = BiLevel(penalty=2.0, personal_steps=2, factor_steps=3, factor_rate=0.001)
 FULL = "full"
 LOW_RANK = f"low-rank:0.25,keep=1,decay={DECAY}"
 RANKS = {"strided": 2, "residual.conv": 2, "hidden": 3}  # a quarter of 8, 8 and 12 outputs
 SLICE = "slice:residual"
-CP = "cp:2.0,penalty=2.0,personal-steps=2,factor-steps=3,factor-rate=0.0001"
-ADAM = 2e-2
-"""Adam moves a number by its full rate however small the gradient, so that rounding in a few
-gradients next to zero shows in the change of a whole tensor."""
+CP = "cp:2.0,penalty=2.0,personal-steps=2,factor-steps=3,factor-rate=0.001"
 SIZES = (21, 9, 14)  # last batches of 5, of 9 (one left over joins) and of 6
 UNIT = 5
 """Most that a float32 weight's own rounding may weigh in a change, in units of 1e-7 of its norm."""
@@ -126,17 +123,15 @@ def state_now(federation: Federation) -> State:
     return oracles.state_of(model_now(federation))
 
 
-def assert_equal(
-    came: Mapping[str, Tensor], expected: State, old: State, of_change: float = 1e-3
-) -> None:
-    """Each tensor within 1e-4 in norm, and what the round changed of it within `of_change`."""
+def assert_equal(came: Mapping[str, Tensor], expected: State, old: State) -> None:
+    """Each tensor within 1e-4 in norm, and what the round changed of it within 1e-3."""
     assert came.keys() == expected.keys()
     for name, value in expected.items():
         difference = float((came[name] - value).norm())
         change = float((value - old[name]).norm())
         size = float(value.norm())
         assert difference <= 1e-4 * size, f"{name}: {difference / size:.1e} of its norm"
-        assert difference <= of_change * change + UNIT * 1e-7 * size, (
+        assert difference <= 1e-3 * change + UNIT * 1e-7 * size, (
             f"{name}: {difference / change:.1e} of its change"
         )
 
@@ -235,10 +230,10 @@ def test_cp_over_two_rounds(federation: Federation, seed: int, tmp_path: Path) -
                 name.removeprefix("personal:"): torch.from_numpy(value).double()
                 for name, value in report.personal.items()
             }
-            assert_equal(kept, expected.personal, start.composed(), ADAM)
+            assert_equal(kept, expected.personal, start.composed())
             ours[place] = kept  # each round is compared by itself, from where the device stands
         federation.fold([read_update(folder / "update") for folder in folders])
-        assert_equal(state_now(federation), oracles.mean_factors(updates).composed(), old, ADAM)
+        assert_equal(state_now(federation), oracles.mean_factors(updates).composed(), old)
 
 
 def test_mixed_fleet(
@@ -258,7 +253,7 @@ def test_mixed_fleet(
         (oracles.mean_factors(factors).composed(), sum(weight for _, weight in factors)),
     ]
     one_round(federation, list(zip(specs, devices, strict=True)), tmp_path)
-    assert_equal(state_now(federation), oracles.mean(updates, old), old, ADAM)
+    assert_equal(state_now(federation), oracles.mean(updates, old), old)
     refitted = received_factors(federation, CP).composed()
     for name in start.factors:
         if len(start.factors[name]) == 1:
