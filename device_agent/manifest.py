@@ -55,7 +55,9 @@ class TensorEntry(Struct, frozen=True, kw_only=True):
     and is never uploaded, `frozen` is only read.
 
     `stands_for` names the global parameter that this tensor is, or is a factor of; `factor` says
-    which factor. `stored` is false for tensors that start as zeros instead of from the bundle.
+    which factor. `part` says which part of the global parameter it is where it is not all of it:
+    for each axis the ranges [start, stop) that the tensor holds, one after the other. `stored` is
+    false for tensors that start as zeros instead of from the bundle.
     """
 
     name: str
@@ -64,6 +66,7 @@ class TensorEntry(Struct, frozen=True, kw_only=True):
     shape: tuple[int, ...]
     stands_for: str | None = None
     factor: str | None = None
+    part: tuple[tuple[tuple[int, int], ...], ...] | None = None
     stored: bool = True
 
 
