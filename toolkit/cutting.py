@@ -48,7 +48,8 @@ def module_of(node: Node) -> str:
 def cut_points(graph: GraphModule) -> list[CutPoint]:
     """All cut points from the input side to the output side, the ends excluded.
 
-    Only those with parameters on both sides are of use; the rest are left out.
+    Only those with parameters on both sides are of use; the rest are left out. So are those with
+    one tensor read on both sides: it would be frozen and trained at once.
     """
     ordered = steps(graph)
     place = {node: i for i, node in enumerate(ordered)}
@@ -57,13 +58,25 @@ def cut_points(graph: GraphModule) -> list[CutPoint]:
         for node in (input_node(graph), *ordered)
     }
     weighted = [i for i, node in enumerate(ordered) if reads_parameters(node)]
+    spans = [(min(uses), max(uses)) for uses in tensor_uses(ordered).values()]
     found = []
     for i, node in enumerate(ordered[:-1]):
         crossing = [n for n, last in last_use.items() if last > i and place.get(n, -1) <= i]
         later = [w for w in weighted if w > i]
-        if crossing == [node] and later and weighted[0] <= i:
+        shared = any(first <= i < last for first, last in spans)
+        if crossing == [node] and later and weighted[0] <= i and not shared:
             found.append(CutPoint(i, node, module_of(ordered[later[0]])))
     return found
+
+
+def tensor_uses(ordered: Sequence[Node]) -> dict[str, list[int]]:
+    """Places at which each tensor of the model is read."""
+    uses: dict[str, list[int]] = {}
+    for i, node in enumerate(ordered):
+        for source in node.all_input_nodes:
+            if source.op == "get_attr":
+                uses.setdefault(str(source.target), []).append(i)
+    return uses
 
 
 def reads_parameters(node: Node) -> bool:

@@ -26,7 +26,7 @@ DECAY = 0.02
 BI_LEVEL = BiLevel(penalty=2.0, personal_steps=2, factor_steps=3, factor_rate=0.001)
 FULL = "full"
 LOW_RANK = f"low-rank:0.25,keep=1,decay={DECAY}"
-RANKS = {"strided": 2, "residual.conv": 2, "hidden": 3}  # a quarter of 8, 8 and 12 outputs
+RANKS = {"strided": 2, "residual.conv": 2, "hidden": 2}  # a quarter of 8 outputs and 8 inputs
 SLICE = "slice:residual"
 CP = "cp:2.0,penalty=2.0,personal-steps=2,factor-steps=3,factor-rate=0.001"
 SIZES = (21, 9, 14)  # last batches of 5, of 9 (one left over joins) and of 6

@@ -28,6 +28,7 @@ class Full(Stateless):
     ) -> Submodel:
         """See Family."""
         spec.check_no_size()
+        spec.check_no_inner()
         spec.check_options()
         captured = capture(model, sample_shape)
         entries = (
