@@ -97,14 +97,14 @@ class Tensorized:
 def factor_gradients(theta: Tensor, factors: list[Tensor]) -> list[Tensor]:
     """Gradients of 1/2 ||theta - [[A]]||^2 (TDPFed eq. 25 of the appendix, lambda apart).
 
-    A_n V_n - theta_(n) K_n with K_n the Khatri-Rao product of the other factors and V_n = K_n^T K_n
-    the elementwise product of their Gram matrices (eq. 18). theta (I_1, ..., I_N), A_n (I_n, R).
+    A_n V_n - theta_(n) K_n with K_n the Khatri-Rao product of the other factors, and A_n V_n =
+    [[A]]_(n) K_n: the difference is taken first, where little is lost to rounding.
+    theta (I_1, ..., I_N), A_n (I_n, R).
     """
-    grams = [factor.T @ factor for factor in factors]
+    gap = compose(factors) - theta
     found = []
-    for mode, factor in enumerate(factors):
+    for mode in range(len(factors)):
         others = [f for n, f in enumerate(factors) if n != mode]
-        gram = torch.stack([g for n, g in enumerate(grams) if n != mode]).prod(0)
-        unfolded = theta.movedim(mode, 0).reshape(theta.shape[mode], -1)
-        found.append(factor @ gram - unfolded @ khatri_rao(others))
+        unfolded = gap.movedim(mode, 0).reshape(theta.shape[mode], -1)
+        found.append(unfolded @ khatri_rao(others))
     return found
