@@ -153,6 +153,17 @@ def untouched(value: object) -> Value:
     return None
 
 
+def unknown(step: Step) -> Value:
+    """An operator without a rule works only where all channels it sees stay."""
+    for node in step.node.all_input_nodes:
+        for axis in step.of(node):
+            if node.op == "get_attr":
+                # Numbers of its own, as an LSTM's, would be dropped if its channels could be.
+                step.units.compute(axis)
+            step.need(axis, "no rule says what it does with channels")
+    return untouched(step.node.meta.get("val"))
+
+
 def follow(captured: Captured, rule_of: Callable[[Node], Rule]) -> Followed:
     """Follow the channels through both graphs of `captured`; `rule_of` finds operators' rules.
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from toolkit.channels.following import OPEN_SIZE, Rule, Step, Value, is_fixed, untouched
+from toolkit.channels.following import OPEN_SIZE, Rule, Step, Value, is_fixed, unknown, untouched
 from toolkit.channels.units import Axes, Axis, Kept, fixed
 
 aten = torch.ops.aten
@@ -16,9 +16,16 @@ aten = torch.ops.aten
 
 def reshape(step: Step) -> Value:
     """Views and all that is one: flatten, unflatten, squeeze, unsqueeze."""
-    (x,) = step.inputs()
+    x, after = step.axes("self"), step.sizes()
+    before = tuple(map(len, x))
+    if math.prod(before) != math.prod(after) or 0 in before:
+        return unknown(step)
+    if "squeeze" in step.node.name:
+        # An axis that shrinks to size 1 would vanish with those that are meant to.
+        long = [axis for axis in x if len(axis) > 1]
+        step.require(lambda kept: all(kept.count(a) > 1 for a in long), "one channel would be left")
     axes: list[Axis] = []
-    for sources, sizes in blocks(tuple(map(len, x)), step.sizes()):
+    for sources, sizes in blocks(before, after):
         axes += regrouped(step, x[sources], sizes)
     if step.node.target in SIZED:
         step.resize(SIZED[step.node.target], resized(step, axes))

@@ -6,8 +6,8 @@ import torch
 from torch.fx import Node
 
 from toolkit.channels import layouts, weighted
-from toolkit.channels.following import Rule, Step, Value, untouched
-from toolkit.channels.units import Axis, fixed
+from toolkit.channels.following import Rule, Step, Value, unknown, untouched
+from toolkit.channels.units import Axes, Axis, fixed
 
 SAME = (
     *("hardswish", "hardswish_", "log_sigmoid", "dropout", "feature_dropout", "alpha_dropout"),
@@ -65,11 +65,18 @@ def spatial(step: Step) -> Value:
     last = int(operator_name(step.node)[-2])
     for axis in x[-last:]:
         step.need(axis, "it slides over them")
-    recorded = step.node.meta["val"]
-    sizes = step.sizes() if isinstance(recorded, torch.Tensor) else ()
-    if not sizes:
-        return unknown(step)
-    return (*x[:-last], *map(fixed, sizes[-last:]))
+
+    def resized(recorded: Axes) -> Axes:
+        return (*x[:-last], *recorded[-last:])
+
+    results = untouched(step.node.meta["val"])
+    return [*map(resized, results)] if isinstance(results, list) else resized(results or ())
+
+
+def size(step: Step) -> Value:
+    """The size of one axis, as a number that the graph computes with."""
+    step.need(step.axes("self")[step.argument("dim")], "it computes with their number")
+    return None
 
 
 def take(step: Step) -> Value:
@@ -86,23 +93,13 @@ def take(step: Step) -> Value:
     return (*x[:place], fixed(sizes[place]), *x[place + 1 :])
 
 
-def unknown(step: Step) -> Value:
-    """An operator without a rule works only where all channels it sees stay."""
-    for node in step.node.all_input_nodes:
-        for axis in step.of(node):
-            if node.op == "get_attr":
-                # Numbers of its own, as an LSTM's, would be dropped if its channels could be.
-                step.units.compute(axis)
-            step.need(axis, "no rule says what it does with channels")
-    return untouched(step.node.meta.get("val"))
-
-
 RULES: dict[str, Rule] = {
     **weighted.RULES,
     **layouts.RULES,
     **dict.fromkeys(SAME, pointwise),
     **dict.fromkeys(REDUCTIONS, reduction),
     **dict.fromkeys(ALONG, along),
+    "sym_size": size,
     "slice": take,
     "select": take,
 }
