@@ -99,7 +99,11 @@ def check_deterministic(graph: GraphModule) -> None:
 
 def record(model: nn.Module, sample_shape: tuple[int, ...], training: bool) -> GraphModule:
     """ATen graph of `model` in one mode, over any batch of at least two samples."""
-    model = copy.deepcopy(model).train(training)
+    return recorded(copy.deepcopy(model).train(training), sample_shape)
+
+
+def recorded(model: nn.Module, sample_shape: tuple[int, ...]) -> GraphModule:
+    """ATen graph of `model` in the mode it is in. Raises ModelError where it has none."""
     batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
     example = torch.zeros(MINIMUM_BATCH + 1, *sample_shape)
     # What torch logs on the way to an exception, the exception says too.

@@ -1,0 +1,169 @@
+"""Models that take the width of every layer, so that a test can build the narrow one by hand."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+from torch import Tensor, nn
+
+
+class Plain(nn.Module):
+    """Convolutions, pooling, flatten, two linear layers."""
+
+    def __init__(self, a: int, b: int, hidden: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, a, 3, padding=1)
+        self.bn = nn.BatchNorm2d(a)
+        self.conv2 = nn.Conv2d(a, b, (3, 2), (2, 1), bias=False)
+        self.hidden = nn.Linear(b * 2 * 4, hidden)
+        self.classifier = nn.Linear(hidden, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu_(self.bn(self.conv1(x))), 2)
+        x = F.adaptive_avg_pool2d(F.hardswish(self.conv2(x)), (2, 4)).flatten(1)
+        return self.classifier(F.silu(self.hidden(x)))
+
+
+class Residual(nn.Module):
+    """A stem, a block with its input as shortcut, one with a projection."""
+
+    def __init__(self, a: int, inner: int, b: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, a, 3, padding="same")
+        self.down1 = nn.Conv2d(a, inner, 1)
+        self.up1 = nn.Conv2d(inner, a, 3, padding=1)
+        self.branch = nn.Sequential(nn.Conv2d(a, b, 3, 2, 1, bias=False), nn.BatchNorm2d(b))
+        self.projection = nn.Conv2d(a, b, 1, 2)
+        self.act = nn.PReLU(b)
+        self.classifier = nn.Linear(b, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.stem(x))
+        x = x + self.up1(torch.sigmoid(self.down1(x)))
+        x = self.act(self.branch(x) + self.projection(x))
+        return self.classifier(x.mean((2, 3)))
+
+
+class Separable(nn.Module):
+    """Depthwise convolutions, one with two outputs a channel, and a squeeze-and-excitation gate."""
+
+    def __init__(self, a: int, b: int, squeezed: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, a, 3)
+        self.depth1 = nn.Conv2d(a, a, 3, padding=1, groups=a)
+        self.point = nn.Conv2d(a, b, 1)
+        self.depth2 = nn.Conv2d(b, 2 * b, 3, groups=b, bias=False)
+        self.bn = nn.BatchNorm2d(2 * b)
+        self.squeeze = nn.Conv2d(2 * b, squeezed, 1)
+        self.excite = nn.Conv2d(squeezed, 2 * b, 1)
+        self.classifier = nn.Linear(2 * b, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.point(self.depth1(self.stem(x))))
+        x = self.bn(self.depth2(x))
+        gate = self.excite(F.relu(self.squeeze(x.mean((-2, -1), keepdim=True))))
+        return self.classifier(torch.amax(x * torch.sigmoid(gate), (2, 3)))
+
+
+class Concatenating(nn.Module):
+    """A small U-Net: what comes up is concatenated with what was on the way down, and the input."""
+
+    def __init__(self, a: int, b: int, up: int, out: int) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(2, a, 3, padding=1)
+        self.deep = nn.Conv2d(a, b, 3, 2, 1)
+        self.up = nn.ConvTranspose2d(b, up, 2, 2)
+        self.smooth = nn.ConvTranspose2d(b, b, 2, 2, groups=b)
+        self.join = nn.Conv2d(a + up + b + 2, out, 3, padding=1)
+        # Added to the concatenation, so its outputs are counted in the same four pieces.
+        self.beside = nn.Conv2d(out, a + up + b + 2, 1)
+        self.bn = nn.BatchNorm2d(a + up + b + 2)
+        self.classifier = nn.Linear(a + up + b + 2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = F.elu(self.down(x))
+        deep = F.leaky_relu(self.deep(skip))
+        grown = F.interpolate(deep, scale_factor=2) * self.smooth(deep)
+        both = torch.cat([skip, self.up(deep), grown, x], 1)
+        both = self.bn(both + self.beside(torch.tanh(self.join(both))))
+        return self.classifier(F.adaptive_max_pool2d(both, 1)[:, :, 0, 0])
+
+
+class Signal(nn.Module):
+    """1-D convolutions, group and instance norm, flattened with the channels last."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(2, a, 3, padding=1)
+        self.groups = nn.GroupNorm(2, a)
+        self.conv2 = nn.Conv1d(a, b, 3, dilation=2)
+        self.instance = nn.GroupNorm(b, b)
+        self.norm = nn.LayerNorm(b)
+        self.classifier = nn.Linear(5 * b, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.avg_pool1d(torch.tanh(self.groups(self.conv1(x))), 2)
+        x = self.norm(self.instance(self.conv2(x)).transpose(1, 2))
+        return self.classifier(x.reshape(x.shape[0], -1))
+
+
+class Mixer(nn.Module):
+    """Patches as tokens, a class token, positions, and layers that mix tokens and channels."""
+
+    def __init__(self, width: int, tokens: int, hidden: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(torch.zeros(5, width))
+        self.norm = nn.LayerNorm(width)
+        self.mix = nn.Sequential(nn.Linear(5, tokens), nn.GELU(), nn.Linear(tokens, 5))
+        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+        self.scale = nn.Parameter(torch.ones(width))
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).permute(0, 2, 1)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.positions.unsqueeze(0)
+        x = x + self.mix(self.norm(x).transpose(1, 2)).transpose(1, 2)
+        x = x + self.mlp(x) * self.scale.view(1, 1, -1)
+        return self.head(x[:, 0])
+
+
+class Gated(nn.Module):
+    """Halves of one layer's channels: one gates the other, or both go separate ways.
+
+    The second shortcut has no weights: its channels are padded with zeros on both sides.
+    """
+
+    def __init__(self, a: int, b: int, margin: int) -> None:
+        super().__init__()
+        self.gated = nn.Conv2d(2, 2 * a, 3, padding=1)
+        self.halves = nn.Conv2d(a, 2 * b, 1)
+        self.left = nn.Conv2d(b, b, 3, padding=1)
+        self.wide = nn.Conv2d(2 * b, 2 * b + 2 * margin, 3, 2, 1)
+        self.margin = margin
+        self.classifier = nn.Linear(2 * b + 2 * margin, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.halves(F.glu(self.gated(x), 1))
+        left, right = x.chunk(2, 1)
+        x = torch.cat([right, self.left(left)], 1)
+        m = self.margin
+        x = F.relu(self.wide(x) + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, m, m)))
+        return self.classifier(x.mean((2, 3)))
+
+
+class Attention(nn.Module):
+    """A small vision transformer of one layer."""
+
+    def __init__(self, width: int = 16, heads: int = 4) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.heads = heads
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        n, t, c = x.shape
+        q, k, v = self.qkv(x).reshape(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, t, c) + x
+        return self.head(x.mean(1))

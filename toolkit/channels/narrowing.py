@@ -1,0 +1,105 @@
+"""The network with fewer channels: which are dropped, the edited graphs, their smaller tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from exporters.capture import Captured, attribute, attributes_read, recorded
+from profiles.errors import SpecError
+from toolkit.channels.following import Followed, Layer, Need, follow
+from toolkit.channels.plain import rule_of
+from toolkit.channels.units import Kept, Range
+from toolkit.cutting import module_of
+
+Part = tuple[tuple[Range, ...], ...]
+"""For each axis of a global tensor the ranges that the smaller one holds."""
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """A model with fewer channels. `parts` has only those tensors that became smaller."""
+
+    captured: Captured
+    parts: dict[str, Part]
+    layers: dict[str, Layer]
+    kept: Kept
+
+
+def narrow(captured: Captured, ratio: Fraction) -> Narrowed:
+    """Keep the leading ceil(ratio * n) of every n channels of `captured`, whose graphs are edited.
+
+    Raises SpecError where channels cannot be followed, or where all would be kept.
+    """
+    followed = follow(captured, rule_of)
+    kept = followed.units.kept(ratio)
+    for need in followed.needs:
+        if not need.met(kept):
+            raise SpecError(refusal(need))
+    check_smaller(followed, kept, ratio)
+    for edit in followed.edits:
+        edit(kept)
+    parts = {
+        name: tuple(kept.ranges(axis) for axis in axes)
+        for name, axes in followed.tensors.items()
+        if not all(kept.all(axis) for axis in axes)
+    }
+
+    def smaller(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {n: held(t, parts[n]) if n in parts else t for n, t in tensors.items()}
+
+    parameters, buffers = smaller(captured.parameters), smaller(captured.buffers)
+    shape = captured.sample_shape
+    small = Captured(
+        training=rebuilt(captured.training, {**parameters, **buffers}, shape),
+        inference=rebuilt(captured.inference, {**parameters, **buffers}, shape),
+        sample_shape=shape,
+        classes=captured.classes,
+        parameters=parameters,
+        buffers=buffers,
+    )
+    return Narrowed(small, parts, followed.layers, kept)
+
+
+def refusal(need: Need) -> str:
+    """Why a model cannot be narrowed."""
+    module = module_of(need.node)
+    where = f" in {module!r}" if module else ""
+    return (
+        f"the channels cannot be followed through {need.node.target}{where}: {need.reason}; "
+        "use slice or low-rank for this model, or replace the operator."
+    )
+
+
+def check_smaller(followed: Followed, kept: Kept, ratio: Fraction) -> None:
+    """Raise SpecError where `ratio` is below 1 but drops no channel."""
+    groups = followed.units.groups()
+    largest = max(map(len, groups), default=1)
+    if largest == 1 and ratio < 1:
+        raise SpecError("no layer of this model has channels to drop between input and classes.")
+    if ratio < 1 and kept.units.all():
+        raise SpecError(
+            f"every layer would keep all its channels; the ratio must be at most "
+            f"{(largest - 1) / largest:.4g}, or 1."
+        )
+
+
+def held(tensor: Tensor, part: Part) -> Tensor:
+    """The part of a global tensor that its smaller one holds, the ranges one after the other."""
+    for axis, ranges in enumerate(part):
+        tensor = torch.cat([tensor.narrow(axis, a, b - a) for a, b in ranges], axis)
+    return tensor
+
+
+def rebuilt(
+    graph: GraphModule, tensors: dict[str, Tensor], sample_shape: Sequence[int]
+) -> GraphModule:
+    """`graph` recorded anew over `tensors`."""
+    root = {
+        name: tensors[name] if name in tensors else attribute(graph, name)
+        for name in attributes_read(graph)
+    }
+    return recorded(GraphModule(root, graph.graph), tuple(sample_shape))

@@ -1,0 +1,122 @@
+"""Rules of the operators without weights that leave channels where they are, or refuse them."""
+
+import re
+
+import torch
+from torch.fx import Node
+
+from toolkit.channels import layouts, weighted
+from toolkit.channels.following import Rule, Step, Value, unknown, untouched
+from toolkit.channels.units import Axes, Axis, fixed
+
+SAME = (
+    *("hardswish", "hardswish_", "log_sigmoid", "dropout", "feature_dropout", "alpha_dropout"),
+    *("contiguous", "clone", "detach", "alias", "to", "_to_copy", "type_as", "lift_fresh_copy"),
+    *("zeros_like", "ones_like", "full_like"),
+)
+REDUCTIONS = ("mean", "amax", "amin", "var", "std")
+ALONG = ("softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum")
+SPATIAL = re.compile(r"(adaptive_)?(avg|max)_pool\dd|upsample_\w+\dd")
+
+
+def pointwise(step: Step) -> Value:
+    """Element by element, broadcasting: all operands have the same channels."""
+    inputs = step.inputs()
+    rank = max(map(len, inputs), default=0)
+    return tuple(
+        together(step, [a[place] for a in inputs if -place <= len(a)]) for place in range(-rank, 0)
+    )
+
+
+def together(step: Step, axes: list[Axis]) -> Axis:
+    """One axis of several operands; those of size 1 are broadcast."""
+    size = max(map(len, axes))
+    first, *others = [axis for axis in axes if len(axis) == size]
+    for other in others:
+        step.units.join(first, other)
+    return first
+
+
+def reduction(step: Step) -> Value:
+    """A mean or extremum over some axes, over those of their channels that are kept."""
+    (x,) = step.inputs()
+    over = step.argument("dim") if named(step, "dim") else None
+    reduced = {place % len(x) for place in over or range(len(x))}
+    if named(step, "keepdim") and step.argument("keepdim"):
+        return tuple(fixed(1) if place in reduced else axis for place, axis in enumerate(x))
+    return tuple(axis for place, axis in enumerate(x) if place not in reduced)
+
+
+def named(step: Step, argument: str) -> bool:
+    """Whether the operator has an argument of that name."""
+    return any(a.name == argument for a in step.node.target._schema.arguments)  # type: ignore[union-attr]
+
+
+def along(step: Step) -> Value:
+    """Every element depends on all of one axis."""
+    (x,) = step.inputs()
+    step.need(x[step.argument("dim")], "it takes all of them together")
+    return x
+
+
+def spatial(step: Step) -> Value:
+    """Pooling and interpolation: the last axes change size."""
+    (x,) = step.inputs()
+    last = int(operator_name(step.node)[-2])
+    for axis in x[-last:]:
+        step.need(axis, "it slides over them")
+
+    def resized(recorded: Axes) -> Axes:
+        return (*x[:-last], *recorded[-last:])
+
+    results = untouched(step.node.meta["val"])
+    return [*map(resized, results)] if isinstance(results, list) else resized(results or ())
+
+
+def size(step: Step) -> Value:
+    """The size of one axis, as a number that the graph computes with."""
+    step.need(step.axes("self")[step.argument("dim")], "it computes with their number")
+    return None
+
+
+def take(step: Step) -> Value:
+    """`slice` and `select`: some indices of one axis, which stays as it is."""
+    (x,) = step.inputs()
+    place = step.argument("dim") % len(x)
+    sizes = step.sizes()
+    if len(sizes) < len(x):
+        step.need(x[place], "it picks one of them")
+        return (*x[:place], *x[place + 1 :])
+    if sizes[place] == len(x[place]):
+        return x
+    step.need(x[place], "it picks some of them")
+    return (*x[:place], fixed(sizes[place]), *x[place + 1 :])
+
+
+RULES: dict[str, Rule] = {
+    **weighted.RULES,
+    **layouts.RULES,
+    **dict.fromkeys(SAME, pointwise),
+    **dict.fromkeys(REDUCTIONS, reduction),
+    **dict.fromkeys(ALONG, along),
+    "sym_size": size,
+    "slice": take,
+    "select": take,
+}
+
+
+def operator_name(node: Node) -> str:
+    """Name of an ATen operator, without its overload."""
+    return str(node.target._schema.name).removeprefix("aten::")  # type: ignore[union-attr]
+
+
+def rule_of(node: Node) -> Rule:
+    """The rule of the operator that `node` calls."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return layouts.getitem if layouts.is_getitem(node) else unknown
+    name = operator_name(node)
+    if torch.Tag.pointwise in node.target.tags:
+        return pointwise
+    if SPATIAL.fullmatch(name):
+        return spatial
+    return RULES.get(name, unknown)

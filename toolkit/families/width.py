@@ -1,0 +1,83 @@
+"""`width`: the leading channels of every layer (HeteroFL, FjORD's ordered dropout).
+
+The smaller networks are nested: what a narrow device trains is a part of what a wider one does,
+and every number is averaged over those that have it.
+"""
+
+from fractions import Fraction
+
+from msgspec.structs import replace
+from torch import Tensor, nn
+
+from exporters.capture import capture
+from exporters.optimizers import SGD
+from profiles.errors import SpecError
+from toolkit.assembly import whole_network
+from toolkit.channels.narrowing import Narrowed, held, narrow
+from toolkit.entries import dense_entries
+from toolkit.spec import Spec
+from toolkit.submodel import Stateless, Submodel, Treatment
+from toolkit.training import TrainingConfig
+from toolkit.weights import GlobalModel
+
+
+class Width(Stateless):
+    """See the module. The model's input channels and its classes stay."""
+
+    name = "width"
+    usage = "width:RATIO"
+    summary = "the leading channels of every layer (HeteroFL)"
+
+    def split(
+        self,
+        model: nn.Module,
+        sample_shape: tuple[int, ...],
+        spec: Spec,
+        training: TrainingConfig,
+    ) -> Submodel:
+        """See Family."""
+        spec.check_options()
+        ratio = spec.number("channel ratio", 0, 1, "width:0.5")
+        captured = capture(model, sample_shape)
+        try:
+            # A decimal's own value: 0.07 * 100 in binary is above 7.
+            narrowed = narrow(captured, Fraction(str(ratio)))
+        except SpecError as error:
+            raise SpecError(f"{str(spec)!r}: {error}") from None
+        small, parts = narrowed.captured, narrowed.parts
+        entries = tuple(
+            replace(entry, part=parts.get(entry.name))
+            for entry in (
+                *dense_entries(small, small.parameters, "parameter"),
+                *dense_entries(small, small.buffers, "buffer"),
+            )
+        )
+        optimizer = SGD(momentum=training.momentum, weight_decay=training.weight_decay)
+
+        def cut(weights: GlobalModel) -> dict[str, Tensor]:
+            return {
+                entry.name: weights.tensors[entry.name]
+                if entry.part is None
+                else held(weights.tensors[entry.name], entry.part)
+                for entry in entries
+            }
+
+        return whole_network(
+            spec, small, entries, optimizer, training, cut, treatments=treatments(narrowed)
+        )
+
+
+def treatments(narrowed: Narrowed) -> list[Treatment]:
+    """How many channels every convolution and linear layer has left."""
+    kept = narrowed.kept
+    return [
+        Treatment(
+            name,
+            f"{kept.count(layer.inputs)} of {len(layer.inputs)} channels in, "
+            f"{kept.count(layer.outputs)} of {len(layer.outputs)} out",
+        )
+        for name, layer in narrowed.layers.items()
+    ]
+
+
+FAMILY = Width()
