@@ -36,6 +36,7 @@ class Width(Stateless):
         training: TrainingConfig,
     ) -> Submodel:
         """See Family."""
+        spec.check_no_inner()
         spec.check_options()
         ratio = spec.number("channel ratio", 0, 1, "width:0.5")
         captured = capture(model, sample_shape)
