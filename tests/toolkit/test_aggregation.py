@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from device_agent.manifest import FileEntry, TensorEntry
 from device_agent.update import UpdateRecord
 from profiles.errors import UpdateError
-from toolkit.aggregation import Mean, Received, aggregate
+from toolkit.aggregation import Received, aggregate
+from toolkit.mean import Mean
 from toolkit.weights import GlobalModel
 
 NAMES = "abc"

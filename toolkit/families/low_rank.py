@@ -17,7 +17,8 @@ from exporters.optimizers import SGD
 from exporters.program import Tensors
 from profiles.errors import SpecError
 from toolkit.assembly import whole_network
-from toolkit.factorization import roll, truncated_svd, unroll
+from toolkit.factorization import truncated_svd, unroll
+from toolkit.product import Product
 from toolkit.spec import Spec
 from toolkit.submodel import Shapes, Stateless, Submodel, Treatment, factors_of, recover_dense
 from toolkit.training import TrainingConfig
@@ -161,6 +162,22 @@ def factor_matrices(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return u.permute(1, 2, 0, 3).reshape(-1, rank), v.permute(0, 3, 1, 2).reshape(-1, rank)
 
 
+def aligned(u: Tensor, v: Tensor) -> Product:
+    """U V^T in the dense layout, of weights (r, m, kh, 1) and (n, r, 1, kw), or (r, m) and (n, r).
+
+    Each side is taken in its natural layout, so that only a convolution's `v` is copied.
+    """
+    if u.dim() == 2:
+        return Product(v, u, shape=(v.shape[0], u.shape[1]), axes=(0, 1))
+    (rank, inputs, rows, _), (outputs, _, _, columns) = u.shape, v.shape
+    return Product(
+        u.reshape(rank, -1).T,
+        v.transpose(0, 1).reshape(v.shape[1], -1),
+        shape=(outputs, inputs, rows, columns),
+        axes=(1, 2, 0, 3),
+    )
+
+
 class FrobeniusDecay:
     """strength / 2 * sum of ||U V^T||_F^2, each trace((U^T U)(V^T V)): r x r matrices only."""
 
@@ -255,13 +272,11 @@ class LowRank(Stateless):
 
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
-    ) -> dict[str, Tensor]:
+    ) -> Mapping[str, Tensor | Product]:
         """Model shape alignment, FedHM eq. 1: U V^T in the dense layer's shape."""
-        recovered = recover_dense(tensors, table)
-        for name, sides in factors_of(tensors, table).items():
-            u, v = factor_matrices(sides["u"], sides["v"])
-            recovered[name] = roll(u @ v.T, shapes[name])
-        return recovered
+        factors = factors_of(tensors, table)
+        products = {name: aligned(sides["u"], sides["v"]) for name, sides in factors.items()}
+        return {**recover_dense(tensors, table), **products}
 
 
 FAMILY = LowRank()
