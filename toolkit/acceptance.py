@@ -2,8 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import groupby
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -29,7 +28,7 @@ def check_update(record: UpdateRecord, arrays: Mapping[str, np.ndarray], shapes:
         )
     origin = f"The update of {record.submodel!r}"
     _check_names(record.tensors, origin, shapes)
-    for name, entries in _by_parameter(record.tensors):
+    for name, entries in _by_parameter(record.tensors).items():
         for entry in entries:
             check_part(entry, shapes[name])
         _check_group(name, entries, shapes[name], origin)
@@ -38,17 +37,17 @@ def check_update(record: UpdateRecord, arrays: Mapping[str, np.ndarray], shapes:
 
 def held_shapes(table: tuple[TensorEntry, ...], shapes: Shapes) -> dict[str, tuple[int, ...]]:
     """Shape of what a checked table holds of each global tensor that it stands for."""
-    return {name: held_shape(entries[0], shapes[name]) for name, entries in _by_parameter(table)}
+    return {
+        name: held_shape(entries[0], shapes[name]) for name, entries in _by_parameter(table).items()
+    }
 
 
-def _by_parameter(table: tuple[TensorEntry, ...]) -> Iterator[tuple[str, list[TensorEntry]]]:
-    """The entries that stand for each global tensor."""
-
-    def name(entry: TensorEntry) -> str:
-        return entry.stands_for or ""
-
-    for key, entries in groupby(sorted(table, key=name), key=name):
-        yield key, list(entries)
+def _by_parameter(table: tuple[TensorEntry, ...]) -> dict[str, list[TensorEntry]]:
+    """The entries that stand for each global tensor, in table order."""
+    groups: dict[str, list[TensorEntry]] = {}
+    for entry in table:
+        groups.setdefault(entry.stands_for or "", []).append(entry)
+    return groups
 
 
 def _check_names(table: tuple[TensorEntry, ...], origin: str, shapes: Shapes) -> None:

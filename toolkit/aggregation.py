@@ -55,6 +55,7 @@ def aggregate(
     aggregation = Aggregation(model, policy)
     for record, arrays in updates:
         aggregation.add(record, arrays)
+        del arrays  # or two updates are in memory while the next is read
     return aggregation.result()
 
 
@@ -104,7 +105,6 @@ class Aggregation:
         tensors = {**self.model.tensors}
         for name in list(self.mean.sums):
             tensors[name] = self._next(name)
-            self.mean.drop(name)
         kept = {
             key: group.family.refit(group.mean.result(), group.table, tensors)
             for key, group in self.factors.items()
@@ -112,15 +112,15 @@ class Aggregation:
         return GlobalModel(tensors, {**self.model.kept, **kept})
 
     def _next(self, name: str) -> Tensor:
-        """(1 - beta) * old + beta * mean (TDPFed, above eq. 22), where somebody trained it.
+        """(1 - beta) * old + beta * mean (TDPFed, above eq. 22); forgets the mean.
 
         Statistics are never taken beyond the mean, where a variance can turn negative.
         """
         old = self.model.tensors[name]
         beta = min(self.policy.beta, 1.0) if name in self.buffers else self.policy.beta
-        mean = self.mean.of(name, old)
+        mean = self.mean.take(name, old)
         new = mean if beta == 1.0 else torch.lerp(old.float(), mean, beta)
-        if not torch.isfinite(new).all():
+        if not new.sum(dtype=torch.float64).isfinite():
             raise UpdateError(
                 f"The updates of {name!r} add up to more than float32 holds; training diverged. "
                 "Lower the learning rate."

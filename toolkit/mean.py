@@ -33,7 +33,7 @@ class Mean:
         for name, value in tensors.items():
             place = (places or {}).get(name)
             if name not in self.sums:
-                self.sums[name] = RunningSum(tuple(value.shape) if place is None else place.shape)
+                self.sums[name] = sum_for(value, place)
             self.sums[name].add(value, weight, place)
             self._weigh(name, place, weight)
 
@@ -41,26 +41,28 @@ class Mean:
         """Take in all that `other` took in."""
         for name, total in other.sums.items():
             if name not in self.sums:
-                self.sums[name] = RunningSum(tuple(total.low.shape))
+                self.sums[name] = RunningSum(tuple(total.low.shape), total.axes)
             self.sums[name].merge(total)
             for place, weight in other.weights[name].items():
                 self._weigh(name, place, weight)
 
     def result(self) -> dict[str, Tensor]:
         """The means so far, float32; nan where nobody holds an element."""
-        return {name: self.of(name) for name in self.sums}
+        return {
+            name: (total.total() / self._share(name)).float() for name, total in self.sums.items()
+        }
 
-    def of(self, name: str, old: Tensor | None = None) -> Tensor:
-        """The mean of one tensor, float32; elements that nobody holds are those of `old`."""
+    def take(self, name: str, old: Tensor) -> Tensor:
+        """The mean of one tensor, float32, which is then forgotten.
+
+        Elements that nobody holds are those of `old`.
+        """
         share = self._share(name)
-        if isinstance(share, float):
-            return self.sums[name].total().div_(share)
         means = self.sums[name].total().div_(share)
-        return means if old is None else torch.where(share > 0, means, old)
-
-    def drop(self, name: str) -> None:
-        """Forget a tensor."""
         del self.sums[name], self.weights[name]
+        if isinstance(share, Tensor):
+            return torch.where(share > 0, means, old)
+        return means.contiguous()
 
     def _weigh(self, name: str, place: Place | None, weight: float) -> None:
         weights = self.weights.setdefault(name, {})
@@ -77,3 +79,10 @@ class Mean:
             assert place is not None
             place.add(share, 1.0, weight)
         return share
+
+
+def sum_for(value: Tensor | Product, place: Place | None) -> RunningSum:
+    """An empty sum for what is like `value`, lying as it does."""
+    if place is not None:
+        return RunningSum(place.shape)
+    return RunningSum(tuple(value.shape), value.axes if isinstance(value, Product) else None)

@@ -53,6 +53,7 @@ def aggregate_files(
             seen[record.file.sha256] = folder
             records.append(record)
             yield record, tensors
+            del tensors  # before the next update is read
 
     new = aggregate(model, received(), policy or AggregationPolicy())
     write_file(out, new.save())

@@ -165,14 +165,16 @@ def factor_matrices(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def aligned(u: Tensor, v: Tensor) -> Product:
     """U V^T in the dense layout, of weights (r, m, kh, 1) and (n, r, 1, kw), or (r, m) and (n, r).
 
-    Each side is taken in its natural layout, so that only a convolution's `v` is copied.
+    Raises ValueError for weights of other forms.
     """
-    if u.dim() == 2:
+    if u.dim() == 2 and v.dim() == 2:
         return Product(v, u, shape=(v.shape[0], u.shape[1]), axes=(0, 1))
-    (rank, inputs, rows, _), (outputs, _, _, columns) = u.shape, v.shape
+    (_, inputs, rows, one), (outputs, _, other, columns) = u.shape, v.shape
+    if (one, other) != (1, 1):
+        raise ValueError(f"{tuple(u.shape)}, {tuple(v.shape)} are no (r, m, kh, 1), (n, r, 1, kw)")
     return Product(
-        u.reshape(rank, -1).T,
-        v.transpose(0, 1).reshape(v.shape[1], -1),
+        u.squeeze(3).permute(1, 2, 0),
+        v.squeeze(2).transpose(0, 1),
         shape=(outputs, inputs, rows, columns),
         axes=(1, 2, 0, 3),
     )
