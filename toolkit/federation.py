@@ -13,6 +13,7 @@ from toolkit import weights
 from toolkit.aggregation import Received, aggregate
 from toolkit.assembly import slowed
 from toolkit.loading import load_model
+from toolkit.policy import AggregationPolicy
 from toolkit.splitting import split
 from toolkit.submodel import Submodel
 from toolkit.training import TrainingConfig
@@ -31,11 +32,13 @@ class Federation:
         training: TrainingConfig,
         weights_file: Path | None = None,
         seed: int = 0,
+        policy: AggregationPolicy | None = None,
     ) -> None:
         """Build the model with `seed`. Raises ModelError or InputError as `load_model` does."""
         self.module = load_model(model_reference, weights_file, seed)
         self.input_shape = input_shape
         self.training = training
+        self.policy = policy or AggregationPolicy()
         self.model = weights.from_model(self.module)
         if weights_file is not None:
             self.model = weights.from_file(weights_file)
@@ -63,7 +66,7 @@ class Federation:
 
     def fold(self, updates: Iterable[Received]) -> None:
         """Make the next global model of `updates`. Raises UpdateError and changes nothing."""
-        self._replace(aggregate(self.model, updates))
+        self._replace(aggregate(self.model, updates, self.policy))
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
         """Accuracy and mean cross-entropy of the global model on samples `x`, labels `y`.

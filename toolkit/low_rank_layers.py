@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from toolkit.factorization import roll, truncated_svd, unroll
+from toolkit.factorization import truncated_svd, unroll
+from toolkit.product import Product
 
 Convolution = nn.Conv1d | nn.Conv2d
 Decomposition = Callable[[Tensor, int], tuple[Tensor, Tensor]]
@@ -57,12 +58,32 @@ def factor_matrices(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return left, right.reshape(groups, -1, rank)
 
 
-def recovered(u: Tensor, v: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Model shape alignment, FedHM eq. 1: the U V^T of every group in the dense `shape`."""
-    left, right = factor_matrices(u, v)
-    groups = left.shape[0]
-    part = (shape[0] // groups, *shape[1:])
-    return torch.cat([roll(a @ b.T, part) for a, b in zip(left, right, strict=True)])
+def aligned(u: Tensor, v: Tensor) -> Product | Tensor:
+    """Model shape alignment, FedHM eq. 1: U V^T in the dense layout.
+
+    A product where there is one group, the dense tensor where there are several. Raises ValueError
+    where the weights `u` and `v` do not belong together.
+    """
+    groups = factor_matrices(u, v)[0].shape[0]
+    if groups == 1:
+        return product(u, v)
+    pairs = zip(u.chunk(groups), v.chunk(groups), strict=True)
+    return torch.cat([product(a, b).dense() for a, b in pairs])
+
+
+def product(u: Tensor, v: Tensor) -> Product:
+    """U V^T of one group in the dense layout; see `aligned`."""
+    if u.dim() == 2:
+        return Product(v, u, shape=(v.shape[0], u.shape[1]), axes=(0, 1))
+    rows, columns = u.shape[:3], v.shape[3:]
+    if u.shape[3:].numel() != 1 or v.shape[2] != 1:
+        raise ValueError(f"{tuple(u.shape)}, {tuple(v.shape)} are no (r, m, kh, 1), (n, r, 1, kw)")
+    return Product(
+        u.reshape(rows).permute(1, 2, 0),
+        v.squeeze(2).transpose(0, 1),
+        shape=(v.shape[0], *rows[1:], *columns),
+        axes=(1, 2, 0, 3)[: u.dim()],
+    )
 
 
 class FactorizedConvolution(nn.Module):

@@ -23,11 +23,12 @@ from toolkit.low_rank_layers import (
     FactorizedConvolution,
     FactorizedLinear,
     FactorizedRecurrence,
+    aligned,
     factor_matrices,
     factor_weights,
     groups_of,
-    recovered,
 )
+from toolkit.product import Product
 from toolkit.rewriting import Origin, Rewritten
 from toolkit.spec import Spec
 from toolkit.submodel import Shapes, Stateless, Submodel, Treatment, factors_of, recover_dense
@@ -248,12 +249,11 @@ class LowRank(Stateless):
 
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
-    ) -> dict[str, Tensor]:
+    ) -> Mapping[str, Tensor | Product]:
         """Model shape alignment, FedHM eq. 1: U V^T in the dense layer's shape."""
-        dense = recover_dense(tensors, table)
-        for name, sides in factors_of(tensors, table).items():
-            dense[name] = recovered(sides["u"], sides["v"], shapes[name])
-        return dense
+        factors = factors_of(tensors, table)
+        products = {name: aligned(sides["u"], sides["v"]) for name, sides in factors.items()}
+        return {**recover_dense(tensors, table), **products}
 
 
 FAMILY = LowRank()

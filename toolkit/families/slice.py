@@ -20,6 +20,7 @@ from toolkit.cutting import CutPoint, Cutter, tensors_read
 from toolkit.entries import dense_entries
 from toolkit.families.low_rank import FAMILY as LOW_RANK
 from toolkit.layers import weighted_layers
+from toolkit.product import Product
 from toolkit.rewriting import Rewritten
 from toolkit.spec import Spec, as_number
 from toolkit.submodel import Shapes, Stateless, Submodel, Treatment
@@ -186,7 +187,7 @@ class Slice(Stateless):
 
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
-    ) -> dict[str, Tensor]:
+    ) -> Mapping[str, Tensor | Product]:
         """The layers as they are, and what the family inside makes of its factors."""
         return LOW_RANK.recover(tensors, table, shapes)
 
