@@ -1,12 +1,13 @@
 """The shipped models are the papers': published sizes, ranks and capacities, to the last digit."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from toolkit import models, split
+from toolkit import TrainingConfig, models, split
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "digits_cnn": (1, 8, 8),
@@ -68,3 +69,45 @@ def test_sizes_of_fedhm(name: str) -> None:
     specs = [f"low-rank:{ratio},keep={keep}" for ratio in (0.5, 0.25, 0.125)]
     counts = [split(model, spec, SHAPES[name]).counts for spec in specs]
     assert tuple(f"{c.params / 1e6:.2f}" for c in counts) == published
+
+
+# EmbracingFL, table 1: trained parameters, activations and capacity of each client.
+WORDS = 256
+EMBRACING = {
+    "resnet20": (
+        ((3, 32, 32), 32),
+        {
+            "full": (272_762, 6_947_136, "1.00"),
+            "slice:blocks.3": (257_994, 2_752_832, "0.42"),
+            "slice:blocks.6": (206_346, 917_824, "0.16"),
+        },
+    ),
+    "femnist_cnn": (
+        ((1, 28, 28), 1),
+        {
+            "full": (6_603_710, 39_742, "1.00"),
+            "slice:dense": (6_551_614, 2_110, "0.99"),
+            "slice:classifier": (127_038, 62, "0.02"),
+        },
+    ),
+    "imdb_bilstm": (
+        ((WORDS,), 1),
+        {
+            "full": (3_611_137, 1_310_720, "1.00"),
+            "slice:lstm": (1_051_137, 1_310_720, "0.48"),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EMBRACING)
+def test_sizes_of_embracingfl(name: str) -> None:
+    model, ((shape, batch), rows) = build(name), EMBRACING[name]
+    training = TrainingConfig(batch_size=32)  # one sample alone is no batch to train on
+    counts = [
+        replace(c, activations=c.activations * batch // 32)
+        for c in (split(model, spec, shape, training).counts for spec in rows)
+    ]
+    capacities = [f"{c.capacity(counts[0]):.2f}" for c in counts]
+    came = zip((c.params for c in counts), (c.activations for c in counts), capacities, strict=True)
+    assert dict(zip(rows, came, strict=True)) == rows

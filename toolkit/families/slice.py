@@ -7,7 +7,7 @@ to disk (Algorithm 1), and then trains the rest on the last recording (Algorithm
 from torch import Tensor, nn
 
 from device_agent.manifest import SAMPLES, Instruction, Record
-from exporters.capture import Captured, capture, output_node
+from exporters.capture import capture, output_node
 from exporters.optimizers import SGD
 from exporters.program import Program, ProgramSignature
 from exporters.signatures import apply, train
@@ -112,7 +112,9 @@ class Slice(Stateless):
         )
         buffers = dense_entries(captured, filter(captured.buffers.__contains__, read), "buffer")
         stages = cutter.stages(point.place, cutter.load(part, batch), batch)
-        frozen = dense_entries(captured, frozen_names(captured, tensors_read(stages)), "frozen")
+        fixed = dense_entries(captured, filter(captured.frozen.__contains__, read), "frozen")
+        ahead = [n for n in tensors_read(stages) if n not in read and n in captured.tensors]
+        frozen = (*dense_entries(captured, ahead, "frozen"), *fixed)
         width = tuple(int(size) for size in point.node.meta["val"].shape[1:])
         optimizer = SGD(momentum=training.momentum, weight_decay=training.weight_decay)
 
@@ -120,16 +122,17 @@ class Slice(Stateless):
         schedule: list[Instruction] = []
         source, shape = SAMPLES, sample_shape
         for number, stage in enumerate(stages):
-            reads = [entry for entry in frozen if entry.name in set(tensors_read([stage]))]
+            wanted = set(tensors_read([stage]))
+            reads = [e for e in (*frozen, *parameters, *buffers) if e.name in wanted]
             signatures.append(apply(f"forward_{number}", stage, shape, reads))
             schedule.append(
                 Record(signature=f"forward_{number}", source=source, target=activation(number))
             )
             source = activation(number)
             shape = tuple(int(size) for size in output_node(stage).meta["val"].shape[1:])
-        signatures.append(train(part, width, parameters, buffers, optimizer))
+        signatures.append(train(part, width, parameters, buffers, optimizer, reads=fixed))
         signatures.append(
-            apply("predict", cutter.predicting(point.place), width, (*parameters, *buffers))
+            apply("predict", cutter.predicting(point.place), width, (*parameters, *buffers, *fixed))
         )
         program = Program(
             submodel=str(spec),
@@ -138,6 +141,8 @@ class Slice(Stateless):
             signatures=tuple(signatures),
             tensors=(*frozen, *parameters, *buffers, *optimizer.state(parameters)),
             schedule=(*schedule, one_pass(source, training)),
+            sample_dtype=captured.sample_dtype,
+            sample_limit=captured.sample_limit,
         )
         total = sum(captured.parameters[e.name].numel() for e in parameters)
 
@@ -162,11 +167,6 @@ class Slice(Stateless):
             ),
             cut=cut,
         )
-
-
-def frozen_names(captured: Captured, names: list[str]) -> list[str]:
-    """Those of `names` that are parameters or buffers of the model."""
-    return [name for name in names if name in captured.parameters or name in captured.buffers]
 
 
 FAMILY = Slice()

@@ -16,8 +16,9 @@ class ImdbBiLSTM(nn.Module):
         self.embedding = nn.Embedding(words, width)
         self.lstm = nn.LSTM(width, width, batch_first=True, bidirectional=True)
         self.classifier = nn.Linear(2 * width, 1)
-        for bias in (self.lstm.bias_hh_l0, self.lstm.bias_hh_l0_reverse):
-            nn.init.zeros_(bias).requires_grad_(False)
+        for name, parameter in self.lstm.named_parameters():
+            if name.startswith("bias_hh"):
+                nn.init.zeros_(parameter.requires_grad_(False))
 
     def forward(self, x: Tensor) -> Tensor:
         """Word numbers (N, T) int64 -> logits (N, 1)."""
