@@ -16,13 +16,12 @@ from torch.fx import GraphModule, Node
 
 from device_agent.manifest import Dtype
 from exporters.lstm_shapes import lstm_shapes_only
-from exporters.tracing import DTYPES
+from exporters.tracing import DTYPES, RECURRENT
 from profiles.errors import ModelError
 
 aten = torch.ops.aten
 MINIMUM_BATCH = 2
 RANDOM = ("rand", "bernoulli", "dropout")
-RECURRENT = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
 RESHAPING = ("view", "reshape", "slice", "select", "transpose", "permute", "unsqueeze", "squeeze")
 
 
