@@ -94,6 +94,7 @@ def bi_level(
 ) -> Submodel:
     """A submodel that trains so; `factors` gives the numbers of the tensorized parameters."""
     buffers = dense_entries(captured, captured.buffers, "buffer")
+    frozen = dense_entries(captured, captured.frozen, "frozen")
     nesterov = SGD(
         momentum=training.momentum,
         nesterov=training.momentum > 0,
@@ -111,14 +112,14 @@ def bi_level(
         nesterov,
         name="personal_step",
         penalty=lambda tensors: 0.5 * settings.penalty * tensorized.distance(tensors),
-        reads=tensorized.uploaded,
+        reads=(*tensorized.uploaded, *frozen),
         names=names,
     )
     predict = apply(
         "predict",
         captured.inference,
         captured.sample_shape,
-        (*tensorized.personal, *buffers),
+        (*tensorized.personal, *buffers, *frozen),
         names=names,
     )
     steps = (
@@ -142,6 +143,7 @@ def bi_level(
         tensors=(
             *tensorized.uploaded,
             *buffers,
+            *frozen,
             *tensorized.personal,
             *nesterov.state(tensorized.personal),
             *settings.optimizer.state(tensorized.uploaded),
@@ -155,10 +157,12 @@ def bi_level(
                 steps=steps,
             ),
         ),
+        sample_dtype=captured.sample_dtype,
+        sample_limit=captured.sample_limit,
     )
 
     def cut(weights: GlobalModel) -> dict[str, Tensor]:
-        own = {e.name: weights.tensors[e.name] for e in (*tensorized.dense, *buffers)}
+        own = {e.name: weights.tensors[e.name] for e in (*tensorized.dense, *buffers, *frozen)}
         return {**own, **factors(weights)}
 
     shared = sum(count(e.shape) for e in tensorized.uploaded)

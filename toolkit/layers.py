@@ -37,8 +37,9 @@ class Layer:
         return f"{self.name}.{own}" if self.name else own
 
     def weights(self) -> Iterator[str]:
-        """The module's own names of its parameters of two axes or more."""
-        return (n for n, p in self.module.named_parameters(recurse=False) if p.dim() > 1)
+        """The module's own names of its trained parameters of two axes or more."""
+        own = self.module.named_parameters(recurse=False)
+        return (n for n, p in own if p.dim() > 1 and p.requires_grad)
 
 
 def weighted_layers(model: nn.Module, captured: Captured) -> list[Layer]:
@@ -61,6 +62,8 @@ def obstacle(module: nn.Module, used: bool, strangers: set[str]) -> str:
         return f"{type(module).__name__} has no factorized form"
     if not used:
         return "the model does not use it"
+    if not any(p.requires_grad for p in module.parameters(recurse=False)):
+        return "frozen (requires_grad=False)"
     return "another module reads its weights" if strangers else ""
 
 

@@ -54,8 +54,9 @@ def plan(
     ranks: dict[str, int] = {}
     treatments = []
     for layer in weighted_layers(model, captured):
-        if not isinstance(layer.module, LINEAR):
-            reason = f"{type(layer.module).__name__} has no CP form"
+        if not isinstance(layer.module, LINEAR) or not any(layer.weights()):
+            linear = isinstance(layer.module, LINEAR)
+            reason = "frozen" if linear else f"{type(layer.module).__name__} has no CP form"
             treatments.append(Treatment(layer.title, "dense", reason))
             continue
         own = {layer.path(w): cp_rank(captured.shape(layer.path(w)), rate) for w in layer.weights()}

@@ -33,6 +33,7 @@ class Full(Stateless):
         captured = capture(model, sample_shape)
         entries = (
             *dense_entries(captured, captured.parameters, "parameter"),
+            *dense_entries(captured, captured.frozen, "frozen"),
             *dense_entries(captured, captured.buffers, "buffer"),
         )
         optimizer = SGD(momentum=training.momentum, weight_decay=training.weight_decay)

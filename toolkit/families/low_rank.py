@@ -169,6 +169,7 @@ class LowRank(Stateless):
         entries = (
             *rewritten.entries(captured, captured.parameters, "parameter"),
             *rewritten.entries(captured, captured.buffers, "buffer"),
+            *rewritten.entries(captured, captured.frozen, "frozen"),
         )
         optimizer = SGD(
             momentum=training.momentum,

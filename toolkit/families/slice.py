@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from device_agent.manifest import SAMPLES, Instruction, Record, TensorEntry
-from exporters.capture import Captured, capture, output_node
+from exporters.capture import capture, output_node
 from exporters.optimizers import SGD
 from exporters.program import Program, ProgramSignature
 from exporters.signatures import apply, train
@@ -128,7 +128,9 @@ class Slice(Stateless):
         )
         buffers = rewritten.entries(captured, filter(captured.buffers.__contains__, read), "buffer")
         stages = cutter.stages(point.place, cutter.load(part, batch), batch)
-        frozen = dense_entries(captured, frozen_names(captured, tensors_read(stages)), "frozen")
+        fixed = dense_entries(captured, filter(captured.frozen.__contains__, read), "frozen")
+        ahead = [n for n in tensors_read(stages) if n not in read and n in captured.tensors]
+        frozen = (*dense_entries(captured, ahead, "frozen"), *fixed)
         width = tuple(int(size) for size in point.node.meta["val"].shape[1:])
         optimizer = SGD(
             momentum=training.momentum,
@@ -140,17 +142,27 @@ class Slice(Stateless):
         schedule: list[Instruction] = []
         source, shape = SAMPLES, sample_shape
         for number, stage in enumerate(stages):
-            reads = [entry for entry in frozen if entry.name in set(tensors_read([stage]))]
+            wanted = set(tensors_read([stage]))
+            reads = [e for e in (*frozen, *parameters, *buffers) if e.name in wanted]
             signatures.append(apply(f"forward_{number}", stage, shape, reads))
             schedule.append(
                 Record(signature=f"forward_{number}", source=source, target=activation(number))
             )
             source = activation(number)
             shape = tuple(int(size) for size in output_node(stage).meta["val"].shape[1:])
-        step = train(part, width, parameters, buffers, optimizer, penalty=rewritten.penalty)
-        signatures.append(step)
         signatures.append(
-            apply("predict", cutter.predicting(point.place), width, (*parameters, *buffers))
+            train(
+                part,
+                width,
+                parameters,
+                buffers,
+                optimizer,
+                penalty=rewritten.penalty,
+                reads=fixed,
+            )
+        )
+        signatures.append(
+            apply("predict", cutter.predicting(point.place), width, (*parameters, *buffers, *fixed))
         )
         program = Program(
             submodel=str(spec),
@@ -159,6 +171,8 @@ class Slice(Stateless):
             signatures=tuple(signatures),
             tensors=(*frozen, *parameters, *buffers, *optimizer.state(parameters)),
             schedule=(*schedule, one_pass(source, training)),
+            sample_dtype=captured.sample_dtype,
+            sample_limit=captured.sample_limit,
         )
         total = sum(captured.parameters[e.name].numel() for e in parameters)
 
@@ -214,11 +228,6 @@ def inside(model: nn.Module, cutter: Cutter, point: CutPoint, spec: Spec, inner:
 def same_place(cutter: Cutter, point: CutPoint) -> CutPoint:
     """The cut point of a rewritten model that has the same operators ahead of it."""
     return next(p for p in cutter.points if p.place == point.place)
-
-
-def frozen_names(captured: Captured, names: list[str]) -> list[str]:
-    """Those of `names` that are parameters or buffers of the model."""
-    return [name for name in names if name in captured.parameters or name in captured.buffers]
 
 
 FAMILY = Slice()

@@ -51,6 +51,7 @@ class Width(Stateless):
             for entry in (
                 *dense_entries(small, small.parameters, "parameter"),
                 *dense_entries(small, small.buffers, "buffer"),
+                *dense_entries(small, small.frozen, "frozen"),
             )
         )
         optimizer = SGD(momentum=training.momentum, weight_decay=training.weight_decay)
