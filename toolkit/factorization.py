@@ -28,14 +28,6 @@ def unroll(weight: Tensor) -> Tensor:
     return moved.reshape(inputs * rows, outputs * math.prod(columns))
 
 
-def roll(matrix: Tensor, shape: Sequence[int]) -> Tensor:
-    """The inverse of `unroll` for a weight of `shape`."""
-    if len(shape) == 2:
-        return matrix.T
-    outputs, inputs, rows, *columns = shape
-    return matrix.reshape(inputs, rows, outputs, *columns).movedim(2, 0)
-
-
 def truncated_svd(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """U (m, rank) and V (n, rank) with U V^T the best approximation of `matrix` (m, n).
 

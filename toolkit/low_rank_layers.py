@@ -32,10 +32,11 @@ def factor_weights(
     """Weights of the layers `u` and `v` that stand for a dense `weight`.
 
     (groups * r, m / groups, kh, 1) and (n, r, 1, kw); the last axes are missing where the weight
-    has none.
+    has none. r is `rank`, or the matrices' own where that is less.
     """
     pairs = [decompose(matrix, rank) for matrix in groups_of(weight, groups)]
     us, vs = zip(*pairs, strict=True)
+    rank = us[0].shape[1]
     kernel, columns = weight.shape[2:], weight.shape[3:]
     per_group = weight.shape[0] // groups
     u_shape = (weight.shape[1], *kernel[:1], *(1 for _ in columns), rank)

@@ -5,6 +5,7 @@ user's own module.
 """
 
 import copy
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Case:
     y: Tensor
 
 
-def case(name: str, spec: str, seed: int) -> Case:
+def build(name: str, spec: str, seed: int) -> Case:
     torch.manual_seed(seed)
     foreign = FOREIGN[name]
     model = foreign.build()
@@ -59,6 +60,12 @@ def case(name: str, spec: str, seed: int) -> Case:
     state = eager.first_state(submodel, submodel.cut(from_model(model)))
     x = torch.randn(BATCH, *foreign.shape, dtype=torch.float64)
     return Case(model.double(), submodel, state, x, torch.randint(CLASSES, (BATCH,)))
+
+
+@pytest.fixture(scope="module", params=itertools.product(FOREIGN, SPECS), ids="-".join)
+def c(request: pytest.FixtureRequest, seed: int) -> Case:
+    name, spec = request.param
+    return build(name, spec, seed)
 
 
 def composed(submodel: Submodel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -105,10 +112,7 @@ def twin(model: nn.Module, dense: Mapping[str, Tensor], trained: set[str]) -> nn
     return model
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("name", FOREIGN)
-def test_forward_is_that_of_the_dense_twin(name: str, spec: str, seed: int) -> None:
-    c = case(name, spec, seed)
+def test_forward_is_that_of_the_dense_twin(c: Case) -> None:
     came = eager.call(c.submodel, "predict", c.state, x=eager.recorded(c.submodel, c.state, c.x))[
         "output"
     ]
@@ -117,10 +121,7 @@ def test_forward_is_that_of_the_dense_twin(name: str, spec: str, seed: int) -> N
     torch.testing.assert_close(came, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("name", FOREIGN)
-def test_gradients_are_autograds(name: str, spec: str, seed: int) -> None:
-    c = case(name, spec, seed)
+def test_gradients_are_autograds(c: Case) -> None:
     parameters = [e for e in c.submodel.program.tensors if e.role == "parameter"]
     new = eager.call(
         c.submodel,
@@ -153,7 +154,7 @@ def test_gradients_are_autograds(name: str, spec: str, seed: int) -> None:
 @pytest.mark.parametrize("spec", BI_LEVEL)
 @pytest.mark.parametrize("name", FOREIGN)
 def test_bi_level_steps_are_autograds(name: str, spec: str, seed: int) -> None:
-    c = case(name, spec, seed)
+    c = build(name, spec, seed)
     c.state |= eager.call(c.submodel, "personal_init", c.state)
     dense = composed(c.submodel, c.state)
     personal = {n: c.state[f"personal:{n}"] for n, _ in c.model.named_parameters()}
@@ -204,10 +205,7 @@ def check_local_step(c: Case, names: Mapping[str, Tensor]) -> None:
         torch.testing.assert_close(new[name], expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("name", FOREIGN)
-def test_recovering_what_was_cut_is_the_dense_twin(name: str, spec: str, seed: int) -> None:
-    c = case(name, spec, seed)
+def test_recovering_what_was_cut_is_the_dense_twin(c: Case) -> None:
     table = [e for e in c.submodel.program.tensors if e.role in ("parameter", "buffer")]
     model = GlobalModel(c.model.state_dict())
     shapes = {n: tuple(v.shape) for n, v in model.tensors.items()}

@@ -16,7 +16,6 @@ from toolkit.factorization import (
     cp_rank,
     cp_refit,
     relative_residual,
-    roll,
     truncated_svd,
     unroll,
 )
@@ -36,12 +35,6 @@ def tensor(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 def drawn_factors(shape: tuple[int, ...], rank: int, seed: int) -> list[torch.Tensor]:
     return [tensor((size, rank), seed + mode) for mode, size in enumerate(shape)]
-
-
-@given(shapes, seeds)
-def test_roll_undoes_unroll(shape: tuple[int, ...], seed: int) -> None:
-    weight = tensor(shape, seed)
-    assert torch.equal(roll(unroll(weight), shape), weight)
 
 
 @given(st.tuples(sizes, sizes, sizes, sizes), seeds)
@@ -68,14 +61,6 @@ def test_truncated_svd_is_the_best_of_its_rank(m: int, n: int, rank: int, seed: 
         np.testing.assert_allclose(
             side.norm(dim=0).numpy(), np.sqrt(values[:cut]), rtol=1e-4, atol=1e-5
         )
-
-
-@given(shapes, seeds)
-def test_full_rank_is_exact(shape: tuple[int, ...], seed: int) -> None:
-    weight = tensor(shape, seed)
-    matrix = unroll(weight)
-    u, v = truncated_svd(matrix, min(matrix.shape))
-    assert (roll(u @ v.T, shape) - weight).norm() <= 1e-5 * weight.norm()
 
 
 @pytest.mark.parametrize(
