@@ -25,21 +25,21 @@ class Residual(nn.Module):
         return torch.tanh(self.bn(self.conv(x)) + self.shortcut(x))
 
 
-def smooth_cnn() -> nn.Sequential:
+def smooth_cnn(first: int = 6, second: int = 8, third: int = 8, fourth: int = 12) -> nn.Sequential:
     """Convolutions with and without batch norm, a residual block and a linear hidden layer."""
     return nn.Sequential(
         OrderedDict(
-            conv=nn.Conv2d(2, 6, 3, padding=1, bias=False),
-            bn=nn.BatchNorm2d(6),
+            conv=nn.Conv2d(2, first, 3, padding=1, bias=False),
+            bn=nn.BatchNorm2d(first),
             act=nn.GELU(),
-            strided=nn.Conv2d(6, 8, (3, 2), (2, 1), (1, 0)),
+            strided=nn.Conv2d(first, second, (3, 2), (2, 1), (1, 0)),
             squash=nn.Sigmoid(),
-            residual=Residual(8, 8),
+            residual=Residual(second, third),
             pool=nn.AdaptiveAvgPool2d(1),
             flat=nn.Flatten(),
-            hidden=nn.Linear(8, 12),
+            hidden=nn.Linear(third, fourth),
             bend=nn.Tanh(),
-            classifier=nn.Linear(12, CLASSES),
+            classifier=nn.Linear(fourth, CLASSES),
         )
     )
 

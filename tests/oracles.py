@@ -6,7 +6,7 @@ Models are `nn.Sequential`; a state maps the model's own tensor names to float64
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -88,7 +88,13 @@ def train_full(model: nn.Module, device: Device, plan: Plan) -> State:
     return state_of(model)
 
 
-def train_slice(model: nn.Sequential, first: str, device: Device, plan: Plan) -> State:
+def train_slice(
+    model: nn.Sequential,
+    first: str,
+    device: Device,
+    plan: Plan,
+    train: Callable[[nn.Module, Device, Plan], State] = train_full,
+) -> State:
     """EmbracingFL: `first` and what follows it, trained on one recording of what is ahead of it."""
     children = list(model.named_children())
     cut = [name for name, _ in children].index(first)
@@ -97,7 +103,35 @@ def train_slice(model: nn.Sequential, first: str, device: Device, plan: Plan) ->
     with torch.no_grad():
         recording = prefix(torch.from_numpy(device.x).double()).numpy()
     suffix = nn.Sequential(OrderedDict(children[cut:]))
-    return train_full(suffix, Device(recording, device.y, device.seed), plan)
+    return train(suffix, Device(recording, device.y, device.seed), plan)
+
+
+def train_leading(model: nn.Module, small: nn.Module, device: Device, plan: Plan) -> State:
+    """HeteroFL: `small`, the same network with fewer channels, from the leading ones of `model`."""
+    small = copy.deepcopy(small)
+    large = model.state_dict()
+    state = {n: large[n][leading(v)] for n, v in small.state_dict().items()}
+    small.load_state_dict(state)
+    return train_full(small, device, plan)
+
+
+def leading(value: Tensor) -> tuple[slice, ...]:
+    """The leading block of a tensor's shape."""
+    return tuple(slice(size) for size in value.shape)
+
+
+def mean_of_blocks(updates: Sequence[tuple[Mapping[str, Tensor], float]], old: State) -> State:
+    """Each number's weighted average over the updates whose leading block holds it."""
+    new = {}
+    for name, value in old.items():
+        total, weights = np.zeros(value.shape), np.zeros(value.shape)
+        for update, weight in updates:
+            block = leading(update[name])
+            total[block] += update[name].numpy() * weight
+            weights[block] += weight
+        averaged = total / np.where(weights > 0, weights, 1)
+        new[name] = torch.from_numpy(np.where(weights > 0, averaged, value.numpy()))
+    return new
 
 
 class Pair(nn.Module):
@@ -175,12 +209,13 @@ def train_low_rank(
 
 @dataclass(frozen=True)
 class BiLevel:
-    """TDPFed's own settings: lambda, s, s' and the factors' learning rate."""
+    """TDPFed's own settings: lambda, s, s' and the factors' learning rate; pFedMe has no Adam."""
 
     penalty: float
     personal_steps: int
     factor_steps: int
     factor_rate: float
+    adam: bool = True
 
 
 @dataclass
@@ -258,7 +293,7 @@ def train_cp(
         for name, modes in start.factors.items()
     }
     nesterov = sgd([{"params": list(theta.values())}], plan, nesterov=True)
-    adam = torch.optim.Adam(
+    optimizer = (torch.optim.Adam if settings.adam else torch.optim.SGD)(
         [mode for modes in factors.values() for mode in modes], lr=settings.factor_rate
     )
     x = torch.from_numpy(device.x).to(dtype)
@@ -277,7 +312,7 @@ def train_cp(
                 gradients = factor_gradients(theta[name].detach(), detached, settings.penalty)
                 for mode, gradient in zip(modes, gradients, strict=True):
                     mode.grad = gradient
-            adam.step()
+            optimizer.step()
     trained = Tensorized(
         {name: [mode.detach() for mode in modes] for name, modes in factors.items()},
         {name: value for name, value in state_of(model).items() if name not in theta},

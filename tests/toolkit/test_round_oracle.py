@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import oracles
 from device_agent.training import Trained, train_bundle
 from device_agent.update import read_update
-from models_for_tests import CLASSES, INPUT_SHAPE
+from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from oracles import BiLevel, BiLevelResult, Device, Plan, State, Tensorized
 from toolkit import Federation, TrainingConfig
 
@@ -182,6 +182,54 @@ def test_slice_beside_full(federation: Federation, devices: list[Device], tmp_pa
     ]
     fleet = list(zip((SLICE, SLICE, FULL), devices, strict=True))
     one_round(federation, fleet, tmp_path)
+    assert_equal(state_now(federation), oracles.mean(updates, old), old)
+
+
+def test_low_rank_layers_in_a_slice(
+    federation: Federation, devices: list[Device], tmp_path: Path
+) -> None:
+    def low_rank(suffix: nn.Module, local: Device, plan: Plan) -> State:
+        ranks = {name: RANKS[name] for name in ("residual.conv", "hidden")}
+        return oracles.train_low_rank(suffix, ranks, DECAY, local, plan)
+
+    old, model = state_now(federation), model_now(federation)
+    updates = [
+        (oracles.train_slice(model, "residual", devices[0], PLAN, low_rank), len(devices[0].y)),
+        (oracles.train_full(model, devices[2], PLAN), len(devices[2].y)),
+    ]
+    fleet = [(f"{SLICE}+low-rank:0.25,decay={DECAY}", devices[0]), (FULL, devices[2])]
+    one_round(federation, fleet, tmp_path)
+    assert_equal(state_now(federation), oracles.mean(updates, old), old)
+
+
+def test_width_beside_full(federation: Federation, devices: list[Device], tmp_path: Path) -> None:
+    old, model = state_now(federation), model_now(federation)
+    half, third = smooth_cnn(3, 4, 4, 6), smooth_cnn(2, 3, 3, 4)
+    updates = [
+        (oracles.train_leading(model, half, devices[0], PLAN), len(devices[0].y)),
+        (oracles.train_leading(model, third, devices[1], PLAN), len(devices[1].y)),
+    ]
+    one_round(federation, [("width:0.5", devices[0]), ("width:0.33", devices[1])], tmp_path)
+    assert_equal(state_now(federation), oracles.mean_of_blocks(updates, old), old)
+
+
+def test_pfedme(federation: Federation, devices: list[Device], tmp_path: Path) -> None:
+    settings = BiLevel(penalty=2.0, personal_steps=2, factor_steps=1, factor_rate=0.1, adam=False)
+    spec = "pfedme,penalty=2.0,personal-steps=2,local-rate=0.1"
+    old, model = state_now(federation), model_now(federation)
+    names = dict(model.named_parameters())
+    start = Tensorized(
+        {name: [old[name]] for name in names}, {n: v for n, v in old.items() if n not in names}
+    )
+    results = [oracles.train_cp(model, start, d, PLAN, settings) for d in devices[:2]]
+    reports = one_round(federation, [(spec, d) for d in devices[:2]], tmp_path)
+    for report, result in zip(reports, results, strict=True):
+        kept = {
+            name.removeprefix("personal:"): torch.from_numpy(value).double()
+            for name, value in report.personal.items()
+        }
+        assert_equal(kept, result.personal, old)
+    updates = [(r.factors.composed(), len(d.y)) for r, d in zip(results, devices[:2], strict=True)]
     assert_equal(state_now(federation), oracles.mean(updates, old), old)
 
 
