@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from device_agent.manifest import Dtype, labels_of
 from profiles.errors import DataError
 
 
 @dataclass(frozen=True)
 class LocalData:
-    """Samples `x` (n, *sample_shape) float32 and labels `y` (n,) int64."""
+    """Samples `x` (n, *sample_shape) of the bundle's type and labels `y` (n,) int64."""
 
     x: np.ndarray
     y: np.ndarray
@@ -22,14 +23,23 @@ class LocalData:
         return len(self.y)
 
 
-def load_data(source: str, sample_shape: tuple[int, ...], classes: int) -> LocalData:
+def load_data(
+    source: str,
+    sample_shape: tuple[int, ...],
+    classes: int,
+    dtype: Dtype = "float32",
+    limit: int | None = None,
+) -> LocalData:
     """Load `source`, a path to an .npz file with `x` and `y` or `module:callable` returning them.
 
-    Raises DataError naming what does not fit: shapes, types, labels outside 0 .. classes - 1,
-    numbers that are not finite, fewer than two samples.
+    `dtype` is the samples' type; whole numbers are below `limit`, and int32 ones are converted.
+    Raises DataError naming what does not fit: shapes, types, labels that a model with `classes`
+    outputs cannot tell, numbers that are not finite or outside their range, fewer than two samples.
     """
     x, y = from_callable(source) if is_reference(source) else from_npz(Path(source))
-    check(x, y, sample_shape, classes, source)
+    if dtype == "int64" and x.dtype == np.int32:
+        x = x.astype(np.int64)
+    check(x, y, sample_shape, classes, source, dtype, limit)
     return LocalData(x, y)
 
 
@@ -74,27 +84,44 @@ def from_callable(source: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check(
-    x: np.ndarray, y: np.ndarray, sample_shape: tuple[int, ...], classes: int, origin: str
+    x: np.ndarray,
+    y: np.ndarray,
+    sample_shape: tuple[int, ...],
+    classes: int,
+    origin: str,
+    dtype: Dtype = "float32",
+    limit: int | None = None,
 ) -> None:
-    """Raise DataError unless `x` and `y` fit a model of `sample_shape` and `classes`."""
-    if x.dtype != np.float32 or y.dtype != np.int64:
+    """Raise DataError unless `x` and `y` fit a model of such samples and `classes` outputs."""
+    if x.dtype != dtype or y.dtype != np.int64:
         raise DataError(
-            f"{origin}: x must be float32 and y int64; they are {x.dtype} and {y.dtype}."
+            f"{origin}: x must be {dtype} and y int64; they are {x.dtype} and {y.dtype}."
         )
     if x.shape[1:] != sample_shape or y.ndim != 1 or len(x) != len(y):
-        wanted = ", ".join(map(str, sample_shape))
+        sizes = ", ".join(map(str, sample_shape))
         raise DataError(
-            f"{origin}: x must be (n, {wanted}) and y (n,); they are {x.shape} and {y.shape}."
+            f"{origin}: x must be (n, {sizes}) and y (n,); they are {x.shape} and {y.shape}."
         )
     if len(y) < 2:
         raise DataError(f"{origin} holds {len(y)} samples; training needs at least two.")
-    if y.min() < 0 or y.max() >= classes:
+    top = labels_of(classes) - 1
+    if y.min() < 0 or y.max() > top:
         wrong = int(y.min() if y.min() < 0 else y.max())
-        raise DataError(
-            f"{origin}: the label {wrong} is outside the model's classes 0 to {classes - 1}."
-        )
-    if not np.isfinite(x).all():
+        raise DataError(f"{origin}: the label {wrong} is outside the model's classes 0 to {top}.")
+    if dtype == "int64":
+        check_whole(x, limit, origin)
+    elif not np.isfinite(x).all():
         raise DataError(f"{origin}: x holds a number that is not finite; clean the data first.")
+
+
+def check_whole(x: np.ndarray, limit: int | None, origin: str) -> None:
+    """Raise DataError where `x` holds a negative number or one that reaches `limit`."""
+    if x.min() < 0:
+        raise DataError(f"{origin}: x holds {x.min()}; its whole numbers must be at least 0.")
+    if limit is not None and x.max() >= limit:
+        raise DataError(
+            f"{origin}: x holds {x.max()}; the model knows the whole numbers 0 to {limit - 1}."
+        )
 
 
 def batches(samples: int, size: int, order: np.random.Generator | None) -> list[np.ndarray]:

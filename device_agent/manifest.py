@@ -15,6 +15,9 @@ WEIGHTS = "weights.safetensors"
 SAMPLES = "x"
 """Name of the data set that the device's own samples form."""
 
+SAFE_LIMIT = 2
+"""Made-up whole numbers are below this where the model names no limit of its own."""
+
 Dtype = Literal["float32", "int64"]
 Role = Literal["parameter", "buffer", "optimizer", "personal", "frozen"]
 UPLOADED: tuple[Role, ...] = ("parameter", "buffer")
@@ -116,7 +119,11 @@ class FileEntry(Struct, frozen=True, kw_only=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """All of `manifest.json`. `base` fingerprints the global model that the bundle was cut from."""
+    """All of `manifest.json`. `base` fingerprints the global model that the bundle was cut from.
+
+    `classes` is the width of the model's output; a single output tells the labels 0 and 1 apart.
+    Samples of type int64 are at least 0 and below `sample_limit`, where there is one.
+    """
 
     version: int
     submodel: str
@@ -124,10 +131,17 @@ class Manifest(Struct, frozen=True, kw_only=True):
     base: str
     sample_shape: tuple[int, ...]
     classes: int
+    sample_dtype: Dtype = "float32"
+    sample_limit: int | None = None
     signatures: dict[str, Signature]
     tensors: tuple[TensorEntry, ...]
     schedule: tuple[Instruction, ...]
     files: dict[str, FileEntry]
+
+
+def labels_of(classes: int) -> int:
+    """Labels of a model with `classes` outputs are below this."""
+    return max(classes, 2)
 
 
 def encode(record: msgspec.Struct) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 from device_agent import memory
 from device_agent.bundle import Bundle, open_bundle
 from device_agent.data import LocalData
-from device_agent.manifest import Initialise, Record
+from device_agent.manifest import SAFE_LIMIT, Initialise, Record, labels_of
 from device_agent.profiler import RUNS, WARM_UP, Measurement, training_of
 from device_agent.training import ScheduleRun, quiet
 
@@ -20,10 +20,13 @@ from device_agent.training import ScheduleRun, quiet
 def synthetic(bundle: Bundle, samples: int) -> LocalData:
     """Random samples of the right shape and labels that exist."""
     order = np.random.default_rng(0)
-    shape = (samples, *bundle.manifest.sample_shape)
+    about = bundle.manifest
+    shape = (samples, *about.sample_shape)
     return LocalData(
-        x=order.standard_normal(shape, dtype=np.float32),
-        y=order.integers(bundle.manifest.classes, size=samples),
+        x=order.integers(about.sample_limit or SAFE_LIMIT, size=shape)
+        if about.sample_dtype == "int64"
+        else order.standard_normal(shape, dtype=np.float32),
+        y=order.integers(labels_of(about.classes), size=samples),
     )
 
 

@@ -65,7 +65,10 @@ def train_bundle(
     """
     refuse_existing(out)
     bundle = open_bundle(folder)
-    local = load_data(data, bundle.manifest.sample_shape, bundle.manifest.classes)
+    about = bundle.manifest
+    local = load_data(
+        data, about.sample_shape, about.classes, about.sample_dtype, about.sample_limit
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=".recordings."))
     try:

@@ -47,6 +47,8 @@ def bundle_files(
         base=base,
         sample_shape=program.sample_shape,
         classes=program.classes,
+        sample_dtype=program.sample_dtype,
+        sample_limit=program.sample_limit,
         signatures={
             s.name: Signature(graph=f"{s.name}.onnx", inputs=s.inputs, outputs=s.outputs)
             for s in program.signatures

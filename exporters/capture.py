@@ -8,22 +8,31 @@ import copy
 import logging
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from device_agent.manifest import Dtype
+from exporters.lstm_shapes import lstm_shapes_only
+from exporters.tracing import DTYPES, RECURRENT
 from profiles.errors import ModelError
 
 aten = torch.ops.aten
 MINIMUM_BATCH = 2
 RANDOM = ("rand", "bernoulli", "dropout")
+RESHAPING = ("view", "reshape", "slice", "select", "transpose", "permute", "unsqueeze", "squeeze")
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A model as two ATen graphs of one input (batch, *sample_shape) and one output (batch, n)."""
+    """A model as two ATen graphs of one input (batch, *sample_shape) and one output (batch, n).
+
+    `parameters` are trained, `frozen` ones (requires_grad=False) only read. Whole numbers in
+    samples that index an embedding are below `sample_limit`; it is None where there are none or the
+    model computes with them first.
+    """
 
     training: GraphModule
     inference: GraphModule
@@ -31,22 +40,32 @@ class Captured:
     classes: int
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
+    frozen: dict[str, Tensor] = field(default_factory=dict)
+    sample_dtype: Dtype = "float32"
+    sample_limit: int | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All parameters, trained and frozen, and buffers."""
+        return {**self.parameters, **self.frozen, **self.buffers}
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of the parameter or buffer `name`."""
-        return tuple((self.parameters.get(name, self.buffers.get(name))).shape)  # type: ignore[union-attr]
+        return tuple(self.tensors[name].shape)
 
 
 def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     """Record `model` for samples of `sample_shape` (without the batch).
 
+    Samples are float32; a model with an embedding that takes none gets int64.
+
     Raises ModelError where the model cannot be recorded or is none that can be trained here:
-    weights shared between modules, complex or integer parameters, an output that is not (batch,
-    classes).
+    weights shared between modules, complex or integer parameters, all of them frozen, an output
+    that is not (batch, classes).
     """
     check_parameters(model)
-    training = record(model, sample_shape, training=True)
-    inference = record(model, sample_shape, training=False)
+    training, dtype = record_either_way(model, sample_shape)
+    inference = record(model, sample_shape, dtype, training=False)
     check_deterministic(training)
     output = output_node(training).meta["val"]
     if not isinstance(output, Tensor) or output.dim() != 2:
@@ -59,9 +78,12 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
         inference=inference,
         sample_shape=sample_shape,
         classes=int(output.shape[1]),
-        parameters={name: value.detach() for name, value in model.named_parameters()},
+        parameters={n: v.detach() for n, v in model.named_parameters() if v.requires_grad},
+        frozen={n: v.detach() for n, v in model.named_parameters() if not v.requires_grad},
         # Integer buffers only count batches; they are no part of the model's function.
         buffers={name: v for name, v in model.named_buffers() if v.is_floating_point()},
+        sample_dtype=dtype,
+        sample_limit=smallest_table(training),
     )
 
 
@@ -83,12 +105,18 @@ def check_parameters(model: nn.Module) -> None:
             raise ModelError(f"{name!r} holds a number that is not finite.")
     if not owners:
         raise ModelError("The model has no parameters, so there is nothing to train.")
+    if not any(value.requires_grad for value in model.parameters()):
+        raise ModelError(
+            "All parameters of the model are frozen (requires_grad=False), so there is nothing to "
+            "train."
+        )
 
 
 def check_deterministic(graph: GraphModule) -> None:
     """Raise ModelError where training draws random numbers, which a device cannot reproduce yet."""
     for node in graph.graph.nodes:
-        if node.op == "call_function" and any(word in str(node.target) for word in RANDOM):
+        named = node.op == "call_function" and any(word in str(node.target) for word in RANDOM)
+        if named or (node.target in RECURRENT and node.args[5] > 0):
             stack = list((node.meta.get("nn_module_stack") or {}).values())
             where = f" in {stack[-1][0]!r}" if stack else ""
             raise ModelError(
@@ -97,27 +125,40 @@ def check_deterministic(graph: GraphModule) -> None:
             )
 
 
-def record(model: nn.Module, sample_shape: tuple[int, ...], training: bool) -> GraphModule:
+def record_either_way(model: nn.Module, sample_shape: tuple[int, ...]) -> tuple[GraphModule, Dtype]:
+    """The training graph, and the type of the samples that it takes."""
+    try:
+        return record(model, sample_shape, "float32", training=True), "float32"
+    except ModelError:
+        if not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules()):
+            raise
+    return record(model, sample_shape, "int64", training=True), "int64"
+
+
+def record(
+    model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype, training: bool
+) -> GraphModule:
     """ATen graph of `model` in one mode, over any batch of at least two samples."""
-    return recorded(copy.deepcopy(model).train(training), sample_shape)
+    return recorded(copy.deepcopy(model).train(training), sample_shape, dtype)
 
 
-def recorded(model: nn.Module, sample_shape: tuple[int, ...]) -> GraphModule:
+def recorded(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype) -> GraphModule:
     """ATen graph of `model` in the mode it is in. Raises ModelError where it has none."""
     batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
-    example = torch.zeros(MINIMUM_BATCH + 1, *sample_shape)
+    example = torch.zeros(MINIMUM_BATCH + 1, *sample_shape, dtype=DTYPES[dtype])
     # What torch logs on the way to an exception, the exception says too.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), lstm_shapes_only():
             warnings.simplefilter("ignore")
             program = torch.export.export(
                 model, (example,), dynamic_shapes=({0: batch},), strict=False
             )
     except Exception as error:  # torch raises whatever the model's own code raises
         reason = str(error).strip().split("\n")[0]
+        kind = "whole-number " if dtype == "int64" else ""
         raise ModelError(
-            f"The model cannot be recorded for samples of shape {sample_shape}: {reason}"
+            f"The model cannot be recorded for {kind}samples of shape {sample_shape}: {reason}"
         ) from error
     graph = program.module()
     assert isinstance(graph, GraphModule)
@@ -177,6 +218,20 @@ def input_node(graph: GraphModule) -> Node:
     node = nodes[0]
     assert isinstance(node, Node)
     return node
+
+
+def smallest_table(graph: GraphModule) -> int | None:
+    """Rows of the smallest embedding that the samples index as they are, None without one."""
+    raw = {input_node(graph)}
+    rows = []
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or not raw & set(node.all_input_nodes):
+            continue
+        if node.target is aten.embedding.default and node.args[1] in raw:
+            rows.append(int(node.args[0].meta["val"].shape[0]))
+        if any(f"aten.{word}." in str(node.target) for word in RESHAPING):
+            raw.add(node)
+    return min(rows, default=None)
 
 
 def attributes_read(graph: GraphModule) -> Iterator[str]:

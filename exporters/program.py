@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from device_agent.manifest import Instruction, Port, TensorEntry
+from device_agent.manifest import Dtype, Instruction, Port, TensorEntry
 
 Tensors = Mapping[str, Tensor]
 Function = Callable[[Tensors], dict[str, Tensor]]
@@ -34,6 +34,7 @@ class Program:
     """Everything about one submodel except its weights.
 
     `sample_shape` is one sample without the batch, `classes` the width of the model's output.
+    Samples of type int64 are at least 0 and below `sample_limit`, where there is one.
     """
 
     submodel: str
@@ -42,11 +43,13 @@ class Program:
     signatures: tuple[ProgramSignature, ...]
     tensors: tuple[TensorEntry, ...]
     schedule: tuple[Instruction, ...]
+    sample_dtype: Dtype = "float32"
+    sample_limit: int | None = None
 
 
-def samples(shape: tuple[int, ...], name: str = "x") -> Port:
+def samples(shape: tuple[int, ...], name: str = "x", dtype: Dtype = "float32") -> Port:
     """A batch of samples of `shape`."""
-    return Port(name=name, kind="samples", dtype="float32", shape=(None, *shape))
+    return Port(name=name, kind="samples", dtype=dtype, shape=(None, *shape))
 
 
 def labels() -> Port:

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value
 from torch.fx import GraphModule
 
-from device_agent.manifest import TensorEntry
-from exporters.capture import attributes_read, output_node
+from device_agent.manifest import Dtype, TensorEntry
+from exporters.capture import attributes_read, input_node, output_node
 from exporters.optimizers import Optimizer, select
 from exporters.program import (
     ProgramSignature,
@@ -45,6 +45,26 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return -(torch.log_softmax(logits, 1) * picked.to(logits.dtype)).sum(1).mean()
 
 
+def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the batch of -log of the label's probability, sigmoid(z) for 1; logits (batch, 1).
+
+    That is max(z, 0) - z * y + log(1 + exp(-|z|)), written so that its gradient is right at z = 0.
+    """
+    z, y = logits.squeeze(1), labels.to(logits.dtype)
+    log_sigmoid = torch.nn.functional.logsigmoid
+    return -(y * log_sigmoid(z) + (1 - y) * log_sigmoid(-z)).mean()
+
+
+def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy; binary where the model has a single output."""
+    return (binary_cross_entropy if logits.shape[1] == 1 else cross_entropy)(logits, labels)
+
+
+def sample_dtype(graph: GraphModule) -> Dtype:
+    """The type of the samples or recorded activations that `graph` takes."""
+    return "int64" if input_node(graph).meta["val"].dtype == torch.int64 else "float32"
+
+
 def run(graph: GraphModule, tensors: Tensors, x: Tensor, names: Names = own_name) -> Tensor:
     """Output of `graph` for `x`, reading each parameter and buffer from `tensors`.
 
@@ -69,7 +89,7 @@ def train(
 ) -> ProgramSignature:
     """One step: (x, y, rate, state) -> (loss, parameters', optimizer state', buffers').
 
-    `loss` is the cross-entropy alone; the gradient is that of cross-entropy plus `penalty`, which
+    `loss` is the cross-entropy alone; the gradient is that of cross-entropy plus `penalty`. Both
     may also look at the tensors `reads`.
     """
     kept = optimizer.state(parameters)
@@ -80,8 +100,8 @@ def train(
         fixed = select(feeds, reads)
 
         def objective(trained: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-            loss = cross_entropy(
-                run(graph, {**trained, **statistics}, feeds["x"], names), feeds["y"]
+            loss = loss_of(
+                run(graph, {**fixed, **trained, **statistics}, feeds["x"], names), feeds["y"]
             )
             total = loss if penalty is None else loss + penalty({**fixed, **trained})
             return total, loss
@@ -92,7 +112,7 @@ def train(
         results = {f"{key}+": value for key, value in {**new, **statistics}.items()}
         return {"loss": loss, **results}
 
-    inputs = [samples(sample_shape), labels(), scalar("rate")]
+    inputs = [samples(sample_shape, dtype=sample_dtype(graph)), labels(), scalar("rate")]
     return ProgramSignature(
         name=name,
         inputs=(*inputs, *map(state_in, (*written, *reads))),
@@ -117,7 +137,7 @@ def apply(
 
     return ProgramSignature(
         name=name,
-        inputs=(samples(sample_shape), *map(state_in, reads)),
+        inputs=(samples(sample_shape, dtype=sample_dtype(graph)), *map(state_in, reads)),
         outputs=(samples(shape, "output"),),
         function=function,
     )

@@ -25,6 +25,8 @@ from profiles.errors import EdgeTailorError, ExportError
 
 EXAMPLE_BATCH = 3
 TRAINING_ONLY = ("aten::_native_batch_norm_legit",)
+aten = torch.ops.aten
+RECURRENT = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
@@ -44,7 +46,7 @@ def trace(signature: ProgramSignature) -> GraphModule:
         return [results[port.name] for port in signature.outputs]
 
     try:
-        with mode, enable_python_dispatcher(), OpenLinear():
+        with mode, enable_python_dispatcher(), OpenLinear(), NoRecurrence():
             graph = make_fx(
                 functionalize(flat), decomposition_table=table(), _allow_non_fake_inputs=True
             )(*inputs)
@@ -76,6 +78,22 @@ class OpenLinear(TorchFunctionMode):
         """Replace biased linear layers on more than two axes; leave the rest."""
         if func in (torch.nn.functional.linear, torch.ops.aten.linear.default):
             return linear(func, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+class NoRecurrence(TorchFunctionMode):
+    """Refuses recurrent layers: they have no loop over time in the graph yet."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Raise ExportError for a recurrent layer; leave the rest."""
+        if func in RECURRENT:
+            name = func._schema.name.removeprefix("aten::")
+            raise ExportError(
+                f"The model has a recurrent layer ({name}), which cannot be exported yet; it can "
+                "be inspected and split."
+            )
         return func(*args, **(kwargs or {}))
 
 

@@ -8,7 +8,7 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from device_agent.manifest import Port
+from device_agent.manifest import SAFE_LIMIT, Port, labels_of
 from exporters.bundle_writer import Graphs
 from exporters.program import Program, ProgramSignature
 
@@ -55,7 +55,7 @@ def verify(
         seed = int(np.random.SeedSequence().generate_state(1)[0])
     generator = torch.Generator().manual_seed(seed)
     verdicts = [
-        compare(signature, graphs[signature.name], program.classes, values, generator, seed)
+        compare(signature, graphs[signature.name], program, values, generator, seed)
         for signature in program.signatures
     ]
     return max(verdicts, key=lambda verdict: verdict.error)
@@ -64,13 +64,13 @@ def verify(
 def compare(
     signature: ProgramSignature,
     graph: bytes,
-    classes: int,
+    program: Program,
     values: Mapping[str, Tensor],
     generator: torch.Generator,
     seed: int,
 ) -> Verdict:
     """Worst output of one signature."""
-    feeds = {p.name: example(p, classes, values, generator) for p in signature.inputs}
+    feeds = {p.name: example(p, program, values, generator) for p in signature.inputs}
     wide = {n: t.double() if t.is_floating_point() else t for n, t in feeds.items()}
     expected = signature.function(wide)
     options = onnxruntime.SessionOptions()
@@ -90,16 +90,18 @@ def compare(
 
 
 def example(
-    port: Port, classes: int, values: Mapping[str, Tensor], generator: torch.Generator
+    port: Port, program: Program, values: Mapping[str, Tensor], generator: torch.Generator
 ) -> Tensor:
     """An input for `port`: the stored value, or something random of its kind."""
     shape = [BATCH if size is None else size for size in port.shape]
     if port.kind == "labels":
-        return torch.randint(classes, shape, generator=generator)
+        return torch.randint(labels_of(program.classes), shape, generator=generator)
     if port.state is not None and port.state in values:
         return values[port.state].detach()
     if port.kind == "scalar":
         return torch.tensor(0.05)
+    if port.kind == "samples" and port.dtype == "int64":
+        return torch.randint(program.sample_limit or SAFE_LIMIT, shape, generator=generator)
     if port.kind == "samples":
         return torch.randn(shape, generator=generator)
     # Optimizer state: second moments and step counts must not be negative.

@@ -5,7 +5,6 @@ Models are `nn.Sequential`; a state maps the model's own tensor names to float64
 """
 
 import copy
-import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -225,15 +224,16 @@ def factor_gradients(theta: Tensor, modes: Sequence[Tensor], penalty: float) -> 
 
 @dataclass(frozen=True)
 class BiLevelResult:
-    """New factors and personal model.
-
-    Adam's first step goes by each gradient's sign. `clearest` is the smallest of those gradients,
-    relative to the terms that it is the difference of: next to 1e-7 its sign is rounding.
-    """
+    """New factors and personal model."""
 
     factors: Tensorized
     personal: State
-    clearest: float
+
+    def apart(self, other: "BiLevelResult") -> float:
+        """The largest distance of two results over all their tensors, relative to the norm."""
+        mine = {**self.factors.composed(), **{f"own {n}": v for n, v in self.personal.items()}}
+        theirs = {**other.factors.composed(), **{f"own {n}": v for n, v in other.personal.items()}}
+        return max(float((theirs[n].double() - v).norm() / v.norm()) for n, v in mine.items())
 
 
 def train_cp(
@@ -243,25 +243,25 @@ def train_cp(
     plan: Plan,
     settings: BiLevel,
     personal: State | None = None,
+    dtype: torch.dtype = torch.float64,
 ) -> BiLevelResult:
-    """TDPFed's client update from the factors `start`.
+    """TDPFed's client update from the factors `start`, in `dtype`.
 
     `personal` is the device's own model of earlier rounds; without one it begins as [[A]].
     """
-    model = copy.deepcopy(model).double().train()
+    model = copy.deepcopy(model).to(dtype).train()
     theta = dict(model.named_parameters())
     first = {name: value.clone() for name, value in (start.composed() | (personal or {})).items()}
     model.load_state_dict(first, strict=False)  # batch counters stay
     factors = {
-        name: [mode.clone().requires_grad_() for mode in modes]
+        name: [mode.to(dtype, copy=True).requires_grad_() for mode in modes]
         for name, modes in start.factors.items()
     }
     nesterov = sgd([{"params": list(theta.values())}], plan, nesterov=True)
     adam = torch.optim.Adam(
         [mode for modes in factors.values() for mode in modes], lr=settings.factor_rate
     )
-    x = torch.from_numpy(device.x).double()
-    clearest = math.inf
+    x = torch.from_numpy(device.x).to(dtype)
     for y, indices in device.visits(plan):
         centres = {name: composed(modes).detach() for name, modes in factors.items()}
         for _ in range(settings.personal_steps):
@@ -274,20 +274,16 @@ def train_cp(
         for _ in range(settings.factor_steps):
             for name, modes in factors.items():
                 detached = [mode.detach() for mode in modes]
-                target = theta[name].detach()
-                gradients = factor_gradients(target, detached, settings.penalty)
-                terms = factor_gradients(torch.zeros_like(target), detached, settings.penalty)
-                for mode, gradient, term in zip(modes, gradients, terms, strict=True):
+                gradients = factor_gradients(theta[name].detach(), detached, settings.penalty)
+                for mode, gradient in zip(modes, gradients, strict=True):
                     mode.grad = gradient
-                    if not adam.state:
-                        clearest = min(clearest, float(gradient.abs().min() / term.abs().max()))
             adam.step()
     trained = Tensorized(
         {name: [mode.detach() for mode in modes] for name, modes in factors.items()},
         {name: value for name, value in state_of(model).items() if name not in theta},
     )
     own = {name: value.detach().clone() for name, value in theta.items()}
-    return BiLevelResult(trained, own, clearest)
+    return BiLevelResult(trained, own)
 
 
 def mean_factors(updates: Sequence[tuple[Tensorized, float]]) -> Tensorized:

@@ -11,13 +11,23 @@ if TYPE_CHECKING:
     from toolkit.aggregation import aggregate
     from toolkit.federation import Federation
     from toolkit.loading import load_model
+    from toolkit.policy import AggregationPolicy
     from toolkit.splitting import split
     from toolkit.training import TrainingConfig
     from toolkit.weights import GlobalModel
 
-__all__ = ["Federation", "GlobalModel", "TrainingConfig", "aggregate", "load_model", "split"]
+__all__ = [
+    "AggregationPolicy",
+    "Federation",
+    "GlobalModel",
+    "TrainingConfig",
+    "aggregate",
+    "load_model",
+    "split",
+]
 
 HOMES = {
+    "AggregationPolicy": "policy",
     "Federation": "federation",
     "GlobalModel": "weights",
     "TrainingConfig": "training",

@@ -1,7 +1,7 @@
 """Folding updates of any shape back into one global model.
 
-Every update is recovered to full-shape global tensors by its family, and each tensor is averaged
-over the devices that trained it. Nothing here knows how updates arrive.
+Every update is recovered to global tensors, or parts of them, by its family, and each element is
+averaged over the devices that trained it. Nothing here knows how updates arrive.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,45 +14,21 @@ from torch import Tensor
 from device_agent.manifest import TensorEntry
 from device_agent.update import UpdateRecord
 from profiles.errors import UpdateError
+from toolkit.acceptance import check_update, held_shapes
 from toolkit.families import family_named
+from toolkit.mean import Mean
+from toolkit.parts import Place, place_of
+from toolkit.policy import AggregationPolicy
+from toolkit.product import Product
 from toolkit.spec import parse_spec
-from toolkit.submodel import Family, Shapes, factors_of
+from toolkit.strength import strength
+from toolkit.submodel import Family, Shapes
 from toolkit.weights import GlobalModel
 
 Received = tuple[UpdateRecord, Mapping[str, np.ndarray]]
 """An update as `read_update` returns it."""
 
-
-@dataclass
-class Mean:
-    """Streaming weighted mean, tensor by tensor over those that were added.
-
-    Laws: the result does not depend on the order of `add`, and merging two means equals adding
-    everything to one. Holds one float64 copy of what was added, however many there were.
-    """
-
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    weights: dict[str, float] = field(default_factory=dict)
-
-    def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
-        """Take in `tensors` with `weight` > 0."""
-        for name, value in tensors.items():
-            term = value.double() * weight
-            if name in self.sums:
-                self.sums[name] += term
-            else:
-                self.sums[name] = term
-            self.weights[name] = self.weights.get(name, 0.0) + weight
-
-    def merge(self, other: "Mean") -> None:
-        """Take in all that `other` took in."""
-        for name, total in other.sums.items():
-            self.sums[name] = self.sums[name] + total if name in self.sums else total.clone()
-            self.weights[name] = self.weights.get(name, 0.0) + other.weights[name]
-
-    def result(self) -> dict[str, Tensor]:
-        """The means so far, float32."""
-        return {name: (total / self.weights[name]).float() for name, total in self.sums.items()}
+Table = tuple[TensorEntry, ...]
 
 
 @dataclass
@@ -60,53 +36,140 @@ class FactorMean:
     """The updates of one submodel whose factors are averaged as they come (TDPFed's AFM)."""
 
     family: Family
-    table: tuple[TensorEntry, ...]
+    table: Table
     mean: Mean = field(default_factory=Mean)
     weight: float = 0.0
 
 
-def aggregate(model: GlobalModel, updates: Iterable[Received]) -> GlobalModel:
-    """The next global model: each tensor the mean over those who trained it, by samples.
+def aggregate(
+    model: GlobalModel,
+    updates: Iterable[Received],
+    policy: AggregationPolicy = AggregationPolicy(),  # noqa: B008  frozen
+) -> GlobalModel:
+    """The next global model: each element moved by `policy` to the mean over those who trained it.
 
-    Factors of families that keep them are averaged first, enter the mean as one composed update
-    with their devices' joint weight, and are then fitted anew to the resulting model. Tensors that
-    nobody trained stay as they are. Raises UpdateError for an update that does not fit `model`.
+    What nobody trained stays as it is. Factors of families that keep them are also fitted anew to
+    the resulting model (TDPFed eq. 22). One update is in memory at a time. Raises UpdateError for
+    an update that does not fit `model`.
     """
-    shapes = {name: tuple(value.shape) for name, value in model.tensors.items()}
-    mean = Mean()
-    kept_means: dict[str, FactorMean] = {}
+    aggregation = Aggregation(model, policy)
     for record, arrays in updates:
-        spec = parse_spec(record.submodel)
-        family = family_named(spec.family)
+        aggregation.add(record, arrays)
+        del arrays  # or two updates are in memory while the next is read
+    return aggregation.result()
+
+
+class Aggregation:
+    """The updates of one round on their way into `model`; needs the memory of a few models.
+
+    The result does not depend on the order of `add`, and merging two aggregations of one model
+    under one policy equals adding everything to one.
+    """
+
+    def __init__(self, model: GlobalModel, policy: AggregationPolicy) -> None:
+        self.model, self.policy = model, policy
+        self.shapes = {name: tuple(value.shape) for name, value in model.tensors.items()}
+        self.mean = Mean()
+        self.factors: dict[str, FactorMean] = {}
+        self.buffers: set[str] = set()
+
+    def add(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take in one update. Raises UpdateError where it does not fit the model."""
+        check_update(record, arrays, self.shapes)
         tensors = {name: torch.from_numpy(np.asarray(array)) for name, array in arrays.items()}
-        check_stands_for(record, shapes)
+        spec = parse_spec(record.submodel)
+        family, weight = family_named(spec.family), self._weight(record)
+        self.buffers |= {e.stands_for or "" for e in record.tensors if e.role == "buffer"}
         if family.averages_factors:
-            group = kept_means.setdefault(
-                f"{spec.family}:{spec.size}", FactorMean(family, record.tensors)
+            self._add_factors(f"{spec.family}:{spec.size}", family, record, tensors, weight)
+        if not family.averages_factors or self.policy.factors == "act":
+            self._add_recovered(family, tensors, record.tensors, weight)
+
+    def merge(self, other: "Aggregation") -> None:
+        """Take in all that `other`, of the same model and policy, took in."""
+        self.mean.merge(other.mean)
+        self.buffers |= other.buffers
+        for key, theirs in other.factors.items():
+            group = self._group(key, theirs.family, theirs.table)
+            group.mean.merge(theirs.mean)
+            group.weight += theirs.weight
+
+    def result(self) -> GlobalModel:
+        """The next global model; this aggregation is used up."""
+        if self.policy.factors == "afm":
+            for group in self.factors.values():
+                averaged = group.mean.result()
+                self._add_recovered(group.family, averaged, group.table, group.weight)
+        if not self.mean.sums:
+            raise UpdateError("There is no update to aggregate; give at least one.")
+        tensors = {**self.model.tensors}
+        for name in list(self.mean.sums):
+            tensors[name] = self._next(name)
+        kept = {
+            key: group.family.refit(group.mean.result(), group.table, tensors)
+            for key, group in self.factors.items()
+        }
+        return GlobalModel(tensors, {**self.model.kept, **kept})
+
+    def _next(self, name: str) -> Tensor:
+        """(1 - beta) * old + beta * mean (TDPFed, above eq. 22); forgets the mean.
+
+        Statistics are never taken beyond the mean, where a variance can turn negative.
+        """
+        old = self.model.tensors[name]
+        beta = min(self.policy.beta, 1.0) if name in self.buffers else self.policy.beta
+        mean = self.mean.take(name, old)
+        new = mean if beta == 1.0 else torch.lerp(old.float(), mean, beta)
+        if not new.sum(dtype=torch.float64).isfinite():
+            raise UpdateError(
+                f"The updates of {name!r} add up to more than float32 holds; training diverged. "
+                "Lower the learning rate."
             )
-            if group.table != record.tensors:
-                raise UpdateError(f"Two updates of {record.submodel!r} have different factors.")
-            group.mean.add(tensors, record.samples)
-            group.weight += record.samples
-        else:
-            mean.add(recover(family, tensors, record.tensors, shapes), record.samples)
-    for group in kept_means.values():
-        recovered = recover(group.family, group.mean.result(), group.table, shapes)
-        mean.add(recovered, group.weight)
-    if not mean.sums:
-        raise UpdateError("There is no update to aggregate; give at least one.")
-    tensors = {**model.tensors, **mean.result()}
-    kept = {
-        key: group.family.refit(group.mean.result(), group.table, tensors)
-        for key, group in kept_means.items()
-    }
-    return GlobalModel(tensors, {**model.kept, **kept})
+        return new.to(old.dtype)
+
+    def _weight(self, record: UpdateRecord) -> float:
+        by_strength = self.policy.weights == "softmax"
+        gamma = strength(record.submodel, record.tensors, self.shapes) if by_strength else 1.0
+        return self.policy.weight(record.samples, gamma)
+
+    def _group(self, key: str, family: Family, table: Table) -> FactorMean:
+        group = self.factors.setdefault(key, FactorMean(family, table))
+        if group.table != table:
+            raise UpdateError(f"Two updates of {key!r} have different factors.")
+        return group
+
+    def _add_factors(
+        self,
+        key: str,
+        family: Family,
+        record: UpdateRecord,
+        tensors: Mapping[str, Tensor],
+        weight: float,
+    ) -> None:
+        group = self._group(key, family, record.tensors)
+        group.mean.add(tensors, weight)
+        group.weight += weight
+
+    def _add_recovered(
+        self, family: Family, tensors: Mapping[str, Tensor], table: Table, weight: float
+    ) -> None:
+        recovered = recover(family, tensors, table, held_shapes(table, self.shapes))
+        self.mean.add(recovered, weight, places(table, self.shapes))
+
+
+def places(table: Table, shapes: Shapes) -> dict[str, Place]:
+    """Where the parts that an update holds belong, by global tensor; none for whole tensors."""
+    found = {e.stands_for: place_of(e, shapes[e.stands_for]) for e in table if e.stands_for}
+    return {name: place for name, place in found.items() if place is not None}
 
 
 def recover(
-    family: Family, tensors: Mapping[str, Tensor], table: tuple[TensorEntry, ...], shapes: Shapes
-) -> dict[str, Tensor]:
-    """What an update says of the global model. Raises UpdateError where its shapes do not fit."""
+    family: Family, tensors: Mapping[str, Tensor], table: Table, shapes: Shapes
+) -> Mapping[str, Tensor | Product]:
+    """What an update says of global tensors, or parts of them, of `shapes`.
+
+    Raises UpdateError where its factors do not give these shapes.
+    """
     try:
         recovered = family.recover(tensors, table, shapes)
     except (RuntimeError, KeyError, ValueError) as error:
@@ -118,16 +181,3 @@ def recover(
                 f"the global model has {shapes[name]}."
             )
     return recovered
-
-
-def check_stands_for(record: UpdateRecord, shapes: Shapes) -> None:
-    """Raise UpdateError where an update stands for tensors that the global model lacks."""
-    factors_of({entry.name: torch.empty(0) for entry in record.tensors}, record.tensors)
-    for entry in record.tensors:
-        if entry.stands_for not in shapes:
-            raise UpdateError(
-                f"The update of {record.submodel!r} trains {entry.stands_for!r}, which the global "
-                "model does not have: it belongs to another model."
-            )
-    if record.samples < 1:
-        raise UpdateError(f"An update of {record.samples} samples has no weight.")

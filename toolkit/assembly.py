@@ -55,11 +55,17 @@ def whole_network(
     penalty: Penalty | None = None,
     treatments: Sequence[Treatment] = (),
 ) -> Submodel:
-    """A submodel that trains all of `captured`, whose parameters and buffers are `entries`."""
+    """A submodel that trains all of `captured`.
+
+    `entries` are its parameters, buffers and frozen parameters.
+    """
     parameters = [entry for entry in entries if entry.role == "parameter"]
     buffers = [entry for entry in entries if entry.role == "buffer"]
+    frozen = [entry for entry in entries if entry.role == "frozen"]
     shape = captured.sample_shape
-    step = train(captured.training, shape, parameters, buffers, optimizer, penalty=penalty)
+    step = train(
+        captured.training, shape, parameters, buffers, optimizer, penalty=penalty, reads=frozen
+    )
     program = Program(
         submodel=str(spec),
         sample_shape=shape,
@@ -67,11 +73,13 @@ def whole_network(
         signatures=(step, apply("predict", captured.inference, shape, entries)),
         tensors=(*entries, *optimizer.state(parameters)),
         schedule=(one_pass(SAMPLES, training),),
+        sample_dtype=captured.sample_dtype,
+        sample_limit=captured.sample_limit,
     )
     counts = Counts(
         params=sum(count(entry.shape) for entry in parameters),
         activations=activations(captured.training, training.batch_size),
         macs=macs(captured.training, training.batch_size),
-        exchanged=sum(count(entry.shape) for entry in entries),
+        exchanged=sum(count(entry.shape) for entry in (*parameters, *buffers)),
     )
     return Submodel(spec, program, counts, tuple(treatments), cut)

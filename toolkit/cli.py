@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from device_agent.console import EXIT_CODES, run
+from toolkit.policy import AggregationPolicy, Factors, Weights
 
 Decorated = Callable[..., Any]
 SEED = click.IntRange(0, 2**31 - 1)
@@ -180,15 +181,49 @@ def export(
 @click.argument("global_file", metavar="GLOBAL", type=click.Path(path_type=Path))
 @click.argument("updates", metavar="UPDATE...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="New weights file.")
+@click.option(
+    "--weights",
+    type=click.Choice(["samples", "uniform", "softmax"]),
+    default="samples",
+    show_default=True,
+    help="What an update counts; softmax is FedHM's, over the submodels' strengths.",
+)
+@click.option(
+    "--temperature",
+    default=5.0,
+    show_default=True,
+    help="Of the softmax, from 0.05 up; inf makes all equal.",
+)
+@click.option(
+    "--factors",
+    type=click.Choice(["afm", "act"]),
+    default="afm",
+    show_default=True,
+    help="For cp: average the factors, or the tensors that they compose.",
+)
+@click.option(
+    "--beta",
+    default=1.0,
+    show_default=True,
+    help="How far to go from the old model to the mean: above 0, beyond the mean above 1.",
+)
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def aggregate(
-    global_file: Path, updates: tuple[Path, ...], out: Path, force: bool, as_json: bool
+    global_file: Path,
+    updates: tuple[Path, ...],
+    out: Path,
+    weights: Weights,
+    temperature: float,
+    factors: Factors,
+    beta: float,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Fold UPDATE folders into the weights GLOBAL (.safetensors).
 
-    Updates of any families mix. Each tensor becomes the mean over the devices that trained it, by
-    their numbers of samples.
+    Updates of any families mix. Each number becomes the mean over the devices that trained it, by
+    their numbers of samples or as --weights says.
     """
     from toolkit import offline, tables
 
@@ -196,7 +231,8 @@ def aggregate(
         raise click.UsageError(
             "Give at least one UPDATE folder, as `edgetailor-agent train` wrote."
         )
-    done = offline.aggregate_files(global_file, updates, out, force)
+    policy = AggregationPolicy(weights, temperature, factors, beta)
+    done = offline.aggregate_files(global_file, updates, out, force, policy)
     if as_json:
         records = [{"submodel": r.submodel, "samples": r.samples} for r in done.records]
         click.echo(json.dumps({"version": 1, "out": str(out), "updates": records}, indent=1))

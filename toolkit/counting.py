@@ -2,7 +2,10 @@
 
 EmbracingFL, Table 1: the capacity of a submodel is (p + a) / (P + A), where p, P count trained
 parameters and a, A the output elements of convolution and linear layers for one batch. Shortcut
-convolutions count; normalisation, activation, pooling and embedding do not.
+convolutions count; normalisation, activation, pooling and embedding do not. An LSTM counts 10
+values for each unit, step and direction: four gates ahead of and behind their nonlinearity, cell
+and hidden state. The table's rows of the LSTM leave the layer behind it out, which gives one number
+a sample; so such layers do not count here. Other recurrent layers count by their parameters only.
 """
 
 import math
@@ -23,15 +26,17 @@ WEIGHTED = (
     aten.convolution.default,
     aten.linear.default,
 )
+LSTM = aten.lstm.input
+LSTM_VALUES = 10
 
 
 @dataclass(frozen=True)
 class Counts:
     """Sizes of a submodel for one batch.
 
-    `params` trained parameters, `activations` output elements of convolution and linear layers,
-    `macs` multiply-accumulates of one forward pass through what is trained, `exchanged` numbers
-    that an update carries.
+    `params` trained parameters, `activations` output elements of convolution and linear layers and
+    values inside LSTMs, `macs` multiply-accumulates of one forward pass through what is trained,
+    `exchanged` numbers that an update carries.
     """
 
     params: int
@@ -54,14 +59,39 @@ def elements(node: Node, batch: int) -> int:
     return batch * math.prod(int(size) for size in node.meta["val"].shape[1:])
 
 
+def lstm_nodes(graph: GraphModule) -> Iterator[Node]:
+    """The LSTMs of `graph`, each with all its layers and directions."""
+    return (node for node in graph.graph.nodes if node.target is LSTM)
+
+
+def lstm_steps(node: Node) -> int:
+    """Steps that the LSTM `node` goes along its input."""
+    source, batch_first = node.args[0], node.args[8]
+    assert isinstance(source, Node)
+    return int(source.meta["val"].shape[1 if batch_first else 0])
+
+
+def lstm_states(node: Node) -> int:
+    """Units of the LSTM `node` in all its layers and directions."""
+    cell = node.args[1][1]  # type: ignore[index]
+    assert isinstance(cell, Node)
+    layers, _, units = cell.meta["val"].shape
+    return int(layers) * int(units)
+
+
 def activations(graph: GraphModule, batch: int) -> int:
-    """Output elements of all convolution and linear layers for `batch` samples."""
-    return sum(elements(node, batch) for node in weighted_nodes(graph))
+    """Values of all layers that count, for `batch` samples: see the module."""
+    layers = (elements(node, batch) for node in weighted_nodes(graph))
+    steps = (LSTM_VALUES * lstm_states(node) * lstm_steps(node) for node in lstm_nodes(graph))
+    return sum(size for size in layers if size > batch) + batch * sum(steps)
 
 
 def macs(graph: GraphModule, batch: int) -> int:
-    """Multiply-accumulates of the convolution and linear layers for `batch` samples."""
+    """Multiply-accumulates of convolution and linear layers and LSTMs for `batch` samples."""
     total = 0
+    for node in lstm_nodes(graph):
+        weights = (w.meta["val"] for w in node.args[2])  # type: ignore[union-attr]
+        total += batch * lstm_steps(node) * sum(w.numel() for w in weights if w.dim() == 2)
     for node in weighted_nodes(graph):
         weight = node.args[1]
         assert isinstance(weight, Node)

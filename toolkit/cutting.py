@@ -8,9 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
+from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from exporters.capture import Captured, attributes_read, input_node, output_node
+from exporters.capture import (
+    Captured,
+    attributes_read,
+    input_node,
+    is_impure,
+    output_node,
+)
 from profiles.errors import ModelError
 from toolkit.counting import activations, parameter_count
 
@@ -27,12 +35,24 @@ class CutPoint:
     module: str
 
 
+aten = torch.ops.aten
+
+
+def is_batch(graph: GraphModule, node: Node) -> bool:
+    """Whether `node` is the number of samples: either side of any cut knows it by itself."""
+    if node.target is not aten.sym_size.int:
+        return False
+    return bool(node.meta["val"] == input_node(graph).meta["val"].shape[0])
+
+
 def steps(graph: GraphModule) -> list[Node]:
     """The nodes that compute something from the samples, in order of execution."""
     start = input_node(graph)
     dependent = {start}
     ordered = []
     for node in graph.graph.nodes:
+        if is_batch(graph, node):
+            continue
         if node.op in ("call_function", "call_method") and dependent & set(node.all_input_nodes):
             dependent.add(node)
             ordered.append(node)
@@ -48,22 +68,47 @@ def module_of(node: Node) -> str:
 def cut_points(graph: GraphModule) -> list[CutPoint]:
     """All cut points from the input side to the output side, the ends excluded.
 
-    Only those with parameters on both sides are of use; the rest are left out.
+    Only those with parameters on both sides, where one float tensor for each sample crosses, are
+    of use; the rest are left out. So are those with one tensor read on both sides: it would be
+    frozen and trained at once.
     """
     ordered = steps(graph)
     place = {node: i for i, node in enumerate(ordered)}
     last_use = {
-        node: max((place.get(user, len(ordered)) for user in node.users), default=-1)
+        node: max(
+            (place.get(u, len(ordered)) for u in node.users if not is_batch(graph, u)), default=-1
+        )
         for node in (input_node(graph), *ordered)
     }
     weighted = [i for i, node in enumerate(ordered) if reads_parameters(node)]
+    spans = [(min(uses), max(uses)) for uses in tensor_uses(ordered).values()]
     found = []
     for i, node in enumerate(ordered[:-1]):
         crossing = [n for n, last in last_use.items() if last > i and place.get(n, -1) <= i]
         later = [w for w in weighted if w > i]
-        if crossing == [node] and later and weighted[0] <= i:
+        shared = any(first <= i < last for first, last in spans)
+        useful = later and weighted[0] <= i and is_recordable(graph, node) and not shared
+        if crossing == [node] and useful:
             found.append(CutPoint(i, node, module_of(ordered[later[0]])))
     return found
+
+
+def tensor_uses(ordered: Sequence[Node]) -> dict[str, list[int]]:
+    """Places at which each tensor of the model is read."""
+    uses: dict[str, list[int]] = {}
+    for i, node in enumerate(ordered):
+        for source in node.all_input_nodes:
+            if source.op == "get_attr":
+                uses.setdefault(str(source.target), []).append(i)
+    return uses
+
+
+def is_recordable(graph: GraphModule, node: Node) -> bool:
+    """Whether the value of `node` is one float tensor with the batch in front."""
+    value, batch = node.meta["val"], input_node(graph).meta["val"].shape[0]
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() == 0:
+        return False
+    return isinstance(value.shape[0], torch.SymInt) and bool(value.shape[0] == batch)
 
 
 def reads_parameters(node: Node) -> bool:
@@ -85,13 +130,16 @@ def subgraph(graph: GraphModule, after: int, upto: int) -> GraphModule:
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "output") or node in skipped or node is source:
             continue
-        if node in wanted or node not in set(ordered):
+        if is_batch(graph, node):
+            copies[node] = part.call_function(aten.sym_size.int, (copies[source], 0))
+            copies[node].meta = dict(node.meta)
+        elif node in wanted or node not in set(ordered):
             copies[node] = part.node_copy(node, lambda n: copies[n])
     part.output(copies[ordered[upto]])
-    for node in reversed(part.nodes):
-        if node.op == "get_attr" and not node.users:
-            part.erase_node(node)
-    return GraphModule(graph, part)
+    cut = GraphModule(graph, part)
+    part.eliminate_dead_code(is_impure_node=is_impure)
+    cut.recompile()
+    return cut
 
 
 class Cutter:
@@ -124,20 +172,26 @@ class Cutter:
         return subgraph(self.captured.inference, after, upto)
 
     def load(self, part: GraphModule, batch: int) -> int:
-        """Parameters plus activations of `part`: what its capacity counts."""
+        """Trained parameters plus activations of `part`: what its capacity counts."""
         return parameter_count(part, self.captured.parameters) + activations(part, batch)
 
+    def held(self, stage: GraphModule, batch: int) -> int:
+        """All parameters plus activations of `stage`: what it takes to run it."""
+        return parameter_count(stage, self.captured.frozen) + self.load(stage, batch)
+
     def stages(self, upto: int, limit: int, batch: int) -> list[GraphModule]:
-        """The operators up to place `upto` in as few stages as `limit` allows.
+        """The operators up to place `upto` in as few stages as `limit` allows; -1 takes none.
 
         `limit` bounds parameters plus activations of a stage; a single stretch between two cut
         points that is larger stays whole.
         """
-        places = [point.place for point in self.points if point.place <= upto]
+        if upto < 0:
+            return []
+        places = [*(point.place for point in self.points if point.place < upto), upto]
         bounds = [-1]
         for place, following in zip(places, [*places[1:], None], strict=True):
             end = place if following is None else following
-            if following is None or self.load(self.frozen(bounds[-1], end), batch) > limit:
+            if following is None or self.held(self.frozen(bounds[-1], end), batch) > limit:
                 bounds.append(place)
         return [self.frozen(a, b) for a, b in pairwise(bounds)]
 

@@ -20,19 +20,20 @@ RIDGE = 1e-9
 
 
 def unroll(weight: Tensor) -> Tensor:
-    """(n, m, kh, kw) to FedHM's (m * kh, n * kw); a linear weight (n, m) to (m, n)."""
+    """(n, m, kh, kw) to FedHM's (m * kh, n * kw), (n, m, k) to (m * k, n), (n, m) to (m, n)."""
     if weight.dim() == 2:
         return weight.T
-    outputs, inputs, rows, columns = weight.shape
-    return weight.permute(1, 2, 0, 3).reshape(inputs * rows, outputs * columns)
+    outputs, inputs, rows, *columns = weight.shape
+    moved = weight.movedim(0, 2)
+    return moved.reshape(inputs * rows, outputs * math.prod(columns))
 
 
 def roll(matrix: Tensor, shape: Sequence[int]) -> Tensor:
     """The inverse of `unroll` for a weight of `shape`."""
     if len(shape) == 2:
         return matrix.T
-    outputs, inputs, rows, columns = shape
-    return matrix.reshape(inputs, rows, outputs, columns).permute(2, 0, 1, 3)
+    outputs, inputs, rows, *columns = shape
+    return matrix.reshape(inputs, rows, outputs, *columns).movedim(2, 0)
 
 
 def truncated_svd(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:

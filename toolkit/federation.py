@@ -6,13 +6,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from device_agent.manifest import labels_of
 from exporters import compile_graphs
 from exporters.bundle_writer import bundle_files
+from exporters.signatures import loss_of
 from profiles.errors import InputError
 from toolkit import weights
 from toolkit.aggregation import Received, aggregate
 from toolkit.assembly import slowed
 from toolkit.loading import load_model
+from toolkit.policy import AggregationPolicy
 from toolkit.splitting import split
 from toolkit.submodel import Submodel
 from toolkit.training import TrainingConfig
@@ -31,11 +34,13 @@ class Federation:
         training: TrainingConfig,
         weights_file: Path | None = None,
         seed: int = 0,
+        policy: AggregationPolicy | None = None,
     ) -> None:
         """Build the model with `seed`. Raises ModelError or InputError as `load_model` does."""
         self.module = load_model(model_reference, weights_file, seed)
         self.input_shape = input_shape
         self.training = training
+        self.policy = policy or AggregationPolicy()
         self.model = weights.from_model(self.module)
         if weights_file is not None:
             self.model = weights.from_file(weights_file)
@@ -63,25 +68,32 @@ class Federation:
 
     def fold(self, updates: Iterable[Received]) -> None:
         """Make the next global model of `updates`. Raises UpdateError and changes nothing."""
-        self._replace(aggregate(self.model, updates))
+        self._replace(aggregate(self.model, updates, self.policy))
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
         """Accuracy and mean cross-entropy of the global model on samples `x`, labels `y`.
 
-        Raises InputError for labels that the model has no class for.
+        A single output is a logit: above 0 it says 1. Raises InputError for samples that the model
+        does not take and labels that it has no class for.
         """
         self.model.load_into(self.module)
         self.module.eval()
         with torch.no_grad():
-            logits = self.module(torch.from_numpy(x))
-            if y.min() < 0 or y.max() >= logits.shape[1]:
+            try:
+                logits = self.module(torch.from_numpy(x))
+            except (IndexError, RuntimeError) as error:
+                reason = str(error).split("\n")[0]
+                raise InputError(f"The held-out data does not fit the model: {reason}") from error
+            labels = labels_of(logits.shape[1])
+            if y.min() < 0 or y.max() >= labels:
                 raise InputError(
                     f"The held-out data has labels from {y.min()} to {y.max()}; the model's "
-                    f"classes are 0 to {logits.shape[1] - 1}."
+                    f"classes are 0 to {labels - 1}."
                 )
             target = torch.from_numpy(y)
-            loss = float(torch.nn.functional.cross_entropy(logits, target))
-            accuracy = float((logits.argmax(1) == target).double().mean())
+            loss = float(loss_of(logits, target))
+            chosen = logits.argmax(1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
+            accuracy = float((chosen == target).double().mean())
         return accuracy, loss
 
     def save(self) -> bytes:

@@ -9,6 +9,7 @@ from device_agent.update import UpdateRecord, read_update
 from profiles.errors import UpdateError
 from toolkit import weights
 from toolkit.aggregation import Received, aggregate
+from toolkit.policy import AggregationPolicy
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,11 @@ class Aggregated:
 
 
 def aggregate_files(
-    global_file: Path, updates: Sequence[Path], out: Path, force: bool = False
+    global_file: Path,
+    updates: Sequence[Path],
+    out: Path,
+    force: bool = False,
+    policy: AggregationPolicy | None = None,
 ) -> Aggregated:
     """Fold the update folders `updates` into the model of `global_file` and write it to `out`.
 
@@ -48,7 +53,8 @@ def aggregate_files(
             seen[record.file.sha256] = folder
             records.append(record)
             yield record, tensors
+            del tensors  # before the next update is read
 
-    new = aggregate(model, received())
+    new = aggregate(model, received(), policy or AggregationPolicy())
     write_file(out, new.save())
     return Aggregated(tuple(records), out)

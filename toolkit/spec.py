@@ -1,27 +1,34 @@
 """Submodel specs: a family, its one main number or name, and options.
 
 full    low-rank:0.25    low-rank:0.25,keep=3    slice:0.42    slice:blocks.3    cp:2.0
+
+A family may work on what another one makes of the layers: slice:0.42+low-rank:0.25.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from profiles.errors import SpecError
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A parsed spec; `size` is the text behind the colon, None where there is none."""
+    """A parsed spec; `size` is the text behind the colon, None where there is none.
+
+    `inner` is the spec behind the plus sign: what is done to the layers of this submodel.
+    """
 
     family: str
     size: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    inner: "Spec | None" = None
 
     def __str__(self) -> str:
         """The spec as one writes it."""
         head = self.family if self.size is None else f"{self.family}:{self.size}"
-        return ",".join([head, *(f"{key}={value}" for key, value in self.options.items())])
+        own = ",".join([head, *(f"{key}={value}" for key, value in self.options.items())])
+        return own if self.inner is None else f"{own}+{self.inner}"
 
     def number(self, what: str, low: float, high: float, example: str) -> float:
         """The main number, called `what`, within (low, high]. Raises SpecError otherwise."""
@@ -56,6 +63,14 @@ class Spec:
                 choice = f"it knows {', '.join(known)}" if known else "it has none"
                 raise SpecError(f"{str(self)!r}: {self.family} has no option {name!r}; {choice}.")
 
+    def check_no_inner(self) -> None:
+        """Raise SpecError where another family is to work on this one's layers."""
+        if self.inner is not None:
+            raise SpecError(
+                f"{str(self)!r}: {self.family} takes no second family; a slice takes low-rank, "
+                "like slice:0.42+low-rank:0.25."
+            )
+
     def check_no_size(self) -> None:
         """Raise SpecError where a size was given to a family that has only one."""
         if self.size is not None:
@@ -73,14 +88,21 @@ def as_number(text: str) -> float | None:
 
 def parse_spec(text: str) -> Spec:
     """Read a spec; its family may not exist. Raises SpecError where it is malformed."""
-    head, *rest = text.strip().split(",")
+    outer, plus, inner = text.strip().partition("+")
+    spec = parse_single(outer, text)
+    return replace(spec, inner=parse_spec(inner)) if plus else spec
+
+
+def parse_single(part: str, text: str) -> Spec:
+    """Read `part` of the spec `text`, one family's."""
+    head, *rest = part.split(",")
     family, colon, size = head.partition(":")
     options: dict[str, str] = {}
-    for part in rest:
-        name, equals, value = part.partition("=")
+    for option in rest:
+        name, equals, value = option.partition("=")
         if not (name and equals and value) or name in options:
             raise SpecError(
-                f"{text!r}: {part!r} is no option; options are written name=value, once."
+                f"{text!r}: {option!r} is no option; options are written name=value, once."
             )
         options[name] = value
     if not family or (colon and not size):

@@ -10,6 +10,7 @@ from device_agent.manifest import TensorEntry
 from exporters.program import Program
 from profiles.errors import UpdateError
 from toolkit.counting import Counts
+from toolkit.product import Product
 from toolkit.spec import Spec
 from toolkit.training import TrainingConfig
 from toolkit.weights import GlobalModel
@@ -70,10 +71,11 @@ class Family(Protocol):
 
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
-    ) -> dict[str, Tensor]:
-        """Global tensors, in full shape, that an update stands for.
+    ) -> Mapping[str, Tensor | Product]:
+        """Global tensors that an update stands for, each in its shape in `shapes`.
 
         `tensors` are the uploaded ones by bundle name and `table` says what each stands for.
+        `shapes` are those of the global tensors, or of the parts that the update holds of them.
         """
         ...
 
@@ -97,7 +99,7 @@ class Stateless:
 
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
-    ) -> dict[str, Tensor]:
+    ) -> Mapping[str, Tensor | Product]:
         """See Family."""
         return recover_dense(tensors, table)
 

@@ -66,6 +66,43 @@ def test_arrays_that_do_not_fit(tmp_path: Path, arrays: Arrays, message: str) ->
     assert str(path) in str(error.value)
 
 
+WORDS = np.array([[0, 19], [3, 4], [1, 1]])
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32])
+def test_whole_numbers(tmp_path: Path, dtype: type) -> None:
+    path = tmp_path / "local.npz"
+    np.savez(path, x=WORDS.astype(dtype), y=np.array([0, 1, 1]))
+    local = load_data(str(path), (2,), 1, "int64", 20)
+    assert local.x.dtype == np.int64
+    np.testing.assert_array_equal(local.x, WORDS)
+
+
+@pytest.mark.parametrize(
+    ("x", "label", "message"),
+    [
+        (WORDS + 1, 0, "x holds 20; the model knows the whole numbers 0 to 19"),
+        (WORDS - 1, 0, "x holds -1; its whole numbers must be at least 0"),
+        (WORDS.astype(np.float32), 0, "x must be int64 and y int64; they are float32 and int64"),
+        (WORDS.astype(np.int16), 0, "x must be int64 and y int64; they are int16 and int64"),
+        (WORDS, 2, "the label 2 is outside the model's classes 0 to 1"),
+        (WORDS, -1, "the label -1 is outside the model's classes 0 to 1"),
+    ],
+)
+def test_whole_numbers_that_do_not_fit(
+    tmp_path: Path, x: np.ndarray, label: int, message: str
+) -> None:
+    path = tmp_path / "local.npz"
+    np.savez(path, x=x, y=np.array([0, 1, label]))
+    with pytest.raises(DataError, match=message):
+        load_data(str(path), (2,), 1, "int64", 20)
+
+
+def test_whole_numbers_without_a_limit(tmp_path: Path) -> None:
+    np.savez(tmp_path / "local.npz", x=WORDS * 1000, y=np.array([0, 1, 1]))
+    assert load_data(str(tmp_path / "local.npz"), (2,), 1, "int64").x.max() == 19_000
+
+
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"local\.npz does not exist; give an \.npz file with x"):
         load(tmp_path / "local.npz")

@@ -4,6 +4,7 @@ The global model here is one vector, so that what a round must give can be writt
 """
 
 import json
+import math
 import stat
 import threading
 import time
@@ -27,6 +28,7 @@ from device_agent.update import RECORD, TENSORS, UpdateRecord, write_update
 from profiles.errors import AuthorisationError, EdgeTailorError, InputError
 from toolkit.coordinator.config import CoordinatorConfig, load_config
 from toolkit.coordinator.server import Server
+from toolkit.policy import AggregationPolicy
 
 SIZE = 1000
 ROUNDS = 3
@@ -495,6 +497,17 @@ def test_a_failure_of_the_rounds_ends_the_server(tmp_path: Path) -> None:
         ("rounds = 3", "rounds = 0", "`rounds` is 0: Input should be greater than or equal to 1"),
         ("epochs = 1", "epoch = 1", r"there is no key `training\.epoch`; the keys here are batch"),
         ("epochs = 1", "epochs = 0", r"\[training\] epochs must be at least 1; it is 0"),
+        (
+            "[training]",
+            "[aggregation]\nweight = 'uniform'\n[training]",
+            r"there is no key `aggregation\.weight`; the keys here are weights, temperature",
+        ),
+        (
+            "[training]",
+            "[aggregation]\nweights = 'equal'\n[training]",
+            r"`aggregation\.weights` is 'equal': Input should be 'samples', 'uniform' or 'softmax'",
+        ),
+        ("[training]", "[aggregation]\nbeta = 0\n[training]", r"\[aggregation\] beta must be"),
         ('"full"', '"full:"', r"`devices\[0\]\.submodel` is 'full:': .* is no submodel spec"),
         ('"board"', '"Board"', r"`devices\[1\]\.name` is 'Board': String should match"),
         ('"board"', '"desktop"', "devices are named twice: desktop"),
@@ -513,6 +526,13 @@ def test_mistakes_in_the_file(tmp_path: Path, before: str, after: str, message: 
         configured(tmp_path, CONFIG.replace(before, after, 1))
     assert str(error.value).startswith(f"{tmp_path / 'fleet.toml'}")
     assert "\n" not in str(error.value)
+
+
+def test_the_aggregation_table(tmp_path: Path) -> None:
+    assert configured(tmp_path).aggregation == AggregationPolicy()
+    table = '[aggregation]\nweights = "softmax"\ntemperature = inf\nfactors = "act"\nbeta = 1.8\n'
+    config = configured(tmp_path, CONFIG.replace("[training]", f"{table}[training]"))
+    assert config.aggregation == AggregationPolicy("softmax", math.inf, "act", 1.8)
 
 
 def test_paths_start_from_the_file(tmp_path: Path) -> None:

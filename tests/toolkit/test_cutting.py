@@ -114,12 +114,3 @@ def test_a_model_that_predicts_otherwise_than_it_trains_is_refused() -> None:
     model = nn.Sequential(Fickle(4, 4), nn.Linear(4, 2))
     with pytest.raises(ModelError, match="cannot be sliced"):
         Cutter(capture(model, (4,)))
-
-
-def test_table_1_of_embracingfl() -> None:
-    model = resnet20()
-    specs = ("full", "slice:blocks.3", "slice:blocks.6")
-    counts = [split(model, spec, (3, 32, 32)).counts for spec in specs]
-    assert [c.params for c in counts] == [272_762, 257_994, 206_346]
-    assert [c.activations for c in counts] == [6_947_136, 2_752_832, 917_824]
-    assert [f"{c.capacity(counts[0]):.2f}" for c in counts] == ["1.00", "0.42", "0.16"]

@@ -26,10 +26,12 @@ DECAY = 0.02
 BI_LEVEL = BiLevel(penalty=2.0, personal_steps=2, factor_steps=3, factor_rate=0.001)
 FULL = "full"
 LOW_RANK = f"low-rank:0.25,keep=1,decay={DECAY}"
-RANKS = {"strided": 2, "residual.conv": 2, "hidden": 3}  # a quarter of 8, 8 and 12 outputs
+RANKS = {"strided": 2, "residual.conv": 2, "hidden": 2}  # a quarter of 8 outputs and 8 inputs
 SLICE = "slice:residual"
 CP = "cp:2.0,penalty=2.0,personal-steps=2,factor-steps=3,factor-rate=0.001"
 SIZES = (21, 9, 14)  # last batches of 5, of 9 (one left over joins) and of 6
+STEADY = 1e-5
+"""Most that PyTorch in float32 may differ from itself in float64 on data for a comparison."""
 UNIT = 5
 """Most that a float32 weight's own rounding may weigh in a change, in units of 1e-7 of its norm."""
 
@@ -197,12 +199,17 @@ def test_tensors_that_nobody_trained_stay_bit_for_bit(
 def cp_device(
     model: nn.Module, start: Tensorized, draws: Iterator[Device], personal: State | None = None
 ) -> tuple[Device, BiLevelResult]:
-    """The first of `draws` for which no sign in Adam's first step hangs on rounding."""
+    """The first of `draws` on which PyTorch in float32 agrees with itself in float64.
+
+    On some the training amplifies any rounding (several times a step, through the batch norm of a
+    small batch): no float32 implementation can be expected to agree there.
+    """
     for local in draws:
         result = oracles.train_cp(model, start, local, PLAN, BI_LEVEL, personal)
-        if result.clearest > 4e-6:
+        single = oracles.train_cp(model, start, local, PLAN, BI_LEVEL, personal, torch.float32)
+        if result.apart(single) < STEADY:
             return local, result
-    raise AssertionError("every draw has a gradient next to zero")
+    raise AssertionError("PyTorch agrees with itself on no draw")
 
 
 def draws(seed: int, number: int) -> Iterator[Device]:

@@ -1,7 +1,7 @@
 """The network with fewer channels: which are dropped, the edited graphs, their smaller tensors."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import torch
@@ -51,15 +51,14 @@ def narrow(captured: Captured, ratio: Fraction) -> Narrowed:
     def smaller(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {n: held(t, parts[n]) if n in parts else t for n, t in tensors.items()}
 
-    parameters, buffers = smaller(captured.parameters), smaller(captured.buffers)
-    shape = captured.sample_shape
-    small = Captured(
-        training=rebuilt(captured.training, {**parameters, **buffers}, shape),
-        inference=rebuilt(captured.inference, {**parameters, **buffers}, shape),
-        sample_shape=shape,
-        classes=captured.classes,
-        parameters=parameters,
-        buffers=buffers,
+    tensors = smaller(captured.tensors)
+    small = replace(
+        captured,
+        training=rebuilt(captured.training, tensors, captured),
+        inference=rebuilt(captured.inference, tensors, captured),
+        parameters=smaller(captured.parameters),
+        frozen=smaller(captured.frozen),
+        buffers=smaller(captured.buffers),
     )
     return Narrowed(small, parts, followed.layers, kept)
 
@@ -94,12 +93,10 @@ def held(tensor: Tensor, part: Part) -> Tensor:
     return tensor
 
 
-def rebuilt(
-    graph: GraphModule, tensors: dict[str, Tensor], sample_shape: Sequence[int]
-) -> GraphModule:
-    """`graph` recorded anew over `tensors`."""
+def rebuilt(graph: GraphModule, tensors: dict[str, Tensor], captured: Captured) -> GraphModule:
+    """`graph` recorded anew over `tensors`, for the samples that `captured` takes."""
     root = {
         name: tensors[name] if name in tensors else attribute(graph, name)
         for name in attributes_read(graph)
     }
-    return recorded(GraphModule(root, graph.graph), tuple(sample_shape))
+    return recorded(GraphModule(root, graph.graph), captured.sample_shape, captured.sample_dtype)

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from device_agent.data import check, from_npz
 from device_agent.files import write_file
-from device_agent.manifest import MANIFEST
+from device_agent.manifest import MANIFEST, Dtype
 from device_agent.protocol import RoundResult
 from device_agent.update import UpdateRecord
 from profiles.errors import EdgeTailorError
@@ -177,5 +177,6 @@ class Conductor:
 def read_held_out(path: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Held-out samples of `shape` and their labels. Raises DataError for another kind of file."""
     x, y = from_npz(path)
-    check(x, y, shape, np.iinfo(np.int64).max, f"`held_out` {path}")
+    dtype: Dtype = "int64" if x.dtype == np.int64 else "float32"
+    check(x, y, shape, np.iinfo(np.int64).max, f"`held_out` {path}", dtype)
     return x, y

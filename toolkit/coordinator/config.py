@@ -4,11 +4,21 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from profiles.errors import InputError, SpecError
 from toolkit.families import family_named
+from toolkit.policy import AggregationPolicy
 from toolkit.spec import parse_spec
 from toolkit.training import TrainingConfig
 
@@ -54,7 +64,18 @@ class CoordinatorConfig(_Table):
     seed: Annotated[int, Field(ge=0)] = 0
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     training: TrainingConfig = TrainingConfig()
+    aggregation: AggregationPolicy = AggregationPolicy()
     devices: Annotated[tuple[DeviceKind, ...], Field(min_length=1)]
+
+    @field_validator("training", "aggregation", mode="wrap")
+    @classmethod
+    def _name_table(
+        cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> Any:
+        try:
+            return handler(value)
+        except InputError as error:
+            raise InputError(f"[{info.field_name}] {error}") from None
 
     @model_validator(mode="after")
     def _unique_kinds(self) -> Self:
@@ -85,7 +106,7 @@ def load_config(path: Path) -> CoordinatorConfig:
     except ValidationError as error:
         raise InputError(_sentence(path, error.errors()[0])) from None
     except InputError as error:
-        raise InputError(f"{path}: [training] {error}") from None
+        raise InputError(f"{path}: {error}") from None
     places = {key: getattr(config, key) for key in ("weights", "held_out", "state")}
     folder = path.resolve().parent
     return config.model_copy(
@@ -120,6 +141,8 @@ def _sentence(path: Path, error: ErrorDetails) -> str:
 def _known_keys(place: tuple[int | str, ...]) -> str:
     if len(place) > 1 and place[0] == "training":
         names = list(TrainingConfig.__dataclass_fields__)
+    elif len(place) > 1 and place[0] == "aggregation":
+        names = list(AggregationPolicy.__dataclass_fields__)
     elif len(place) > 1 and place[0] == "devices":
         names = list(DeviceKind.model_fields)
     else:

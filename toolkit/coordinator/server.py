@@ -125,7 +125,12 @@ def federation(config: CoordinatorConfig) -> Model:
     from toolkit.federation import Federation
 
     model = Federation(
-        config.model, config.input_shape, config.training, config.weights, config.seed
+        config.model,
+        config.input_shape,
+        config.training,
+        config.weights,
+        config.seed,
+        config.aggregation,
     )
     for kind in config.devices:
         model.submodel(kind.submodel)

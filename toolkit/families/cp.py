@@ -2,35 +2,25 @@
 
 The device minimises f(theta) + lambda/2 ||theta - [[A]]||^2 over its personal model theta by
 Nesterov steps (eq. 15) and then moves the factors A towards theta by Adam steps on the second term
-(eq. 25 of the appendix). Only the factors are uploaded; theta never leaves the device. Biases and
-normalisation parameters take part as they are.
+(eq. 25 of the appendix). Only the factors are uploaded. Biases and normalisation parameters take
+part as they are.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value
 
-from device_agent.manifest import SAMPLES, Initialise, Step, TensorEntry, Train
+from device_agent.manifest import TensorEntry
 from exporters.capture import Captured, capture
-from exporters.optimizers import SGD, Adam, select
-from exporters.program import (
-    Program,
-    ProgramSignature,
-    Tensors,
-    metric,
-    scalar,
-    state_in,
-    state_out,
-)
-from exporters.signatures import apply, train
+from exporters.optimizers import Adam
 from profiles.errors import SpecError
-from toolkit.counting import Counts, activations, macs
-from toolkit.entries import dense_entries
+from toolkit.bilevel import BiLevel, bi_level
 from toolkit.factorization import compose, cp_decompose, cp_rank, cp_refit
+from toolkit.layers import weighted_layers
 from toolkit.spec import Spec
-from toolkit.submodel import Shapes, Submodel, Treatment, count, factors_of, recover_dense
+from toolkit.submodel import Shapes, Submodel, Treatment, factors_of, recover_dense
+from toolkit.tensorized import Tensorized, factor_name
 from toolkit.training import TrainingConfig
 from toolkit.weights import GlobalModel
 
@@ -44,15 +34,8 @@ FACTOR_RATE = 3e-4
 each step, whatever the gradient: at ten times this the factors overshoot and the two models drive
 each other away from the global one."""
 
-
-def personal(name: str) -> str:
-    """State name of the personal twin of the global parameter `name`."""
-    return f"personal:{name}"
-
-
-def factor_name(name: str, mode: int) -> str:
-    """State name of the factor of mode `mode` (from 0) of the global parameter `name`."""
-    return f"{name}#{mode}"
+LINEAR = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.RNNBase)
+"""Layers whose weights are factorized, the classifier's too (TDPFed, Table I)."""
 
 
 def key(spec: Spec) -> str:
@@ -60,111 +43,48 @@ def key(spec: Spec) -> str:
     return f"{spec.family}:{spec.size}"
 
 
-class Tensorized:
-    """The tensors of a model at one compression rate, and how they compose."""
+def plan(
+    model: nn.Module, captured: Captured, spec: Spec
+) -> tuple[dict[str, int], list[Treatment]]:
+    """Rank of each weight to factorize, and what happens to every weighted layer.
 
-    def __init__(self, captured: Captured, weights: Sequence[str], rate: float) -> None:
-        self.names = list(captured.parameters)
-        self.ranks = {name: cp_rank(captured.shape(name), rate) for name in weights}
-        for name, rank in self.ranks.items():
-            shape = captured.shape(name)
-            if rank > count(shape) // max(shape):
-                raise SpecError(
-                    f"cp:{rate:g} gives {name!r} the rank {rank}, more than any tensor of shape "
-                    f"{shape} has; ask for a larger compression rate."
-                )
-        self.factors = tuple(
-            TensorEntry(
-                name=factor_name(name, mode),
-                role="parameter",
-                dtype="float32",
-                shape=(size, rank),
-                stands_for=name,
-                factor=str(mode),
-            )
-            for name, rank in self.ranks.items()
-            for mode, size in enumerate(captured.shape(name))
+    Raises SpecError naming the rates possible where a rank is more than any tensor has.
+    """
+    rate = spec.number("compression rate", 0, math.inf, "cp:2.0")
+    ranks: dict[str, int] = {}
+    treatments = []
+    for layer in weighted_layers(model, captured):
+        if not isinstance(layer.module, LINEAR) or not any(layer.weights()):
+            linear = isinstance(layer.module, LINEAR)
+            reason = "frozen" if linear else f"{type(layer.module).__name__} has no CP form"
+            treatments.append(Treatment(layer.title, "dense", reason))
+            continue
+        own = {layer.path(w): cp_rank(captured.shape(layer.path(w)), rate) for w in layer.weights()}
+        ranks |= own
+        treatments.append(
+            Treatment(layer.title, f"CP rank {', '.join(map(str, dict.fromkeys(own.values())))}")
         )
-        dense = [name for name in self.names if name not in self.ranks]
-        self.dense = dense_entries(captured, dense, "parameter")
-        self.personal = tuple(
-            TensorEntry(
-                name=personal(name),
-                role="personal",
-                dtype="float32",
-                shape=captured.shape(name),
-                stored=False,
+    if not ranks:
+        raise SpecError(f"{str(spec)!r}: no layer of this model has a CP form.")
+    lowest = max(lowest_rate(captured.shape(name)) for name in ranks)
+    for name, rank in ranks.items():
+        shape = captured.shape(name)
+        if rank > greatest_rank(shape):
+            raise SpecError(
+                f"{str(spec)!r} gives {name!r} the rank {rank}, more than any tensor of shape "
+                f"{shape} has; this model can be compressed from {lowest:.3g} up."
             )
-            for name in self.names
-        )
-        self.modes = {name: len(captured.shape(name)) for name in self.ranks}
-
-    @property
-    def uploaded(self) -> tuple[TensorEntry, ...]:
-        """Factors and dense parameters: the tensorized local model."""
-        return (*self.factors, *self.dense)
-
-    def composed(self, tensors: Tensors) -> dict[str, Tensor]:
-        """[[A]] of every parameter, by the global parameter's name."""
-        return {
-            name: compose([tensors[factor_name(name, mode)] for mode in range(self.modes[name])])
-            if name in self.ranks
-            else tensors[name]
-            for name in self.names
-        }
-
-    def distance(self, tensors: Tensors) -> Tensor:
-        """||theta - [[A]]||^2 over all parameters."""
-        centres = self.composed(tensors)
-        gaps = [(tensors[personal(name)] - centres[name]).square().sum() for name in self.names]
-        return torch.stack(gaps).sum()
+    return ranks, treatments
 
 
-def initialise_step(tensorized: Tensorized) -> ProgramSignature:
-    """theta = [[A]]: the personal model of a device that has none yet."""
-
-    def function(feeds: Tensors) -> dict[str, Tensor]:
-        centres = tensorized.composed(feeds)
-        return {f"{personal(name)}+": value.clone() for name, value in centres.items()}
-
-    return ProgramSignature(
-        name="personal_init",
-        inputs=tuple(map(state_in, tensorized.uploaded)),
-        outputs=tuple(map(state_out, tensorized.personal)),
-        function=function,
-    )
+def greatest_rank(shape: tuple[int, ...]) -> int:
+    """No tensor of `shape` has a higher CP rank: one component a fibre of its longest mode."""
+    return math.prod(shape) // max(shape)
 
 
-def factor_step(tensorized: Tensorized, penalty: float) -> ProgramSignature:
-    """One Adam step of the factors on penalty / 2 * ||theta - [[A]]||^2."""
-    optimizer = Adam()
-    kept = optimizer.state(tensorized.uploaded)
-    written = (*tensorized.uploaded, *kept)
-
-    def function(feeds: Tensors) -> dict[str, Tensor]:
-        def objective(factors: Mapping[str, Tensor]) -> Tensor:
-            return 0.5 * penalty * tensorized.distance({**feeds, **factors})
-
-        current = select(feeds, tensorized.uploaded)
-        gradients, value = grad_and_value(objective)(current)
-        new = optimizer.update(current, gradients, select(feeds, kept), feeds["rate"])
-        return {"distance": value, **{f"{name}+": tensor for name, tensor in new.items()}}
-
-    return ProgramSignature(
-        name="factor_step",
-        inputs=(scalar("rate"), *map(state_in, (*written, *tensorized.personal))),
-        outputs=(metric("distance"), *map(state_out, written)),
-        function=function,
-    )
-
-
-def weighted_parameters(model: nn.Module) -> list[str]:
-    """Weights of convolution and linear layers, the classifier's too (TDPFed, Table I)."""
-    return [
-        f"{name}.weight" if name else "weight"
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Linear)
-    ]
+def lowest_rate(shape: tuple[int, ...]) -> float:
+    """The compression rate that gives a weight of `shape` its greatest rank."""
+    return math.prod(shape) / (greatest_rank(shape) * sum(shape))
 
 
 class CP:
@@ -186,92 +106,32 @@ class CP:
         training: TrainingConfig,
     ) -> Submodel:
         """See Family."""
+        spec.check_no_inner()
         spec.check_options("penalty", "personal-steps", "factor-steps", "factor-rate")
-        rate = spec.number("compression rate", 0, float("inf"), "cp:2.0")
-        penalty = spec.option("penalty", PENALTY)
         captured = capture(model, sample_shape)
-        tensorized = Tensorized(captured, weighted_parameters(model), rate)
-        buffers = dense_entries(captured, captured.buffers, "buffer")
-        nesterov = SGD(
-            momentum=training.momentum, nesterov=True, weight_decay=training.weight_decay
-        )
-        personal_step = train(
-            captured.training,
-            sample_shape,
-            tensorized.personal,
-            buffers,
-            nesterov,
-            name="personal_step",
-            penalty=lambda tensors: 0.5 * penalty * tensorized.distance(tensors),
-            reads=tensorized.uploaded,
-            names=lambda name: personal(name) if name in captured.parameters else name,
-        )
-        program = Program(
-            submodel=str(spec),
-            sample_shape=sample_shape,
-            classes=captured.classes,
-            signatures=(
-                initialise_step(tensorized),
-                personal_step,
-                factor_step(tensorized, penalty),
-                apply(
-                    "predict",
-                    captured.inference,
-                    sample_shape,
-                    (*tensorized.personal, *buffers),
-                    names=lambda name: personal(name) if name in captured.parameters else name,
-                ),
-            ),
-            tensors=(
-                *tensorized.uploaded,
-                *buffers,
-                *tensorized.personal,
-                *nesterov.state(tensorized.personal),
-                *Adam().state(tensorized.uploaded),
-            ),
-            schedule=(
-                Initialise(signature="personal_init"),
-                Train(
-                    source=SAMPLES,
-                    epochs=training.epochs,
-                    batch_size=training.batch_size,
-                    steps=(
-                        Step(
-                            signature="personal_step",
-                            inputs={"rate": training.learning_rate},
-                            times=spec.whole("personal-steps", PERSONAL_STEPS, 1),
-                        ),
-                        Step(
-                            signature="factor_step",
-                            inputs={"rate": spec.option("factor-rate", FACTOR_RATE)},
-                            times=spec.whole("factor-steps", FACTOR_STEPS, 1),
-                        ),
-                    ),
-                ),
-            ),
-        )
+        ranks, treatments = plan(model, captured, spec)
+        tensorized = Tensorized(captured, ranks)
 
-        def cut(weights: GlobalModel) -> dict[str, Tensor]:
-            factors = weights.kept.get(key(spec)) or decompose(tensorized, weights)
-            own = {e.name: weights.tensors[e.name] for e in (*tensorized.dense, *buffers)}
-            return {**own, **{e.name: factors[e.name] for e in tensorized.factors}}
+        def factors(weights: GlobalModel) -> dict[str, Tensor]:
+            kept = weights.kept.get(key(spec)) or decompose(tensorized, weights)
+            return {e.name: kept[e.name] for e in tensorized.factors}
 
-        shared = sum(count(e.shape) for e in tensorized.uploaded)
-        own = sum(count(e.shape) for e in tensorized.personal)
-        return Submodel(
-            spec=spec,
-            program=program,
-            counts=Counts(
-                params=own + shared,
-                activations=activations(captured.training, training.batch_size),
-                macs=macs(captured.training, training.batch_size),
-                exchanged=shared + sum(count(e.shape) for e in buffers),
-            ),
-            treatments=tuple(
-                Treatment(name.removesuffix(".weight"), f"CP rank {rank}")
-                for name, rank in tensorized.ranks.items()
-            ),
-            cut=cut,
+        settings = BiLevel(
+            penalty=spec.option("penalty", PENALTY),
+            personal_steps=spec.whole("personal-steps", PERSONAL_STEPS, 1),
+            local_steps=spec.whole("factor-steps", FACTOR_STEPS, 1),
+            rate=spec.option("factor-rate", FACTOR_RATE),
+            optimizer=Adam(),
+        )
+        return bi_level(
+            spec,
+            captured,
+            tensorized,
+            settings,
+            training,
+            factors,
+            local_name="factor_step",
+            treatments=treatments,
         )
 
     def recover(

@@ -28,10 +28,12 @@ class Full(Stateless):
     ) -> Submodel:
         """See Family."""
         spec.check_no_size()
+        spec.check_no_inner()
         spec.check_options()
         captured = capture(model, sample_shape)
         entries = (
             *dense_entries(captured, captured.parameters, "parameter"),
+            *dense_entries(captured, captured.frozen, "frozen"),
             *dense_entries(captured, captured.buffers, "buffer"),
         )
         optimizer = SGD(momentum=training.momentum, weight_decay=training.weight_decay)

@@ -1,12 +1,13 @@
 """`low-rank`: FedHM's hybrid network of truncated-SVD factors.
 
 A convolution (n, m, kh, kw) of rank r becomes a kh x 1 convolution to r channels and a 1 x kw
-convolution to n; a linear layer becomes two. The first layers stay dense.
+convolution to n; a linear layer becomes two; the matrices of a recurrent layer become products.
+The first layers stay dense.
 """
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,18 @@ from exporters.optimizers import SGD
 from exporters.program import Tensors
 from profiles.errors import SpecError
 from toolkit.assembly import whole_network
-from toolkit.factorization import roll, truncated_svd, unroll
+from toolkit.layers import Layer, weighted_layers
+from toolkit.low_rank_layers import (
+    FactorizedConvolution,
+    FactorizedLinear,
+    FactorizedRecurrence,
+    aligned,
+    factor_matrices,
+    factor_weights,
+    groups_of,
+)
+from toolkit.product import Product
+from toolkit.rewriting import Origin, Rewritten
 from toolkit.spec import Spec
 from toolkit.submodel import Shapes, Stateless, Submodel, Treatment, factors_of, recover_dense
 from toolkit.training import TrainingConfig
@@ -26,139 +38,98 @@ from toolkit.weights import GlobalModel
 DECAY = 1e-4
 """Default Frobenius decay, FedHM's weight decay (Table 4)."""
 
-
-class FactorizedConv2d(nn.Module):
-    """A kh x 1 convolution `u` to `rank` channels, then a 1 x kw convolution `v`."""
-
-    def __init__(self, dense: nn.Conv2d, rank: int) -> None:
-        super().__init__()
-        (kh, kw), (sh, sw), (dh, dw) = dense.kernel_size, dense.stride, dense.dilation
-        assert not isinstance(dense.padding, str)
-        ph, pw = dense.padding
-        self.u = nn.Conv2d(dense.in_channels, rank, (kh, 1), (sh, 1), (ph, 0), (dh, 1), bias=False)
-        self.v = nn.Conv2d(
-            rank,
-            dense.out_channels,
-            (1, kw),
-            (1, sw),
-            (0, pw),
-            (1, dw),
-            bias=dense.bias is not None,
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, m, H, W) -> (N, n, H', W')."""
-        return self.v(self.u(x))  # type: ignore[no-any-return]
+Ranks = dict[str, dict[str, int]]
+"""By layer, then by the layer's own name of a weight."""
 
 
-class FactorizedLinear(nn.Module):
-    """A linear layer `u` to `rank` features, then a linear layer `v`."""
+def plan(
+    layers: Sequence[Layer], ratio: float, keep: int, among: Collection[str] | None = None
+) -> tuple[Ranks, list[Treatment]]:
+    """Ranks of the weights to factorize, and what happens to each of `layers`.
 
-    def __init__(self, dense: nn.Linear, rank: int) -> None:
-        super().__init__()
-        self.u = nn.Linear(dense.in_features, rank, bias=False)
-        self.v = nn.Linear(rank, dense.out_features, bias=dense.bias is not None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, ..., m) -> (N, ..., n)."""
-        return self.v(self.u(x))  # type: ignore[no-any-return]
-
-
-Layer = nn.Conv2d | nn.Linear
-
-
-def plan(model: nn.Module, ratio: float, keep: int) -> tuple[dict[str, int], list[Treatment]]:
-    """Rank of each layer to factorize, by module name, and what happens to every weighted layer.
-
-    The rank is `ratio` times the output channels (FedHM, Table 5). 1 x 1 convolutions and the
-    classifier stay dense and are not counted by `keep`, the number of first layers kept dense.
+    The rank is `ratio` times the output channels (FedHM, Table 5), of one group where there are
+    several, of one gate in recurrent layers, and times the rank itself of a linear layer. 1 x 1
+    convolutions and the classifier stay dense and are not counted by `keep`, the number of first
+    layers kept dense. Only the layers `among` are looked at, all where it is None.
     """
-    layers = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear | nn.RNNBase)
-    ]
-    ranks: dict[str, int] = {}
+    ranks: Ranks = {}
     treatments = []
     kept = 0
-    for place, (name, module) in enumerate(layers):
-        reason = why_dense(module, last=place == len(layers) - 1)
+    for layer in layers:
+        if among is not None and layer.name not in among:
+            continue
+        reason = why_dense(layer, last=layer is layers[-1])
         if not reason and kept < keep:
             kept, reason = kept + 1, f"one of the first {keep} layers"
-        if not reason:
-            assert isinstance(module, Layer)
-            rank = max(1, math.floor(ratio * outputs(module) + 0.5))
-            reason = why_no_gain(module, rank)
-        if reason:
-            treatments.append(Treatment(name, "dense", reason))
+        if not reason and ratio == 1:
+            reason = "rank ratio 1 is the layer itself"
+        rank = max(1, math.floor(ratio * outputs(layer.module) + 0.5)) if not reason else 0
+        fitting = {w: rank for w in layer.weights() if rank and gains(layer, w, rank)}
+        if fitting:
+            ranks[layer.name] = fitting
+            treatments.append(Treatment(layer.title, f"rank {rank}"))
         else:
-            ranks[name] = rank
-            treatments.append(Treatment(name, f"rank {rank}"))
+            reason = reason or f"rank {rank} would be no smaller"
+            treatments.append(Treatment(layer.title, "dense", reason))
     return ranks, treatments
 
 
-def outputs(module: Layer) -> int:
-    """Output channels or features."""
-    return module.out_channels if isinstance(module, nn.Conv2d) else module.out_features
+def outputs(module: nn.Module) -> int:
+    """Output channels of a group, the most rank of a linear layer, or units of a gate."""
+    if isinstance(module, nn.Conv1d | nn.Conv2d):
+        return module.out_channels // module.groups
+    if isinstance(module, nn.Linear):
+        # Of a matrix that widens, the rank is at most its inputs.
+        return min(module.in_features, module.out_features)
+    assert isinstance(module, nn.RNNBase)
+    return module.hidden_size
 
 
-def why_dense(module: nn.Module, last: bool) -> str:
-    """Why `module` is never factorized; empty where it can be."""
+def why_dense(layer: Layer, last: bool) -> str:
+    """Why `layer` is never factorized; empty where it can be."""
     if last:
         return "the classifier"
-    if isinstance(module, nn.Linear):
-        return ""
-    if not isinstance(module, nn.Conv2d):
-        return f"{type(module).__name__} has no low-rank form here"
-    if module.kernel_size == (1, 1):
-        return "a 1 x 1 convolution"
-    if module.groups != 1:
-        return "a grouped convolution"
-    if isinstance(module.padding, str) or module.padding_mode != "zeros":
-        return "its padding is not a number of zeros"
-    return ""
+    module = layer.module
+    if isinstance(module, nn.Conv1d | nn.Conv2d) and math.prod(module.kernel_size) == 1:
+        return f"a {' x '.join('1' for _ in module.kernel_size)} convolution"
+    return layer.obstacle
 
 
-def why_no_gain(module: Layer, rank: int) -> str:
-    """Why factors of `rank` would be no smaller than the layer; empty where they are."""
-    rows, columns = unroll(module.weight).shape
-    if rank * (rows + columns) >= rows * columns:
-        return f"rank {rank} would be no smaller"
-    return ""
+def gains(layer: Layer, weight: str, rank: int) -> bool:
+    """Whether factors of `rank` have fewer numbers than the weight."""
+    rows, columns = groups_of(getattr(layer.module, weight), layer.groups)[0].shape
+    return rank * (rows + columns) < rows * columns
 
 
-def factorized(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
+def factorized(model: nn.Module, ranks: Ranks) -> nn.Module:
     """A copy of `model` with the layers in `ranks` replaced by factorized ones."""
     model = copy.deepcopy(model)
-    for name, rank in ranks.items():
-        parent_name, _, own = name.rpartition(".")
-        parent, module = model.get_submodule(parent_name), model.get_submodule(name)
-        replacement = (
-            FactorizedConv2d(module, rank)
-            if isinstance(module, nn.Conv2d)
-            else FactorizedLinear(module, rank)  # type: ignore[arg-type]
-        )
-        setattr(parent, own, replacement)
+    for name, own in ranks.items():
+        parent_name, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent_name), leaf, replacement(model.get_submodule(name), own))
     return model
 
 
-def factor_weights(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Weights of `u` and `v` for a dense `weight`: (r, m, kh, 1) and (n, r, 1, kw), or linear."""
-    u, v = truncated_svd(unroll(weight), rank)
-    if weight.dim() == 2:
-        return u.T, v
-    n, m, kh, kw = weight.shape
-    return u.reshape(m, kh, rank, 1).permute(2, 0, 1, 3), v.reshape(n, kw, rank, 1).permute(
-        0, 2, 3, 1
-    )
+def replacement(module: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
+    """The factorized layer for `module`."""
+    if isinstance(module, nn.RNNBase):
+        return FactorizedRecurrence(module, ranks)
+    if isinstance(module, nn.Linear):
+        return FactorizedLinear(module, ranks["weight"])
+    assert isinstance(module, nn.Conv1d | nn.Conv2d)
+    return FactorizedConvolution(module, ranks["weight"])
 
 
-def factor_matrices(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """U (m * kh, r) and V (n * kw, r) of the weights of `u` and `v`."""
-    if u.dim() == 2:
-        return u.T, v
-    rank = u.shape[0]
-    return u.permute(1, 2, 0, 3).reshape(-1, rank), v.permute(0, 3, 1, 2).reshape(-1, rank)
+def origin(layer: str, own: str) -> Origin:
+    """What the tensor called `own` inside the factorized layer `layer` stands for."""
+    side, _, leaf = own.partition(".")
+    factor = side if side in ("u", "v") and leaf != "bias" else None
+    return Origin(join(layer, leaf), factor)
+
+
+def join(layer: str, own: str) -> str:
+    """Path of a tensor of `layer`."""
+    return f"{layer}.{own}" if layer else own
 
 
 class FrobeniusDecay:
@@ -173,28 +144,8 @@ class FrobeniusDecay:
         terms = []
         for u_name, v_name in self.pairs:
             u, v = factor_matrices(tensors[u_name], tensors[v_name])
-            terms.append(((u.T @ u) * (v.T @ v)).sum())
+            terms.append(((u.mT @ u) * (v.mT @ v)).sum())
         return 0.5 * self.strength * torch.stack(terms).sum()
-
-
-def table_entries(captured: Captured, ranks: Mapping[str, int]) -> list[TensorEntry]:
-    """Entries for the factorized model's parameters and buffers."""
-    entries = []
-    for name in (*captured.parameters, *captured.buffers):
-        layer, _, leaf = name.rpartition(".")
-        owner, _, side = layer.rpartition(".")
-        factor = owner in ranks
-        entries.append(
-            TensorEntry(
-                name=name,
-                role="parameter" if name in captured.parameters else "buffer",
-                dtype="float32",
-                shape=captured.shape(name),
-                stands_for=f"{owner}.{leaf}" if factor else name,
-                factor=side if factor and leaf == "weight" else None,
-            )
-        )
-    return entries
 
 
 class LowRank(Stateless):
@@ -212,56 +163,98 @@ class LowRank(Stateless):
         training: TrainingConfig,
     ) -> Submodel:
         """See Family."""
-        spec.check_options("keep", "decay")
-        ratio = spec.number("rank ratio", 0, 1, "low-rank:0.25")
-        decay = spec.option("decay", DECAY)
-        ranks, treatments = plan(model, ratio, spec.whole("keep", 1))
-        if not ranks and ratio < 1:
-            raise SpecError(
-                f"{str(spec)!r}: no layer of this model gets smaller; "
-                + "; ".join(f"{t.layer}: {t.reason}" for t in treatments)
-            )
-        captured = capture(factorized(model, ranks), sample_shape)
-        entries = table_entries(captured, ranks)
-        pairs = [(f"{layer}.u.weight", f"{layer}.v.weight") for layer in ranks]
+        spec.check_no_inner()
+        rewritten = self.rewrite(model, capture(model, sample_shape), spec)
+        captured = capture(rewritten.model, sample_shape)
+        entries = (
+            *rewritten.entries(captured, captured.parameters, "parameter"),
+            *rewritten.entries(captured, captured.buffers, "buffer"),
+            *rewritten.entries(captured, captured.frozen, "frozen"),
+        )
         optimizer = SGD(
             momentum=training.momentum,
             weight_decay=training.weight_decay,
-            # Frobenius decay takes the place of weight decay (FedHM, section 2.2).
-            undecayed=frozenset(name for pair in pairs for name in pair),
+            undecayed=rewritten.undecayed,
         )
-
-        def cut(weights: GlobalModel) -> dict[str, Tensor]:
-            values = {
-                e.name: weights.tensors[e.stands_for]
-                for e in entries
-                if e.factor is None and e.stands_for is not None
-            }
-            for (u_name, v_name), (layer, rank) in zip(pairs, ranks.items(), strict=True):
-                dense = weights.tensors[f"{layer}.weight"]
-                values[u_name], values[v_name] = factor_weights(dense, rank)
-            return values
-
         return whole_network(
             spec,
             captured,
             entries,
             optimizer,
             training,
-            cut,
-            penalty=FrobeniusDecay(pairs, decay) if pairs and decay else None,
-            treatments=treatments,
+            lambda weights: rewritten.values(weights, entries),
+            penalty=rewritten.penalty,
+            treatments=rewritten.treatments,
+        )
+
+    def rewrite(
+        self,
+        model: nn.Module,
+        captured: Captured,
+        spec: Spec,
+        among: Collection[str] | None = None,
+        keep: int = 1,
+    ) -> Rewritten:
+        """`model` with the layers `among` (all where None) factorized as `spec` says.
+
+        `keep` is how many first layers stay dense where `spec` does not say. Raises SpecError where
+        no layer would get smaller.
+        """
+        spec.check_options("keep", "decay")
+        ratio = spec.number("rank ratio", 0, 1, "low-rank:0.25")
+        strength = spec.option("decay", DECAY)
+        ranks, treatments = plan(
+            weighted_layers(model, captured), ratio, spec.whole("keep", keep), among
+        )
+        if not ranks and ratio < 1:
+            raise SpecError(
+                f"{str(spec)!r}: no layer of this model gets smaller; "
+                + "; ".join(f"{t.layer}: {t.reason}" for t in treatments)
+            )
+        new = factorized(model, ranks)
+        origins = {
+            join(layer, own): origin(layer, own)
+            for layer in ranks
+            for own in new.get_submodule(layer).state_dict()
+        }
+        pairs = {
+            (layer, weight): tuple(
+                next(n for n, o in origins.items() if o == Origin(join(layer, weight), side))
+                for side in ("u", "v")
+            )
+            for layer, own in ranks.items()
+            for weight in own
+        }
+
+        def factors(weights: GlobalModel) -> dict[str, Tensor]:
+            values = {}
+            for (layer, weight), (u_name, v_name) in pairs.items():
+                module = model.get_submodule(layer)
+                values[u_name], values[v_name] = factor_weights(
+                    weights.tensors[join(layer, weight)],
+                    ranks[layer][weight],
+                    getattr(module, "groups", 1),
+                )
+            return values
+
+        names = [(u, v) for u, v in pairs.values()]
+        return Rewritten(
+            model=new,
+            origins=origins,
+            factors=factors,
+            penalty=FrobeniusDecay(names, strength) if names and strength else None,
+            # Frobenius decay takes the place of weight decay (FedHM, section 2.2).
+            undecayed=frozenset(name for pair in names for name in pair),
+            treatments=tuple(treatments),
         )
 
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
-    ) -> dict[str, Tensor]:
+    ) -> Mapping[str, Tensor | Product]:
         """Model shape alignment, FedHM eq. 1: U V^T in the dense layer's shape."""
-        recovered = recover_dense(tensors, table)
-        for name, sides in factors_of(tensors, table).items():
-            u, v = factor_matrices(sides["u"], sides["v"])
-            recovered[name] = roll(u @ v.T, shapes[name])
-        return recovered
+        factors = factors_of(tensors, table)
+        products = {name: aligned(sides["u"], sides["v"]) for name, sides in factors.items()}
+        return {**recover_dense(tensors, table), **products}
 
 
 FAMILY = LowRank()

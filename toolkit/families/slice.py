@@ -4,10 +4,12 @@ The device runs the input side once in inference mode, stage by stage, writing e
 to disk (Algorithm 1), and then trains the rest on the last recording (Algorithm 2).
 """
 
+from collections.abc import Mapping, Sequence
+
 from torch import Tensor, nn
 
-from device_agent.manifest import SAMPLES, Instruction, Record
-from exporters.capture import Captured, capture, output_node
+from device_agent.manifest import SAMPLES, Instruction, Record, TensorEntry
+from exporters.capture import capture, output_node
 from exporters.optimizers import SGD
 from exporters.program import Program, ProgramSignature
 from exporters.signatures import apply, train
@@ -16,8 +18,12 @@ from toolkit.assembly import one_pass
 from toolkit.counting import Counts, activations, macs
 from toolkit.cutting import CutPoint, Cutter, tensors_read
 from toolkit.entries import dense_entries
+from toolkit.families.low_rank import FAMILY as LOW_RANK
+from toolkit.layers import weighted_layers
+from toolkit.product import Product
+from toolkit.rewriting import Rewritten
 from toolkit.spec import Spec, as_number
-from toolkit.submodel import Stateless, Submodel, Treatment
+from toolkit.submodel import Shapes, Stateless, Submodel, Treatment
 from toolkit.training import TrainingConfig
 from toolkit.weights import GlobalModel
 
@@ -90,7 +96,10 @@ class Slice(Stateless):
 
     name = "slice"
     usage = "slice:CAPACITY or slice:MODULE"
-    summary = "the output-side layers, trained on recorded activations (EmbracingFL)"
+    summary = (
+        "the output-side layers, trained on recorded activations (EmbracingFL); "
+        "slice:...+low-rank:... factorizes them too"
+    )
 
     def split(
         self,
@@ -105,31 +114,55 @@ class Slice(Stateless):
         cutter = Cutter(captured)
         batch = training.batch_size
         point = choose(cutter, spec, batch)
+        first = point.module
+        rewritten = Rewritten(model)
+        if spec.inner is not None:
+            rewritten = inside(model, cutter, point, spec, spec.inner)
+            captured = capture(rewritten.model, sample_shape)
+            cutter = Cutter(captured)
+            point = same_place(cutter, point)
         part = cutter.trained(point.place)
         read = tensors_read([part])
-        parameters = dense_entries(
+        parameters = rewritten.entries(
             captured, filter(captured.parameters.__contains__, read), "parameter"
         )
-        buffers = dense_entries(captured, filter(captured.buffers.__contains__, read), "buffer")
+        buffers = rewritten.entries(captured, filter(captured.buffers.__contains__, read), "buffer")
         stages = cutter.stages(point.place, cutter.load(part, batch), batch)
-        frozen = dense_entries(captured, frozen_names(captured, tensors_read(stages)), "frozen")
+        fixed = dense_entries(captured, filter(captured.frozen.__contains__, read), "frozen")
+        ahead = [n for n in tensors_read(stages) if n not in read and n in captured.tensors]
+        frozen = (*dense_entries(captured, ahead, "frozen"), *fixed)
         width = tuple(int(size) for size in point.node.meta["val"].shape[1:])
-        optimizer = SGD(momentum=training.momentum, weight_decay=training.weight_decay)
+        optimizer = SGD(
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+            undecayed=rewritten.undecayed,
+        )
 
         signatures: list[ProgramSignature] = []
         schedule: list[Instruction] = []
         source, shape = SAMPLES, sample_shape
         for number, stage in enumerate(stages):
-            reads = [entry for entry in frozen if entry.name in set(tensors_read([stage]))]
+            wanted = set(tensors_read([stage]))
+            reads = [e for e in (*frozen, *parameters, *buffers) if e.name in wanted]
             signatures.append(apply(f"forward_{number}", stage, shape, reads))
             schedule.append(
                 Record(signature=f"forward_{number}", source=source, target=activation(number))
             )
             source = activation(number)
             shape = tuple(int(size) for size in output_node(stage).meta["val"].shape[1:])
-        signatures.append(train(part, width, parameters, buffers, optimizer))
         signatures.append(
-            apply("predict", cutter.predicting(point.place), width, (*parameters, *buffers))
+            train(
+                part,
+                width,
+                parameters,
+                buffers,
+                optimizer,
+                penalty=rewritten.penalty,
+                reads=fixed,
+            )
+        )
+        signatures.append(
+            apply("predict", cutter.predicting(point.place), width, (*parameters, *buffers, *fixed))
         )
         program = Program(
             submodel=str(spec),
@@ -138,11 +171,13 @@ class Slice(Stateless):
             signatures=tuple(signatures),
             tensors=(*frozen, *parameters, *buffers, *optimizer.state(parameters)),
             schedule=(*schedule, one_pass(source, training)),
+            sample_dtype=captured.sample_dtype,
+            sample_limit=captured.sample_limit,
         )
         total = sum(captured.parameters[e.name].numel() for e in parameters)
 
         def cut(weights: GlobalModel) -> dict[str, Tensor]:
-            return {e.name: weights.tensors[e.name] for e in (*frozen, *parameters, *buffers)}
+            return rewritten.values(weights, (*frozen, *parameters, *buffers))
 
         return Submodel(
             spec=spec,
@@ -155,18 +190,44 @@ class Slice(Stateless):
             ),
             treatments=(
                 Treatment(
-                    f"ahead of {point.module}",
+                    f"ahead of {first}",
                     "frozen",
                     f"{len(stages)} stages of the multi-step forward pass",
                 ),
+                *rewritten.treatments,
             ),
             cut=cut,
         )
 
+    def recover(
+        self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
+    ) -> Mapping[str, Tensor | Product]:
+        """The layers as they are, and what the family inside makes of its factors."""
+        return LOW_RANK.recover(tensors, table, shapes)
 
-def frozen_names(captured: Captured, names: list[str]) -> list[str]:
-    """Those of `names` that are parameters or buffers of the model."""
-    return [name for name in names if name in captured.parameters or name in captured.buffers]
+
+def inside(model: nn.Module, cutter: Cutter, point: CutPoint, spec: Spec, inner: Spec) -> Rewritten:
+    """`model` with the layers behind `point` as the spec `inner` says.
+
+    No further layers stay dense unless `inner` says so: those ahead of the cut do already.
+    """
+    if inner.family != LOW_RANK.name or inner.inner is not None:
+        raise SpecError(
+            f"{str(spec)!r}: a slice can be combined with low-rank only, "
+            "like slice:0.42+low-rank:0.25."
+        )
+    trained = set(tensors_read([cutter.trained(point.place)]))
+    behind = {
+        layer.name
+        for layer in weighted_layers(model, cutter.captured)
+        if any(layer.path(weight) in trained for weight in layer.weights())
+    }
+    return LOW_RANK.rewrite(model, cutter.captured, inner, among=behind, keep=0)
+
+
+def same_place(cutter: Cutter, point: CutPoint) -> CutPoint:
+    """The cut point of a rewritten model that has the same operators ahead of it."""
+    return next(p for p in cutter.points if p.place == point.place)
 
 
 FAMILY = Slice()

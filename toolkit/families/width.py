@@ -36,6 +36,7 @@ class Width(Stateless):
         training: TrainingConfig,
     ) -> Submodel:
         """See Family."""
+        spec.check_no_inner()
         spec.check_options()
         ratio = spec.number("channel ratio", 0, 1, "width:0.5")
         captured = capture(model, sample_shape)
@@ -50,6 +51,7 @@ class Width(Stateless):
             for entry in (
                 *dense_entries(small, small.parameters, "parameter"),
                 *dense_entries(small, small.buffers, "buffer"),
+                *dense_entries(small, small.frozen, "frozen"),
             )
         )
         optimizer = SGD(momentum=training.momentum, weight_decay=training.weight_decay)

@@ -1,6 +1,21 @@
 """Models with exactly the papers' shapes, and the small one that the demo trains."""
 
 from toolkit.models.digits_cnn import digits_cnn
+from toolkit.models.femnist_cnn import femnist_cnn
+from toolkit.models.imdb_bilstm import imdb_bilstm
+from toolkit.models.mnist_dnn import mnist_dnn
+from toolkit.models.resnet18 import resnet18, resnet34, resnet34_tiny_imagenet
 from toolkit.models.resnet20 import resnet20
+from toolkit.models.vgg8 import vgg8
 
-__all__ = ["digits_cnn", "resnet20"]
+__all__ = [
+    "digits_cnn",
+    "femnist_cnn",
+    "imdb_bilstm",
+    "mnist_dnn",
+    "resnet18",
+    "resnet20",
+    "resnet34",
+    "resnet34_tiny_imagenet",
+    "vgg8",
+]

@@ -1,0 +1,190 @@
+"""Models as users bring them: no base class, no annotation, nothing arranged for splitting.
+
+Smooth activations, so that exact comparisons meet no kinks. Each maps (N, *shape) to (N, 5).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+from torch import Tensor, nn
+
+CLASSES = 5
+
+
+class Separable(nn.Module):
+    """Depthwise 3 x 3 then 1 x 1, as MobileNet stacks them."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(inputs, inputs, 3, stride, 1, groups=inputs, bias=False)
+        self.norm1 = nn.BatchNorm2d(inputs)
+        self.pointwise = nn.Conv2d(inputs, outputs, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(self.norm1(self.depthwise(x)))
+        return F.silu(self.norm2(self.pointwise(x)))
+
+
+class DepthwiseSeparable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(12, CLASSES)  # registered first, used last
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1, bias=False)
+        self.body = nn.ModuleList([Separable(8, 12, 1), Separable(12, 12, 2)])
+        self.grouped = nn.Conv2d(12, 12, 3, padding="same", dilation=2, groups=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.body:
+            x = block(x)
+        return self.head(torch.tanh(self.grouped(x)).mean((2, 3)))
+
+
+class UNet(nn.Module):
+    """Two levels with skips from the encoder to the decoder by concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down1 = nn.Conv2d(2, 6, 3, padding=1, padding_mode="reflect")
+        self.down2 = nn.Conv2d(6, 8, 3, padding=1)
+        self.bottom = nn.Conv2d(8, 8, 3, padding=1)
+        self.up2 = nn.ConvTranspose2d(8, 8, 2, 2)
+        self.merge2 = nn.Conv2d(16, 6, 3, padding=1)
+        self.merge1 = nn.Conv2d(12, 6, 3, padding=1)
+        self.classify = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = torch.tanh(self.down1(x))
+        second = torch.tanh(self.down2(F.avg_pool2d(first, 2)))
+        low = torch.tanh(self.bottom(F.avg_pool2d(second, 2)))
+        up = torch.tanh(self.merge2(torch.cat([self.up2(low), second], 1)))
+        up = F.interpolate(up, scale_factor=2, mode="nearest")
+        out = torch.tanh(self.merge1(torch.cat([up, first], 1)))
+        return self.classify(out.mean((2, 3)))
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, t, e = x.shape
+        q, k, v = self.qkv(x).view(n, t, 3, self.heads, e // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).reshape(n, t, e))
+
+
+class Encoder(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, 2)
+        self.norm2 = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, 4 * width)
+        self.shrink = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.shrink(F.gelu(self.expand(self.norm2(x))))
+
+
+class VisionTransformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 12, 4, 4)
+        self.position = nn.Parameter(torch.randn(1, 4, 12) * 0.1)
+        self.encoders = nn.Sequential(Encoder(12), Encoder(12))
+        self.norm = nn.LayerNorm(12)
+        self.head = nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.position
+        return self.head(self.norm(self.encoders(tokens)).mean(1))
+
+
+class Signal(nn.Module):
+    """1-D convolutions with stride, dilation and batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv1d(2, 8, 5, 2, 2),
+            nn.BatchNorm1d(8),
+            nn.Tanh(),
+            nn.Conv1d(8, 10, 3, padding=2, dilation=2),
+            nn.Tanh(),
+            nn.Conv1d(10, 10, 3, padding=1),
+            nn.Sigmoid(),
+        )
+        self.head = nn.Linear(10, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x).mean(2))
+
+
+class Recurrent(nn.Module):
+    """An LSTM over a sequence of vectors, a hidden layer and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 8, batch_first=True, bidirectional=True)
+        self.hidden = nn.Linear(16, 10)
+        self.head = nn.Linear(10, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, _ = self.lstm(x)
+        return self.head(torch.tanh(self.hidden(out[:, -1])))
+
+
+class CalledTwice(nn.Module):
+    """One module on two places: its weight is shared although there is only one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 8, 3, padding=1)
+        self.again = nn.Conv2d(8, 8, 3, padding=1)
+        self.middle = nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.again(torch.tanh(self.stem(x))))
+        x = torch.tanh(self.again(torch.tanh(self.middle(x))))
+        return self.head(x.mean((2, 3)))
+
+
+class Tied(nn.Module):
+    """Two layers that hold one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """How to build a model, and the shape of one sample."""
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+
+
+FOREIGN = {
+    "separable": Foreign(DepthwiseSeparable, (3, 10, 10)),
+    "unet": Foreign(UNet, (2, 8, 8)),
+    "transformer": Foreign(VisionTransformer, (3, 8, 8)),
+    "signal": Foreign(Signal, (2, 16)),
+    "recurrent": Foreign(Recurrent, (7, 6)),
+    "called-twice": Foreign(CalledTwice, (2, 6, 6)),
+}

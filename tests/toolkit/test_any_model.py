@@ -1,0 +1,237 @@
+"""Families on models that nobody wrote for them, against the model's own autograd in float64.
+
+The oracle knows a submodel by its table only: it composes the dense weights by einsum and runs the
+user's own module.
+"""
+
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+import eager
+from foreign_models import CLASSES, FOREIGN, Tied
+from profiles.errors import ModelError, SpecError
+from toolkit import TrainingConfig, split
+from toolkit.families import family_named
+from toolkit.submodel import Submodel
+from toolkit.weights import GlobalModel, from_model
+
+BATCH = 4
+DECAY = 0.03
+SPECS = (
+    "full",
+    f"low-rank:0.3,keep=1,decay={DECAY}",
+    f"low-rank:0.4,keep=0,decay={DECAY}",
+    "slice:0.6",
+    f"slice:0.95+low-rank:0.3,decay={DECAY}",
+)
+PENALTY = 3.0
+BI_LEVEL = (f"cp:2.0,penalty={PENALTY}", f"pfedme,penalty={PENALTY}")
+
+
+@dataclass
+class Case:
+    """A model with unsettled numbers, a submodel of it and the tensors a device receives."""
+
+    model: nn.Module
+    submodel: Submodel
+    state: eager.State
+    x: Tensor
+    y: Tensor
+
+
+def case(name: str, spec: str, seed: int) -> Case:
+    torch.manual_seed(seed)
+    foreign = FOREIGN[name]
+    model = foreign.build()
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            if value.dim() == 1:
+                value.add_(torch.rand(value.shape) * 0.5)
+    submodel = split(model, spec, foreign.shape, TrainingConfig(batch_size=BATCH, momentum=0.0))
+    state = eager.first_state(submodel, submodel.cut(from_model(model)))
+    x = torch.randn(BATCH, *foreign.shape, dtype=torch.float64)
+    return Case(model.double(), submodel, state, x, torch.randint(CLASSES, (BATCH,)))
+
+
+def composed(submodel: Submodel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Dense global tensors of a submodel's uploaded and frozen ones."""
+    dense: dict[str, Tensor] = {}
+    groups: dict[str, dict[str, Tensor]] = {}
+    for entry in submodel.program.tensors:
+        if entry.stands_for is None:
+            continue
+        if entry.factor is None:
+            dense[entry.stands_for] = tensors[entry.name]
+        else:
+            groups.setdefault(entry.stands_for, {})[entry.factor] = tensors[entry.name]
+    for name, factors in groups.items():
+        dense[name] = product(factors["u"], factors["v"]) if "u" in factors else outer(factors)
+    return dense
+
+
+def product(u: Tensor, v: Tensor) -> Tensor:
+    """The dense weight that two layers in a row, u then v, amount to."""
+    if u.dim() == 2:
+        return v @ u
+    groups = u.shape[0] // v.shape[1]
+    letters = "ri" if u.dim() == 3 else "rij"
+    pairs = zip(u.chunk(groups), v.chunk(groups), strict=True)
+    if letters == "ri":
+        return torch.cat([torch.einsum("rmi,nr->nmi", a, b[:, :, 0]) for a, b in pairs])
+    return torch.cat([torch.einsum("rmi,nrj->nmij", a[..., 0], b[:, :, 0]) for a, b in pairs])
+
+
+def outer(factors: Mapping[str, Tensor]) -> Tensor:
+    """Sum over r of the outer products of columns r."""
+    letters = "abcd"[: len(factors)]
+    terms = [factors[str(n)] for n in range(len(factors))]
+    return torch.einsum(",".join(f"{c}r" for c in letters) + f"->{letters}", *terms)
+
+
+def twin(model: nn.Module, dense: Mapping[str, Tensor], trained: set[str]) -> nn.Module:
+    """The user's model, with what is not trained in inference mode."""
+    model = copy.deepcopy(model)
+    for name, module in model.named_modules():
+        own = {f"{name}.{n}" if name else n for n, _ in module.named_parameters(recurse=False)}
+        module.training = not own or bool(own & trained)
+    return model
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", FOREIGN)
+def test_forward_is_that_of_the_dense_twin(name: str, spec: str, seed: int) -> None:
+    c = case(name, spec, seed)
+    came = eager.call(c.submodel, "predict", c.state, x=eager.recorded(c.submodel, c.state, c.x))[
+        "output"
+    ]
+    dense = composed(c.submodel, c.state)
+    expected = functional_call(c.model.eval(), dense, (c.x,))
+    torch.testing.assert_close(came, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", FOREIGN)
+def test_gradients_are_autograds(name: str, spec: str, seed: int) -> None:
+    c = case(name, spec, seed)
+    parameters = [e for e in c.submodel.program.tensors if e.role == "parameter"]
+    new = eager.call(
+        c.submodel,
+        "train",
+        c.state,
+        x=eager.recorded(c.submodel, c.state, c.x),
+        y=c.y,
+        rate=1.0,
+    )
+    leaves = {e.name: c.state[e.name].clone().requires_grad_() for e in parameters}
+    dense = composed(c.submodel, {**c.state, **leaves})
+    model = twin(c.model, dense, {str(e.stands_for) for e in parameters})
+    statistics = {n: v.clone() for n, v in dense.items() if n in dict(model.named_buffers())}
+    loss = cross_entropy(functional_call(model, {**dense, **statistics}, (c.x,)), c.y)
+    torch.testing.assert_close(new["loss"], loss.detach(), rtol=1e-10, atol=1e-12)
+    factorized = {e.stands_for for e in parameters if e.factor is not None}
+    penalty = sum(dense[str(n)].square().sum() for n in factorized)
+    (loss + DECAY / 2 * penalty).backward()
+    for entry in parameters:
+        gradient = leaves[entry.name].grad
+        expected = torch.zeros(entry.shape, dtype=torch.float64) if gradient is None else gradient
+        came = c.state[entry.name] - new[entry.name]
+        error = float((came - expected).norm()) / max(float(expected.norm()), 1e-6)
+        assert error < 1e-10, f"{entry.name}: {error:.1e}"
+    for entry in c.submodel.program.tensors:
+        if entry.role == "buffer":
+            torch.testing.assert_close(new[entry.name], statistics[str(entry.stands_for)])
+
+
+@pytest.mark.parametrize("spec", BI_LEVEL)
+@pytest.mark.parametrize("name", FOREIGN)
+def test_bi_level_steps_are_autograds(name: str, spec: str, seed: int) -> None:
+    c = case(name, spec, seed)
+    c.state |= eager.call(c.submodel, "personal_init", c.state)
+    dense = composed(c.submodel, c.state)
+    personal = {n: c.state[f"personal:{n}"] for n, _ in c.model.named_parameters()}
+    for name_, value in personal.items():
+        torch.testing.assert_close(value, dense[name_], rtol=1e-12, atol=1e-12)
+        c.state[f"personal:{name_}"] = value + 0.1 * torch.randn_like(value)
+
+    new = eager.call(c.submodel, "personal_step", c.state, x=c.x, y=c.y, rate=1.0)
+    leaves = {n: c.state[f"personal:{n}"].clone().requires_grad_() for n in personal}
+    statistics = {n: v.clone() for n, v in dense.items() if n not in personal}
+    loss = cross_entropy(functional_call(c.model.train(), {**leaves, **statistics}, (c.x,)), c.y)
+    distance = sum((leaf - dense[n]).square().sum() for n, leaf in leaves.items())
+    (loss + PENALTY / 2 * distance).backward()
+    for name_, leaf in leaves.items():
+        came = c.state[f"personal:{name_}"] - new[f"personal:{name_}"]
+        error = float((came - leaf.grad).norm() / leaf.grad.norm())
+        assert error < 1e-10, f"{name_}: {error:.1e}"
+
+    if spec.startswith("cp"):
+        check_factor_gradients(c)
+    else:
+        check_local_step(c, personal)
+
+
+def check_factor_gradients(c: Case) -> None:
+    """Adam's first moment after one step from zero is a tenth of the gradient."""
+    new = eager.call(c.submodel, "factor_step", c.state, rate=1.0)
+    uploaded = [e for e in c.submodel.program.tensors if e.role == "parameter"]
+    leaves = {e.name: c.state[e.name].clone().requires_grad_() for e in uploaded}
+    dense = composed(c.submodel, {**c.state, **leaves})
+    gaps = [
+        (c.state[f"personal:{n}"] - dense[n]).square().sum() for n, _ in c.model.named_parameters()
+    ]
+    (PENALTY / 2 * torch.stack(gaps).sum()).backward()
+    for entry in uploaded:
+        expected = leaves[entry.name].grad
+        came = new[f"adam_m:{entry.name}"] * 10
+        error = float((came - expected).norm() / expected.norm())
+        assert error < 1e-10, f"{entry.name}: {error:.1e}"
+
+
+def check_local_step(c: Case, names: Mapping[str, Tensor]) -> None:
+    """w - rate * lambda * (w - theta)."""
+    new = eager.call(c.submodel, "local_step", c.state, rate=0.01)
+    for name in names:
+        old, theta = c.state[name], c.state[f"personal:{name}"]
+        expected = old - 0.01 * PENALTY * (old - theta)
+        torch.testing.assert_close(new[name], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", FOREIGN)
+def test_recovering_what_was_cut_is_the_dense_twin(name: str, spec: str, seed: int) -> None:
+    c = case(name, spec, seed)
+    table = [e for e in c.submodel.program.tensors if e.role in ("parameter", "buffer")]
+    model = GlobalModel(c.model.state_dict())
+    shapes = {n: tuple(v.shape) for n, v in model.tensors.items()}
+    family = family_named(c.submodel.spec.family)
+    came = family.recover({e.name: c.state[e.name] for e in table}, table, shapes)
+    expected = composed(c.submodel, c.state)
+    assert came.keys() == {e.stands_for for e in table}
+    for tensor, value in came.items():
+        value = value if isinstance(value, Tensor) else value.dense()
+        torch.testing.assert_close(value, expected[tensor], rtol=1e-10, atol=1e-12)
+
+
+def test_few_cut_points_because_of_long_skips() -> None:
+    with pytest.raises(SpecError, match=re.escape("it can be cut at down2, merge1, classify.")):
+        split(FOREIGN["unet"].build(), "slice:bottom", FOREIGN["unet"].shape)
+
+
+def test_no_cut_between_two_calls_of_one_module() -> None:
+    foreign = FOREIGN["called-twice"]
+    with pytest.raises(SpecError, match=r"cannot be cut there; it can be cut at again, head\."):
+        split(foreign.build(), "slice:middle", foreign.shape)
+
+
+@pytest.mark.parametrize("spec", ["full", "low-rank:0.5", "slice:0.5", "cp:2.0", "pfedme"])
+def test_two_parameters_that_are_one_tensor_are_refused(spec: str) -> None:
+    with pytest.raises(ModelError, match=r"'second.weight' and 'first.weight' share one weight"):
+        split(Tied(), spec, (6,))

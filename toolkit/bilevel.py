@@ -1,0 +1,181 @@
+"""Bi-level local training: a personal model beside the local model that is uploaded.
+
+The device minimises f(theta) + lambda/2 ||theta - w||^2 over its personal model theta by Nesterov
+steps and then moves the local model w towards theta (TDPFed's Algorithm 1; pFedMe where w is
+dense). theta never leaves the device.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from device_agent.manifest import SAMPLES, Initialise, Step, Train
+from exporters.capture import Captured
+from exporters.optimizers import SGD, Optimizer, select
+from exporters.program import (
+    Program,
+    ProgramSignature,
+    Tensors,
+    metric,
+    scalar,
+    state_in,
+    state_out,
+)
+from exporters.signatures import apply, train
+from toolkit.counting import Counts, activations, macs
+from toolkit.entries import dense_entries
+from toolkit.spec import Spec
+from toolkit.submodel import Submodel, Treatment, count
+from toolkit.tensorized import Tensorized, personal
+from toolkit.training import TrainingConfig
+from toolkit.weights import GlobalModel
+
+
+@dataclass(frozen=True)
+class BiLevel:
+    """lambda, and the steps on each batch: s personal ones, then s' local ones at `rate`."""
+
+    penalty: float
+    personal_steps: int
+    local_steps: int
+    rate: float
+    optimizer: Optimizer
+
+
+def initialise_step(tensorized: Tensorized) -> ProgramSignature:
+    """theta = w: the personal model of a device that has none yet."""
+
+    def function(feeds: Tensors) -> dict[str, Tensor]:
+        centres = tensorized.composed(feeds)
+        return {f"{personal(name)}+": value.clone() for name, value in centres.items()}
+
+    return ProgramSignature(
+        name="personal_init",
+        inputs=tuple(map(state_in, tensorized.uploaded)),
+        outputs=tuple(map(state_out, tensorized.personal)),
+        function=function,
+    )
+
+
+def local_step(name: str, tensorized: Tensorized, settings: BiLevel) -> ProgramSignature:
+    """One step of the local model on lambda / 2 * ||theta - w||^2."""
+    kept = settings.optimizer.state(tensorized.uploaded)
+    written = (*tensorized.uploaded, *kept)
+
+    def function(feeds: Tensors) -> dict[str, Tensor]:
+        value = 0.5 * settings.penalty * tensorized.distance(feeds)
+        new = settings.optimizer.update(
+            select(feeds, tensorized.uploaded),
+            tensorized.gradients(feeds, settings.penalty),
+            select(feeds, kept),
+            feeds["rate"],
+        )
+        return {"distance": value, **{f"{key}+": tensor for key, tensor in new.items()}}
+
+    return ProgramSignature(
+        name=name,
+        inputs=(scalar("rate"), *map(state_in, (*written, *tensorized.personal))),
+        outputs=(metric("distance"), *map(state_out, written)),
+        function=function,
+    )
+
+
+def bi_level(
+    spec: Spec,
+    captured: Captured,
+    tensorized: Tensorized,
+    settings: BiLevel,
+    training: TrainingConfig,
+    factors: Callable[[GlobalModel], dict[str, Tensor]],
+    *,
+    local_name: str,
+    treatments: Sequence[Treatment] = (),
+) -> Submodel:
+    """A submodel that trains so; `factors` gives the numbers of the tensorized parameters."""
+    buffers = dense_entries(captured, captured.buffers, "buffer")
+    frozen = dense_entries(captured, captured.frozen, "frozen")
+    nesterov = SGD(
+        momentum=training.momentum,
+        nesterov=training.momentum > 0,
+        weight_decay=training.weight_decay,
+    )
+
+    def names(name: str) -> str:
+        return personal(name) if name in captured.parameters else name
+
+    personal_step = train(
+        captured.training,
+        captured.sample_shape,
+        tensorized.personal,
+        buffers,
+        nesterov,
+        name="personal_step",
+        penalty=lambda tensors: 0.5 * settings.penalty * tensorized.distance(tensors),
+        reads=(*tensorized.uploaded, *frozen),
+        names=names,
+    )
+    predict = apply(
+        "predict",
+        captured.inference,
+        captured.sample_shape,
+        (*tensorized.personal, *buffers, *frozen),
+        names=names,
+    )
+    steps = (
+        Step(
+            signature="personal_step",
+            inputs={"rate": training.learning_rate},
+            times=settings.personal_steps,
+        ),
+        Step(signature=local_name, inputs={"rate": settings.rate}, times=settings.local_steps),
+    )
+    program = Program(
+        submodel=str(spec),
+        sample_shape=captured.sample_shape,
+        classes=captured.classes,
+        signatures=(
+            initialise_step(tensorized),
+            personal_step,
+            local_step(local_name, tensorized, settings),
+            predict,
+        ),
+        tensors=(
+            *tensorized.uploaded,
+            *buffers,
+            *frozen,
+            *tensorized.personal,
+            *nesterov.state(tensorized.personal),
+            *settings.optimizer.state(tensorized.uploaded),
+        ),
+        schedule=(
+            Initialise(signature="personal_init"),
+            Train(
+                source=SAMPLES,
+                epochs=training.epochs,
+                batch_size=training.batch_size,
+                steps=steps,
+            ),
+        ),
+        sample_dtype=captured.sample_dtype,
+        sample_limit=captured.sample_limit,
+    )
+
+    def cut(weights: GlobalModel) -> dict[str, Tensor]:
+        own = {e.name: weights.tensors[e.name] for e in (*tensorized.dense, *buffers, *frozen)}
+        return {**own, **factors(weights)}
+
+    shared = sum(count(e.shape) for e in tensorized.uploaded)
+    own = sum(count(e.shape) for e in tensorized.personal)
+    return Submodel(
+        spec=spec,
+        program=program,
+        counts=Counts(
+            params=own + shared,
+            activations=activations(captured.training, training.batch_size),
+            macs=macs(captured.training, training.batch_size),
+            exchanged=shared + sum(count(e.shape) for e in buffers),
+        ),
+        treatments=tuple(treatments),
+        cut=cut,
+    )

@@ -1,0 +1,66 @@
+"""A model with other layers in place of some of its own, and what each of its tensors stands for.
+
+A family that only exchanges layers makes one of these; it can then be trained whole or sliced.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from device_agent.manifest import Role, TensorEntry
+from exporters.capture import Captured
+from exporters.signatures import Penalty
+from toolkit.submodel import Treatment
+from toolkit.weights import GlobalModel
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The global tensor that a tensor stands for, and which of its factors it is, if any."""
+
+    name: str
+    factor: str | None = None
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """`origins` has the tensors of exchanged layers; all others are the global model's own.
+
+    `factors` computes the numbers of all tensors in `origins`. `penalty` is what the objective
+    gains, `undecayed` the tensors that weight decay leaves alone.
+    """
+
+    model: nn.Module
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    factors: Callable[[GlobalModel], dict[str, Tensor]] = lambda _: {}
+    penalty: Penalty | None = None
+    undecayed: frozenset[str] = frozenset()
+    treatments: tuple[Treatment, ...] = ()
+
+    def entries(
+        self, captured: Captured, names: Iterable[str], role: Role
+    ) -> tuple[TensorEntry, ...]:
+        """One entry for each of `names`, tensors of the rewritten model, in `role`."""
+        made = []
+        for name in names:
+            origin = self.origins.get(name, Origin(name))
+            made.append(
+                TensorEntry(
+                    name=name,
+                    role=role,
+                    dtype="float32",
+                    shape=captured.shape(name),
+                    stands_for=origin.name,
+                    factor=origin.factor,
+                )
+            )
+        return tuple(made)
+
+    def values(self, weights: GlobalModel, entries: Iterable[TensorEntry]) -> dict[str, Tensor]:
+        """The numbers of `entries`, from the global model."""
+        factors = self.factors(weights)
+        return {
+            e.name: factors[e.name] if e.name in factors else weights.tensors[str(e.stands_for)]
+            for e in entries
+        }

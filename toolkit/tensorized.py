@@ -1,0 +1,110 @@
+"""A model's weights as CP factors, beside the personal model that a device keeps (TDPFed).
+
+Names in a device's state: `personal:NAME` is the personal twin of the global parameter NAME,
+`NAME#2` the factor of its third mode.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from device_agent.manifest import TensorEntry
+from exporters.capture import Captured
+from exporters.program import Tensors
+from toolkit.entries import dense_entries
+from toolkit.factorization import compose, khatri_rao
+
+
+def personal(name: str) -> str:
+    """State name of the personal twin of the global parameter `name`."""
+    return f"personal:{name}"
+
+
+def factor_name(name: str, mode: int) -> str:
+    """State name of the factor of mode `mode` (from 0) of the global parameter `name`."""
+    return f"{name}#{mode}"
+
+
+class Tensorized:
+    """The parameters of a model: those in `ranks` as factors, the others as they are."""
+
+    def __init__(self, captured: Captured, ranks: Mapping[str, int]) -> None:
+        self.names = list(captured.parameters)
+        self.ranks = dict(ranks)
+        self.factors = tuple(
+            TensorEntry(
+                name=factor_name(name, mode),
+                role="parameter",
+                dtype="float32",
+                shape=(size, rank),
+                stands_for=name,
+                factor=str(mode),
+            )
+            for name, rank in self.ranks.items()
+            for mode, size in enumerate(captured.shape(name))
+        )
+        dense = [name for name in self.names if name not in self.ranks]
+        self.dense = dense_entries(captured, dense, "parameter")
+        self.personal = tuple(
+            TensorEntry(
+                name=personal(name),
+                role="personal",
+                dtype="float32",
+                shape=captured.shape(name),
+                stored=False,
+            )
+            for name in self.names
+        )
+        self.modes = {name: len(captured.shape(name)) for name in self.ranks}
+
+    @property
+    def uploaded(self) -> tuple[TensorEntry, ...]:
+        """Factors and dense parameters: the local model."""
+        return (*self.factors, *self.dense)
+
+    def factors_of(self, tensors: Tensors, name: str) -> list[Tensor]:
+        """The factors (I_n, R) of the parameter `name`, by mode."""
+        return [tensors[factor_name(name, mode)] for mode in range(self.modes[name])]
+
+    def composed(self, tensors: Tensors) -> dict[str, Tensor]:
+        """[[A]] of every parameter, by the global parameter's name."""
+        return {
+            name: compose(self.factors_of(tensors, name)) if name in self.ranks else tensors[name]
+            for name in self.names
+        }
+
+    def distance(self, tensors: Tensors) -> Tensor:
+        """||theta - [[A]]||^2 over all parameters."""
+        centres = self.composed(tensors)
+        gaps = [(tensors[personal(name)] - centres[name]).square().sum() for name in self.names]
+        return torch.stack(gaps).sum()
+
+    def gradients(self, tensors: Tensors, penalty: float) -> dict[str, Tensor]:
+        """Of penalty / 2 * ||theta - [[A]]||^2, for every uploaded tensor, by its state name."""
+        found = {}
+        for name in self.names:
+            theta = tensors[personal(name)]
+            if name in self.ranks:
+                factors = self.factors_of(tensors, name)
+                for mode, gradient in enumerate(factor_gradients(theta, factors)):
+                    found[factor_name(name, mode)] = penalty * gradient
+            else:
+                found[name] = penalty * (tensors[name] - theta)
+        return found
+
+
+def factor_gradients(theta: Tensor, factors: list[Tensor]) -> list[Tensor]:
+    """Gradients of 1/2 ||theta - [[A]]||^2 (TDPFed eq. 25 of the appendix, lambda apart).
+
+    A_n V_n - theta_(n) K_n with K_n the Khatri-Rao product of the other factors, and A_n V_n =
+    [[A]]_(n) K_n: the difference is taken first, where little is lost to rounding.
+    theta (I_1, ..., I_N), A_n (I_n, R).
+    """
+    gap = compose(factors) - theta
+    found = []
+    for mode in range(len(factors)):
+        others = [f for n, f in enumerate(factors) if n != mode]
+        unfolded = gap.movedim(mode, 0).reshape(theta.shape[mode], -1)
+        found.append(unfolded @ khatri_rao(others))
+    return found
