@@ -251,6 +251,17 @@ def test_an_update_comes_back_under_the_global_names(generator: torch.Generator)
     assert all(torch.equal(recovered[name], value) for name, value in update.items())
 
 
+def test_frozen_parameters_lose_the_same_channels() -> None:
+    case = CASES["plain"]
+    wide, twin = case.build(*case.widths), case.build(*case.narrow)
+    for model in (wide, twin):
+        model.bn.requires_grad_(False)
+    narrow, full = submodel_of(wide, case, "width:0.4"), submodel_of(twin, case, "full")
+    assert narrow.counts == full.counts
+    shapes = [{e.name: (e.role, e.shape) for e in s.program.tensors} for s in (narrow, full)]
+    assert shapes[0] == shapes[1]
+
+
 def test_a_bundle_is_the_narrow_network(tmp_path: Path) -> None:
     model = tiny_cnn()
     submodel = split(model, "width:0.5", SAMPLE_SHAPE)
@@ -265,6 +276,11 @@ def test_a_bundle_is_the_narrow_network(tmp_path: Path) -> None:
 def test_a_ratio_out_of_range_is_refused_with_the_range(ratio: str) -> None:
     with pytest.raises(SpecError, match=r"channel ratio must be a number above 0 and at most 1"):
         split(nn.Linear(3, 3), f"width:{ratio}", (3,))
+
+
+def test_a_second_family_is_refused() -> None:
+    with pytest.raises(SpecError, match="width takes no second family"):
+        split(nn.Linear(3, 3), "width:0.5+low-rank:0.25", (3,))
 
 
 def test_a_ratio_that_drops_nothing_is_refused_with_the_largest_that_does() -> None:

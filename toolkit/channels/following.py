@@ -28,8 +28,7 @@ def follow(captured: Captured) -> Followed:
     """
     units = Units()
     tensors = {
-        name: tuple(units.fresh(size) for size in captured.shape(name))
-        for name in (*captured.parameters, *captured.buffers)
+        name: tuple(units.fresh(size) for size in captured.shape(name)) for name in captured.tensors
     }
     followed = Followed(units, tensors)
     for graph in (captured.training, captured.inference):

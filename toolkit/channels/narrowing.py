@@ -1,6 +1,5 @@
 """The network with fewer channels: which are dropped, the edited graphs, their smaller tensors."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
