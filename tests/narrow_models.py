@@ -105,6 +105,23 @@ class Signal(nn.Module):
         return self.classifier(x.reshape(x.shape[0], -1))
 
 
+class Recurrent(nn.Module):
+    """A stacked LSTM that reads both ways, a GRU and what is left of both at the end."""
+
+    def __init__(self, width: int, hidden: int, gated: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, width)
+        self.lstm = nn.LSTM(width, hidden, 2, batch_first=True, bidirectional=True)
+        self.gru = nn.GRU(2 * hidden, gated, batch_first=True, bias=False)
+        self.classifier = nn.Linear(2 * hidden + gated, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = x.new_zeros(4, x.shape[0], self.lstm.hidden_size)
+        out, (last, _) = self.lstm(torch.tanh(self.embed(x)), (first, torch.ones_like(first)))
+        gated = self.gru(out, x.new_zeros(1, x.shape[0], self.gru.hidden_size))[0][:, -1]
+        return self.classifier(torch.cat([last[0], last[3], gated], 1))
+
+
 class Mixer(nn.Module):
     """Patches as tokens, a class token, positions, and layers that mix tokens and channels."""
 

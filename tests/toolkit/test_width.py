@@ -2,18 +2,22 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from bundles import SAMPLE_SHAPE, tiny_cnn
+from device_agent.bundle import open_bundle
+from exporters import export
 from narrow_models import (
-    Attention,
     Concatenating,
     Gated,
     Mixer,
     Plain,
+    Recurrent,
     Residual,
     Separable,
     Signal,
@@ -46,6 +50,10 @@ PIECES = [0, 1, 2, 7, 8, 12, 13, 14, 15, 22, 23]
 # Right half, then left half, of 2 * 5 channels, between margins of 4: 2, 3 + 3, 2 stay.
 HALVES = [0, 1, 2, 5, 6, 7]
 PADDED = [0, 1, 4, 5, 6, 9, 10, 11, 14, 15]
+# Four gates of 6 features, of which 3 stay; three gates of 5, of which 2 stay.
+LSTM_GATES = [0, 1, 2, 6, 7, 8, 12, 13, 14, 18, 19, 20]
+GRU_GATES = [0, 1, 5, 6, 10, 11]
+BOTH_WAYS = [0, 1, 2, 6, 7, 8]
 CASES = {
     "plain": Case(Plain, (7, 10, 12), (3, 4, 5), (3, 9, 9)),
     "residual": Case(Residual, (6, 4, 9), (3, 2, 4), (2, 8, 8)),
@@ -78,6 +86,24 @@ CASES = {
             },
             "conv2.weight": {1: [0, 1, 3, 4]},
             "classifier.weight": {1: [0, 1, 5, 6, 10, 11, 15, 16, 20, 21]},
+        },
+    ),
+    "recurrent": Case(
+        Recurrent,
+        (5, 6, 5),
+        (2, 3, 2),
+        (7, 3),
+        indices={
+            **{
+                f"lstm.{leaf}_l{end}": {0: LSTM_GATES}
+                for leaf in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+                for end in ("0", "0_reverse", "1", "1_reverse")
+            },
+            "lstm.weight_ih_l1": {0: LSTM_GATES, 1: BOTH_WAYS},
+            "lstm.weight_ih_l1_reverse": {0: LSTM_GATES, 1: BOTH_WAYS},
+            "gru.weight_ih_l0": {0: GRU_GATES, 1: BOTH_WAYS},
+            "gru.weight_hh_l0": {0: GRU_GATES},
+            "classifier.weight": {1: [*BOTH_WAYS, 12, 13]},
         },
     ),
     "mixer": Case(Mixer, (9, 6, 11), (4, 3, 5), (3, 8, 8)),
@@ -225,10 +251,36 @@ def test_an_update_comes_back_under_the_global_names(generator: torch.Generator)
     assert all(torch.equal(recovered[name], value) for name, value in update.items())
 
 
+def test_frozen_parameters_lose_the_same_channels() -> None:
+    case = CASES["plain"]
+    wide, twin = case.build(*case.widths), case.build(*case.narrow)
+    for model in (wide, twin):
+        model.bn.requires_grad_(False)
+    narrow, full = submodel_of(wide, case, "width:0.4"), submodel_of(twin, case, "full")
+    assert narrow.counts == full.counts
+    shapes = [{e.name: (e.role, e.shape) for e in s.program.tensors} for s in (narrow, full)]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_bundle_is_the_narrow_network(tmp_path: Path) -> None:
+    model = tiny_cnn()
+    submodel = split(model, "width:0.5", SAMPLE_SHAPE)
+    values = submodel.cut(GlobalModel(model.state_dict()))
+    _, verdict = export(submodel.program, values, tmp_path / "bundle", base="none")
+    assert verdict is not None
+    assert verdict.passed
+    assert open_bundle(tmp_path / "bundle").manifest.tensors == submodel.program.tensors
+
+
 @pytest.mark.parametrize("ratio", ["0", "-0.5", "1.1", "nan", "half"])
 def test_a_ratio_out_of_range_is_refused_with_the_range(ratio: str) -> None:
     with pytest.raises(SpecError, match=r"channel ratio must be a number above 0 and at most 1"):
         split(nn.Linear(3, 3), f"width:{ratio}", (3,))
+
+
+def test_a_second_family_is_refused() -> None:
+    with pytest.raises(SpecError, match="width takes no second family"):
+        split(nn.Linear(3, 3), "width:0.5+low-rank:0.25", (3,))
 
 
 def test_a_ratio_that_drops_nothing_is_refused_with_the_largest_that_does() -> None:
@@ -249,64 +301,18 @@ def test_a_model_with_no_layer_between_input_and_classes_is_refused() -> None:
         split(nn.Linear(3, 3), "width:0.5", (3,))
 
 
-class Lambda(nn.Module):
-    """Some function between two linear layers of 12 features."""
+class Memory(nn.Module):
+    """A recurrent layer that begins with zeros of its own."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.first = nn.Linear(3, 12)
-        self.last = nn.Linear(12, 2)
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.function(self.first(x)))
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.memory = nn.LSTM(3, 8, batch_first=True)
-        self.last = nn.Linear(8, 2)
+        self.memory = nn.GRU(3, hidden, batch_first=True)
+        self.last = nn.Linear(hidden, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.memory(x)[0][:, -1])
 
 
-def grouped() -> nn.Module:
-    layers = (nn.Conv1d(3, 8, 1), nn.Conv1d(8, 8, 1, groups=2), nn.AdaptiveAvgPool1d(1))
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 2))
-
-
-REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "attention heads": (
-        Attention,
-        (3, 8, 8),
-        r"aten\.\w+\.default: it turns axes of 48 into 3 x 4 x 4",
-    ),
-    "groups": (grouped, (3, 5), r"aten\.conv1d\.default in '1': it takes 8 channels in 2 groups"),
-    "shuffled": (
-        lambda: Lambda(lambda x: x.view(-1, 3, 4).transpose(1, 2).flatten(1)),
-        (3,),
-        "view",
-    ),
-    "into the batch": (lambda: Lambda(lambda x: x.reshape(-1, 1).view(-1, 12)), (3,), "batch x 12"),
-    "some": (lambda: Lambda(lambda x: torch.cat([x[:, :5], x[:, 5:]], 1)), (3,), "picks some"),
-    "reversed": (lambda: Lambda(lambda x: x.flip(1)), (3,), r"aten\.flip.* no rule"),
-    "together": (lambda: Lambda(lambda x: x.softmax(1)), (3,), "softmax.*takes all of them"),
-    "sum": (lambda: Lambda(lambda x: x + x.sum(1, keepdim=True) / 12), (3,), "sum.* no rule"),
-    "product": (lambda: Lambda(lambda x: x @ (x.T @ x)), (3,), "matmul.* no rule"),
-    "recurrent": (Recurrent, (5, 3), r"aten\.lstm\.input in 'memory'"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_followed_is_refused(name: str) -> None:
-    build, shape, message = REFUSED[name]
-    with pytest.raises(SpecError, match=message) as refusal:
-        split(build(), "width:0.5", shape)
-    assert str(refusal.value).startswith(
-        "'width:0.5': the channels cannot be followed through aten."
-    )
-    assert str(refusal.value).endswith(
-        "use slice or low-rank for this model, or replace the operator."
-    )
+def test_first_states_that_pytorch_makes_shrink_too() -> None:
+    narrow, twin = split(Memory(8), "width:0.5", (5, 3)), split(Memory(4), "full", (5, 3))
+    assert narrow.counts == twin.counts

@@ -9,8 +9,8 @@ from torch.fx import GraphModule
 
 from exporters.capture import Captured, attribute, attributes_read, recorded
 from profiles.errors import SpecError
-from toolkit.channels.following import Followed, Layer, Need, follow
-from toolkit.channels.plain import rule_of
+from toolkit.channels.following import follow
+from toolkit.channels.step import Followed, Layer, Need
 from toolkit.channels.units import Kept, Range
 from toolkit.cutting import module_of
 
@@ -33,7 +33,7 @@ def narrow(captured: Captured, ratio: Fraction) -> Narrowed:
 
     Raises SpecError where channels cannot be followed, or where all would be kept.
     """
-    followed = follow(captured, rule_of)
+    followed = follow(captured)
     kept = followed.units.kept(ratio)
     for need in followed.needs:
         if not need.met(kept):

@@ -1,12 +1,6 @@
 """Rules of the operators without weights that leave channels where they are, or refuse them."""
 
-import re
-
-import torch
-from torch.fx import Node
-
-from toolkit.channels import layouts, weighted
-from toolkit.channels.following import Rule, Step, Value, unknown, untouched
+from toolkit.channels.step import Rule, Step, Value, untouched
 from toolkit.channels.units import Axes, Axis, fixed
 
 SAME = (
@@ -16,7 +10,6 @@ SAME = (
 )
 REDUCTIONS = ("mean", "amax", "amin", "var", "std")
 ALONG = ("softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum")
-SPATIAL = re.compile(r"(adaptive_)?(avg|max)_pool\dd|upsample_\w+\dd")
 
 
 def pointwise(step: Step) -> Value:
@@ -26,6 +19,11 @@ def pointwise(step: Step) -> Value:
     return tuple(
         together(step, [a[place] for a in inputs if -place <= len(a)]) for place in range(-rank, 0)
     )
+
+
+def same(step: Step) -> Value:
+    """The first operand's axes, whatever the others are."""
+    return step.inputs()[0]
 
 
 def together(step: Step, axes: list[Axis]) -> Axis:
@@ -40,16 +38,11 @@ def together(step: Step, axes: list[Axis]) -> Axis:
 def reduction(step: Step) -> Value:
     """A mean or extremum over some axes, over those of their channels that are kept."""
     (x,) = step.inputs()
-    over = step.argument("dim") if named(step, "dim") else None
+    over = step.argument("dim") if step.takes("dim") else None
     reduced = {place % len(x) for place in over or range(len(x))}
-    if named(step, "keepdim") and step.argument("keepdim"):
+    if step.takes("keepdim") and step.argument("keepdim"):
         return tuple(fixed(1) if place in reduced else axis for place, axis in enumerate(x))
     return tuple(axis for place, axis in enumerate(x) if place not in reduced)
-
-
-def named(step: Step, argument: str) -> bool:
-    """Whether the operator has an argument of that name."""
-    return any(a.name == argument for a in step.node.target._schema.arguments)  # type: ignore[union-attr]
 
 
 def along(step: Step) -> Value:
@@ -62,7 +55,7 @@ def along(step: Step) -> Value:
 def spatial(step: Step) -> Value:
     """Pooling and interpolation: the last axes change size."""
     (x,) = step.inputs()
-    last = int(operator_name(step.node)[-2])
+    last = int(step.name[-2])
     for axis in x[-last:]:
         step.need(axis, "it slides over them")
 
@@ -94,29 +87,10 @@ def take(step: Step) -> Value:
 
 
 RULES: dict[str, Rule] = {
-    **weighted.RULES,
-    **layouts.RULES,
-    **dict.fromkeys(SAME, pointwise),
+    **dict.fromkeys(SAME, same),
     **dict.fromkeys(REDUCTIONS, reduction),
     **dict.fromkeys(ALONG, along),
     "sym_size": size,
     "slice": take,
     "select": take,
 }
-
-
-def operator_name(node: Node) -> str:
-    """Name of an ATen operator, without its overload."""
-    return str(node.target._schema.name).removeprefix("aten::")  # type: ignore[union-attr]
-
-
-def rule_of(node: Node) -> Rule:
-    """The rule of the operator that `node` calls."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return layouts.getitem if layouts.is_getitem(node) else unknown
-    name = operator_name(node)
-    if torch.Tag.pointwise in node.target.tags:
-        return pointwise
-    if SPATIAL.fullmatch(name):
-        return spatial
-    return RULES.get(name, unknown)

@@ -1,18 +1,14 @@
 """Rules of the operators with weights: convolutions, linear layers, embeddings, normalisations."""
 
 import numpy as np
-from torch.fx import Node
 
-from toolkit.channels.following import Layer, Rule, Step, Value
+from toolkit.channels.step import Layer, Rule, Step, Value, name_of
 from toolkit.channels.units import Axes, Axis, Kept, fixed
-from toolkit.cutting import module_of
 
 
 def layer(step: Step, inputs: Axis, outputs: Axis) -> None:
     """Note what the convolution or linear layer at `step` takes and gives."""
-    weight = step.argument("weight")
-    read = isinstance(weight, Node) and weight.op == "get_attr"
-    name = str(weight.target).rpartition(".")[0] if read else module_of(step.node)
+    name = name_of(step.argument("weight"), step.node)
     step.followed.layers[name] = Layer(inputs, outputs)
 
 
@@ -34,9 +30,8 @@ def linear(step: Step) -> Value:
 
 def convolution(step: Step) -> Value:
     """(N, i, ...) and weight (o, i / groups, ...), transposed (i, o / groups, ...)."""
-    name = step.node.target._schema.name  # type: ignore[union-attr]
-    transposed = "transpose" in name or (
-        name == "aten::convolution" and step.argument("transposed")
+    transposed = "transpose" in step.name or (
+        step.takes("transposed") and step.argument("transposed")
     )
     x, weight = step.axes("input"), step.axes("weight")
     for axis in x[2:]:
