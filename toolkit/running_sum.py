@@ -61,11 +61,15 @@ class RunningSum:
         self.low += remainder
 
     def total(self) -> Tensor:
-        """The sum so far, float32: the sum's own memory, which the next addition changes."""
-        if self.high is not None:
-            self.low += self.high
-            self.high = None
-        return self.low
+        """The sum so far, float32."""
+        return self.low.clone() if self.high is None else self.low + self.high
+
+    def take(self) -> Tensor:
+        """As `total`, contiguous and in the sum's own memory, which ends it."""
+        if self.high is None:
+            return self.low.contiguous()
+        self.low += self.high
+        return self.high.permute(self.axes).view(self.low.shape).copy_(self.low)
 
     def _lie_as(self, axes: tuple[int, ...]) -> None:
         """Lay the sum out so that its axes in the order `axes` are contiguous."""
