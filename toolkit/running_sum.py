@@ -9,6 +9,9 @@ from toolkit.product import Product, inverse
 CARRY = 32
 """Additions before the low part is carried: each rounds by at most 2^-24 of the low part."""
 
+PIECE = 1 << 16
+"""Numbers carried at once, so that their temporary stays in the cache."""
+
 
 class RunningSum:
     """sum of weight * value over what was added, kept as high + low.
@@ -55,10 +58,12 @@ class RunningSum:
         if self.high is None:
             self.high, self.low = self.low, torch.zeros_like(self.low)
             return
-        remainder = self.high.clone()
-        self.high += self.low
-        remainder -= self.high
-        self.low += remainder
+        flat = (part.permute(self.axes).view(-1).split(PIECE) for part in (self.high, self.low))
+        for high, low in zip(*flat, strict=True):
+            remainder = high.clone()
+            high += low
+            remainder -= high
+            low += remainder
 
     def total(self) -> Tensor:
         """The sum so far, float32."""
