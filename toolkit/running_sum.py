@@ -58,8 +58,9 @@ class RunningSum:
         if self.high is None:
             self.high, self.low = self.low, torch.zeros_like(self.low)
             return
-        flat = (part.permute(self.axes).view(-1).split(PIECE) for part in (self.high, self.low))
-        for high, low in zip(*flat, strict=True):
+        highs, lows = (part.permute(self.axes).view(-1) for part in (self.high, self.low))
+        for start in range(0, len(lows), PIECE):
+            high, low = highs[start : start + PIECE], lows[start : start + PIECE]
             remainder = high.clone()
             high += low
             remainder -= high
