@@ -120,7 +120,7 @@ class Aggregation:
         beta = min(self.policy.beta, 1.0) if name in self.buffers else self.policy.beta
         mean = self.mean.take(name, old)
         new = mean if beta == 1.0 else torch.lerp(old.float(), mean, beta)
-        if not new.sum(dtype=torch.float64).isfinite():
+        if not np.isfinite(new.numpy().sum(dtype=np.float64)):
             raise UpdateError(
                 f"The updates of {name!r} add up to more than float32 holds; training diverged. "
                 "Lower the learning rate."

@@ -58,11 +58,9 @@ class Mean:
         Elements that nobody holds are those of `old`.
         """
         share = self._share(name)
-        means = self.sums[name].total().div_(share)
-        del self.sums[name], self.weights[name]
-        if isinstance(share, Tensor):
-            return torch.where(share > 0, means, old)
-        return means.contiguous()
+        del self.weights[name]
+        means = self.sums.pop(name).take().div_(share)
+        return torch.where(share > 0, means, old) if isinstance(share, Tensor) else means
 
     def _weigh(self, name: str, place: Place | None, weight: float) -> None:
         weights = self.weights.setdefault(name, {})

@@ -9,6 +9,9 @@ from toolkit.product import Product, inverse
 CARRY = 32
 """Additions before the low part is carried: each rounds by at most 2^-24 of the low part."""
 
+PIECE = 1 << 16
+"""Numbers carried at once, so that their temporary stays in the cache."""
+
 
 class RunningSum:
     """sum of weight * value over what was added, kept as high + low.
@@ -55,17 +58,24 @@ class RunningSum:
         if self.high is None:
             self.high, self.low = self.low, torch.zeros_like(self.low)
             return
-        remainder = self.high.clone()
-        self.high += self.low
-        remainder -= self.high
-        self.low += remainder
+        highs, lows = (part.permute(self.axes).view(-1) for part in (self.high, self.low))
+        for start in range(0, len(lows), PIECE):
+            high, low = highs[start : start + PIECE], lows[start : start + PIECE]
+            remainder = high.clone()
+            high += low
+            remainder -= high
+            low += remainder
 
     def total(self) -> Tensor:
-        """The sum so far, float32: the sum's own memory, which the next addition changes."""
-        if self.high is not None:
-            self.low += self.high
-            self.high = None
-        return self.low
+        """The sum so far, float32."""
+        return self.low.clone() if self.high is None else self.low + self.high
+
+    def take(self) -> Tensor:
+        """As `total`, contiguous and in the sum's own memory, which ends it."""
+        if self.high is None:
+            return self.low.contiguous()
+        self.low += self.high
+        return self.high.permute(self.axes).view(self.low.shape).copy_(self.low)
 
     def _lie_as(self, axes: tuple[int, ...]) -> None:
         """Lay the sum out so that its axes in the order `axes` are contiguous."""

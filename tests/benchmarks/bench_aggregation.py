@@ -19,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file, save
+from safetensors.numpy import save
 
 from device_agent.files import fingerprint
 from device_agent.manifest import TensorEntry
+from device_agent.tensor_file import read_tensors
 from device_agent.update import UpdateRecord
 from toolkit.aggregation import Aggregation
 from toolkit.policy import AggregationPolicy
@@ -113,7 +114,7 @@ class Aggregating:
         self.record = record_of(ratio, low_rank_table(ratio))
 
     def take(self, path: Path) -> None:
-        self.aggregation.add(self.record, load_file(path))
+        self.aggregation.add(self.record, read_tensors(path))
 
     def end(self) -> None:
         self.aggregation.result()

@@ -385,6 +385,18 @@ def test_a_thousand_updates_round_like_one() -> None:
     np.testing.assert_allclose(mean.result()["a"].numpy(), expected, rtol=2e-7)
 
 
+def test_many_updates_of_two_layouts_merge() -> None:
+    """Enough of them that every sum has carried, before and after it is laid out anew."""
+    updates = [full_update(seed) for seed in range(40)]
+    updates += [(low_rank_update, full_update)[seed % 2](seed) for seed in range(40, 120)]
+    halves = [Aggregation(OLD, AggregationPolicy()) for _ in range(2)]
+    for number, update in enumerate(updates):
+        halves[number % 3 == 0].add(*update)
+    halves[0].merge(halves[1])
+    expected = averaged([(dense_of(update), 1.0) for update in updates])
+    assert_model(halves[0].result(), expected)
+
+
 # parts
 
 GLOBAL = (6, 5)

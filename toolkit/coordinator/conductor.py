@@ -9,12 +9,12 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
-from safetensors.numpy import load_file
 
 from device_agent.data import check, from_npz
 from device_agent.files import write_file
 from device_agent.manifest import MANIFEST, Dtype
 from device_agent.protocol import RoundResult
+from device_agent.tensor_file import read_tensors
 from device_agent.update import UpdateRecord
 from profiles.errors import EdgeTailorError
 from toolkit.coordinator.intake import is_finite
@@ -147,7 +147,7 @@ class Conductor:
         store = self._coordinator.store
         for _, sha256, body in store.updates(round_):
             record = msgspec.json.decode(body, type=UpdateRecord)
-            yield record, load_file(store.blobs.path(sha256))
+            yield record, read_tensors(store.blobs.path(sha256))
 
     def _evaluate(self, round_: int, updates: int) -> None:
         accuracy, loss = self._model.evaluate(*self._held_out)
