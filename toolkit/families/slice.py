@@ -69,15 +69,7 @@ def by_capacity(cutter: Cutter, spec: Spec, limit: float, batch: int) -> CutPoin
         )
     best = max(capacity for capacity, _ in fitting)
     equal = [point for capacity, point in fitting if capacity == best]
-    return min(equal, key=lambda point: (recorded(point), -point.place))
-
-
-def recorded(point: CutPoint) -> int:
-    """Numbers recorded for one sample at `point`."""
-    total = 1
-    for size in point.node.meta["val"].shape[1:]:
-        total *= int(size)
-    return total
+    return min(equal, key=lambda point: (point.recorded, -point.place))
 
 
 def activation(stage: int) -> str:
