@@ -2,9 +2,17 @@
 
 The device runs the input side once in inference mode, stage by stage, writing each stage's output
 to disk (Algorithm 1), and then trains the rest on the last recording (Algorithm 2).
+
+`slice:lstm,skip=128` also records the first 128 steps of the LSTM called `lstm`. Its weights are
+then read in a stage and trained behind it: all stages run before the training begins, so that both
+are the weights that the device received.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from device_agent.manifest import SAMPLES, Instruction, Record
 from exporters.capture import capture, output_node
@@ -18,8 +26,36 @@ from toolkit.cutting import CutPoint, Cutter, tensors_read
 from toolkit.entries import dense_entries
 from toolkit.spec import Spec, as_number
 from toolkit.submodel import Stateless, Submodel, Treatment
+from toolkit.timecut import time_cut
 from toolkit.training import TrainingConfig
 from toolkit.weights import GlobalModel
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A cut model: `stages` run once, one after the other, and `trained` goes on from there.
+
+    `where` says for a person what the stages are.
+    """
+
+    where: str
+    stages: Sequence[GraphModule]
+    trained: GraphModule
+    predicting: GraphModule
+
+
+def pieces(cutter: Cutter, spec: Spec, batch: int) -> Pieces:
+    """The pieces that `spec` asks for. Raises SpecError where the model cannot be cut so."""
+    skip = spec.whole("skip", 0)
+    if skip:
+        cut = time_cut(cutter, lambda module: within(module, str(spec.size)), skip, str(spec))
+        ahead = cutter.stages(cut.ahead, cutter.load(cut.trained, batch), batch)
+        where = f"the first {skip} steps of {cut.module}"
+        return Pieces(where, (*ahead, cut.record), cut.trained, cut.predicting)
+    point = choose(cutter, spec, batch)
+    part = cutter.trained(point.place)
+    stages = cutter.stages(point.place, cutter.load(part, batch), batch)
+    return Pieces(f"ahead of {point.module}", stages, part, cutter.predicting(point.place))
 
 
 def choose(cutter: Cutter, spec: Spec, batch: int) -> CutPoint:
@@ -82,7 +118,7 @@ class Slice(Stateless):
 
     name = "slice"
     usage = "slice:CAPACITY or slice:MODULE"
-    summary = "the output-side layers, trained on recorded activations (EmbracingFL)"
+    summary = "the output-side layers, trained on recorded activations (EmbracingFL); skip="
 
     def split(
         self,
@@ -92,22 +128,20 @@ class Slice(Stateless):
         training: TrainingConfig,
     ) -> Submodel:
         """See Family."""
-        spec.check_options()
+        spec.check_options("skip")
         captured = capture(model, sample_shape)
         cutter = Cutter(captured)
         batch = training.batch_size
-        point = choose(cutter, spec, batch)
-        part = cutter.trained(point.place)
+        cut_up = pieces(cutter, spec, batch)
+        part, stages = cut_up.trained, cut_up.stages
         read = tensors_read([part])
         parameters = dense_entries(
             captured, filter(captured.parameters.__contains__, read), "parameter"
         )
         buffers = dense_entries(captured, filter(captured.buffers.__contains__, read), "buffer")
-        stages = cutter.stages(point.place, cutter.load(part, batch), batch)
         fixed = dense_entries(captured, filter(captured.frozen.__contains__, read), "frozen")
         ahead = [n for n in tensors_read(stages) if n not in read and n in captured.tensors]
         frozen = (*dense_entries(captured, ahead, "frozen"), *fixed)
-        width = tuple(int(size) for size in point.node.meta["val"].shape[1:])
         optimizer = SGD(momentum=training.momentum, weight_decay=training.weight_decay)
 
         signatures: list[ProgramSignature] = []
@@ -122,9 +156,9 @@ class Slice(Stateless):
             )
             source = activation(number)
             shape = tuple(int(size) for size in output_node(stage).meta["val"].shape[1:])
-        signatures.append(train(part, width, parameters, buffers, optimizer, reads=fixed))
+        signatures.append(train(part, shape, parameters, buffers, optimizer, reads=fixed))
         signatures.append(
-            apply("predict", cutter.predicting(point.place), width, (*parameters, *buffers, *fixed))
+            apply("predict", cut_up.predicting, shape, (*parameters, *buffers, *fixed))
         )
         program = Program(
             submodel=str(spec),
@@ -152,7 +186,7 @@ class Slice(Stateless):
             ),
             treatments=(
                 Treatment(
-                    f"ahead of {point.module}",
+                    cut_up.where,
                     "frozen",
                     f"{len(stages)} stages of the multi-step forward pass",
                 ),
