@@ -166,8 +166,13 @@ def recorded(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype) -> G
 
 
 def tidy(graph: GraphModule) -> GraphModule:
-    """Drop input guards and batch counters, which are no part of the model's function."""
+    """Drop input guards and batch counters, which are no part of the model's function.
+
+    Zeros that recurrent layers start from get their weights' type, so that float64 runs too.
+    """
     for node in list(graph.graph.nodes):
+        if node.target in RECURRENT:
+            retype_zeros(graph, node)
         guard = node.op == "call_module" and node.target == "_guards_fn"
         counter = node.target is aten.add_.Tensor and is_integer_attribute(graph, node.args[0])
         if guard or counter:
@@ -175,6 +180,20 @@ def tidy(graph: GraphModule) -> GraphModule:
     graph.graph.eliminate_dead_code(is_impure_node=is_impure)
     graph.recompile()
     return graph
+
+
+def retype_zeros(graph: GraphModule, recurrent: Node) -> None:
+    """Let zero states of the layer `recurrent` follow its weights' type instead of float32."""
+    states, weights = recurrent.args[1:3]
+    for zeros in states if isinstance(states, list | tuple) else [states]:
+        if isinstance(zeros, Node) and zeros.target is aten.zeros.default:
+            with graph.graph.inserting_before(zeros):
+                twin = graph.graph.call_function(
+                    aten.new_zeros.default,
+                    (weights[0], zeros.args[0]),  # type: ignore[index]
+                )
+            twin.meta = dict(zeros.meta)
+            zeros.replace_all_uses_with(twin)
 
 
 def is_impure(node: Node) -> bool:

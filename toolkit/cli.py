@@ -71,6 +71,9 @@ def main_group() -> None:
 @main_group.command()
 @model_options
 @click.option("--submodel", "specs", multiple=True, default=["full"], help="SPEC; repeatable.")
+@click.option(
+    "--cut-points", is_flag=True, help="Also list every place where `slice` can cut the model."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(
     model: str,
@@ -79,6 +82,7 @@ def inspect(
     weights: Path | None,
     seed: int,
     specs: tuple[str, ...],
+    cut_points: bool,
     as_json: bool,
 ) -> None:
     """Show parameters, activations, MACs, capacity and bytes of submodels.
@@ -93,11 +97,15 @@ def inspect(
     from toolkit import inspection, tables
     from toolkit.loading import load_model
 
-    found = inspection.inspect(load_model(model, weights, seed), input_shape, specs, batch)
+    loaded = load_model(model, weights, seed)
+    found = inspection.inspect(loaded, input_shape, specs, batch)
+    places = inspection.cut_places(loaded, input_shape, batch) if cut_points else None
     if as_json:
-        click.echo(json.dumps(inspection.as_json(found), indent=1))
-    else:
-        tables.show_inspections(found, batch)
+        click.echo(json.dumps(inspection.as_json(found, places), indent=1))
+        return
+    tables.show_inspections(found, batch)
+    if places is not None:
+        tables.show_cut_places(places)
 
 
 @main_group.command()

@@ -4,6 +4,7 @@ A cut point is a place in the execution order where exactly one value that depen
 is needed later: that activation is all that has to be recorded.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -33,6 +34,11 @@ class CutPoint:
     place: int
     node: Node
     module: str
+
+    @property
+    def recorded(self) -> int:
+        """Numbers recorded for one sample."""
+        return math.prod(int(size) for size in self.node.meta["val"].shape[1:])
 
 
 aten = torch.ops.aten

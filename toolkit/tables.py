@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from toolkit.exporting import Exported
-from toolkit.inspection import Inspection
+from toolkit.inspection import CutPlace, Inspection
 from toolkit.offline import Aggregated
 
 
@@ -68,6 +68,34 @@ def show_inspections(inspections: Sequence[Inspection], batch: int) -> None:
             for layer in found.layers:
                 layers.add_row(layer.layer, layer.form, layer.reason)
             console.print(layers)
+
+
+FEW = 3
+"""Fewer places to cut than this deserve a word why."""
+
+
+def show_cut_places(places: Sequence[CutPlace]) -> None:
+    """Every place to cut the model, with the slice behind it."""
+    console = Console(highlight=False)
+    console.print()
+    if places:
+        rows = table("cut ahead of", "params", "activations", "capacity", "recorded")
+        for place in places:
+            rows.add_row(
+                place.module,
+                f"{place.params:,}",
+                f"{place.activations:,}",
+                f"{place.capacity:.2f}",
+                f"{place.recorded:,}",
+            )
+        console.print(rows)
+        console.print("recorded: numbers on the device's disk for each sample")
+    if len(places) < FEW:
+        where = ("nowhere", "at one place only", "at two places only")[len(places)]
+        console.print(
+            f"This model can be cut {where}: a cut needs parameters on both sides and a single "
+            "activation that crosses."
+        )
 
 
 def show_export(exported: Exported) -> None:

@@ -95,6 +95,7 @@ EMBRACING = {
         {
             "full": (3_611_137, 1_310_720, "1.00"),
             "slice:lstm": (1_051_137, 1_310_720, "0.48"),
+            f"slice:lstm,skip={WORDS // 2}": (1_051_137, 655_360, "0.35"),
         },
     ),
 }
@@ -111,3 +112,27 @@ def test_sizes_of_embracingfl(name: str) -> None:
     capacities = [f"{c.capacity(counts[0]):.2f}" for c in counts]
     came = zip((c.params for c in counts), (c.activations for c in counts), capacities, strict=True)
     assert dict(zip(rows, came, strict=True)) == rows
+
+
+# TDPFed, table I: CP rank of each layer at compression rates 1.5 and 2.
+TDPFED = {
+    "mnist_dnn": {"fc1": (59, 44), "fc2": (6, 5)},
+    "vgg8": {
+        "convs.0.0": (14, 11),
+        "convs.1.0": (120, 90),
+        "convs.2.0": (248, 186),
+        "convs.3.0": (504, 378),
+        "convs.4.0": (759, 569),
+        "fc1.0": (85, 64),
+        "fc2.0": (85, 64),
+        "fc3": (6, 5),
+    },
+}
+
+
+@pytest.mark.parametrize("name", TDPFED)
+def test_ranks_of_tdpfed(name: str) -> None:
+    for place, rate in enumerate((1.5, 2)):
+        treatments = split(build(name), f"cp:{rate}", SHAPES[name]).treatments
+        ranks = {layer: f"CP rank {both[place]}" for layer, both in TDPFED[name].items()}
+        assert {t.layer: t.form for t in treatments} == ranks

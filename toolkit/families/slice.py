@@ -2,11 +2,17 @@
 
 The device runs the input side once in inference mode, stage by stage, writing each stage's output
 to disk (Algorithm 1), and then trains the rest on the last recording (Algorithm 2).
+
+`slice:lstm,skip=128` also records the first 128 steps of the LSTM called `lstm`. Its weights are
+then read in a stage and trained behind it: all stages run before the training begins, so that both
+are the weights that the device received.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from device_agent.manifest import SAMPLES, Instruction, Record, TensorEntry
 from exporters.capture import capture, output_node
@@ -24,8 +30,40 @@ from toolkit.product import Product
 from toolkit.rewriting import Rewritten
 from toolkit.spec import Spec, as_number
 from toolkit.submodel import Shapes, Stateless, Submodel, Treatment
+from toolkit.timecut import time_cut
 from toolkit.training import TrainingConfig
 from toolkit.weights import GlobalModel
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A cut model: `stages` run once, one after the other, and `trained` goes on from there.
+
+    `where` says for a person what the stages are.
+    """
+
+    where: str
+    stages: Sequence[GraphModule]
+    trained: GraphModule
+    predicting: GraphModule
+
+
+def pieces(cutter: Cutter, spec: Spec, batch: int) -> Pieces:
+    """The pieces that `spec` asks for. Raises SpecError where the model cannot be cut so."""
+    skip = spec.whole("skip", 0)
+    if skip:
+        cut = time_cut(cutter, lambda module: within(module, str(spec.size)), skip, str(spec))
+        ahead = cutter.stages(cut.ahead, cutter.load(cut.trained, batch), batch)
+        where = f"the first {skip} steps of {cut.module}"
+        return Pieces(where, (*ahead, cut.record), cut.trained, cut.predicting)
+    return pieces_at(cutter, choose(cutter, spec, batch), batch)
+
+
+def pieces_at(cutter: Cutter, point: CutPoint, batch: int) -> Pieces:
+    """The pieces on both sides of `point`; no stage is larger than what is trained."""
+    part = cutter.trained(point.place)
+    stages = cutter.stages(point.place, cutter.load(part, batch), batch)
+    return Pieces(f"ahead of {point.module}", stages, part, cutter.predicting(point.place))
 
 
 def choose(cutter: Cutter, spec: Spec, batch: int) -> CutPoint:
@@ -75,15 +113,7 @@ def by_capacity(cutter: Cutter, spec: Spec, limit: float, batch: int) -> CutPoin
         )
     best = max(capacity for capacity, _ in fitting)
     equal = [point for capacity, point in fitting if capacity == best]
-    return min(equal, key=lambda point: (recorded(point), -point.place))
-
-
-def recorded(point: CutPoint) -> int:
-    """Numbers recorded for one sample at `point`."""
-    total = 1
-    for size in point.node.meta["val"].shape[1:]:
-        total *= int(size)
-    return total
+    return min(equal, key=lambda point: (point.recorded, -point.place))
 
 
 def activation(stage: int) -> str:
@@ -97,7 +127,7 @@ class Slice(Stateless):
     name = "slice"
     usage = "slice:CAPACITY or slice:MODULE"
     summary = (
-        "the output-side layers, trained on recorded activations (EmbracingFL); "
+        "the output-side layers, trained on recorded activations (EmbracingFL); skip=; "
         "slice:...+low-rank:... factorizes them too"
     )
 
@@ -109,29 +139,31 @@ class Slice(Stateless):
         training: TrainingConfig,
     ) -> Submodel:
         """See Family."""
-        spec.check_options()
+        spec.check_options("skip")
         captured = capture(model, sample_shape)
         cutter = Cutter(captured)
         batch = training.batch_size
-        point = choose(cutter, spec, batch)
-        first = point.module
         rewritten = Rewritten(model)
-        if spec.inner is not None:
+        if spec.inner is None:
+            cut_up = pieces(cutter, spec, batch)
+        else:
+            point = choose(cutter, spec, batch)
             rewritten = inside(model, cutter, point, spec, spec.inner)
             captured = capture(rewritten.model, sample_shape)
             cutter = Cutter(captured)
-            point = same_place(cutter, point)
-        part = cutter.trained(point.place)
+            cut_up = replace(
+                pieces_at(cutter, same_place(cutter, point), batch),
+                where=f"ahead of {point.module}",
+            )
+        part, stages = cut_up.trained, cut_up.stages
         read = tensors_read([part])
         parameters = rewritten.entries(
             captured, filter(captured.parameters.__contains__, read), "parameter"
         )
         buffers = rewritten.entries(captured, filter(captured.buffers.__contains__, read), "buffer")
-        stages = cutter.stages(point.place, cutter.load(part, batch), batch)
         fixed = dense_entries(captured, filter(captured.frozen.__contains__, read), "frozen")
         ahead = [n for n in tensors_read(stages) if n not in read and n in captured.tensors]
         frozen = (*dense_entries(captured, ahead, "frozen"), *fixed)
-        width = tuple(int(size) for size in point.node.meta["val"].shape[1:])
         optimizer = SGD(
             momentum=training.momentum,
             weight_decay=training.weight_decay,
@@ -153,7 +185,7 @@ class Slice(Stateless):
         signatures.append(
             train(
                 part,
-                width,
+                shape,
                 parameters,
                 buffers,
                 optimizer,
@@ -162,7 +194,7 @@ class Slice(Stateless):
             )
         )
         signatures.append(
-            apply("predict", cutter.predicting(point.place), width, (*parameters, *buffers, *fixed))
+            apply("predict", cut_up.predicting, shape, (*parameters, *buffers, *fixed))
         )
         program = Program(
             submodel=str(spec),
@@ -190,7 +222,7 @@ class Slice(Stateless):
             ),
             treatments=(
                 Treatment(
-                    f"ahead of {first}",
+                    cut_up.where,
                     "frozen",
                     f"{len(stages)} stages of the multi-step forward pass",
                 ),
@@ -211,6 +243,8 @@ def inside(model: nn.Module, cutter: Cutter, point: CutPoint, spec: Spec, inner:
 
     No further layers stay dense unless `inner` says so: those ahead of the cut do already.
     """
+    if "skip" in spec.options:
+        raise SpecError(f"{str(spec)!r}: a slice along time takes no second family.")
     if inner.family != LOW_RANK.name or inner.inner is not None:
         raise SpecError(
             f"{str(spec)!r}: a slice can be combined with low-rank only, "
