@@ -17,7 +17,7 @@ from exporters.optimizers import SGD
 from exporters.program import Tensors
 from profiles.errors import SpecError
 from toolkit.assembly import whole_network
-from toolkit.factorization import roll, truncated_svd, unroll
+from toolkit.factorization import roll, unroll
 from toolkit.spec import Spec
 from toolkit.submodel import Shapes, Stateless, Submodel, Treatment, factors_of, recover_dense
 from toolkit.training import TrainingConfig
@@ -142,9 +142,10 @@ def factorized(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
     return model
 
 
-def factor_weights(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Weights of `u` and `v` for a dense `weight`: (r, m, kh, 1) and (n, r, 1, kw), or linear."""
-    u, v = truncated_svd(unroll(weight), rank)
+def factor_weights(weights: GlobalModel, layer: str, rank: int) -> tuple[Tensor, Tensor]:
+    """Weights of `u` and `v` for a dense `layer`: (r, m, kh, 1) and (n, r, 1, kw), or linear."""
+    weight = weights.tensors[f"{layer}.weight"]
+    u, v = weights.factorizer.truncated(layer, unroll(weight), rank)
     if weight.dim() == 2:
         return u.T, v
     n, m, kh, kw = weight.shape
@@ -238,8 +239,7 @@ class LowRank(Stateless):
                 if e.factor is None and e.stands_for is not None
             }
             for (u_name, v_name), (layer, rank) in zip(pairs, ranks.items(), strict=True):
-                dense = weights.tensors[f"{layer}.weight"]
-                values[u_name], values[v_name] = factor_weights(dense, rank)
+                values[u_name], values[v_name] = factor_weights(weights, layer, rank)
             return values
 
         return whole_network(
