@@ -83,38 +83,83 @@ def cp_refit(weight: Tensor, factors: Sequence[Tensor]) -> list[Tensor]:
 def leading_vectors(target: Tensor, mode: int, rank: int) -> Tensor:
     """Left singular vectors of the unfolding of `mode`, filled up to `rank` with random columns."""
     unfolded = target.movedim(mode, 0).reshape(target.shape[mode], -1)
-    vectors, _, _ = torch.linalg.svd(unfolded, full_matrices=False)
+    # From the Gram matrix: its side is one mode's size, the unfolding's other side all the others'.
+    vectors = torch.linalg.eigh(unfolded @ unfolded.T).eigenvectors.flip(1)
     missing = max(0, rank - vectors.shape[1])
     generator = torch.Generator().manual_seed(mode)
     filling = torch.randn(vectors.shape[0], missing, generator=generator, dtype=target.dtype)
     return torch.cat([vectors[:, :rank], filling], 1)
 
 
-def als(target: Tensor, factors: list[Tensor], sweeps: int) -> list[Tensor]:
+def als(target: Tensor, factors: Sequence[Tensor], sweeps: int) -> list[Tensor]:
     """Alternating least squares: each sweep solves for every mode's factor with the others fixed.
 
     A_n = X_(n) K (K^T K)^-1 with K the Khatri-Rao product of the other factors, whose Gram matrix
-    is the elementwise product of theirs. Stops early where a sweep gains next to nothing.
+    is the elementwise product of theirs. X times the factors before n, component by component, is
+    carried from mode to mode (a chain of the dimension tree), so that a sweep makes two large
+    matrix products whatever the number of modes. Stops where a sweep gains next to nothing.
     """
-    unfolded = [target.movedim(n, 0).reshape(target.shape[n], -1) for n in range(target.dim())]
+    factors = list(factors)
+    grams = [factor.T @ factor for factor in factors]
+    unfolded = target.reshape(target.shape[0], -1)
+    energy = float(target.square().sum())
     fit = math.inf
     for _ in range(sweeps):
-        for mode, matrix in enumerate(unfolded):
-            others = [factor for n, factor in enumerate(factors) if n != mode]
-            gram = torch.stack([factor.T @ factor for factor in others]).prod(0)
-            # Nearly collinear components make the Gram matrix singular; this keeps it solvable.
-            gram.diagonal().add_(RIDGE * gram.diagonal().mean())
-            factors[mode] = torch.linalg.solve(gram, (matrix @ khatri_rao(others)).T).T
-        last, fit = fit, relative_residual(target, factors)
-        if last - fit < STEADY * fit:
+        products = unfolded @ khatri_rao(factors[1:])
+        partial = torch.empty(0)
+        for mode in range(len(factors)):
+            if mode:
+                products = contract_later(partial, factors[mode + 1 :])
+            gram = torch.stack(grams[:mode] + grams[mode + 1 :]).prod(0)
+            factors[mode] = least_squares(gram, products)
+            grams[mode] = factors[mode].T @ factors[mode]
+            if mode:
+                partial = (partial * expand(factors[mode], partial)).sum(0)
+            else:
+                partial = (unfolded.T @ factors[0]).reshape(*target.shape[1:], -1)
+        # ||X - [[A]]||^2 = ||X||^2 - 2 <X, [[A]]> + ||[[A]]||^2, all known from the last mode.
+        inner = float((products * factors[-1]).sum())
+        squared = energy - 2 * inner + float(torch.stack(grams).prod(0).sum())
+        last, fit = fit, math.sqrt(max(squared, 0) / max(energy, 1e-60))
+        if last - fit <= STEADY * fit:
             break
     return factors
+
+
+def contract_later(partial: Tensor, later: Sequence[Tensor]) -> Tensor:
+    """(I_n, ..., I_N, R) times the factors of the modes after n, by component: (I_n, R)."""
+    for factor in reversed(later):
+        partial = (partial * factor).sum(-2)
+    return partial
+
+
+def expand(factor: Tensor, partial: Tensor) -> Tensor:
+    """(I_n, R) as (I_n, 1, ..., 1, R), to multiply (I_n, ..., I_N, R)."""
+    size, rank = factor.shape
+    return factor.reshape(size, *[1] * (partial.dim() - 2), rank)
+
+
+def least_squares(gram: Tensor, products: Tensor) -> Tensor:
+    """The factor (I_n, R) whose product with `gram` (R, R) is `products` (I_n, R)."""
+    # Nearly collinear components make the Gram matrix singular; this keeps it solvable.
+    gram.diagonal().add_(RIDGE * gram.diagonal().mean())
+    root, failed = torch.linalg.cholesky_ex(gram)
+    if failed:
+        return products @ torch.linalg.pinv(gram, hermitian=True)
+    solution: Tensor = torch.cholesky_solve(products.T, root).T
+    return solution
 
 
 def relative_residual(target: Tensor, factors: Sequence[Tensor]) -> float:
     """||X - [[A]]|| / ||X||; 0 for a zero tensor that is met."""
     residual = float((target - compose(factors)).norm())
     return residual / max(float(target.norm()), 1e-30)
+
+
+def cp_fit(weight: Tensor, factors: Sequence[Tensor]) -> float:
+    """How much of `weight` its CP factors hold: 1 - ||X - [[A]]|| / ||X||, at most 1."""
+    wide = [factor.double() for factor in factors]
+    return 1 - relative_residual(weight.detach().double(), wide)
 
 
 def balance(factors: Sequence[Tensor]) -> list[Tensor]:

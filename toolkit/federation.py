@@ -1,6 +1,7 @@
 """One global model over the rounds: bundles out, updates in. Knows nothing of transport."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,9 @@ class Federation:
 
     def fold(self, updates: Iterable[Received]) -> None:
         """Make the next global model of `updates`. Raises UpdateError and changes nothing."""
-        self._replace(aggregate(self.model, updates, self.policy))
+        new = aggregate(self.model, updates, self.policy)
+        # The last round's subspaces are where this round's factorizations start.
+        self._replace(replace(new, factorizer=self.model.factorizer))
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
         """Accuracy and mean cross-entropy of the global model on samples `x`, labels `y`.

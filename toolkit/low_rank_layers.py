@@ -6,19 +6,18 @@ convolution (n, m / groups, k) they are (m / groups * k, n / groups), for a matr
 transpose.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from toolkit.factorization import truncated_svd, unroll
+from toolkit.factorization import unroll
+from toolkit.factorizer import Factorizer
 from toolkit.product import Product
 
 Convolution = nn.Conv1d | nn.Conv2d
-Decomposition = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-"""From a matrix (rows, columns) and a rank to U (rows, rank) and V (columns, rank)."""
 
 
 def groups_of(weight: Tensor, groups: int) -> tuple[Tensor, ...]:
@@ -27,14 +26,17 @@ def groups_of(weight: Tensor, groups: int) -> tuple[Tensor, ...]:
 
 
 def factor_weights(
-    weight: Tensor, rank: int, groups: int = 1, decompose: Decomposition = truncated_svd
+    factorizer: Factorizer, name: str, weight: Tensor, rank: int, groups: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Weights of the layers `u` and `v` that stand for a dense `weight`.
+    """Weights of the layers `u` and `v` that stand for a dense `weight` called `name`.
 
     (groups * r, m / groups, kh, 1) and (n, r, 1, kw); the last axes are missing where the weight
     has none. r is `rank`, or the matrices' own where that is less.
     """
-    pairs = [decompose(matrix, rank) for matrix in groups_of(weight, groups)]
+    pairs = [
+        factorizer.truncated(f"{name}/{group}", matrix, rank)
+        for group, matrix in enumerate(groups_of(weight, groups))
+    ]
     us, vs = zip(*pairs, strict=True)
     rank = us[0].shape[1]
     kernel, columns = weight.shape[2:], weight.shape[3:]

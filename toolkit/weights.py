@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from profiles.errors import InputError
+from toolkit.factorizer import Factorizer
 
 KEPT = "kept|"
 
@@ -24,10 +25,14 @@ Kept = Mapping[str, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class GlobalModel:
-    """All tensors of the global model under their names in the PyTorch model, and kept factors."""
+    """All tensors of the global model under their names in the PyTorch model, and kept factors.
+
+    `factorizer` factorizes them once for all submodels; it is not part of what is saved.
+    """
 
     tensors: Mapping[str, Tensor]
     kept: Kept = field(default_factory=dict)
+    factorizer: Factorizer = field(default_factory=Factorizer, compare=False, repr=False)
 
     def save(self) -> bytes:
         """The safetensors file of this model; the same bytes for the same numbers."""

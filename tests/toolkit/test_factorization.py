@@ -1,5 +1,6 @@
 """Truncated SVD and CP decomposition against numpy."""
 
+import functools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from toolkit.factorization import (
     balance,
     compose,
     cp_decompose,
+    cp_fit,
     cp_rank,
     cp_refit,
     relative_residual,
@@ -95,6 +97,8 @@ def test_compose_is_the_sum_of_outer_products(shape: list[int], rank: int, seed:
     np.testing.assert_allclose(compose(factors).numpy(), expected, atol=1e-12)
 
 
+# torch.testing takes a second to load when it is first used.
+@settings(deadline=None)
 @given(st.lists(sizes, min_size=2, max_size=4), sizes, seeds)
 def test_balancing_leaves_the_tensor_and_levels_the_norms(
     shape: list[int], rank: int, seed: int
@@ -146,6 +150,37 @@ def test_cp_of_a_matrix_is_its_best_approximation(m: int, n: int, rank: int, see
     lost = np.linalg.svd(matrix.numpy(), compute_uv=False)[rank:]
     residual = float((matrix - compose(factors)).norm())
     assert residual == pytest.approx(float(np.linalg.norm(lost)), abs=1e-5 * float(matrix.norm()))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(2, 5), min_size=3, max_size=4), st.integers(1, 2), seeds)
+def test_a_sweep_is_least_squares_mode_by_mode(shape: list[int], rank: int, seed: int) -> None:
+    target = tensor(tuple(shape), seed)
+    factors = [f.numpy() for f in drawn_factors(tuple(shape), rank, seed + 1)]
+    swept = compose(als(target, list(map(torch.from_numpy, factors)), 1))
+    for mode in range(len(shape)):
+        others = [factor for n, factor in enumerate(factors) if n != mode]
+        columns = [functools.reduce(np.kron, [f[:, r] for f in others]) for r in range(rank)]
+        unfolded = np.moveaxis(target.numpy(), mode, 0).reshape(shape[mode], -1)
+        factors[mode] = np.linalg.lstsq(np.stack(columns, 1), unfolded.T)[0].T
+    expected = compose([torch.from_numpy(f) for f in factors])
+    left, best = (float((target - made).norm()) for made in (swept, expected))
+    assert left == pytest.approx(best, abs=1e-4 * float(target.norm()))
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3), (6, 5, 4, 3)])
+def test_cp_fit_is_the_share_held(shape: tuple[int, ...], seed: int) -> None:
+    target = tensor(shape, seed)
+    factors = cp_decompose(target, 3)
+    lost = np.linalg.norm(target.numpy() - compose(factors).numpy())
+    expected = 1 - lost / np.linalg.norm(target.numpy())
+    assert cp_fit(target, factors) == pytest.approx(expected, abs=1e-6)
+
+
+def test_cp_of_zeros_is_zero() -> None:
+    factors = cp_decompose(torch.zeros(4, 3, 3, 3), 2)
+    assert not compose(factors).any()
+    assert cp_fit(torch.zeros(4, 3, 3, 3), factors) == 1
 
 
 def test_refit_comes_closer_to_a_moved_tensor(seed: int) -> None:

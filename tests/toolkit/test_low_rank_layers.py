@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from toolkit.factorizer import Factorizer
 from toolkit.low_rank_layers import (
     FactorizedConvolution,
     FactorizedLinear,
@@ -19,6 +20,7 @@ from toolkit.product import Product
 
 seeds = st.integers(0, 2**32 - 1)
 small = st.integers(1, 3)
+EXACT = Factorizer(exact=True)
 
 
 def dense(value: Product | Tensor) -> Tensor:
@@ -51,7 +53,7 @@ def test_two_convolutions_are_the_one_of_their_product(
 ) -> None:
     torch.manual_seed(seed)
     layer.double()
-    u, v = factor_weights(torch.randn_like(layer.weight), rank, layer.groups)
+    u, v = factor_weights(EXACT, "", torch.randn_like(layer.weight), rank, layer.groups)
     pair = FactorizedConvolution(layer, v.shape[1]).double()
     state = {"u.weight": u.double(), "v.weight": v.double()}
     pair.load_state_dict(state | ({} if layer.bias is None else {"v.bias": layer.bias}))
@@ -66,21 +68,21 @@ def test_two_convolutions_are_the_one_of_their_product(
 def test_full_rank_is_the_identity(layer: nn.Conv1d | nn.Conv2d, seed: int) -> None:
     torch.manual_seed(seed)
     weight = torch.randn_like(layer.weight)
-    came = dense(aligned(*factor_weights(weight, weight.numel(), layer.groups)))
+    came = dense(aligned(*factor_weights(EXACT, "", weight, weight.numel(), layer.groups)))
     assert float((came - weight).norm()) <= 1e-5 * float(weight.norm())
 
 
 @given(st.integers(1, 6), st.integers(1, 6), seeds)
 def test_full_rank_of_a_matrix_is_the_identity(n: int, m: int, seed: int) -> None:
     weight = torch.randn(n, m, generator=torch.Generator().manual_seed(seed))
-    came = dense(aligned(*factor_weights(weight, n * m)))
+    came = dense(aligned(*factor_weights(EXACT, "", weight, n * m)))
     assert float((came - weight).norm()) <= 1e-5 * float(weight.norm())
 
 
 def test_two_linear_layers_are_the_one_of_their_product(seed: int) -> None:
     torch.manual_seed(seed)
     layer = nn.Linear(7, 5).double()
-    u, v = factor_weights(layer.weight.detach(), 3)
+    u, v = factor_weights(EXACT, "", layer.weight.detach(), 3)
     pair = FactorizedLinear(layer, 3).double()
     pair.load_state_dict({"u.weight": u, "v.weight": v, "v.bias": layer.bias})
     x = torch.randn(4, 6, 7, dtype=torch.float64)
@@ -96,7 +98,7 @@ def test_recurrent_layer_of_products(kind: type[nn.RNNBase], seed: int) -> None:
     factorized = FactorizedRecurrence(layer, ranks).double()
     whole = copy.deepcopy(layer)
     for name in ranks:
-        u, v = factor_weights(getattr(layer, name).detach(), 2)
+        u, v = factor_weights(EXACT, "", getattr(layer, name).detach(), 2)
         factorized.u[name].data, factorized.v[name].data = u.double(), v.double()
         getattr(whole, name).data = v.double() @ u.double()
     x = torch.randn(3, 4, 5, dtype=torch.float64)

@@ -229,11 +229,13 @@ class LowRank(Stateless):
         def factors(weights: GlobalModel) -> dict[str, Tensor]:
             values = {}
             for (layer, weight), (u_name, v_name) in pairs.items():
-                module = model.get_submodule(layer)
+                path = join(layer, weight)
                 values[u_name], values[v_name] = factor_weights(
-                    weights.tensors[join(layer, weight)],
+                    weights.factorizer,
+                    path,
+                    weights.tensors[path],
                     ranks[layer][weight],
-                    getattr(module, "groups", 1),
+                    getattr(model.get_submodule(layer), "groups", 1),
                 )
             return values
 
