@@ -54,7 +54,7 @@ def factor_matrices(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """
     rank = v.shape[1]
     if u.dim() != v.dim() or rank < 1 or u.shape[0] % rank or v.shape[0] % (u.shape[0] // rank):
-        raise ValueError(f"shapes {tuple(u.shape)} and {tuple(v.shape)} are no factors")
+        raise ValueError(f"{tuple(u.shape)} and {tuple(v.shape)} are no factors of one rank")
     groups = u.shape[0] // rank
     left = u.reshape(groups, rank, -1).transpose(1, 2)
     right = v.reshape(groups, v.shape[0] // groups, rank, -1).movedim(2, -1)
