@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from torch import Tensor, nn
+from torch._decomp import decompositions
 from torch.func import grad_and_value
 
 from device_agent.training import train_bundle
@@ -17,6 +18,7 @@ from exporters.capture import capture
 from exporters.signatures import binary_cross_entropy
 from profiles.errors import ExportError, InputError, ModelError
 from toolkit import Federation, TrainingConfig, split
+from toolkit.coordinator.conductor import read_held_out
 from toolkit.models.imdb_bilstm import ImdbBiLSTM
 from toolkit.weights import from_model
 
@@ -131,6 +133,20 @@ def test_a_recurrent_layer_is_not_exported_yet(tmp_path: Path) -> None:
     submodel = split(model, "slice:lstm", (LENGTH,))
     with pytest.raises(ExportError, match=r"recurrent layer \(lstm\), which cannot be exported"):
         export(submodel.program, submodel.cut(from_model(model)), tmp_path / "bundle", base="")
+
+
+def test_held_out_reviews(tmp_path: Path, seed: int) -> None:
+    x, y = reviews(5, seed)
+    np.savez(tmp_path / "held_out.npz", x=x, y=y)
+    came = read_held_out(tmp_path / "held_out.npz", (LENGTH,))
+    np.testing.assert_array_equal(came[0], x)
+
+
+def test_recording_leaves_torchs_own_lstm_as_it_was() -> None:
+    before = decompositions.select_one_layer_lstm_function
+    with pytest.raises(ModelError):
+        capture(nn.LSTM(3, 2), (5, 4))
+    assert decompositions.select_one_layer_lstm_function is before
 
 
 def test_accuracy_of_a_single_logit(seed: int) -> None:
