@@ -49,10 +49,13 @@ def main_group() -> None:
 @click.argument("bundle", type=click.Path(path_type=Path))
 @data_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="New update folder.")
+@click.option("--force", is_flag=True, help="Replace the update that is there.")
 @threads_option
 @seed_option
 @json_option
-def train(bundle: Path, data: str, out: Path, threads: int, seed: int, as_json: bool) -> None:
+def train(
+    bundle: Path, data: str, out: Path, force: bool, threads: int, seed: int, as_json: bool
+) -> None:
     """Train BUNDLE on local data and write the update to send back.
 
     \b
@@ -67,6 +70,7 @@ def train(bundle: Path, data: str, out: Path, threads: int, seed: int, as_json: 
         threads=threads,
         seed=seed,
         on_epoch=lambda epoch, epochs, loss: say(f"epoch {epoch} of {epochs}: loss {loss:.4f}"),
+        force=force,
     ).record
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(record), indent=1))

@@ -12,7 +12,6 @@ import numpy as np
 from device_agent.activation_cache import Recording
 from device_agent.bundle import Bundle, open_bundle
 from device_agent.data import LocalData, batches, load_data
-from device_agent.files import refuse_existing
 from device_agent.manifest import (
     SAMPLES,
     FileEntry,
@@ -25,7 +24,7 @@ from device_agent.manifest import (
     uploaded,
 )
 from device_agent.runtime import Session, open_session
-from device_agent.update import UpdateRecord, write_update
+from device_agent.update import UpdateRecord, check_place, write_update
 from profiles.errors import UpdateError
 
 OnEpoch = Callable[[int, int, float], None]
@@ -55,15 +54,17 @@ def train_bundle(
     seed: int = 0,
     personal: Mapping[str, np.ndarray] | None = None,
     on_epoch: OnEpoch = quiet,
+    force: bool = False,
 ) -> Trained:
     """Train the bundle in `folder` on local `data` and write the update folder `out`.
 
     `personal` are tensors kept from earlier rounds; `seed` decides the order of the samples. With
-    one thread and the same seed the update is the same, bit for bit.
+    one thread and the same seed the update is the same, bit for bit. With `force` the update that is
+    in `out` is replaced, once the new one is complete.
 
     Raises BundleError, DataError or UpdateError (training diverged); then `out` is not written.
     """
-    refuse_existing(out)
+    check_place(out, force)
     bundle = open_bundle(folder)
     local = load_data(data, bundle.manifest.sample_shape, bundle.manifest.classes)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +74,7 @@ def train_bundle(
         run.go()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return run.finish(out)
+    return run.finish(out, force)
 
 
 @dataclass
@@ -216,7 +217,7 @@ class ScheduleRun:
             if port.state is not None:
                 self.state[port.state] = results[port.name]
 
-    def finish(self, out: Path) -> Trained:
+    def finish(self, out: Path, force: bool = False) -> Trained:
         """Write the update. Raises UpdateError where the loss or a tensor is not finite."""
         table = uploaded(self.bundle.manifest.tensors)
         if not self.losses:
@@ -232,6 +233,7 @@ class ScheduleRun:
             tensors=table,
             file=FileEntry(size=0, sha256=""),
         )
-        record = write_update(out, record, {entry.name: self.state[entry.name] for entry in table})
+        tensors = {entry.name: self.state[entry.name] for entry in table}
+        record = write_update(out, record, tensors, force)
         kept = [e.name for e in self.bundle.manifest.tensors if e.role == "personal"]
         return Trained(record, {name: self.state[name] for name in kept})

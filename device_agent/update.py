@@ -13,9 +13,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from device_agent.files import fingerprint, write_folder
+from device_agent.files import fingerprint, refuse_existing, write_folder
 from device_agent.manifest import FileEntry, Struct, TensorEntry, encode
-from profiles.errors import UpdateError
+from profiles.errors import InputError, UpdateError
 from profiles.profile import Profile
 
 UPDATE_VERSION = 1
@@ -65,10 +65,19 @@ def check_tensors(
             )
 
 
+def check_place(out: Path, force: bool = False) -> None:
+    """Raise InputError where `out` exists, unless `force` is given and it is an update's folder."""
+    refuse_existing(out, force)
+    if out.exists() and not (out / RECORD).is_file():
+        raise InputError(f"{out} is no update, so --force does not replace it: give another place.")
+
+
 def write_update(
-    out: Path, record: UpdateRecord, tensors: Mapping[str, np.ndarray]
+    out: Path, record: UpdateRecord, tensors: Mapping[str, np.ndarray], force: bool = False
 ) -> UpdateRecord:
     """Write the two files of an update to the new folder `out`, whole or not at all.
+
+    With `force` an update that is there already is replaced.
 
     Returns the record with size and hash of the tensor file filled in.
     Raises UpdateError for tensors that no server would take, InputError where `out` exists.
@@ -78,7 +87,8 @@ def write_update(
         raise UpdateError("The loss is not finite: training diverged. Lower the learning rate.")
     data = save({name: np.asarray(array, order="C") for name, array in tensors.items()})
     record = msgspec.structs.replace(record, file=fingerprint(data))
-    write_folder(out, {TENSORS: data, RECORD: encode(record)})
+    check_place(out, force)
+    write_folder(out, {TENSORS: data, RECORD: encode(record)}, force)
     return record
 
 

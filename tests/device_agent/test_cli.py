@@ -135,6 +135,38 @@ def test_train_refuses(
     assert everything(tmp_path) == before
 
 
+def test_train_replaces_an_update_by_force(
+    agent: Agent, bundle_of: BundleOf, data: str, tmp_path: Path
+) -> None:
+    command = ("train", bundle_of("full"), "--data", data, "--out", "update", "--threads", "1")
+    assert agent(*command).code == 0
+    first = everything(tmp_path)
+    assert refusal(agent(*command)) == (
+        "update exists already: give another place, or --force to replace it."
+    )
+    assert everything(tmp_path) == first
+    done = agent(*command, "--seed", "1", "--force")
+    assert done.code == 0
+    assert re.fullmatch(rf"epoch 1 of 2: loss {NUMBER}\nepoch 2 of 2: loss {NUMBER}\n", done.stderr)
+    assert re.fullmatch(
+        rf"full: 10 steps on 21 samples, loss {NUMBER} to {NUMBER}; update: update\n", done.stdout
+    )
+    assert everything(tmp_path).keys() == first.keys()
+    assert everything(tmp_path) != first
+
+
+def test_force_leaves_alone_what_is_no_update(
+    agent: Agent, bundle_of: BundleOf, data: str, tmp_path: Path
+) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+    done = agent("train", bundle_of("full"), "--data", data, "--out", "photos", "--force")
+    assert refusal(done) == (
+        "photos is no update, so --force does not replace it: give another place."
+    )
+    assert everything(tmp_path) == {"photos": b"folder", "photos/cat.jpg": b"cat"}
+
+
 def test_train_needs_data(agent: Agent, bundle_of: BundleOf) -> None:
     done = agent("train", bundle_of("full"), "--out", "update")
     assert refusal(done) == "Missing option '--data'."
