@@ -46,9 +46,9 @@ def quiet(epoch: int, epochs: int, loss: float) -> None:
 
 
 def train_bundle(
-    folder: Path,
+    folder: str | Path,
     data: str,
-    out: Path,
+    out: str | Path,
     *,
     threads: int = 0,
     seed: int = 0,
@@ -59,13 +59,14 @@ def train_bundle(
     """Train the bundle in `folder` on local `data` and write the update folder `out`.
 
     `personal` are tensors kept from earlier rounds; `seed` decides the order of the samples. With
-    one thread and the same seed the update is the same, bit for bit. With `force` the update that is
-    in `out` is replaced, once the new one is complete.
+    one thread and the same seed the update is the same, bit for bit. `force` replaces the update
+    that is in `out`.
 
     Raises BundleError, DataError or UpdateError (training diverged); then `out` is not written.
     """
+    out = Path(out)
     check_place(out, force)
-    bundle = open_bundle(folder)
+    bundle = open_bundle(Path(folder))
     local = load_data(data, bundle.manifest.sample_shape, bundle.manifest.classes)
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=".recordings."))

@@ -42,6 +42,11 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
     file: FileEntry
     profile: Profile | None = None
 
+    def losses(self, digits: int) -> str:
+        """The first and the last epoch's loss with `digits` decimals; one where both are one."""
+        first, last = f"{self.loss_first:.{digits}f}", f"{self.loss_last:.{digits}f}"
+        return first if self.loss_first == self.loss_last else f"{first} to {last}"
+
 
 def check_tensors(
     tensors: Mapping[str, np.ndarray], table: tuple[TensorEntry, ...], origin: str
@@ -92,8 +97,9 @@ def write_update(
     return record
 
 
-def read_update(folder: Path) -> tuple[UpdateRecord, dict[str, np.ndarray]]:
+def read_update(folder: str | Path) -> tuple[UpdateRecord, dict[str, np.ndarray]]:
     """Read and check an update folder. Raises UpdateError naming the file and what is wrong."""
+    folder = Path(folder)
     try:
         record = msgspec.json.decode((folder / RECORD).read_bytes(), type=UpdateRecord)
         data = (folder / TENSORS).read_bytes()

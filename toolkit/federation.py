@@ -29,7 +29,7 @@ class Federation:
         model_reference: str,
         input_shape: tuple[int, ...],
         training: TrainingConfig,
-        weights_file: Path | None = None,
+        weights_file: str | Path | None = None,
         seed: int = 0,
     ) -> None:
         """Build the model with `seed`. Raises ModelError or InputError as `load_model` does."""

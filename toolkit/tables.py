@@ -98,7 +98,7 @@ def show_aggregated(aggregated: Aggregated) -> None:
             record.submodel,
             f"{record.samples:,}",
             f"{record.steps:,}",
-            f"{record.loss_first:.3f} to {record.loss_last:.3f}",
+            record.losses(3),
         )
     console.print(rows)
     console.print(f"global model: {aggregated.out}", markup=False)
