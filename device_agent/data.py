@@ -8,7 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from device_agent.wording import counted
 from profiles.errors import DataError
+
+LEAST = 2
+"""The fewest samples to train on: a batch norm cannot train on one."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +26,16 @@ class LocalData:
         return len(self.y)
 
 
-def load_data(source: str, sample_shape: tuple[int, ...], classes: int) -> LocalData:
+def load_data(
+    source: str, sample_shape: tuple[int, ...], classes: int, least: int = LEAST
+) -> LocalData:
     """Load `source`, a path to an .npz file with `x` and `y` or `module:callable` returning them.
 
     Raises DataError naming what does not fit: shapes, types, labels outside 0 .. classes - 1,
-    numbers that are not finite, fewer than two samples.
+    numbers that are not finite, fewer than `least` samples.
     """
     x, y = from_callable(source) if is_reference(source) else from_npz(Path(source))
-    check(x, y, sample_shape, classes, source)
+    check(x, y, sample_shape, classes, source, least)
     return LocalData(x, y)
 
 
@@ -74,7 +80,12 @@ def from_callable(source: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check(
-    x: np.ndarray, y: np.ndarray, sample_shape: tuple[int, ...], classes: int, origin: str
+    x: np.ndarray,
+    y: np.ndarray,
+    sample_shape: tuple[int, ...],
+    classes: int,
+    origin: str,
+    least: int = LEAST,
 ) -> None:
     """Raise DataError unless `x` and `y` fit a model of `sample_shape` and `classes`."""
     if x.dtype != np.float32 or y.dtype != np.int64:
@@ -86,8 +97,9 @@ def check(
         raise DataError(
             f"{origin}: x must be (n, {wanted}) and y (n,); they are {x.shape} and {y.shape}."
         )
-    if len(y) < 2:
-        raise DataError(f"{origin} holds {len(y)} samples; training needs at least two.")
+    if len(y) < least:
+        needed = "training needs at least two" if least == LEAST else "give some"
+        raise DataError(f"{origin} holds {counted(len(y), 'sample')}; {needed}.")
     if y.min() < 0 or y.max() >= classes:
         wrong = int(y.min() if y.min() < 0 else y.max())
         raise DataError(

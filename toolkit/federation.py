@@ -4,14 +4,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from exporters import compile_graphs
 from exporters.bundle_writer import bundle_files
-from profiles.errors import InputError
 from toolkit import weights
 from toolkit.aggregation import Received, aggregate
 from toolkit.assembly import slowed
+from toolkit.evaluation import evaluate
 from toolkit.loading import load_model
 from toolkit.splitting import split
 from toolkit.submodel import Submodel
@@ -71,18 +70,8 @@ class Federation:
         Raises InputError for labels that the model has no class for.
         """
         self.model.load_into(self.module)
-        self.module.eval()
-        with torch.no_grad():
-            logits = self.module(torch.from_numpy(x))
-            if y.min() < 0 or y.max() >= logits.shape[1]:
-                raise InputError(
-                    f"The held-out data has labels from {y.min()} to {y.max()}; the model's "
-                    f"classes are 0 to {logits.shape[1] - 1}."
-                )
-            target = torch.from_numpy(y)
-            loss = float(torch.nn.functional.cross_entropy(logits, target))
-            accuracy = float((logits.argmax(1) == target).double().mean())
-        return accuracy, loss
+        found = evaluate(self.module, x, y, "The held-out data")
+        return found.accuracy, found.loss
 
     def save(self) -> bytes:
         """The global model, kept factors included, as a safetensors file."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from device_agent.wording import counted
+from toolkit.evaluation import Evaluation
 from toolkit.exporting import Exported
 from toolkit.inspection import Inspection
 from toolkit.offline import Aggregated
@@ -87,6 +89,12 @@ def show_export(exported: Exported) -> None:
     console.print(graphs)
     console.print(str(exported.verdict or "not verified (--no-verify)"), markup=False)
     console.print(f"bundle: {exported.out}", markup=False)
+
+
+def show_evaluation(found: Evaluation) -> None:
+    """How good a model is."""
+    samples = counted(found.samples, "sample")
+    print(f"accuracy {found.accuracy:.1%}, loss {found.loss:.4f} on {samples}")
 
 
 def show_aggregated(aggregated: Aggregated) -> None:
