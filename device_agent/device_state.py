@@ -26,7 +26,7 @@ Fetch = Callable[[FileOffer, Path], None]
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """All of device.json."""
+    """All of device.json. `token_sha256` is of the join token that it enrolled with."""
 
     version: int = 1
     url: str
@@ -34,6 +34,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     secret: str
     name: str
     submodel: str
+    token_sha256: str | None = None
 
 
 def default_state() -> Path:

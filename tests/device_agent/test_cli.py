@@ -1,5 +1,6 @@
 """`edgetailor-agent` as a person meets it: whole outputs and exit codes of real processes."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -316,7 +317,10 @@ def nobody() -> str:
 
 def joined(folder: Path, url: str) -> Path:
     """A state folder as `join` leaves it."""
-    identity = Identity(url=url, device="board-1", secret="s", name="desk", submodel="full")
+    identity = Identity(
+        url=url, device="board-1", secret="s", name="desk", submodel="full",
+        token_sha256=hashlib.sha256(b"t").hexdigest(),
+    )  # fmt: skip
     DeviceState(folder / "state").remember(identity)
     return folder / "state"
 
@@ -469,6 +473,13 @@ def test_joining_twice_changes_nothing(agent: Agent, tmp_path: Path, coordinator
         0,
         f"board-1: now edgetailor-agent run --data FILE.npz --state {state}\n",
         f"desk has joined {coordinator} already, as board-1.\n",
+    )
+    (tmp_path / "other").write_text("another kind's")
+    other = agent("join", coordinator, "--token-file", "other", "--state", state)
+    assert refusal(other) == (
+        f"{state} belongs to board-1, which joined {coordinator} with another token: give one more "
+        f"device of this machine a folder of its own with --state, or remove {state} to leave as "
+        "board-1."
     )
     other = agent("join", nobody(), "--token-file", "token", "--state", state)
     assert f"{state} belongs to the coordinator {coordinator}" in refusal(other)
