@@ -69,7 +69,10 @@ def show_inspections(inspections: Sequence[Inspection], batch: int) -> None:
             layers.title_justify = "left"
             for layer in found.layers:
                 layers.add_row(layer.layer, layer.form, layer.reason)
-            console.print(layers)
+            with console.capture() as drawn:
+                console.print(layers)
+            # Drawn columns are padded to their width, the last one too.
+            print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
 def show_export(exported: Exported) -> None:
@@ -87,7 +90,11 @@ def show_export(exported: Exported) -> None:
     for name, (operators, length) in exported.signatures.items():
         graphs.add_row(name, f"{operators:,}", size(length))
     console.print(graphs)
-    console.print(str(exported.verdict or "not verified (--no-verify)"), markup=False)
+    if exported.verdict is None:
+        console.print("not verified (--no-verify)")
+    else:
+        console.print(exported.verdict.result, markup=False)
+        console.print(f"  {exported.verdict.worst}", markup=False)
     console.print(f"bundle: {exported.out}", markup=False)
 
 

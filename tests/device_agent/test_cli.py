@@ -45,7 +45,6 @@ EXIT_CODES = """
     4    verification failed
     5    nothing fits
     6    connection or authorisation
-    7    measurement unstable under --strict
     70   a fault of the program's own
     130  interrupted
 """
