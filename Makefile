@@ -52,3 +52,4 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  -c constraints.txt -e '.[dev]'
 	@touch $@
+	@echo "The commands are in $(BIN); to use them by their names: . $(BIN)/activate"

@@ -67,18 +67,23 @@ def open_bundle(folder: Path) -> Bundle:
     this version does not read.
     """
     path = folder / MANIFEST
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BundleError(
-            f"{folder} is no bundle: {MANIFEST} cannot be read ({error.strerror}). "
-            "Give the folder that `edgetailor export --out` wrote."
-        ) from None
+    data = manifest_bytes(folder)
     manifest = read_manifest(data, path)
     check_consistent(manifest, path)
     for name, expected in manifest.files.items():
         check_file(folder / name, expected.size, expected.sha256)
     return Bundle(folder, manifest, fingerprint(data).sha256)
+
+
+def manifest_bytes(folder: Path) -> bytes:
+    """What manifest.json of the bundle in `folder` holds. Raises BundleError where it has none."""
+    try:
+        return (folder / MANIFEST).read_bytes()
+    except OSError as error:
+        raise BundleError(
+            f"{folder} is no bundle: {MANIFEST} cannot be read ({error.strerror}). "
+            "Give the folder that `edgetailor export --out` wrote."
+        ) from None
 
 
 def read_manifest(data: bytes, origin: Path | str) -> Manifest:

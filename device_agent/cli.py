@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from device_agent.console import EXIT_CODES, run, say
+from device_agent.wording import counted
 from profiles.errors import InputError
 
 threads_option = click.option(
@@ -49,31 +50,49 @@ def main_group() -> None:
 @click.argument("bundle", type=click.Path(path_type=Path))
 @data_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="New update folder.")
+@click.option(
+    "--personal",
+    type=click.Path(path_type=Path),
+    help="The personal model of a cp bundle: read where it exists, written after training.",
+)
+@click.option("--force", is_flag=True, help="Replace the update that is there.")
 @threads_option
 @seed_option
 @json_option
-def train(bundle: Path, data: str, out: Path, threads: int, seed: int, as_json: bool) -> None:
+def train(
+    bundle: Path,
+    data: str,
+    out: Path,
+    personal: Path | None,
+    force: bool,
+    threads: int,
+    seed: int,
+    as_json: bool,
+) -> None:
     """Train BUNDLE on local data and write the update to send back.
 
     \b
     edgetailor-agent train bundles/phone --data local.npz --out update
     """
-    from device_agent.training import train_bundle
+    from device_agent.alone import train_alone
 
-    record = train_bundle(
+    record = train_alone(
         bundle,
         data,
         out,
+        personal,
+        say,
         threads=threads,
         seed=seed,
         on_epoch=lambda epoch, epochs, loss: say(f"epoch {epoch} of {epochs}: loss {loss:.4f}"),
-    ).record
+        force=force,
+    )
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(record), indent=1))
     else:
         click.echo(
-            f"{record.submodel}: {record.steps} steps on {record.samples} samples, loss "
-            f"{record.loss_first:.4f} to {record.loss_last:.4f}; update: {out}"
+            f"{record.submodel}: {counted(record.steps, 'step')} on "
+            f"{counted(record.samples, 'sample')}, loss {record.losses(4)}; update: {out}"
         )
 
 
@@ -130,7 +149,7 @@ def run_command(data: str, state: Path | None, threads: int, seed: int) -> None:
         say(f"[{time.monotonic() - started:7.1f} s] {line}")
 
     taken = run_device(state or default_state(), data, log, threads=threads, seed=seed)
-    click.echo(f"{taken} updates sent")
+    click.echo(f"{counted(taken, 'update')} sent")
 
 
 @main_group.command()

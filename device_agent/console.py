@@ -18,7 +18,6 @@ Exit codes:
   4    verification failed
   5    nothing fits
   6    connection or authorisation
-  7    measurement unstable under --strict
   70   a fault of the program's own
   130  interrupted
 """

@@ -9,7 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from device_agent.manifest import Dtype, labels_of
+from device_agent.wording import counted
 from profiles.errors import DataError
+
+LEAST = 2
+"""The fewest samples to train on: a batch norm cannot train on one."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +33,19 @@ def load_data(
     classes: int,
     dtype: Dtype = "float32",
     limit: int | None = None,
+    least: int = LEAST,
 ) -> LocalData:
     """Load `source`, a path to an .npz file with `x` and `y` or `module:callable` returning them.
 
     `dtype` is the samples' type; whole numbers are below `limit`, and int32 ones are converted.
     Raises DataError naming what does not fit: shapes, types, labels that a model with `classes`
-    outputs cannot tell, numbers that are not finite or outside their range, fewer than two samples.
+    outputs cannot tell, numbers that are not finite or outside their range, fewer than `least`
+    samples.
     """
     x, y = from_callable(source) if is_reference(source) else from_npz(Path(source))
     if dtype == "int64" and x.dtype == np.int32:
         x = x.astype(np.int64)
-    check(x, y, sample_shape, classes, source, dtype, limit)
+    check(x, y, sample_shape, classes, source, dtype, limit, least)
     return LocalData(x, y)
 
 
@@ -91,6 +97,7 @@ def check(
     origin: str,
     dtype: Dtype = "float32",
     limit: int | None = None,
+    least: int = LEAST,
 ) -> None:
     """Raise DataError unless `x` and `y` fit a model of such samples and `classes` outputs."""
     if x.dtype != dtype or y.dtype != np.int64:
@@ -102,8 +109,9 @@ def check(
         raise DataError(
             f"{origin}: x must be (n, {sizes}) and y (n,); they are {x.shape} and {y.shape}."
         )
-    if len(y) < 2:
-        raise DataError(f"{origin} holds {len(y)} samples; training needs at least two.")
+    if len(y) < least:
+        needed = "training needs at least two" if least == LEAST else "give some"
+        raise DataError(f"{origin} holds {counted(len(y), 'sample')}; {needed}.")
     top = labels_of(classes) - 1
     if y.min() < 0 or y.max() > top:
         wrong = int(y.min() if y.min() < 0 else y.max())

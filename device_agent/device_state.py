@@ -6,7 +6,6 @@ bundle/  update/       the current bundle and the update trained from it
 personal.safetensors   personal tensors, which never leave the device
 """
 
-import hashlib
 import os
 import re
 import shutil
@@ -15,22 +14,19 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from device_agent.files import fingerprint_file, write_file
 from device_agent.manifest import MANIFEST, FileEntry, Manifest, Struct, encode
+from device_agent.personal import read_personal, write_personal
 from device_agent.protocol import FileOffer
 from device_agent.update import UpdateRecord, read_update
 from profiles.errors import InputError, LinkError, UpdateError
 
 Fetch = Callable[[FileOffer, Path], None]
-KEY = "submodel"
-"""Where personal.safetensors says which submodel its tensors belong to."""
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """All of device.json."""
+    """All of device.json. `token_sha256` is of the join token that it enrolled with."""
 
     version: int = 1
     url: str
@@ -38,6 +34,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     secret: str
     name: str
     submodel: str
+    token_sha256: str | None = None
 
 
 def default_state() -> Path:
@@ -137,28 +134,17 @@ class DeviceState:
 
     def personal(self) -> dict[str, np.ndarray]:
         """Personal tensors of the current bundle's submodel; none where it is another one now."""
-        if not self._personal.exists():
-            return {}
         try:
-            with safe_open(self._personal, framework="numpy") as file:
-                if (file.metadata() or {}).get(KEY) != self._personal_key():
-                    return {}
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError:
-            return {}  # damaged: as on a device that has none yet
+            return read_personal(self._personal, self._manifest())
+        except InputError:
+            return {}  # as on a device that has none yet
 
     def keep_personal(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Keep the personal tensors for the next round of this submodel."""
-        if tensors:
-            arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
-            data = save(arrays, metadata={KEY: self._personal_key()})
-            write_file(self._personal, data, mode=0o600)
+        write_personal(self._personal, tensors, self._manifest())
 
-    def _personal_key(self) -> str:
-        """Fingerprint of the submodel and of the personal tensors that it has."""
-        manifest = msgspec.json.decode((self.bundle / MANIFEST).read_bytes(), type=Manifest)
-        personal = tuple(entry for entry in manifest.tensors if entry.role == "personal")
-        return hashlib.sha256(msgspec.json.encode((manifest.submodel, personal))).hexdigest()
+    def _manifest(self) -> Manifest:
+        return msgspec.json.decode((self.bundle / MANIFEST).read_bytes(), type=Manifest)
 
 
 def _check_offers(offers: list[FileOffer]) -> None:

@@ -41,6 +41,12 @@ def write_file(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise
 
 
+def shown(path: Path) -> Path:
+    """`path` as a person writes it here: from the current folder where it is below that."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def refuse_existing(out: Path, force: bool = False) -> None:
     """Raise InputError where `out` exists, unless `force` allows it to be replaced."""
     if out.exists() and not force:

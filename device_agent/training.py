@@ -12,7 +12,6 @@ import numpy as np
 from device_agent.activation_cache import Recording
 from device_agent.bundle import Bundle, open_bundle
 from device_agent.data import LocalData, batches, load_data
-from device_agent.files import refuse_existing
 from device_agent.manifest import (
     SAMPLES,
     FileEntry,
@@ -25,7 +24,7 @@ from device_agent.manifest import (
     uploaded,
 )
 from device_agent.runtime import Session, open_session
-from device_agent.update import UpdateRecord, write_update
+from device_agent.update import UpdateRecord, check_place, write_update
 from profiles.errors import UpdateError
 
 OnEpoch = Callable[[int, int, float], None]
@@ -47,24 +46,27 @@ def quiet(epoch: int, epochs: int, loss: float) -> None:
 
 
 def train_bundle(
-    folder: Path,
+    folder: str | Path,
     data: str,
-    out: Path,
+    out: str | Path,
     *,
     threads: int = 0,
     seed: int = 0,
     personal: Mapping[str, np.ndarray] | None = None,
     on_epoch: OnEpoch = quiet,
+    force: bool = False,
 ) -> Trained:
     """Train the bundle in `folder` on local `data` and write the update folder `out`.
 
     `personal` are tensors kept from earlier rounds; `seed` decides the order of the samples. With
-    one thread and the same seed the update is the same, bit for bit.
+    one thread and the same seed the update is the same, bit for bit. `force` replaces the update
+    that is in `out`.
 
     Raises BundleError, DataError or UpdateError (training diverged); then `out` is not written.
     """
-    refuse_existing(out)
-    bundle = open_bundle(folder)
+    out = Path(out)
+    check_place(out, force)
+    bundle = open_bundle(Path(folder))
     about = bundle.manifest
     local = load_data(
         data, about.sample_shape, about.classes, about.sample_dtype, about.sample_limit
@@ -76,7 +78,7 @@ def train_bundle(
         run.go()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return run.finish(out)
+    return run.finish(out, force)
 
 
 @dataclass
@@ -219,7 +221,7 @@ class ScheduleRun:
             if port.state is not None:
                 self.state[port.state] = results[port.name]
 
-    def finish(self, out: Path) -> Trained:
+    def finish(self, out: Path, force: bool = False) -> Trained:
         """Write the update. Raises UpdateError where the loss or a tensor is not finite."""
         table = uploaded(self.bundle.manifest.tensors)
         if not self.losses:
@@ -235,6 +237,7 @@ class ScheduleRun:
             tensors=table,
             file=FileEntry(size=0, sha256=""),
         )
-        record = write_update(out, record, {entry.name: self.state[entry.name] for entry in table})
+        tensors = {entry.name: self.state[entry.name] for entry in table}
+        record = write_update(out, record, tensors, force)
         kept = [e.name for e in self.bundle.manifest.tensors if e.role == "personal"]
         return Trained(record, {name: self.state[name] for name in kept})

@@ -13,9 +13,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from device_agent.files import fingerprint, write_folder
+from device_agent.files import fingerprint, refuse_existing, write_folder
 from device_agent.manifest import FileEntry, Struct, TensorEntry, encode
-from profiles.errors import UpdateError
+from profiles.errors import InputError, UpdateError
 from profiles.profile import Profile
 
 UPDATE_VERSION = 1
@@ -42,6 +42,11 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
     file: FileEntry
     profile: Profile | None = None
 
+    def losses(self, digits: int) -> str:
+        """The first and the last epoch's loss with `digits` decimals; one where both are one."""
+        first, last = f"{self.loss_first:.{digits}f}", f"{self.loss_last:.{digits}f}"
+        return first if self.loss_first == self.loss_last else f"{first} to {last}"
+
 
 def check_tensors(
     tensors: Mapping[str, np.ndarray], table: tuple[TensorEntry, ...], origin: str
@@ -65,10 +70,19 @@ def check_tensors(
             )
 
 
+def check_place(out: Path, force: bool = False) -> None:
+    """Raise InputError where `out` exists, unless `force` is given and it is an update's folder."""
+    refuse_existing(out, force)
+    if out.exists() and not (out / RECORD).is_file():
+        raise InputError(f"{out} is no update, so --force does not replace it: give another place.")
+
+
 def write_update(
-    out: Path, record: UpdateRecord, tensors: Mapping[str, np.ndarray]
+    out: Path, record: UpdateRecord, tensors: Mapping[str, np.ndarray], force: bool = False
 ) -> UpdateRecord:
     """Write the two files of an update to the new folder `out`, whole or not at all.
+
+    With `force` an update that is there already is replaced.
 
     Returns the record with size and hash of the tensor file filled in.
     Raises UpdateError for tensors that no server would take, InputError where `out` exists.
@@ -78,12 +92,14 @@ def write_update(
         raise UpdateError("The loss is not finite: training diverged. Lower the learning rate.")
     data = save({name: np.asarray(array, order="C") for name, array in tensors.items()})
     record = msgspec.structs.replace(record, file=fingerprint(data))
-    write_folder(out, {TENSORS: data, RECORD: encode(record)})
+    check_place(out, force)
+    write_folder(out, {TENSORS: data, RECORD: encode(record)}, force)
     return record
 
 
-def read_update(folder: Path) -> tuple[UpdateRecord, dict[str, np.ndarray]]:
+def read_update(folder: str | Path) -> tuple[UpdateRecord, dict[str, np.ndarray]]:
     """Read and check an update folder. Raises UpdateError naming the file and what is wrong."""
+    folder = Path(folder)
     try:
         record = msgspec.json.decode((folder / RECORD).read_bytes(), type=UpdateRecord)
         data = (folder / TENSORS).read_bytes()

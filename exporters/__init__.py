@@ -1,5 +1,5 @@
 """From programs to deployable bundles: training steps as ordinary graphs."""
 
-from exporters.export import compile_graphs, export
+from exporters.export import ExportedBundle, compile_graphs, export
 
-__all__ = ["compile_graphs", "export"]
+__all__ = ["ExportedBundle", "compile_graphs", "export"]

@@ -1,6 +1,7 @@
 """The exporters' front door: a program in, a bundle folder out."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -13,6 +14,15 @@ from exporters.verify import Verdict, verify
 from profiles.errors import VerificationError
 
 Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ExportedBundle:
+    """A bundle that was written to `out`; `verdict` is None where it was not checked."""
+
+    out: Path
+    verdict: Verdict | None
+    graphs: Graphs = field(repr=False)
 
 
 def silent(stage: str) -> None:
@@ -34,19 +44,20 @@ def compile_graphs(program: Program, report: Report = silent) -> dict[str, bytes
 def export(
     program: Program,
     values: Mapping[str, Tensor],
-    out: Path,
+    out: str | Path,
     *,
     base: str,
     check: bool = True,
     force: bool = False,
     report: Report = silent,
-) -> tuple[Graphs, Verdict | None]:
+) -> ExportedBundle:
     """Write `program` with its weights `values` as a bundle to the new folder `out`.
 
     With `check` every signature first runs against PyTorch on fresh random inputs; a miss raises
     VerificationError and leaves the bundle under `out` with `.failed-verification` added.
     Nothing is left behind by any other error.
     """
+    out = Path(out)
     refuse_existing(out, force)
     graphs = compile_graphs(program, report)
     files = bundle_files(program, graphs, values, base)
@@ -59,4 +70,4 @@ def export(
             write_folder(kept, files, force=True)
             raise VerificationError(f"{verdict}. The bundle is kept as {kept}; do not deploy it.")
     write_folder(out, files, force)
-    return graphs, verdict
+    return ExportedBundle(out, verdict, graphs)

@@ -34,13 +34,22 @@ class Verdict:
         """Whether even the worst tensor is within the tolerance."""
         return self.error <= self.tolerance
 
-    def __str__(self) -> str:
-        """One line for a person."""
+    @property
+    def result(self) -> str:
+        """How it ended, for a person; at most 80 columns."""
         return (
-            f"{'verified' if self.passed else 'verification failed'}: worst tensor "
-            f"{self.output!r} of {self.signature!r}, relative error {self.error:.1e} "
-            f"(tolerance {self.tolerance:.0e}, seed {self.seed})"
+            f"{'verified' if self.passed else 'verification failed'}: relative error "
+            f"{self.error:.1e} (tolerance {self.tolerance:.0e}, seed {self.seed})"
         )
+
+    @property
+    def worst(self) -> str:
+        """Where the error is."""
+        return f"worst tensor: {self.output!r} of {self.signature!r}"
+
+    def __str__(self) -> str:
+        """All of it as one sentence."""
+        return f"{self.result}, {self.worst}"
 
 
 def verify(

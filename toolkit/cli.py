@@ -158,7 +158,8 @@ def export(
 
     \b
     edgetailor export toolkit.models:resnet20 --input-shape 3,32,32 \\
-        --submodel low-rank:0.25 --out bundles/phone --save-weights global.safetensors
+        --submodel low-rank:0.25 --out bundles/phone \\
+        --save-weights global.safetensors
     """
     from toolkit import exporting, tables
     from toolkit.training import TrainingConfig
@@ -246,6 +247,34 @@ def aggregate(
         click.echo(json.dumps({"version": 1, "out": str(out), "updates": records}, indent=1))
     else:
         tables.show_aggregated(done)
+
+
+@main_group.command()
+@click.argument("model")
+@click.option(
+    "--weights", required=True, type=click.Path(path_type=Path), help="Weights (.safetensors)."
+)
+@click.option(
+    "--input-shape", type=Shape(), required=True, help="One sample's shape, like 3,32,32."
+)
+@click.option("--data", required=True, help="FILE.npz with x and y, or module:callable.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def evaluate(
+    model: str, weights: Path, input_shape: tuple[int, ...], data: str, as_json: bool
+) -> None:
+    """Judge MODEL with the weights of a file: accuracy and loss on data that none trained on.
+
+    \b
+    edgetailor evaluate toolkit.models:resnet20 --weights next.safetensors \\
+        --input-shape 3,32,32 --data held_out.npz
+    """
+    from toolkit import evaluation, tables
+
+    found = evaluation.evaluate_file(model, weights, input_shape, data)
+    if as_json:
+        click.echo(json.dumps(evaluation.as_json(found), indent=1))
+    else:
+        tables.show_evaluation(found)
 
 
 @main_group.command()

@@ -69,7 +69,7 @@ def export_bundle(request: Request, report: Report = silent) -> Exported:
     inspection = describe(submodel, full)
     if request.dry_run:
         return Exported(request.out, inspection, None, {}, None)
-    graphs, verdict = export(
+    exported = export(
         submodel.program,
         submodel.cut(source),
         request.out,
@@ -86,9 +86,9 @@ def export_bundle(request: Request, report: Report = silent) -> Exported:
         bundle_sha256=fingerprint((request.out / MANIFEST).read_bytes()).sha256,
         signatures={
             name: (len(onnx.load_from_string(graph).graph.node), len(graph))
-            for name, graph in graphs.items()
+            for name, graph in exported.graphs.items()
         },
-        verdict=verdict,
+        verdict=exported.verdict,
     )
 
 

@@ -5,16 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from device_agent.manifest import labels_of
 from exporters import compile_graphs
 from exporters.bundle_writer import bundle_files
-from exporters.signatures import loss_of
-from profiles.errors import InputError
 from toolkit import weights
 from toolkit.aggregation import Received, aggregate
 from toolkit.assembly import slowed
+from toolkit.evaluation import evaluate
 from toolkit.loading import load_model
 from toolkit.policy import AggregationPolicy
 from toolkit.splitting import split
@@ -33,7 +30,7 @@ class Federation:
         model_reference: str,
         input_shape: tuple[int, ...],
         training: TrainingConfig,
-        weights_file: Path | None = None,
+        weights_file: str | Path | None = None,
         seed: int = 0,
         policy: AggregationPolicy | None = None,
     ) -> None:
@@ -80,24 +77,8 @@ class Federation:
         does not take and labels that it has no class for.
         """
         self.model.load_into(self.module)
-        self.module.eval()
-        with torch.no_grad():
-            try:
-                logits = self.module(torch.from_numpy(x))
-            except (IndexError, RuntimeError) as error:
-                reason = str(error).split("\n")[0]
-                raise InputError(f"The held-out data does not fit the model: {reason}") from error
-            labels = labels_of(logits.shape[1])
-            if y.min() < 0 or y.max() >= labels:
-                raise InputError(
-                    f"The held-out data has labels from {y.min()} to {y.max()}; the model's "
-                    f"classes are 0 to {labels - 1}."
-                )
-            target = torch.from_numpy(y)
-            loss = float(loss_of(logits, target))
-            chosen = logits.argmax(1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
-            accuracy = float((chosen == target).double().mean())
-        return accuracy, loss
+        found = evaluate(self.module, x, y, "The held-out data")
+        return found.accuracy, found.loss
 
     def save(self) -> bytes:
         """The global model, kept factors included, as a safetensors file."""

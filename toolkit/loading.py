@@ -12,7 +12,7 @@ from profiles.errors import ModelError
 from toolkit import weights
 
 
-def load_model(reference: str, weights_file: Path | None = None, seed: int = 0) -> nn.Module:
+def load_model(reference: str, weights_file: str | Path | None = None, seed: int = 0) -> nn.Module:
     """Build the model that `reference` names, with `seed` for its first weights.
 
     The current folder is importable. Raises ModelError where the reference names nothing that

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from device_agent.wording import counted
+from toolkit.evaluation import Evaluation
 from toolkit.exporting import Exported
 from toolkit.inspection import CutPlace, Inspection
 from toolkit.offline import Aggregated
@@ -67,7 +69,10 @@ def show_inspections(inspections: Sequence[Inspection], batch: int) -> None:
             layers.title_justify = "left"
             for layer in found.layers:
                 layers.add_row(layer.layer, layer.form, layer.reason)
-            console.print(layers)
+            with console.capture() as drawn:
+                console.print(layers)
+            # Drawn columns are padded to their width, the last one too.
+            print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
 FEW = 3
@@ -113,8 +118,18 @@ def show_export(exported: Exported) -> None:
     for name, (operators, length) in exported.signatures.items():
         graphs.add_row(name, f"{operators:,}", size(length))
     console.print(graphs)
-    console.print(str(exported.verdict or "not verified (--no-verify)"), markup=False)
+    if exported.verdict is None:
+        console.print("not verified (--no-verify)")
+    else:
+        console.print(exported.verdict.result, markup=False)
+        console.print(f"  {exported.verdict.worst}", markup=False)
     console.print(f"bundle: {exported.out}", markup=False)
+
+
+def show_evaluation(found: Evaluation) -> None:
+    """How good a model is."""
+    samples = counted(found.samples, "sample")
+    print(f"accuracy {found.accuracy:.1%}, loss {found.loss:.4f} on {samples}")
 
 
 def show_aggregated(aggregated: Aggregated) -> None:
@@ -126,7 +141,7 @@ def show_aggregated(aggregated: Aggregated) -> None:
             record.submodel,
             f"{record.samples:,}",
             f"{record.steps:,}",
-            f"{record.loss_first:.3f} to {record.loss_last:.3f}",
+            record.losses(3),
         )
     console.print(rows)
     console.print(f"global model: {aggregated.out}", markup=False)

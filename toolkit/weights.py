@@ -75,10 +75,10 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
     return GlobalModel(tensors, kept)
 
 
-def from_file(path: Path) -> GlobalModel:
+def from_file(path: str | Path) -> GlobalModel:
     """Read a weights file. Raises InputError where it is missing or not readable."""
     try:
-        data = path.read_bytes()
+        data = Path(path).read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
     return from_bytes(data, str(path))

@@ -1,9 +1,11 @@
 """`edgetailor-agent` as a person meets it: whole outputs and exit codes of real processes."""
 
+import hashlib
 import json
 import re
 import shutil
 import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,13 +13,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save
 
-from bundles import BATCH, CLASSES, FAMILIES, diverging, everything, rewrite, samples
+from bundles import (
+    BATCH,
+    CLASSES,
+    FAMILIES,
+    diverging,
+    everything,
+    rewrite,
+    samples,
+    write_data,
+)
 from commands import Done, interrupted, refusal, run
 from device_agent.device_state import DeviceState, Identity
+from device_agent.training import train_bundle
 
 BundleOf = Callable[[str], Path]
+LOST = (
+    "This bundle has a personal model, which ends with this round: --personal FILE.safetensors "
+    "keeps it.\n"
+)
 STOPPED = "\nInterrupted.\n"  # on a line of its own, behind the terminal's ^C
+X = np.zeros(2, np.float32)
 NUMBER = r"\d+\.\d+"
 EXIT_CODES = """
   Exit codes:
@@ -27,7 +45,6 @@ EXIT_CODES = """
     4    verification failed
     5    nothing fits
     6    connection or authorisation
-    7    measurement unstable under --strict
     70   a fault of the program's own
     130  interrupted
 """
@@ -66,8 +83,10 @@ def test_every_command_explains_itself(agent: Agent, command: str) -> None:
 def test_train(agent: Agent, bundle: Path, data: str) -> None:
     done = agent("train", bundle, "--data", data, "--out", "update", "--threads", "1")
     assert done.code == 0
-    assert re.fullmatch(rf"epoch 1 of 2: loss {NUMBER}\nepoch 2 of 2: loss {NUMBER}\n", done.stderr)
     spec = FAMILIES[bundle.name.removeprefix("tiny-")]
+    lost = LOST if spec == FAMILIES["cp"] else ""
+    epochs = rf"epoch 1 of 2: loss {NUMBER}\nepoch 2 of 2: loss {NUMBER}\n"
+    assert re.fullmatch(lost + epochs, done.stderr)
     assert re.fullmatch(
         rf"{spec}: 10 steps on 21 samples, loss {NUMBER} to {NUMBER}; update: update\n", done.stdout
     )
@@ -135,6 +154,103 @@ def test_train_refuses(
     assert everything(tmp_path) == before
 
 
+def test_one_epoch_has_one_loss(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
+    short = shutil.copytree(bundle_of("full"), tmp_path / "bundle")
+    rewrite(short, lambda manifest: manifest["schedule"][-1].update(epochs=1))
+    write_data(tmp_path / "few.npz", count=2)
+    done = agent("train", short, "--data", "few.npz", "--out", "update")
+    assert done.code == 0
+    heard = re.fullmatch(rf"epoch 1 of 1: loss ({NUMBER})\n", done.stderr)
+    assert heard
+    assert done.stdout == f"full: 1 step on 2 samples, loss {heard[1]}; update: update\n"
+
+
+def test_a_personal_model_goes_from_round_to_round(
+    agent: Agent, bundle_of: BundleOf, data: str, tmp_path: Path
+) -> None:
+    def round_(number: int, *more: object) -> dict[str, np.ndarray]:
+        out = f"update-{number}"
+        done = agent(
+            "train", bundle_of("cp"), "--data", data, "--out", out, "--threads", "1", *more
+        )
+        assert done.code == 0
+        assert re.fullmatch(
+            rf"epoch 1 of 2: loss {NUMBER}\nepoch 2 of 2: loss {NUMBER}\n", done.stderr
+        )
+        own = load_file(tmp_path / "own" / "me.safetensors")
+        assert own.keys().isdisjoint(load_file(tmp_path / out / "update.safetensors"))
+        return own
+
+    keep = ("--personal", "own/me.safetensors")
+    first, second = round_(1, *keep), round_(2, *keep)
+    assert stat.S_IMODE((tmp_path / "own" / "me.safetensors").stat().st_mode) == 0o600
+    kept = train_bundle(bundle_of("cp"), data, tmp_path / "a", threads=1).personal
+    assert same(first, kept)
+    kept = train_bundle(bundle_of("cp"), data, tmp_path / "b", threads=1, personal=kept).personal
+    assert same(second, kept)
+    assert not same(second, first)
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[n], other[n]) for n in one)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (save({"p": X}), r"^me is no personal model of 'cp:2\.0' as this bundle has it: give each"),
+        (b"text", r"^me is no readable personal model: .*\. Give the file that an earlier round"),
+    ],
+)
+def test_a_personal_model_of_something_else(
+    agent: Agent, bundle_of: BundleOf, data: str, tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "me").write_bytes(content)
+    done = agent("train", bundle_of("cp"), "--data", data, "--out", "u", "--personal", "me")
+    assert re.search(message, refusal(done))
+    assert everything(tmp_path) == {"me": content}
+
+
+def test_a_bundle_without_a_personal_model_leaves_the_file_alone(
+    agent: Agent, bundle_of: BundleOf, data: str, tmp_path: Path
+) -> None:
+    done = agent("train", bundle_of("full"), "--data", data, "--out", "u", "--personal", "me")
+    assert done.code == 0
+    assert not (tmp_path / "me").exists()
+
+
+def test_train_replaces_an_update_by_force(
+    agent: Agent, bundle_of: BundleOf, data: str, tmp_path: Path
+) -> None:
+    command = ("train", bundle_of("full"), "--data", data, "--out", "update", "--threads", "1")
+    assert agent(*command).code == 0
+    first = everything(tmp_path)
+    assert refusal(agent(*command)) == (
+        "update exists already: give another place, or --force to replace it."
+    )
+    assert everything(tmp_path) == first
+    done = agent(*command, "--seed", "1", "--force")
+    assert done.code == 0
+    assert re.fullmatch(rf"epoch 1 of 2: loss {NUMBER}\nepoch 2 of 2: loss {NUMBER}\n", done.stderr)
+    assert re.fullmatch(
+        rf"full: 10 steps on 21 samples, loss {NUMBER} to {NUMBER}; update: update\n", done.stdout
+    )
+    assert everything(tmp_path).keys() == first.keys()
+    assert everything(tmp_path) != first
+
+
+def test_force_leaves_alone_what_is_no_update(
+    agent: Agent, bundle_of: BundleOf, data: str, tmp_path: Path
+) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+    done = agent("train", bundle_of("full"), "--data", data, "--out", "photos", "--force")
+    assert refusal(done) == (
+        "photos is no update, so --force does not replace it: give another place."
+    )
+    assert everything(tmp_path) == {"photos": b"folder", "photos/cat.jpg": b"cat"}
+
+
 def test_train_needs_data(agent: Agent, bundle_of: BundleOf) -> None:
     done = agent("train", bundle_of("full"), "--out", "update")
     assert refusal(done) == "Missing option '--data'."
@@ -200,7 +316,10 @@ def nobody() -> str:
 
 def joined(folder: Path, url: str) -> Path:
     """A state folder as `join` leaves it."""
-    identity = Identity(url=url, device="board-1", secret="s", name="desk", submodel="full")
+    identity = Identity(
+        url=url, device="board-1", secret="s", name="desk", submodel="full",
+        token_sha256=hashlib.sha256(b"t").hexdigest(),
+    )  # fmt: skip
     DeviceState(folder / "state").remember(identity)
     return folder / "state"
 
@@ -353,6 +472,13 @@ def test_joining_twice_changes_nothing(agent: Agent, tmp_path: Path, coordinator
         0,
         f"board-1: now edgetailor-agent run --data FILE.npz --state {state}\n",
         f"desk has joined {coordinator} already, as board-1.\n",
+    )
+    (tmp_path / "other").write_text("another kind's")
+    other = agent("join", coordinator, "--token-file", "other", "--state", state)
+    assert refusal(other) == (
+        f"{state} belongs to board-1, which joined {coordinator} with another token: give one more "
+        f"device of this machine a folder of its own with --state, or remove {state} to leave as "
+        "board-1."
     )
     other = agent("join", nobody(), "--token-file", "token", "--state", state)
     assert f"{state} belongs to the coordinator {coordinator}" in refusal(other)

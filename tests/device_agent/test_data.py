@@ -52,7 +52,7 @@ def with_one(array: np.ndarray, value: float) -> np.ndarray:
         ({"x": X, "y": with_one(Y, -1)}, "label -1 is outside the model's classes 0 to 7"),
         ({"x": with_one(X, np.nan), "y": Y}, "x holds a number that is not finite"),
         ({"x": with_one(X, np.inf), "y": Y}, "x holds a number that is not finite"),
-        ({"x": X[:1], "y": Y[:1]}, "holds 1 samples; training needs at least two"),
+        ({"x": X[:1], "y": Y[:1]}, "holds 1 sample; training needs at least two"),
         ({"x": X[:0], "y": Y[:0]}, "holds 0 samples; training needs at least two"),
         ({"y": Y}, r"has no array 'x'; it must hold x \(samples\) and y \(labels\)"),
         ({"x": X}, "has no array 'y'"),

@@ -8,7 +8,7 @@ import math
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,8 +133,12 @@ def configured(folder: Path, text: str = CONFIG) -> CoordinatorConfig:
 
 
 @contextmanager
-def running(config: CoordinatorConfig, model: VectorModel | None = None) -> Iterator[Server]:
-    server = Server(config, model or VectorModel(), Path("fleet.toml"), lambda line: None)
+def running(
+    config: CoordinatorConfig,
+    model: VectorModel | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator[Server]:
+    server = Server(config, model or VectorModel(), Path("fleet.toml"), say)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -185,9 +189,10 @@ def send(link: Link, round_: int, update: Path) -> None:
 
 def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "train_bundle", train_vector)
-    config, model = configured(tmp_path), VectorModel()
+    monkeypatch.chdir(tmp_path)
+    config, model, told = configured(tmp_path), VectorModel(), list[str]()
     said: dict[int, list[str]] = {number: [] for number in range(3)}
-    with running(config, model) as server:
+    with running(config, model, told.append) as server:
         enrol(server, tmp_path)
         threads = [
             threading.Thread(
@@ -201,6 +206,9 @@ def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             thread.start()
         for thread in threads:
             thread.join(30)
+        later: list[str] = []
+        assert device.run(tmp_path / "0", "data.npz", later.append) == 0
+        assert later == ["The last round is over; 0 updates sent since this agent started."]
         operator = Link(server.url, (config.state / "operator.token").read_text().strip(), print)
         status = operator.status()
     assert (status.state, status.round, model.folded) == ("finished", ROUNDS, [3, 3, 3])
@@ -210,13 +218,43 @@ def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [d.rounds_trained for d in status.devices] == [ROUNDS] * 3
     assert all(d.bytes_up == ROUNDS * d.bytes_up // ROUNDS > 4 * SIZE for d in status.devices)
     for n in range(3):
-        assert said[n][-1] == "The last round is over; this device trained in 3."
+        assert said[n][-1] == "The last round is over; 3 updates sent since this agent started."
         assert sum("train.onnx" in line for line in said[n]) == 1  # cached: it never changed
         assert load_file(tmp_path / str(n) / "personal.safetensors")["mine"] == [ROUNDS]
         assert len(list((tmp_path / str(n) / "files").iterdir())) == 3
     assert load_file(config.state / "global.safetensors")["w"].mean() == ROUNDS
     history = json.loads((config.state / "history.json").read_text())
     assert [entry["round"] for entry in history["history"]] == [0, 1, 2, 3]
+    end = "All rounds are done; global model: state/global.safetensors. Stop with Ctrl-C."
+    assert told == [
+        "Round 0 of 3: accuracy 0.5000, loss 0.0000, from 0 updates",
+        "Round 1 of 3: accuracy 0.5000, loss 1.0000, from 3 updates",
+        "Round 2 of 3: accuracy 0.5000, loss 2.0000, from 3 updates",
+        "Round 3 of 3: accuracy 0.5000, loss 3.0000, from 3 updates",
+        end,
+    ]
+    again: list[str] = []
+    with running(config, VectorModel(), again.append):
+        assert_soon(lambda: again == [end])
+
+
+def test_the_greeting_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = configured(tmp_path)
+    with running(config) as server:
+        greeting = server.greeting()
+    assert greeting == [
+        f"Coordinator at {server.url}",
+        "Its routes are explained at /docs, without the internet at /openapi.json.",
+        f"Join: edgetailor-agent join {server.url} --token-file FILE",
+        "  2 x desktop (full): state/tokens/desktop.token",
+        "  1 x board (low-rank:0.5): state/tokens/board.token",
+        "The operator's token, for /v1/status: state/operator.token",
+    ]
+    assert max(map(len, greeting)) <= 80
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert server.greeting()[-1].endswith(f": {config.state}/operator.token")
 
 
 def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -229,8 +267,9 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
         work, _, update = trained(first, tmp_path / "two")
         assert work.round == 2
         send(first, 2, update)
-    model = VectorModel()
-    with running(config, model) as server:
+    model, told = VectorModel(), list[str]()
+    with running(config, model, told.append) as server:
+        assert_soon(lambda: told == ["Going on at round 2 of 3."])
         again = [joined(server, tmp_path / str(n)) for n in range(3)]
         for _ in range(200):
             status = again[0].status()
@@ -244,6 +283,13 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
             send(link, 2, trained(link, tmp_path / f"again-{number}")[2])
         assert task(again[0]).round == 3
     assert model.folded == [3]
+
+
+def assert_soon(condition: Callable[[], bool], seconds: float = 10) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def joined(server: Server, state: Path) -> Link:
@@ -391,7 +437,7 @@ def test_tokens_and_secrets(fleet: Fleet, tmp_path: Path) -> None:
     server, _ = fleet
     with pytest.raises(AuthorisationError, match="This join token is unknown here"):
         device.join(server.url, "guess", "x", tmp_path / "a", print)
-    with pytest.raises(AuthorisationError, match="used up: all 1 devices of kind 'board'"):
+    with pytest.raises(AuthorisationError, match="used up: it is for 1 device of kind 'board'"):
         device.join(server.url, token(server.config, "board"), "x", tmp_path / "b", print)
     for call in ("work", "status"):
         with pytest.raises(AuthorisationError, match="No device here has this secret"):
@@ -407,8 +453,16 @@ def test_joining_again(fleet: Fleet, tmp_path: Path) -> None:
     server, _ = fleet
     state = server.config.state.parent / "0"
     said: list[str] = []
-    assert device.join(server.url + "/", "", "x", state, said.append).device == "desktop-1"
+    same = token(server.config, "desktop")
+    assert device.join(server.url + "/", same, "x", state, said.append).device == "desktop-1"
     assert said == [f"machine 0 has joined {server.url} already, as desktop-1."]
+    with pytest.raises(InputError) as error:
+        device.join(server.url, token(server.config, "board"), "x", state, said.append)
+    assert str(error.value) == (
+        f"{state} belongs to desktop-1, which joined {server.url} with another token: give one "
+        f"more device of this machine a folder of its own with --state, or remove {state} to leave "
+        "as desktop-1."
+    )
     assert stat.S_IMODE((state / "device.json").stat().st_mode) == 0o600
     with pytest.raises(InputError, match="belongs to the coordinator"):
         device.join("http://elsewhere:1", "t", "x", state, print)
@@ -494,6 +548,8 @@ def test_a_failure_of_the_rounds_ends_the_server(tmp_path: Path) -> None:
     [
         ("rounds = 3", "rounds = 3\nround = 4", "there is no key `round`; the keys here are model"),
         ("rounds = 3", "", "the key `rounds` is missing"),
+        ("rounds = 3", "round = 3", "there is no key `round`; the keys here are model"),
+        ("submodel", "submodels", r"there is no key `devices\[0\]\.submodels`; the keys here are"),
         ("rounds = 3", "rounds = 0", "`rounds` is 0: Input should be greater than or equal to 1"),
         ("epochs = 1", "epoch = 1", r"there is no key `training\.epoch`; the keys here are batch"),
         ("epochs = 1", "epochs = 0", r"\[training\] epochs must be at least 1; it is 0"),

@@ -33,7 +33,7 @@ def test_enrolment_ends_with_the_last_device() -> None:
     assert (machine.phase, machine.round) == ("enrolling", 0)
     machine.enrol("b")
     assert machine.phase == "aggregating"
-    with pytest.raises(RefusalError, match="All 2 places"):
+    with pytest.raises(RefusalError, match="This fleet is full: it has 2 devices"):
         machine.enrol("c")
 
 

@@ -11,16 +11,18 @@ import msgspec
 import numpy as np
 
 from device_agent.data import check, from_npz
-from device_agent.files import write_file
+from device_agent.files import shown, write_file
 from device_agent.manifest import MANIFEST, Dtype
 from device_agent.protocol import RoundResult
 from device_agent.tensor_file import read_tensors
 from device_agent.update import UpdateRecord
+from device_agent.wording import counted
 from profiles.errors import EdgeTailorError
 from toolkit.coordinator.intake import is_finite
 from toolkit.coordinator.registry import hashed
 from toolkit.coordinator.service import Coordinator
 
+MODEL = "global.safetensors"
 TICK_S = 0.5
 """How often a deadline is looked at, in seconds."""
 
@@ -101,6 +103,7 @@ class Conductor:
                 rounds.close()
         if closing:
             self._fold()
+            self._tell_end()
             coordinator.changed.set()
 
     def _resume(self) -> None:
@@ -108,6 +111,10 @@ class Conductor:
         if data is not None:
             self._model.load(data)
             self._publish(data)
+            rounds = self._coordinator.rounds
+            if rounds.done < rounds.total:
+                self._say(f"Going on at round {rounds.done + 1} of {rounds.total}.")
+            self._tell_end()
         else:
             self._evaluate(0, 0)
 
@@ -142,6 +149,12 @@ class Conductor:
             coordinator.rounds.folded()
             coordinator.bundles = {}
 
+    def _tell_end(self) -> None:
+        rounds = self._coordinator.rounds
+        if rounds.done >= rounds.total:
+            model = shown(self._coordinator.config.state / MODEL)
+            self._say(f"All rounds are done; global model: {model}. Stop with Ctrl-C.")
+
     def _updates(self, round_: int) -> Iterator[Update]:
         """The updates of a round, one in memory at a time."""
         store = self._coordinator.store
@@ -162,13 +175,13 @@ class Conductor:
         self._publish(data)
         self._say(
             f"Round {round_} of {self._coordinator.rounds.total}: accuracy {accuracy:.4f}, "
-            f"loss {loss:.4f}, from {updates} updates"
+            f"loss {loss:.4f}, from {counted(updates, 'update')}"
         )
 
     def _publish(self, model: bytes) -> None:
         """Write global.safetensors and history.json for people and other programs."""
         state = self._coordinator.config.state
-        write_file(state / "global.safetensors", model)
+        write_file(state / MODEL, model)
         results = [asdict(result) for result in self._coordinator.store.history()]
         document = {"version": 1, "history": results}
         write_file(state / "history.json", json.dumps(document, indent=1).encode() + b"\n")

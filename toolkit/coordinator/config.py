@@ -22,6 +22,9 @@ from toolkit.policy import AggregationPolicy
 from toolkit.spec import parse_spec
 from toolkit.training import TrainingConfig
 
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+"""What pydantic calls a key that is not known, in a table and in a dataclass."""
+
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -104,7 +107,7 @@ def load_config(path: Path) -> CoordinatorConfig:
     try:
         config = CoordinatorConfig.model_validate(content)
     except ValidationError as error:
-        raise InputError(_sentence(path, error.errors()[0])) from None
+        raise InputError(_sentence(path, _first(error))) from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     places = {key: getattr(config, key) for key in ("weights", "held_out", "state")}
@@ -125,10 +128,15 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is no TOML file: {error}.") from None
 
 
+def _first(error: ValidationError) -> ErrorDetails:
+    """The mistake to name; a key that is not known explains one that is missing."""
+    return min(error.errors(), key=lambda mistake: mistake["type"] not in UNKNOWN)
+
+
 def _sentence(path: Path, error: ErrorDetails) -> str:
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
     key = key.removeprefix(".")
-    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+    if error["type"] in UNKNOWN:
         return f"{path}: there is no key `{key}`; {_known_keys(error['loc'])}."
     if error["type"] == "missing":
         return f"{path}: the key `{key}` is missing; {_known_keys(error['loc'])}."

@@ -6,6 +6,7 @@ import secrets
 import sqlite3
 from dataclasses import dataclass
 
+from device_agent.wording import counted
 from toolkit.coordinator.database import Database
 from toolkit.coordinator.refusals import forbidden
 
@@ -51,8 +52,8 @@ class Registry:
             number = int(used.fetchone()[0]) + 1
             if number > count:
                 raise forbidden(
-                    f"This join token is used up: all {count} devices of kind {kind!r} have "
-                    "joined. Use the token of another kind, or start a federation with more."
+                    f"This join token is used up: it is for {counted(count, 'device')} of kind "
+                    f"{kind!r}. Use the token of another kind, or start a federation with more."
                 )
             secret = secrets.token_urlsafe(32)
             device = Device(f"{kind}-{number}", kind, name, hashed(secret), 0, 0)

@@ -9,6 +9,7 @@ Times are seconds of any steady clock, passed in. A refusal changes nothing.
 from collections.abc import Mapping
 from typing import Literal
 
+from device_agent.wording import counted
 from toolkit.coordinator.refusals import conflict, forbidden
 
 Phase = Literal["enrolling", "training", "aggregating", "finished"]
@@ -42,7 +43,7 @@ class Rounds:
     def enrol(self, device: str) -> None:
         """Add `device`; the last one ends enrolment. RefusalError where the fleet is full."""
         if self.phase != "enrolling" or device in self.devices:
-            raise forbidden(f"All {self.expected} places of this fleet are taken.")
+            raise forbidden(f"This fleet is full: it has {counted(self.expected, 'device')}.")
         self.devices.add(device)
         if len(self.devices) == self.expected:
             self.phase = "finished" if self.done >= self.total else "aggregating"

@@ -17,7 +17,7 @@ from typing import NoReturn
 import uvicorn
 from fastapi import FastAPI
 
-from device_agent.files import write_file
+from device_agent.files import shown, write_file
 from profiles.errors import InputError
 from toolkit.coordinator.api import create_app
 from toolkit.coordinator.conductor import Conductor, Model, read_held_out
@@ -86,15 +86,18 @@ class Server:
 
     def greeting(self) -> list[str]:
         """What to tell whoever started this."""
-        tokens = self.config.state / "tokens"
-        lines = [f"Coordinator at {self.url}, its routes explained at {self.url}/docs"]
-        for kind in self.config.devices:
-            lines.append(
-                f"  {kind.count} x {kind.name} ({kind.submodel}): edgetailor-agent join "
-                f"{self.url} --token-file {tokens / kind.name}.token"
-            )
-        lines.append(f"  operator token: {self.config.state / OPERATOR}")
-        return lines
+        state = shown(self.config.state)
+        devices = [
+            f"  {kind.count} x {kind.name} ({kind.submodel}): {state / 'tokens' / kind.name}.token"
+            for kind in self.config.devices
+        ]
+        return [
+            f"Coordinator at {self.url}",
+            "Its routes are explained at /docs, without the internet at /openapi.json.",
+            f"Join: edgetailor-agent join {self.url} --token-file FILE",
+            *devices,
+            f"The operator's token, for /v1/status: {state / OPERATOR}",
+        ]
 
     def run(self) -> None:
         """Serve until interrupted or `stop`ped. Raises what ended the rounds, if anything did."""

@@ -1,0 +1,67 @@
+"""The library as README shows it, and as a person meets it at a prompt."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import toolkit
+from bundles import SAMPLE_SHAPE, TRAINING, tiny_model
+from commands import LIMIT_S, ROOT, environment
+from exporters import export
+from toolkit import split
+
+NETS = """
+from torch import nn
+
+def net():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, 4), nn.ReLU(), nn.Conv2d(4, 8, 3, 2), nn.Flatten(), nn.Linear(72, 4)
+    )
+"""
+
+
+def test_the_public_names_are_listed_without_loading_them() -> None:
+    assert dir(toolkit) == sorted(toolkit.__all__)
+    code = "import sys, toolkit; print(dir(toolkit)); assert 'torch' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{sorted(toolkit.__all__)}\n"
+    for name in toolkit.__all__:
+        assert getattr(toolkit, name).__name__ == name
+
+
+def test_the_round_of_the_readme_runs(tmp_path: Path) -> None:
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(snippets) == 1
+    (tmp_path / "mymodels.py").write_text(NETS)
+    x = np.random.default_rng(0).standard_normal((8, 3, 32, 32), dtype=np.float32)
+    np.savez(tmp_path / "local.npz", x=x, y=np.arange(8) % 4)
+    first = "import copy\nbefore = copy.deepcopy(model.state_dict())\n"
+    marked = snippets[0].replace("submodel =", f"{first}submodel =", 1)
+    code = marked + "print([n for n, v in model.state_dict().items() if (v == before[n]).all()])\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"  # every tensor of the model was trained
+
+
+def test_what_an_export_returns_is_short_to_print(tmp_path: Path) -> None:
+    model, source = tiny_model()
+    submodel = split(model, "full", SAMPLE_SHAPE, TRAINING)
+    out = str(tmp_path / "bundle")
+    exported = export(
+        submodel.program, submodel.cut(source), out, base=source.fingerprint(), check=False
+    )
+    assert repr(exported) == f"ExportedBundle(out={Path(out)!r}, verdict=None)"
+    assert exported.graphs.keys() == {"train", "predict"}
+    assert (tmp_path / "bundle" / "manifest.json").is_file()
