@@ -31,12 +31,13 @@ class Port(Struct, frozen=True, kw_only=True):
     """One named input or output of a graph.
 
     `shape` has None where the batch goes. `kind` says what the agent feeds or does with it:
-    `samples` a batch of the source data set, `labels` its labels, `scalar` a number that the
-    schedule gives, `state` the tensor called `state`, `metric` a number to report.
+    `samples` a batch of the source data set, `labels` its labels, `classes` 1 for every class that
+    the device has samples of and 0 for the others, `scalar` a number that the schedule gives,
+    `state` the tensor called `state`, `metric` a number to report.
     """
 
     name: str
-    kind: Literal["samples", "labels", "scalar", "state", "metric"]
+    kind: Literal["samples", "labels", "classes", "scalar", "state", "metric"]
     dtype: Dtype
     shape: tuple[int | None, ...]
     state: str | None = None

@@ -210,6 +210,9 @@ class ScheduleRun:
                 return self.recordings[source].read(indices)
             case "labels":
                 return np.asarray(self.local.y[indices])
+            case "classes":
+                known = np.arange(self.bundle.manifest.classes)
+                return np.isin(known, self.local.y).astype(np.float32)
             case "scalar":
                 return np.asarray(scalars[port.name], np.float32)
             case _:

@@ -57,6 +57,11 @@ def labels() -> Port:
     return Port(name="y", kind="labels", dtype="int64", shape=(None,))
 
 
+def present(classes: int) -> Port:
+    """Which of the classes the device has samples of."""
+    return Port(name="present", kind="classes", dtype="float32", shape=(classes,))
+
+
 def scalar(name: str) -> Port:
     """A number that the schedule gives."""
     return Port(name=name, kind="scalar", dtype="float32", shape=())

@@ -18,6 +18,7 @@ from exporters.program import (
     Tensors,
     labels,
     metric,
+    present,
     samples,
     scalar,
     state_in,
@@ -86,23 +87,29 @@ def train(
     penalty: Penalty | None = None,
     reads: Sequence[TensorEntry] = (),
     names: Names = own_name,
+    masked: bool = False,
 ) -> ProgramSignature:
     """One step: (x, y, rate, state) -> (loss, parameters', optimizer state', buffers').
 
     `loss` is the cross-entropy alone; the gradient is that of cross-entropy plus `penalty`. Both
-    may also look at the tensors `reads`.
+    may also look at the tensors `reads`. Statistics among them (static batch norm) stay as they
+    are. With `masked` the logits of classes that the device has no samples of count as zero
+    (HeteroFL's masked cross-entropy, for models of two classes and more).
     """
     kept = optimizer.state(parameters)
     written = (*parameters, *kept, *buffers)
+    classes = int(output_node(graph).meta["val"].shape[1])
+    mask = present(classes) if masked and classes > 1 else None
 
     def step(feeds: Tensors) -> dict[str, Tensor]:
         statistics = {b.name: feeds[b.name].clone() for b in buffers}
-        fixed = select(feeds, reads)
+        # Copies: a batch norm writes into the statistics that it reads.
+        fixed = {e.name: feeds[e.name].clone() for e in reads if e.role == "frozen"}
+        fixed |= {e.name: feeds[e.name] for e in reads if e.role != "frozen"}
 
         def objective(trained: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-            loss = loss_of(
-                run(graph, {**fixed, **trained, **statistics}, feeds["x"], names), feeds["y"]
-            )
+            logits = run(graph, {**fixed, **trained, **statistics}, feeds["x"], names)
+            loss = loss_of(logits if mask is None else logits * feeds[mask.name], feeds["y"])
             total = loss if penalty is None else loss + penalty({**fixed, **trained})
             return total, loss
 
@@ -113,6 +120,7 @@ def train(
         return {"loss": loss, **results}
 
     inputs = [samples(sample_shape, dtype=sample_dtype(graph)), labels(), scalar("rate")]
+    inputs += [mask] if mask is not None else []
     return ProgramSignature(
         name=name,
         inputs=(*inputs, *map(state_in, (*written, *reads))),

@@ -64,7 +64,14 @@ def whole_network(
     frozen = [entry for entry in entries if entry.role == "frozen"]
     shape = captured.sample_shape
     step = train(
-        captured.training, shape, parameters, buffers, optimizer, penalty=penalty, reads=frozen
+        captured.training,
+        shape,
+        parameters,
+        buffers,
+        optimizer,
+        penalty=penalty,
+        reads=frozen,
+        masked=training.masked,
     )
     program = Program(
         submodel=str(spec),

@@ -24,7 +24,7 @@ from exporters.program import (
 )
 from exporters.signatures import apply, train
 from toolkit.counting import Counts, activations, macs
-from toolkit.entries import dense_entries
+from toolkit.entries import dense_entries, statistics_role
 from toolkit.spec import Spec
 from toolkit.submodel import Submodel, Treatment, count
 from toolkit.tensorized import Tensorized, personal
@@ -93,8 +93,10 @@ def bi_level(
     treatments: Sequence[Treatment] = (),
 ) -> Submodel:
     """A submodel that trains so; `factors` gives the numbers of the tensorized parameters."""
-    buffers = dense_entries(captured, captured.buffers, "buffer")
-    frozen = dense_entries(captured, captured.frozen, "frozen")
+    tracked = dense_entries(captured, captured.buffers, statistics_role(training))
+    buffers = [entry for entry in tracked if entry.role == "buffer"]
+    still = [entry for entry in tracked if entry.role == "frozen"]
+    frozen = (*still, *dense_entries(captured, captured.frozen, "frozen"))
     nesterov = SGD(
         momentum=training.momentum,
         nesterov=training.momentum > 0,
@@ -114,6 +116,7 @@ def bi_level(
         penalty=lambda tensors: 0.5 * settings.penalty * tensorized.distance(tensors),
         reads=(*tensorized.uploaded, *frozen),
         names=names,
+        masked=training.masked,
     )
     predict = apply(
         "predict",

@@ -4,6 +4,12 @@ from collections.abc import Iterable
 
 from device_agent.manifest import Role, TensorEntry
 from exporters.capture import Captured
+from toolkit.training import TrainingConfig
+
+
+def statistics_role(training: TrainingConfig) -> Role:
+    """What a device does with running statistics: track and send them, or only hold them."""
+    return "buffer" if training.batch_norm == "global" else "frozen"
 
 
 def dense_entries(captured: Captured, names: Iterable[str], role: Role) -> tuple[TensorEntry, ...]:

@@ -51,6 +51,24 @@ def evaluate(module: nn.Module, x: np.ndarray, y: np.ndarray, origin: str) -> Ev
     return Evaluation(len(y), right / len(y), loss / len(y))
 
 
+def take_statistics(module: nn.Module, x: np.ndarray) -> None:
+    """Set the running statistics of all batch norms to those of the samples `x` (n, *shape).
+
+    The mean over pieces of the samples, each layer normalising by the piece as in training.
+    """
+    norms = [m for m in module.eval().modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    before = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # PyTorch's sign for a plain mean
+        norm.train()
+    for piece in np.array_split(x, -(-len(x) // PIECE)):
+        _logits(module, torch.from_numpy(piece))
+    for norm, momentum in zip(norms, before, strict=True):
+        norm.momentum = momentum
+    module.eval()
+
+
 def evaluate_file(
     model: str, weights_file: str | Path, sample_shape: tuple[int, ...], data: str
 ) -> Evaluation:

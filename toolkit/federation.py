@@ -11,7 +11,7 @@ from exporters.bundle_writer import bundle_files
 from toolkit import weights
 from toolkit.aggregation import Received, aggregate
 from toolkit.assembly import slowed
-from toolkit.evaluation import evaluate
+from toolkit.evaluation import evaluate, take_statistics
 from toolkit.loading import load_model
 from toolkit.policy import AggregationPolicy
 from toolkit.splitting import split
@@ -73,10 +73,13 @@ class Federation:
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
         """Accuracy and mean cross-entropy of the global model on samples `x`, labels `y`.
 
-        A single output is a logit: above 0 it says 1. Raises InputError for samples that the model
-        does not take and labels that it has no class for.
+        With static batch norm the model takes its statistics from `x` first. Raises ModelError for
+        samples that the model does not take, InputError for labels that it has no class for.
         """
         self.model.load_into(self.module)
+        if self.training.batch_norm == "static":
+            take_statistics(self.module, x)
+            self._replace(replace(self.model, tensors=weights.from_model(self.module).tensors))
         found = evaluate(self.module, x, y, "The held-out data")
         return found.accuracy, found.loss
 

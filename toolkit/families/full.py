@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from exporters.capture import capture
 from exporters.optimizers import SGD
 from toolkit.assembly import whole_network
-from toolkit.entries import dense_entries
+from toolkit.entries import dense_entries, statistics_role
 from toolkit.spec import Spec
 from toolkit.submodel import Stateless, Submodel
 from toolkit.training import TrainingConfig
@@ -34,7 +34,7 @@ class Full(Stateless):
         entries = (
             *dense_entries(captured, captured.parameters, "parameter"),
             *dense_entries(captured, captured.frozen, "frozen"),
-            *dense_entries(captured, captured.buffers, "buffer"),
+            *dense_entries(captured, captured.buffers, statistics_role(training)),
         )
         optimizer = SGD(momentum=training.momentum, weight_decay=training.weight_decay)
 

@@ -18,6 +18,7 @@ from exporters.optimizers import SGD
 from exporters.program import Tensors
 from profiles.errors import SpecError
 from toolkit.assembly import whole_network
+from toolkit.entries import statistics_role
 from toolkit.layers import Layer, weighted_layers
 from toolkit.low_rank_layers import (
     FactorizedConvolution,
@@ -168,7 +169,7 @@ class LowRank(Stateless):
         captured = capture(rewritten.model, sample_shape)
         entries = (
             *rewritten.entries(captured, captured.parameters, "parameter"),
-            *rewritten.entries(captured, captured.buffers, "buffer"),
+            *rewritten.entries(captured, captured.buffers, statistics_role(training)),
             *rewritten.entries(captured, captured.frozen, "frozen"),
         )
         optimizer = SGD(

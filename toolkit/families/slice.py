@@ -23,7 +23,7 @@ from profiles.errors import SpecError
 from toolkit.assembly import one_pass
 from toolkit.counting import Counts, activations, macs
 from toolkit.cutting import CutPoint, Cutter, tensors_read
-from toolkit.entries import dense_entries
+from toolkit.entries import dense_entries, statistics_role
 from toolkit.families.low_rank import FAMILY as LOW_RANK
 from toolkit.layers import weighted_layers
 from toolkit.product import Product
@@ -160,8 +160,14 @@ class Slice(Stateless):
         parameters = rewritten.entries(
             captured, filter(captured.parameters.__contains__, read), "parameter"
         )
-        buffers = rewritten.entries(captured, filter(captured.buffers.__contains__, read), "buffer")
-        fixed = dense_entries(captured, filter(captured.frozen.__contains__, read), "frozen")
+        tracked = rewritten.entries(
+            captured, filter(captured.buffers.__contains__, read), statistics_role(training)
+        )
+        buffers = [entry for entry in tracked if entry.role == "buffer"]
+        fixed = (
+            *(entry for entry in tracked if entry.role == "frozen"),
+            *dense_entries(captured, filter(captured.frozen.__contains__, read), "frozen"),
+        )
         ahead = [n for n in tensors_read(stages) if n not in read and n in captured.tensors]
         frozen = (*dense_entries(captured, ahead, "frozen"), *fixed)
         optimizer = SGD(
@@ -191,6 +197,7 @@ class Slice(Stateless):
                 optimizer,
                 penalty=rewritten.penalty,
                 reads=fixed,
+                masked=training.masked,
             )
         )
         signatures.append(

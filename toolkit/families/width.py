@@ -14,7 +14,7 @@ from exporters.optimizers import SGD
 from profiles.errors import SpecError
 from toolkit.assembly import whole_network
 from toolkit.channels.narrowing import Narrowed, held, narrow
-from toolkit.entries import dense_entries
+from toolkit.entries import dense_entries, statistics_role
 from toolkit.spec import Spec
 from toolkit.submodel import Stateless, Submodel, Treatment
 from toolkit.training import TrainingConfig
@@ -50,7 +50,7 @@ class Width(Stateless):
             replace(entry, part=parts.get(entry.name))
             for entry in (
                 *dense_entries(small, small.parameters, "parameter"),
-                *dense_entries(small, small.buffers, "buffer"),
+                *dense_entries(small, small.buffers, statistics_role(training)),
                 *dense_entries(small, small.frozen, "frozen"),
             )
         )
