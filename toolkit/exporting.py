@@ -1,6 +1,6 @@
 """What `edgetailor export` does: load, split, export, and say what came out."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import onnx
@@ -11,6 +11,7 @@ from exporters import export
 from exporters.export import Report, silent
 from exporters.verify import Verdict
 from toolkit import weights
+from toolkit.approximation import Fit, fit
 from toolkit.inspection import Inspection, describe
 from toolkit.loading import load_model
 from toolkit.splitting import split
@@ -40,7 +41,7 @@ class Request:
 class Exported:
     """One exported bundle; `signatures` gives operators and graph bytes by signature.
 
-    A dry run has no bundle hash, no signatures and no verdict.
+    A dry run has no bundle hash, no signatures, no verdict and no fit.
     """
 
     out: Path
@@ -48,6 +49,7 @@ class Exported:
     bundle_sha256: str | None
     signatures: dict[str, tuple[int, int]]
     verdict: Verdict | None
+    fit: Fit | None = None
 
 
 def export_bundle(request: Request, report: Report = silent) -> Exported:
@@ -69,9 +71,12 @@ def export_bundle(request: Request, report: Report = silent) -> Exported:
     inspection = describe(submodel, full)
     if request.dry_run:
         return Exported(request.out, inspection, None, {}, None)
+    if any(entry.factor is not None for entry in submodel.program.tensors):
+        report("factorizing the weights")
+    values = submodel.cut(source)
     exported = export(
         submodel.program,
-        submodel.cut(source),
+        values,
         request.out,
         base=source.fingerprint(),
         check=request.verify,
@@ -89,6 +94,7 @@ def export_bundle(request: Request, report: Report = silent) -> Exported:
             for name, graph in exported.graphs.items()
         },
         verdict=exported.verdict,
+        fit=fit(submodel, values, source),
     )
 
 
@@ -102,6 +108,7 @@ def as_json(exported: Exported) -> dict[str, object]:
         "params": exported.inspection.params,
         "capacity": exported.inspection.capacity,
         "weights_bytes": exported.inspection.bytes,
+        "fit": exported.fit and asdict(exported.fit),
         "bundle_sha256": exported.bundle_sha256,
         "signatures": [
             {"name": name, "operators": operators, "graph_bytes": size}

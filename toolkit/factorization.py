@@ -145,21 +145,10 @@ def least_squares(gram: Tensor, products: Tensor) -> Tensor:
     gram.diagonal().add_(RIDGE * gram.diagonal().mean())
     root, failed = torch.linalg.cholesky_ex(gram)
     if failed:
-        return products @ torch.linalg.pinv(gram, hermitian=True)
+        least: Tensor = products @ torch.linalg.pinv(gram, hermitian=True)
+        return least
     solution: Tensor = torch.cholesky_solve(products.T, root).T
     return solution
-
-
-def relative_residual(target: Tensor, factors: Sequence[Tensor]) -> float:
-    """||X - [[A]]|| / ||X||; 0 for a zero tensor that is met."""
-    residual = float((target - compose(factors)).norm())
-    return residual / max(float(target.norm()), 1e-30)
-
-
-def cp_fit(weight: Tensor, factors: Sequence[Tensor]) -> float:
-    """How much of `weight` its CP factors hold: 1 - ||X - [[A]]|| / ||X||, at most 1."""
-    wide = [factor.double() for factor in factors]
-    return 1 - relative_residual(weight.detach().double(), wide)
 
 
 def balance(factors: Sequence[Tensor]) -> list[Tensor]:

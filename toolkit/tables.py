@@ -114,6 +114,8 @@ def show_export(exported: Exported) -> None:
     if exported.bundle_sha256 is None:
         console.print(f"dry run: {exported.out} was not written", markup=False)
         return
+    if exported.fit is not None:
+        console.print(str(exported.fit), markup=False)
     graphs = table("signature", "operators", "graph")
     for name, (operators, length) in exported.signatures.items():
         graphs.add_row(name, f"{operators:,}", size(length))
