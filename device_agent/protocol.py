@@ -96,7 +96,10 @@ class RoundResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The whole fleet. `round` counts from 1; 0 while devices are still enrolling."""
+    """The whole fleet. `round` counts from 1; 0 while devices are still enrolling.
+
+    `kinds_ready` of the `kinds` of devices have their bundle of the next or present round.
+    """
 
     version: int = 1
     state: Literal["enrolling", "training", "aggregating", "finished"]
@@ -105,6 +108,8 @@ class Status:
     expected_devices: int
     devices: list[DeviceStatus]
     history: list[RoundResult]
+    kinds: int = 0
+    kinds_ready: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
+from torch.nn.parameter import UninitializedParameter
 
 from device_agent.manifest import Dtype
 from exporters.lstm_shapes import lstm_shapes_only
@@ -22,6 +23,7 @@ from profiles.errors import ModelError
 aten = torch.ops.aten
 MINIMUM_BATCH = 2
 RANDOM = ("rand", "bernoulli", "dropout")
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
 RESHAPING = ("view", "reshape", "slice", "select", "transpose", "permute", "unsqueeze", "squeeze")
 
 
@@ -89,8 +91,15 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
 
 def check_parameters(model: nn.Module) -> None:
     """Raise ModelError for parameters that no family can split or train."""
+    for name, module in model.named_modules():
+        if isinstance(module, WEIGHTED) and module.weight is None:
+            raise ModelError(f"{name!r} has no weight: its `weight` is None.")
     owners: dict[int, str] = {}
     for name, value in model.named_parameters(remove_duplicate=False):
+        if isinstance(value, UninitializedParameter):
+            raise ModelError(
+                f"{name!r} has no shape yet: its module is lazy. Run the model once on a batch."
+            )
         if id(value) in owners:
             raise ModelError(
                 f"{name!r} and {owners[id(value)]!r} share one weight; shared weights cannot be "
@@ -101,7 +110,8 @@ def check_parameters(model: nn.Module) -> None:
             raise ModelError(f"{name!r} is {value.dtype}; parameters must be float32.")
         if value.numel() == 0:
             raise ModelError(f"{name!r} has shape {tuple(value.shape)}, which holds no numbers.")
-        if not torch.isfinite(value).all():
+    for name, value in model.state_dict().items():
+        if value.is_floating_point() and not torch.isfinite(value).all():
             raise ModelError(f"{name!r} holds a number that is not finite.")
     if not owners:
         raise ModelError("The model has no parameters, so there is nothing to train.")
@@ -173,6 +183,10 @@ def tidy(graph: GraphModule) -> GraphModule:
     for node in list(graph.graph.nodes):
         if node.target in RECURRENT:
             retype_zeros(graph, node)
+        if node.target is aten.dropout.default and node.args[1] == 0:
+            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+            graph.graph.erase_node(node)
+            continue
         guard = node.op == "call_module" and node.target == "_guards_fn"
         counter = node.target is aten.add_.Tensor and is_integer_attribute(graph, node.args[0])
         if guard or counter:

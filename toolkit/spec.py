@@ -89,6 +89,8 @@ def as_number(text: str) -> float | None:
 def parse_spec(text: str) -> Spec:
     """Read a spec; its family may not exist. Raises SpecError where it is malformed."""
     outer, plus, inner = text.strip().partition("+")
+    if plus and not inner:
+        raise SpecError(f"{text!r}: nothing follows the plus sign, like low-rank:0.25 would.")
     spec = parse_single(outer, text)
     return replace(spec, inner=parse_spec(inner)) if plus else spec
 

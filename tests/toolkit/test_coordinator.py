@@ -191,8 +191,20 @@ def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(device, "train_bundle", train_vector)
     monkeypatch.chdir(tmp_path)
     config, model, told = configured(tmp_path), VectorModel(), list[str]()
+    made: list[int] = []
+    up = threading.Event()
+    cut = model.bundle
+
+    def bundle(submodel: str, round_: int) -> dict[str, bytes]:
+        assert up.wait(10)
+        if round_ == 1:
+            made.append(server.coordinator.status().kinds_ready)
+        return cut(submodel, round_)
+
+    monkeypatch.setattr(model, "bundle", bundle)
     said: dict[int, list[str]] = {number: [] for number in range(3)}
     with running(config, model, told.append) as server:
+        up.set()
         enrol(server, tmp_path)
         threads = [
             threading.Thread(
@@ -216,6 +228,7 @@ def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (0, 0.0, 0), (1, 1.0, 3), (2, 2.0, 3), (3, 3.0, 3),
     ]  # fmt: skip
     assert [d.rounds_trained for d in status.devices] == [ROUNDS] * 3
+    assert (status.kinds, made) == (2, [0, 1])
     assert all(d.bytes_up == ROUNDS * d.bytes_up // ROUNDS > 4 * SIZE for d in status.devices)
     for n in range(3):
         assert said[n][-1] == "The last round is over; 3 updates sent since this agent started."

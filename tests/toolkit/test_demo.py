@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,7 +24,7 @@ from profiles.profile import Duration, Profile, this_machine
 from toolkit.coordinator.config import load_config
 from toolkit.demo import DemoResult, data, report, run_demo, settings
 from toolkit.demo.curve import draw
-from toolkit.demo.display import Lines, Picture
+from toolkit.demo.display import Lines, Picture, stage
 from toolkit.demo.fleet import config_text
 from toolkit.demo.folder import DemoFolder
 from toolkit.demo.processes import Processes
@@ -197,6 +199,29 @@ def test_the_report_fits_80_columns(
     assert max(map(len, printed.splitlines())) <= 80
 
 
+def test_unsteady_times_are_marked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    steady = device("desktop-1", "full")
+    slow = msgspec.structs.replace(steady.profile.train, p90_s=0.043)
+    busy = replace(
+        device("board-2", "slice:units.2"),
+        profile=msgspec.structs.replace(steady.profile, train=slow),
+    )
+    report.show(result(steady, busy))
+    printed = capsys.readouterr().out
+    lines = [line.rstrip() for line in printed.splitlines()]
+    expected = TABLE.splitlines()
+    expected[3] = expected[3].replace("    20.50", "   ~20.50")
+    expected.insert(
+        6,
+        "~: unsteady; the slowest tenth of the runs took over twice the median.",
+    )
+    assert lines == expected
+    assert max(map(len, lines)) <= 80
+
+
 def test_an_unknown_peak_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
     unknown = result(device("desktop-1", "full", peak=None))
     report.show(unknown)
@@ -227,14 +252,14 @@ def test_the_curve_is_a_png(tmp_path: Path) -> None:
 # Display
 
 
-def status(round_: int, *history: RoundResult) -> Status:
+def status(round_: int, *history: RoundResult, ready: int = 4) -> Status:
     training = DeviceStatus(
         device="board-a", name="board-1", submodel="slice:units.2", state="training", loss=0.25,
         rounds_trained=1, bytes_down=1, bytes_up=1, idle_s=0,
     )  # fmt: skip
     return Status(
         state="training", round=round_, rounds=2, expected_devices=2, devices=[training],
-        history=list(history),
+        history=list(history), kinds=4, kinds_ready=ready,
     )  # fmt: skip
 
 
@@ -242,10 +267,19 @@ def test_without_a_terminal_each_round_is_one_line() -> None:
     said: list[str] = []
     history = result().history
     lines = Lines(said.append)
-    for seen in (status(0, history[0]), status(1, history[0]), status(2, *history[:2])):
+    for seen in (
+        status(0, ready=0),
+        status(0, history[0], ready=2),
+        status(0, history[0], ready=2),
+        status(0, history[0], ready=4),
+        status(1, history[0]),
+        status(2, *history[:2]),
+    ):
         lines.show(seen)
     assert said == [
         "Before training: accuracy 10.0%, loss 2.3000",
+        "Making graphs of training steps, 2 of 4 kinds",
+        "Making graphs of training steps, 4 of 4 kinds",
         "Round 1 of 2: accuracy 80.0%, loss 0.5000",
     ]
 
@@ -262,6 +296,12 @@ def test_the_picture_has_a_line_for_each_device() -> None:
         ["board-1", "slice:units.2", "training", "0.2500"],
         ["board-2", "starting"],
     ]
+
+
+def test_the_picture_says_how_far_the_graphs_are() -> None:
+    assert stage(status(0, ready=2)) == (
+        "Making graphs of training steps, 2 of 4 kinds, 1 of 2 devices"
+    )
 
 
 # Processes

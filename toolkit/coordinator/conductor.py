@@ -123,10 +123,14 @@ class Conductor:
         coordinator = self._coordinator
         submodels = {kind.submodel for kind in coordinator.config.devices}
         round_ = coordinator.rounds.done + 1
-        made = {submodel: self._model.bundle(submodel, round_) for submodel in sorted(submodels)}
+        made = {}
+        for submodel in sorted(submodels):
+            made[submodel] = self._model.bundle(submodel, round_)
+            with coordinator.lock:
+                coordinator.making.add(submodel)
         kept = coordinator.store.set_bundles(round_, made)
         with coordinator.lock:
-            coordinator.bundles = kept
+            coordinator.bundles, coordinator.making = kept, set()
 
     def _open(self) -> None:
         """Open the next round, with the updates that it had before a restart."""

@@ -44,7 +44,8 @@ class Sighting:
 @dataclass
 class Coordinator:
     """One federation. `lock` guards `rounds`, `bundles` and `sightings`; `changed` wakes the
-    conductor when an update or the last device has come."""
+    conductor when an update or the last device has come. `making` are the submodels that have
+    their bundle already while those of the next round are made."""
 
     config: CoordinatorConfig
     store: Store
@@ -52,6 +53,7 @@ class Coordinator:
     clock: Callable[[], float] = time.monotonic
     operator_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     bundles: dict[str, Bundle] = field(default_factory=dict)
+    making: set[str] = field(default_factory=set)
     sightings: dict[str, Sighting] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     changed: threading.Event = field(default_factory=threading.Event, repr=False)
@@ -166,6 +168,11 @@ class Coordinator:
                 expected_devices=self.rounds.expected,
                 devices=[self._device_status(d, trained.get(d.id, 0)) for d in devices],
                 history=self.store.history(),
+                kinds=len(self.config.devices),
+                kinds_ready=sum(
+                    kind.submodel in self.bundles or kind.submodel in self.making
+                    for kind in self.config.devices
+                ),
             )
 
     def _device_status(self, device: Device, trained: int) -> DeviceStatus:

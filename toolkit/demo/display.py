@@ -32,16 +32,20 @@ def display(devices: Sequence[str], say: Say, start: float) -> Iterator[Show]:
 
 
 class Lines:
-    """One line for each round that is over."""
+    """One line for each kind whose graphs are made, then one for each round that is over."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
         self._told = 0
+        self._ready = 0
 
     def show(self, status: Status) -> None:
         """Tell what is new in `status`."""
         for result in status.history[self._told :]:
             self._say(told(result, status.rounds))
+        if status.round == 0 and status.kinds_ready > self._ready:
+            self._say(graphs(status))
+            self._ready = status.kinds_ready
         self._told = len(status.history)
 
 
@@ -84,8 +88,13 @@ def stage(status: Status) -> str:
         return f"All {status.rounds} rounds are over"
     if status.round == 0:
         there = f"{len(status.devices)} of {status.expected_devices} devices"
-        return f"Making graphs of training steps, {there}"
+        return f"{graphs(status)}, {there}"
     return f"Round {status.round} of {status.rounds}, {status.state}"
+
+
+def graphs(status: Status) -> str:
+    """How far the graphs are, before the first round."""
+    return f"Making graphs of training steps, {status.kinds_ready} of {status.kinds} kinds"
 
 
 def accuracy(status: Status) -> str:

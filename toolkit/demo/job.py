@@ -95,7 +95,7 @@ class Job:
 
     def measure(self, processes: Processes) -> dict[str, Profile]:
         """Profiles by submodel."""
-        self.say("Measuring each submodel on the quiet machine")
+        self.say("Measuring each submodel, one after another")
         return costs.measure(self.folder, processes, self.members)
 
 

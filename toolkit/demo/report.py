@@ -7,6 +7,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from device_agent.wording import counted
+from profiles.profile import Duration
 from toolkit.demo.result import DemoResult, DeviceReport
 
 REPORT_VERSION = 1
@@ -15,6 +17,9 @@ COLUMNS = (
     "peak\nMB",
 )  # fmt: skip
 UNKNOWN = "-"
+UNSTEADY = "~"
+SPREAD = 2.0
+"""How many times the median p90 may be before a time is marked as unsteady."""
 
 
 def show(result: DemoResult) -> None:
@@ -26,7 +31,7 @@ def show(result: DemoResult) -> None:
     console.print()
     console.print(
         f"Accuracy {result.accuracy:.1%} on {result.held_out_samples} held-out digits after "
-        f"{result.rounds} rounds, in {duration(result.elapsed_s)}",
+        f"{counted(result.rounds, 'round')}, in {duration(result.elapsed_s)}",
         style="bold",
     )
     console.print(f"curve: {result.curve}")
@@ -54,10 +59,15 @@ def figures(device: DeviceReport) -> tuple[str, ...]:
         f"{device.capacity:.2f}",
         megabytes(device.bytes_down),
         megabytes(device.bytes_up),
-        milliseconds(profile.forward.median_s),
-        milliseconds(profile.backprop_s),
+        _mark(profile.forward) + milliseconds(profile.forward.median_s),
+        _mark(profile.forward, profile.train) + milliseconds(profile.backprop_s),
         UNKNOWN if profile.peak_bytes is None else f"{profile.peak_bytes / 1e6:.0f}",
     )
+
+
+def _mark(*measured: Duration) -> str:
+    """`UNSTEADY` where one of the times that a figure is made of was."""
+    return UNSTEADY if any(d.p90_s > SPREAD * d.median_s for d in measured) else ""
 
 
 def notes(result: DemoResult) -> list[str]:
@@ -68,6 +78,10 @@ def notes(result: DemoResult) -> list[str]:
         "thread.",
         "peak: process peak, the whole agent with Python and its runtime.",
     ]
+    if any(_mark(d.profile.forward, d.profile.train) for d in result.devices):
+        lines.append(
+            f"{UNSTEADY}: unsteady; the slowest tenth of the runs took over twice the median."
+        )
     if any(device.profile.peak_bytes is None for device in result.devices):
         lines.append(f"{UNKNOWN}: not measurable on this system.")
     return lines

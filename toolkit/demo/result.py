@@ -12,8 +12,8 @@ from toolkit.demo.folder import CURVE
 class DeviceReport:
     """One device: its part of the data, its submodel's size, its traffic and its cost.
 
-    Bytes count bodies over all rounds; `profile` was measured after the last one, when the machine
-    was quiet, and is shared by the devices of one submodel.
+    Bytes count bodies over all rounds; `profile` was measured after the last one, when no agent ran
+    any more, and is shared by the devices of one submodel.
     """
 
     name: str

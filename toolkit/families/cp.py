@@ -67,12 +67,18 @@ def plan(
     if not ranks:
         raise SpecError(f"{str(spec)!r}: no layer of this model has a CP form.")
     lowest = max(lowest_rate(captured.shape(name)) for name in ranks)
+    highest = max(highest_rate(captured.shape(name)) for name in ranks)
+    if rate > highest:
+        raise SpecError(
+            f"{str(spec)!r}: every weight has rank 1 already at {highest:.3g}; this model can be "
+            f"compressed from {lowest:.3g} to {highest:.3g}."
+        )
     for name, rank in ranks.items():
         shape = captured.shape(name)
         if rank > greatest_rank(shape):
             raise SpecError(
                 f"{str(spec)!r} gives {name!r} the rank {rank}, more than any tensor of shape "
-                f"{shape} has; this model can be compressed from {lowest:.3g} up."
+                f"{shape} has; this model can be compressed from {lowest:.3g} to {highest:.3g}."
             )
     return ranks, treatments
 
@@ -85,6 +91,11 @@ def greatest_rank(shape: tuple[int, ...]) -> int:
 def lowest_rate(shape: tuple[int, ...]) -> float:
     """The compression rate that gives a weight of `shape` its greatest rank."""
     return math.prod(shape) / (greatest_rank(shape) * sum(shape))
+
+
+def highest_rate(shape: tuple[int, ...]) -> float:
+    """The compression rate that gives a weight of `shape` the rank 1, the least there is."""
+    return math.prod(shape) / sum(shape)
 
 
 class CP:

@@ -61,7 +61,10 @@ def plan(
             continue
         reason = why_dense(layer, last=layer is layers[-1])
         if not reason and kept < keep:
-            kept, reason = kept + 1, f"one of the first {keep} layers"
+            kept, reason = (
+                kept + 1,
+                "the first layer" if keep == 1 else f"of the first {keep} layers",
+            )
         if not reason and ratio == 1:
             reason = "rank ratio 1 is the layer itself"
         rank = max(1, math.floor(ratio * outputs(layer.module) + 0.5)) if not reason else 0
@@ -100,6 +103,20 @@ def gains(layer: Layer, weight: str, rank: int) -> bool:
     """Whether factors of `rank` have fewer numbers than the weight."""
     rows, columns = groups_of(getattr(layer.module, weight), layer.groups)[0].shape
     return rank * (rows + columns) < rows * columns
+
+
+def greatest_ratio(layers: Sequence[Layer], treatments: Sequence[Treatment]) -> float:
+    """The largest rank ratio that would make a layer smaller that is dense for its rank only."""
+    tried = {t.layer for t in treatments if t.reason.startswith("rank ")}
+    ratios = [0.0]
+    for layer in layers:
+        if layer.title in tried:
+            size = outputs(layer.module)
+            fitting = [
+                r for r in range(1, size + 1) if any(gains(layer, w, r) for w in layer.weights())
+            ]
+            ratios += [rank / size for rank in fitting]
+    return math.floor(max(ratios) * 1000) / 1000
 
 
 def factorized(model: nn.Module, ranks: Ranks) -> nn.Module:
@@ -204,13 +221,14 @@ class LowRank(Stateless):
         spec.check_options("keep", "decay")
         ratio = spec.number("rank ratio", 0, 1, "low-rank:0.25")
         strength = spec.option("decay", DECAY)
-        ranks, treatments = plan(
-            weighted_layers(model, captured), ratio, spec.whole("keep", keep), among
-        )
+        layers = weighted_layers(model, captured)
+        ranks, treatments = plan(layers, ratio, spec.whole("keep", keep), among)
         if not ranks and ratio < 1:
+            reasons = "; ".join(f"{t.layer}: {t.reason}" for t in treatments)
+            best = greatest_ratio(layers, treatments)
+            possible = f" Ratios up to {best:.3g} make one smaller." if best else ""
             raise SpecError(
-                f"{str(spec)!r}: no layer of this model gets smaller; "
-                + "; ".join(f"{t.layer}: {t.reason}" for t in treatments)
+                f"{str(spec)!r}: no layer of this model gets smaller; {reasons}.{possible}"
             )
         new = factorized(model, ranks)
         origins = {
