@@ -184,7 +184,7 @@ def tidy(graph: GraphModule) -> GraphModule:
         if node.target in RECURRENT:
             retype_zeros(graph, node)
         if node.target is aten.dropout.default and node.args[1] == 0:
-            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+            node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
             continue
         guard = node.op == "call_module" and node.target == "_guards_fn"

@@ -61,10 +61,8 @@ def plan(
             continue
         reason = why_dense(layer, last=layer is layers[-1])
         if not reason and kept < keep:
-            kept, reason = (
-                kept + 1,
-                "the first layer" if keep == 1 else f"of the first {keep} layers",
-            )
+            kept += 1
+            reason = "the first layer" if keep == 1 else f"one of the first {keep} layers"
         if not reason and ratio == 1:
             reason = "rank ratio 1 is the layer itself"
         rank = max(1, math.floor(ratio * outputs(layer.module) + 0.5)) if not reason else 0
@@ -112,10 +110,8 @@ def greatest_ratio(layers: Sequence[Layer], treatments: Sequence[Treatment]) -> 
     for layer in layers:
         if layer.title in tried:
             size = outputs(layer.module)
-            fitting = [
-                r for r in range(1, size + 1) if any(gains(layer, w, r) for w in layer.weights())
-            ]
-            ratios += [rank / size for rank in fitting]
+            smaller = (any(gains(layer, w, r) for w in layer.weights()) for r in range(1, size + 1))
+            ratios += [rank / size for rank, fits in enumerate(smaller, 1) if fits]
     return math.floor(max(ratios) * 1000) / 1000
 
 
