@@ -9,10 +9,10 @@ STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long check format
+.PHONY: help setup demo test test-long bench-families check format
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv and install the project into it (the others do this first)
 
@@ -25,6 +25,11 @@ test: setup ## run the tests; options in ARGS, e.g. make test ARGS="-k cp"
 
 test-long: setup ## run the tests that take minutes
 	$(BIN)/python -m pytest -m long $(ARGS)
+
+# One thread, as for tests: on shared cores two threads wait for each other, an SVD's most of all.
+bench-families: setup ## time the server's factorizations and aggregation (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_families.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_aggregation.py
 
 check: setup ## lint, formatting, strict types, import rule
 	$(BIN)/ruff check .

@@ -145,8 +145,8 @@ def least_squares(gram: Tensor, products: Tensor) -> Tensor:
     gram.diagonal().add_(RIDGE * gram.diagonal().mean())
     root, failed = torch.linalg.cholesky_ex(gram)
     if failed:
-        least: Tensor = products @ torch.linalg.pinv(gram, hermitian=True)
-        return least
+        inverse: Tensor = torch.linalg.pinv(gram, hermitian=True)
+        return products @ inverse
     solution: Tensor = torch.cholesky_solve(products.T, root).T
     return solution
 

@@ -48,7 +48,7 @@ class Factorizer:
     """Truncated factors of named matrices, remembered until the matrix changes.
 
     Every truncation has at most `TOLERANCE` (toolkit.subspace) more Frobenius error than the best
-    one; with `exact` it is the best one, at the price of a full SVD.
+    one, by the iteration's own estimate; with `exact` it is the best one, for a full SVD.
     """
 
     exact: bool = False

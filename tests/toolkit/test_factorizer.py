@@ -6,8 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models_for_tests import INPUT_SHAPE
 from toolkit.factorizer import FEWEST, Factorizer
+from toolkit.federation import Federation
 from toolkit.subspace import TOLERANCE, leading, orthonormal, sketch
+from toolkit.training import TrainingConfig
+from toolkit.weights import GlobalModel
 
 ROUNDING = 1e-5
 """Of float32 factors, relative to the matrix's norm."""
@@ -38,13 +42,18 @@ def with_spectrum(name: str, rows: int, columns: int, seed: int) -> torch.Tensor
     return torch.from_numpy((left * values) @ right).float()
 
 
-def check_error(matrix: torch.Tensor, u: torch.Tensor, v: torch.Tensor, allowed: float) -> None:
-    """U V^T has at most `allowed` more error than the best truncation, by numpy's SVD."""
+def errors(matrix: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> tuple[float, float]:
+    """Frobenius errors of U V^T and of the best truncation, by numpy's SVD."""
     exact = matrix.double().numpy()
     lost = np.linalg.svd(exact, compute_uv=False)[u.shape[1] :]
     error = np.linalg.norm(exact - u.double().numpy() @ v.double().numpy().T)
-    best, norm = np.linalg.norm(lost), np.linalg.norm(exact)
-    assert error <= (1 + allowed) * best + ROUNDING * norm
+    return float(error), float(np.linalg.norm(lost))
+
+
+def check_error(matrix: torch.Tensor, u: torch.Tensor, v: torch.Tensor, allowed: float) -> None:
+    """U V^T has at most `allowed` more error than the best truncation."""
+    error, best = errors(matrix, u, v)
+    assert error <= (1 + allowed) * best + ROUNDING * float(matrix.norm())
 
 
 def check_balanced(u: torch.Tensor, v: torch.Tensor) -> None:
@@ -64,6 +73,16 @@ def test_error_is_near_the_best(spectrum: str, shape: tuple[int, int], seed: int
         u, v = Factorizer().truncated("layer", matrix, rank)
         check_error(matrix, u, v, TOLERANCE)
         check_balanced(u, v)
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_over_the_ratios_the_error_is_within_one_percent(spectrum: str, seed: int) -> None:
+    matrix = with_spectrum(spectrum, 384, 384, seed)
+    pairs = [
+        errors(matrix, *Factorizer().truncated("layer", matrix, rank)) for rank in (64, 32, 16)
+    ]
+    reached, best = np.linalg.norm(pairs, axis=0)
+    assert reached <= 1.01 * best + ROUNDING * float(matrix.norm())
 
 
 @settings(max_examples=15, deadline=None)
@@ -153,6 +172,20 @@ def test_a_layer_may_take_another_shape(seed: int) -> None:
     for rows in (300, 310):
         matrix = random_matrix(rows, 300, seed)
         check_error(matrix, *factorizer.truncated("layer", matrix, 40), TOLERANCE)
+
+
+def test_rounds_share_a_factorizer_until_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    federation = Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, TrainingConfig())
+    first = federation.model.factorizer
+    monkeypatch.setattr(
+        "toolkit.federation.aggregate", lambda model, updates: GlobalModel(model.tensors)
+    )
+    federation.fold([])
+    assert federation.model.factorizer is first
+    federation.load(federation.save())
+    assert federation.model.factorizer is not first
 
 
 def test_dependent_columns_still_get_an_orthonormal_basis(seed: int) -> None:
