@@ -21,6 +21,8 @@ SPECTRA = {
     "power 1": lambda i: 1 / i,
     "power 2": lambda i: i**-2.0,
     "exponential": lambda i: np.exp(-i / 30),
+    "steep": lambda i: np.exp(-i / 6),
+    "steeper": lambda i: i**-4.0,
     "over a floor": lambda i: np.exp(-i / 20) + 0.1,
     "linear": lambda i: 1 - i / (i.size + 1),
     "plateaus": lambda i: np.where(i <= 60, 1, 0.85),
@@ -202,3 +204,9 @@ def test_iteration_that_does_not_settle_says_so(monkeypatch: pytest.MonkeyPatch,
     assert leading(matrix, 50, sketch(300, 50)) is None
     # The exact SVD takes over.
     check_error(matrix, *Factorizer().truncated("layer", matrix, 50), allowed=0)
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_the_iteration_settles_without_the_exact_svd(spectrum: str, seed: int) -> None:
+    matrix = with_spectrum(spectrum, 300, 300, seed)
+    assert leading(matrix, 50, sketch(300, 50)) is not None
