@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from device_agent.data import load_data
-from device_agent.manifest import labels_of
-from exporters.capture import capture
+from device_agent.manifest import Dtype, labels_of
 from exporters.signatures import loss_of
 from profiles.errors import InputError, ModelError
 from toolkit.loading import load_model
@@ -77,16 +76,25 @@ def evaluate_file(
     Raises ModelError, DataError or InputError for what cannot be used.
     """
     module = load_model(model, weights_file)
-    takes = capture(module, sample_shape)
-    local = load_data(
-        data, sample_shape, takes.classes, takes.sample_dtype, takes.sample_limit, least=1
-    )
+    classes, dtype = _takes(module.eval(), sample_shape)
+    local = load_data(data, sample_shape, classes, dtype, least=1)
     return evaluate(module, local.x, local.y, data)
 
 
 def as_json(found: Evaluation) -> dict[str, object]:
     """The document that `evaluate --json` prints."""
     return {"version": EVALUATION_VERSION, **asdict(found)}
+
+
+def _takes(module: nn.Module, sample_shape: tuple[int, ...]) -> tuple[int, Dtype]:
+    """Outputs of `module`, and the type of samples that it takes."""
+    zeros = torch.zeros(1, *sample_shape)
+    try:
+        return _logits(module, zeros).shape[1], "float32"
+    except ModelError:
+        if not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in module.modules()):
+            raise
+    return _logits(module, zeros.long()).shape[1], "int64"
 
 
 def _logits(module: nn.Module, x: torch.Tensor) -> torch.Tensor:

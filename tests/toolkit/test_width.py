@@ -266,9 +266,9 @@ def test_a_bundle_is_the_narrow_network(tmp_path: Path) -> None:
     model = tiny_cnn()
     submodel = split(model, "width:0.5", SAMPLE_SHAPE)
     values = submodel.cut(GlobalModel(model.state_dict()))
-    _, verdict = export(submodel.program, values, tmp_path / "bundle", base="none")
-    assert verdict is not None
-    assert verdict.passed
+    made = export(submodel.program, values, tmp_path / "bundle", base="none")
+    assert made.verdict is not None
+    assert made.verdict.passed
     assert open_bundle(tmp_path / "bundle").manifest.tensors == submodel.program.tensors
 
 
