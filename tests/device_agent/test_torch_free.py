@@ -85,7 +85,7 @@ def serving(folder: Path) -> Iterator[str]:
         assert process.stderr is not None
         first = process.stderr.readline()
         assert first.startswith("Coordinator at http://"), first + process.stderr.read()
-        yield first.removeprefix("Coordinator at ").split(",")[0]
+        yield first.removeprefix("Coordinator at ").rstrip()
         process.send_signal(signal.SIGINT)
         _, rest = process.communicate(timeout=60)
         assert process.returncode == 130, rest
