@@ -229,6 +229,73 @@ def test_no_cut_between_two_calls_of_one_module() -> None:
         split(foreign.build(), "slice:middle", foreign.shape)
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("low-rank:0.9", r"layers.3: rank 9 would be no smaller; .*\. Ratios up to 0.7 make one"),
+        ("low-rank:0.5,keep=99", r"layers.5: one of the first 99 layers; head: the classifier\.$"),
+        ("slice:0.001", r"the smallest slice of this model has capacity 0.027; allow at least"),
+        ("slice:0.5+cp:2.0", r"a slice can be combined with low-rank only, like slice:0.42"),
+        ("slice:0.5,skip=2+low-rank:0.5", r"a slice along time takes no second family"),
+        ("cp:0.1", r"the rank 53, more than any .* \(8, 2, 5\) .* from 0.667 to 13\."),
+        ("cp:14", r"every weight has rank 1 already at 13; .* from 0.667 to 13\."),
+        ("cp:2.0+low-rank:0.5", r"cp takes no second family; a slice takes low-rank"),
+        ("pfedme+low-rank:0.5", r"pfedme takes no second family"),
+        ("pfedme:2", r"pfedme takes no number"),
+        ("width:1.5", r"channel ratio must be a number above 0 and at most 1"),
+    ],
+)
+def test_what_this_model_cannot_give_is_refused_with_what_it_can(spec: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        split(FOREIGN["signal"].build(), spec, FOREIGN["signal"].shape)
+
+
+def with_layer(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(layer, nn.Linear(4, CLASSES))
+
+
+def without_weight() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.weight = None  # type: ignore[assignment]
+    return layer
+
+
+def with_parameter(value: Tensor) -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.extra = nn.Parameter(value, requires_grad=False)
+    return layer
+
+
+def with_statistic(value: float) -> nn.Module:
+    layer = nn.BatchNorm1d(4)
+    layer.running_mean[1] = value
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (nn.LazyLinear(4), r"'0.weight' has no shape yet: its module is lazy"),
+        (without_weight(), r"'0' has no weight"),
+        (with_parameter(torch.ones(2, dtype=torch.complex64)), r"'0.extra' is torch.complex64"),
+        (with_parameter(torch.ones(2, dtype=torch.int64)), r"'0.extra' is torch.int64"),
+        (with_parameter(torch.ones(0, 4)), r"'0.extra' has shape \(0, 4\), which holds no"),
+        (with_parameter(torch.tensor([1.0, torch.nan])), r"'0.extra' holds a number that is not"),
+        (with_statistic(torch.inf), r"'0.running_mean' holds a number that is not finite"),
+        (nn.Dropout(0.5), r"draws random numbers .* in '0'\); set dropout to 0"),
+    ],
+)
+@pytest.mark.parametrize("spec", ["full", "low-rank:0.5", "slice:0.5", "cp:2.0", "width:0.5"])
+def test_models_that_no_family_takes(layer: nn.Module, words: str, spec: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        split(with_layer(layer), spec, (4,))
+
+
+def test_a_dropout_of_zero_is_none() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.0), nn.Linear(6, CLASSES))
+    assert split(model, "full", (4,)).counts.params == 4 * 6 + 6 + 6 * CLASSES + CLASSES
+
+
 @pytest.mark.parametrize("spec", ["full", "low-rank:0.5", "slice:0.5", "cp:2.0", "pfedme"])
 def test_two_parameters_that_are_one_tensor_are_refused(spec: str) -> None:
     with pytest.raises(ModelError, match=r"'second.weight' and 'first.weight' share one weight"):

@@ -1,6 +1,7 @@
 """Submodel specs: what is written is what is read, and every refusal says what to do."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,8 @@ from profiles.errors import SpecError
 from toolkit.spec import Spec, parse_spec
 
 word = st.text("abz019.-", min_size=1, max_size=6)
-specs = st.builds(Spec, word, st.none() | word, st.dictionaries(word, word, max_size=3))
+single = st.builds(Spec, word, st.none() | word, st.dictionaries(word, word, max_size=3))
+specs = st.recursive(single, lambda inner: st.builds(replace, single, inner=inner), max_leaves=3)
 
 
 @given(specs)
@@ -35,6 +37,17 @@ def test_parts_of_a_spec(text: str, family: str, size: str | None, options: dict
 @pytest.mark.parametrize("text", ["", ":", ":0.5", "full:", "full,", "full,keep", "full,=1"])
 def test_malformed_specs_are_refused_by_name(text: str) -> None:
     with pytest.raises(SpecError, match=re.escape(repr(text))):
+        parse_spec(text)
+
+
+def test_a_family_inside_another() -> None:
+    spec = parse_spec("slice:0.42,skip=2+low-rank:0.25,keep=1")
+    assert spec == Spec("slice", "0.42", {"skip": "2"}, Spec("low-rank", "0.25", {"keep": "1"}))
+
+
+@pytest.mark.parametrize("text", ["slice:0.5+", "+low-rank:0.5", "slice:0.5++cp:2"])
+def test_a_plus_sign_needs_a_spec_on_both_sides(text: str) -> None:
+    with pytest.raises(SpecError, match=r"follows the plus sign|is no submodel spec"):
         parse_spec(text)
 
 
