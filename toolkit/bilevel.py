@@ -9,20 +9,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.fx import GraphModule
 
-from device_agent.manifest import SAMPLES, Initialise, Step, Train
-from exporters.capture import Captured
+from device_agent.manifest import SAMPLES, Initialise, Step, TensorEntry, Train
+from exporters.capture import Captured, input_node, output_node
 from exporters.optimizers import SGD, Optimizer, select
 from exporters.program import (
     Program,
     ProgramSignature,
     Tensors,
     metric,
+    samples,
     scalar,
     state_in,
     state_out,
 )
-from exporters.signatures import apply, train
+from exporters.signatures import apply, run, sample_dtype, train
 from toolkit.counting import Counts, activations, macs
 from toolkit.entries import dense_entries, statistics_role
 from toolkit.spec import Spec
@@ -81,6 +83,28 @@ def local_step(name: str, tensorized: Tensorized, settings: BiLevel) -> ProgramS
     )
 
 
+def local_prediction(
+    graph: GraphModule, tensorized: Tensorized, others: Sequence[TensorEntry]
+) -> ProgramSignature:
+    """Logits of the local model, which needs no personal model and no dense weights.
+
+    `others` are the tensors beside the local model's that `graph` may read.
+    """
+    node = output_node(graph)
+    shape = tuple(int(size) for size in input_node(graph).meta["val"].shape[1:])
+    reads = (*tensorized.uploaded, *others)
+
+    def function(feeds: Tensors) -> dict[str, Tensor]:
+        return {"output": run(graph, {**feeds, **tensorized.values(feeds)}, feeds["x"])}
+
+    return ProgramSignature(
+        name="predict_local",
+        inputs=(samples(shape, dtype=sample_dtype(graph)), *map(state_in, reads)),
+        outputs=(samples(tuple(int(size) for size in node.meta["val"].shape[1:]), "output"),),
+        function=function,
+    )
+
+
 def bi_level(
     spec: Spec,
     captured: Captured,
@@ -91,8 +115,13 @@ def bi_level(
     *,
     local_name: str,
     treatments: Sequence[Treatment] = (),
+    compressed: GraphModule | None = None,
 ) -> Submodel:
-    """A submodel that trains so; `factors` gives the numbers of the tensorized parameters."""
+    """A submodel that trains so; `factors` gives the numbers of the tensorized parameters.
+
+    `compressed` predicts with the factors: a graph in which they are called as in
+    `Tensorized.values`.
+    """
     tracked = dense_entries(captured, captured.buffers, statistics_role(training))
     buffers = [entry for entry in tracked if entry.role == "buffer"]
     still = [entry for entry in tracked if entry.role == "frozen"]
@@ -125,6 +154,9 @@ def bi_level(
         (*tensorized.personal, *buffers, *frozen),
         names=names,
     )
+    extra = []
+    if compressed is not None:
+        extra = [local_prediction(compressed, tensorized, (*buffers, *frozen))]
     steps = (
         Step(
             signature="personal_step",
@@ -142,6 +174,7 @@ def bi_level(
             personal_step,
             local_step(local_name, tensorized, settings),
             predict,
+            *extra,
         ),
         tensors=(
             *tensorized.uploaded,

@@ -74,6 +74,15 @@ class Tensorized:
             for name in self.names
         }
 
+    def values(self, tensors: Tensors) -> dict[str, Tensor]:
+        """Composed weights under their own names, and factors as `toolkit.cp_layers` calls them."""
+        factors = {
+            f"{name.removesuffix('weight')}factors.{mode}": tensors[factor_name(name, mode)]
+            for name in self.ranks
+            for mode in range(self.modes[name])
+        }
+        return {**self.composed(tensors), **factors}
+
     def distance(self, tensors: Tensors) -> Tensor:
         """||theta - [[A]]||^2 over all parameters."""
         centres = self.composed(tensors)

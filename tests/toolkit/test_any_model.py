@@ -162,6 +162,11 @@ def test_bi_level_steps_are_autograds(name: str, spec: str, seed: int) -> None:
         torch.testing.assert_close(value, dense[name_], rtol=1e-12, atol=1e-12)
         c.state[f"personal:{name_}"] = value + 0.1 * torch.randn_like(value)
 
+    if spec.startswith("cp"):
+        came = eager.call(c.submodel, "predict_local", c.state, x=c.x)["output"]
+        expected = functional_call(c.model.eval(), dense, (c.x,))
+        torch.testing.assert_close(came, expected, rtol=1e-9, atol=1e-9)
+
     new = eager.call(c.submodel, "personal_step", c.state, x=c.x, y=c.y, rate=1.0)
     leaves = {n: c.state[f"personal:{n}"].clone().requires_grad_() for n in personal}
     statistics = {n: v.clone() for n, v in dense.items() if n not in personal}

@@ -783,6 +783,7 @@ personal_init +\d+ +[\d.]+ kB
 personal_step +\d+ +[\d.]+ kB
 factor_step +\d+ +[\d.]+ kB
 predict +\d+ +[\d.]+ kB
+predict_local +\d+ +[\d.]+ kB
 verified: relative error \d\.\de-\d\d \(tolerance 5e-03, seed \d+\)
   worst tensor: '\S+' of '\w+'
 bundle: cp-1
@@ -813,6 +814,7 @@ def test_two_rounds_through_files_alone(folder: Path) -> None:
         "loading the model", "splitting cp:2.0", "factorizing the weights",
         "lowering personal_init",
         "lowering personal_step", "lowering factor_step", "lowering predict",
+        "lowering predict_local",
         "verifying against PyTorch",
     ]  # fmt: skip
     here(

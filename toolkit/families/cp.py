@@ -10,12 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from device_agent.manifest import TensorEntry
-from exporters.capture import Captured, capture
+from exporters.capture import Captured, capture, record
 from exporters.optimizers import Adam
 from profiles.errors import SpecError
 from toolkit.bilevel import BiLevel, bi_level
+from toolkit.cp_layers import tensorized as tensorized_model
 from toolkit.factorization import compose, cp_decompose, cp_rank, cp_refit
 from toolkit.layers import weighted_layers
 from toolkit.spec import Spec
@@ -143,6 +145,7 @@ class CP:
             factors,
             local_name="factor_step",
             treatments=treatments,
+            compressed=compressed(model, captured, ranks),
         )
 
     def recover(
@@ -167,6 +170,17 @@ class CP:
             fitted = cp_refit(weights[name], start)
             new |= {factor_name(name, mode): value for mode, value in enumerate(fitted)}
         return new
+
+
+def compressed(model: nn.Module, captured: Captured, ranks: Mapping[str, int]) -> GraphModule:
+    """The model as it predicts, with factors in place of every weight that allows it."""
+    own = {
+        layer.path("weight")
+        for layer in weighted_layers(model, captured)
+        if isinstance(layer.module, nn.Conv1d | nn.Conv2d | nn.Linear) and not layer.obstacle
+    }
+    new = tensorized_model(model, {name: rank for name, rank in ranks.items() if name in own})
+    return record(new, captured.sample_shape, captured.sample_dtype, training=False)
 
 
 def decompose(tensorized: Tensorized, weights: GlobalModel) -> dict[str, Tensor]:
