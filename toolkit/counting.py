@@ -18,7 +18,9 @@ from torch.fx import GraphModule, Node
 from exporters.capture import attributes_read
 
 aten = torch.ops.aten
+TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input)
 WEIGHTED = (
+    *TRANSPOSED,
     aten.conv1d.default,
     aten.conv1d.padding,
     aten.conv2d.default,
@@ -93,9 +95,12 @@ def macs(graph: GraphModule, batch: int) -> int:
         weights = (w.meta["val"] for w in node.args[2])  # type: ignore[union-attr]
         total += batch * lstm_steps(node) * sum(w.numel() for w in weights if w.dim() == 2)
     for node in weighted_nodes(graph):
-        weight = node.args[1]
+        source, weight = node.args[:2]
+        assert isinstance(source, Node)
         assert isinstance(weight, Node)
-        total += elements(node, batch) * math.prod(weight.meta["val"].shape[1:])
+        # A transposed convolution spreads every input, where the others gather for every output.
+        counted = source if node.target in TRANSPOSED else node
+        total += elements(counted, batch) * math.prod(weight.meta["val"].shape[1:])
     return total
 
 

@@ -136,3 +136,10 @@ def test_ranks_of_tdpfed(name: str) -> None:
         treatments = split(build(name), f"cp:{rate}", SHAPES[name]).treatments
         ranks = {layer: f"CP rank {both[place]}" for layer, both in TDPFED[name].items()}
         assert {t.layer: t.form for t in treatments} == ranks
+
+
+def test_transposed_convolutions_count() -> None:
+    model = nn.Sequential(nn.ConvTranspose2d(1, 4, 3), nn.Flatten(), nn.Linear(784, 5))
+    counts = split(model, "full", (1, 12, 12), TrainingConfig(batch_size=32)).counts
+    assert counts.activations == 32 * (4 * 14 * 14 + 5)
+    assert counts.macs == 32 * (12 * 12 * 4 * 9 + 784 * 5)
