@@ -81,7 +81,10 @@ def compare(
     """Worst output of one signature."""
     feeds = {p.name: example(p, program, values, generator) for p in signature.inputs}
     wide = {n: t.double() if t.is_floating_point() else t for n, t in feeds.items()}
-    expected = signature.function(wide)
+    try:
+        expected = signature.function(wide)
+    except RuntimeError:  # constants that the model makes in float32 do not mix with float64
+        expected = signature.function(feeds)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

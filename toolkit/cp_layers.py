@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
+from toolkit.low_rank_layers import keep_settings
+
 Convolution = nn.Conv1d | nn.Conv2d
 
 
 def factors_for(weight: Tensor, rank: int) -> nn.ParameterList:
-    """Empty factors (I_n, rank) for the modes of `weight`."""
-    return nn.ParameterList([torch.empty(size, rank) for size in weight.shape])
+    """Factors (I_n, rank) for the modes of `weight`, zeros as yet."""
+    return nn.ParameterList([torch.zeros(size, rank) for size in weight.shape])
 
 
 class TensorizedConvolution(nn.Module):
@@ -25,11 +27,12 @@ class TensorizedConvolution(nn.Module):
 
     def __init__(self, dense: Convolution, rank: int) -> None:
         super().__init__()
+        keep_settings(self, dense)
         self.factors = factors_for(dense.weight, rank)
         self.bias = dense.bias
         self.groups, self.stride, self.dilation = dense.groups, dense.stride, dense.dilation
         self.kernel, self.mode = dense.kernel_size, dense.padding_mode.replace("zeros", "constant")
-        self.padding = [self.ends(dense.padding, axis) for axis in range(len(self.kernel))]
+        self.margins = [self.ends(dense.padding, axis) for axis in range(len(self.kernel))]
 
     def ends(self, padding: str | tuple[int, ...], axis: int) -> tuple[int, int]:
         """Padding ahead of and behind the spatial `axis`."""
@@ -62,9 +65,9 @@ class TensorizedConvolution(nn.Module):
 
     def padded(self, x: Tensor, axis: int) -> Tensor:
         """`x` padded along the spatial `axis` only."""
-        if not any(self.padding[axis]):
+        if not any(self.margins[axis]):
             return x
-        ends = [self.padding[axis] if n == axis else (0, 0) for n in range(len(self.kernel))]
+        ends = [self.margins[axis] if n == axis else (0, 0) for n in range(len(self.kernel))]
         return pad(x, [end for pair in reversed(ends) for end in pair], self.mode)
 
 
@@ -73,6 +76,7 @@ class TensorizedLinear(nn.Module):
 
     def __init__(self, dense: nn.Linear, rank: int) -> None:
         super().__init__()
+        keep_settings(self, dense)
         self.factors = factors_for(dense.weight, rank)
         self.bias = dense.bias
 
@@ -97,5 +101,7 @@ def tensorized(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
             if isinstance(dense, nn.Linear)
             else TensorizedConvolution(dense, rank)  # type: ignore[arg-type]
         )
+        if not layer:
+            return made
         setattr(model.get_submodule(parent), own, made)
     return model

@@ -19,6 +19,7 @@ from exporters.capture import (
     input_node,
     is_impure,
     output_node,
+    writes_in_place,
 )
 from profiles.errors import ModelError
 from toolkit.counting import activations, parameter_count
@@ -86,8 +87,9 @@ def cut_points(graph: GraphModule) -> list[CutPoint]:
         )
         for node in (input_node(graph), *ordered)
     }
-    weighted = [i for i, node in enumerate(ordered) if reads_parameters(node)]
-    spans = [(min(uses), max(uses)) for uses in tensor_uses(ordered).values()]
+    uses = tensor_uses(graph)
+    weighted = sorted({i for read in uses.values() for i in read})
+    spans = [(min(read), max(read)) for read in uses.values()]
     found = []
     for i, node in enumerate(ordered[:-1]):
         crossing = [n for n, last in last_use.items() if last > i and place.get(n, -1) <= i]
@@ -99,13 +101,21 @@ def cut_points(graph: GraphModule) -> list[CutPoint]:
     return found
 
 
-def tensor_uses(ordered: Sequence[Node]) -> dict[str, list[int]]:
-    """Places at which each tensor of the model is read."""
+def tensor_uses(graph: GraphModule) -> dict[str, list[int]]:
+    """Places at which each tensor of the model is read, or what is computed from it alone."""
+    place = {node: i for i, node in enumerate(steps(graph))}
+    behind: dict[Node, set[str]] = {}
     uses: dict[str, list[int]] = {}
-    for i, node in enumerate(ordered):
-        for source in node.all_input_nodes:
-            if source.op == "get_attr":
-                uses.setdefault(str(source.target), []).append(i)
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            behind[node] = {str(node.target)}
+            continue
+        read = set().union(*(behind.get(source, ()) for source in node.all_input_nodes))
+        if node in place:
+            for name in read:
+                uses.setdefault(name, []).append(place[node])
+        else:
+            behind[node] = read
     return uses
 
 
@@ -115,11 +125,6 @@ def is_recordable(graph: GraphModule, node: Node) -> bool:
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() == 0:
         return False
     return isinstance(value.shape[0], torch.SymInt) and bool(value.shape[0] == batch)
-
-
-def reads_parameters(node: Node) -> bool:
-    """Whether `node` reads a tensor of the model."""
-    return any(source.op == "get_attr" for source in node.all_input_nodes)
 
 
 def subgraph(graph: GraphModule, after: int, upto: int) -> GraphModule:
@@ -159,6 +164,12 @@ class Cutter:
             raise ModelError(
                 "The model runs other operators when it trains than when it predicts, so that "
                 "one place cannot be found in both; it cannot be sliced."
+            )
+        writing = next((n for n in training if writes_in_place(n)), None)
+        if writing is not None:
+            raise ModelError(
+                f"The model writes in place ({writing.target} in {module_of(writing)!r}), so that "
+                "what crosses a cut cannot be told; it cannot be sliced."
             )
         if output_node(captured.training) is not training[-1]:
             raise ModelError("The model's output is not its last operator; it cannot be sliced.")

@@ -62,8 +62,10 @@ def obstacle(module: nn.Module, used: bool, strangers: set[str]) -> str:
         return f"{type(module).__name__} has no factorized form"
     if not used:
         return "the model does not use it"
-    if not any(p.requires_grad for p in module.parameters(recurse=False)):
-        return "frozen (requires_grad=False)"
+    if not any(p.requires_grad and p.dim() > 1 for p in module.parameters(recurse=False)):
+        return "its weight is frozen (requires_grad=False)"
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        return "it has hooks"
     return "another module reads its weights" if strangers else ""
 
 

@@ -97,13 +97,27 @@ class FactorizedConvolution(nn.Module):
 
     def __init__(self, dense: Convolution, rank: int) -> None:
         super().__init__()
+        keep_settings(self, dense)
         inner = rank * dense.groups
         self.u = one_axis(dense, 0, dense.in_channels, inner, bias=False)
-        self.v = one_axis(dense, 1, inner, dense.out_channels, bias=dense.bias is not None)
+        self.v = one_axis(dense, 1, inner, dense.out_channels, bias=False)
+        self.v.register_parameter("bias", bias_of(dense))
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, m, H, W) -> (N, n, H', W')."""
         return self.v(self.u(x))  # type: ignore[no-any-return]
+
+
+def bias_of(dense: Convolution | nn.Linear) -> nn.Parameter | None:
+    """The layer's own bias, frozen or not."""
+    return dict(dense.named_parameters(recurse=False)).get("bias")
+
+
+def keep_settings(new: nn.Module, dense: Convolution | nn.Linear | nn.RNNBase) -> None:
+    """Give `new` the settings of the layer whose place it takes: the model may ask for them."""
+    for name in dense.__constants__:
+        if hasattr(dense, name):
+            setattr(new, name, getattr(dense, name))
 
 
 def one_axis(dense: Convolution, axis: int, inputs: int, outputs: int, bias: bool) -> nn.Module:
@@ -136,8 +150,10 @@ class FactorizedLinear(nn.Module):
 
     def __init__(self, dense: nn.Linear, rank: int) -> None:
         super().__init__()
+        keep_settings(self, dense)
         self.u = nn.Linear(dense.in_features, rank, bias=False)
-        self.v = nn.Linear(rank, dense.out_features, bias=dense.bias is not None)
+        self.v = nn.Linear(rank, dense.out_features, bias=False)
+        self.v.register_parameter("bias", bias_of(dense))
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, ..., m) -> (N, ..., n)."""
@@ -152,9 +168,10 @@ class FactorizedRecurrence(nn.Module):
 
     def __init__(self, dense: nn.RNNBase, ranks: Mapping[str, int]) -> None:
         super().__init__()
+        keep_settings(self, dense)
         own = dict(dense.named_parameters())
-        self.u = nn.ParameterDict({k: torch.empty(r, own[k].shape[1]) for k, r in ranks.items()})
-        self.v = nn.ParameterDict({k: torch.empty(own[k].shape[0], r) for k, r in ranks.items()})
+        self.u = nn.ParameterDict({k: torch.randn(r, own[k].shape[1]) for k, r in ranks.items()})
+        self.v = nn.ParameterDict({k: torch.randn(own[k].shape[0], r) for k, r in ranks.items()})
         self.rest = nn.ParameterDict({k: p for k, p in own.items() if k not in ranks})
         self._dense = (dense,)  # in a tuple, so that its own weights are no parameters of this
 

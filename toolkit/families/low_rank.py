@@ -94,6 +94,8 @@ def why_dense(layer: Layer, last: bool) -> str:
     module = layer.module
     if isinstance(module, nn.Conv1d | nn.Conv2d) and math.prod(module.kernel_size) == 1:
         return f"a {' x '.join('1' for _ in module.kernel_size)} convolution"
+    if not any(getattr(module, weight).any() for weight in layer.weights()):
+        return layer.obstacle or "its weights are zero, where factors do not train"
     return layer.obstacle
 
 

@@ -78,9 +78,11 @@ def choose(cutter: Cutter, spec: Spec, batch: int) -> CutPoint:
         )
     if not cutter.points:
         raise SpecError(f"{str(spec)!r}: at no place of this model does one activation cross.")
-    # A module may be called by a number: nn.Sequential names its own so.
+    # A module may be called by a number: nn.Sequential names its own so. A decimal is a capacity.
+    value = as_number(spec.size)
+    decimal = value is not None and "." in spec.size and 0 < value <= 1
     named = any(within(point.module, spec.size) for point in cutter.points)
-    if named or as_number(spec.size) is None:
+    if (named and not decimal) or value is None:
         return by_name(cutter, spec)
     return by_capacity(cutter, spec, spec.number("capacity", 0, 1, "slice:0.42"), batch)
 
@@ -166,7 +168,7 @@ class Slice(Stateless):
         buffers = [entry for entry in tracked if entry.role == "buffer"]
         fixed = (
             *(entry for entry in tracked if entry.role == "frozen"),
-            *dense_entries(captured, filter(captured.frozen.__contains__, read), "frozen"),
+            *rewritten.entries(captured, filter(captured.frozen.__contains__, read), "frozen"),
         )
         ahead = [n for n in tensors_read(stages) if n not in read and n in captured.tensors]
         frozen = (*dense_entries(captured, ahead, "frozen"), *fixed)
