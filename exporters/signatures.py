@@ -11,7 +11,7 @@ from torch.func import functional_call, grad_and_value
 from torch.fx import GraphModule
 
 from device_agent.manifest import Dtype, TensorEntry
-from exporters.capture import attributes_read, input_node, output_node
+from exporters.graphs import attributes_read, input_node, output_node
 from exporters.optimizers import Optimizer, select
 from exporters.program import (
     ProgramSignature,

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from device_agent.manifest import SAMPLES, Initialise, Step, TensorEntry, Train
-from exporters.capture import Captured, input_node, output_node
+from exporters.capture import Captured
+from exporters.graphs import input_node, output_node
 from exporters.optimizers import SGD, Optimizer, select
 from exporters.program import (
     Program,

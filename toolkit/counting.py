@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
-from exporters.capture import attributes_read
+from exporters.graphs import attributes_read
 
 aten = torch.ops.aten
 TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input)

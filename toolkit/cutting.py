@@ -13,14 +13,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from exporters.capture import (
-    Captured,
-    attributes_read,
-    input_node,
-    is_impure,
-    output_node,
-    writes_in_place,
-)
+from exporters.capture import Captured
+from exporters.graphs import attributes_read, input_node, is_impure, output_node, writes_in_place
 from profiles.errors import ModelError
 from toolkit.counting import activations, parameter_count
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from exporters.capture import Captured, attributes_read
+from exporters.capture import Captured
+from exporters.graphs import attributes_read
 from toolkit.cutting import module_of
 
 FORMS = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.LSTM, nn.GRU, nn.RNN)

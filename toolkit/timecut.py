@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch.fx import GraphModule, Node
 
-from exporters.capture import input_node, is_impure
+from exporters.graphs import input_node, is_impure
 from exporters.lstm_shapes import lstm_shapes_only
 from profiles.errors import SpecError
 from toolkit.counting import lstm_nodes, lstm_steps

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from exporters.capture import Captured, attribute, attributes_read, recorded
+from exporters.capture import Captured, recorded
+from exporters.graphs import attribute, attributes_read
 from profiles.errors import SpecError
 from toolkit.channels.following import follow
 from toolkit.channels.step import Followed, Layer, Need

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from device_agent.manifest import SAMPLES, Instruction, Record, TensorEntry
-from exporters.capture import capture, output_node
+from exporters.capture import capture
+from exporters.graphs import output_node
 from exporters.optimizers import SGD
 from exporters.program import Program, ProgramSignature
 from exporters.signatures import apply, train

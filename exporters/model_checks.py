@@ -1,0 +1,146 @@
+"""What a model must be to be recorded, split and trained; refusals name what is in the way."""
+
+import copy
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.fx import GraphModule, Node
+from torch.nn.parameter import UninitializedParameter
+
+from device_agent.manifest import SAFE_LIMIT
+from exporters.graphs import MINIMUM_BATCH, writes_in_place
+from exporters.tracing import RECURRENT
+from profiles.errors import ModelError
+
+if TYPE_CHECKING:
+    from exporters.capture import Captured
+
+aten = torch.ops.aten
+FAITHFUL = 1e-3
+"""Most that a recorded model may differ from itself, relative to the norm: only rounding does."""
+RANDOM = ("rand", "bernoulli", "dropout", "normal_", ".normal.", "uniform", "rrelu", "multinomial")
+"""What the names of operators that draw random numbers have in them."""
+DROPS = {aten.scaled_dot_product_attention.default: 4, **dict.fromkeys(RECURRENT, 5)}
+"""Operators with a dropout inside, and the place of its probability among their arguments."""
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
+VIEWS = ("aten.detach", "aten.alias", "aten.view", "aten.slice", "aten.select", "aten.transpose")
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Raise ModelError for parameters that no family can split or train."""
+    for name, module in model.named_modules():
+        if isinstance(module, WEIGHTED) and module.weight is None:
+            raise ModelError(f"{name!r} has no weight: its `weight` is None.")
+    owners: dict[int, str] = {}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        if isinstance(value, UninitializedParameter):
+            raise ModelError(
+                f"{name!r} has no shape yet: its module is lazy. Run the model once on a batch."
+            )
+        if id(value) in owners:
+            raise ModelError(
+                f"{name!r} and {owners[id(value)]!r} share one weight; shared weights cannot be "
+                "split yet. Give each module its own."
+            )
+        owners[id(value)] = name
+        if value.dtype != torch.float32:
+            raise ModelError(f"{name!r} is {value.dtype}; parameters must be float32.")
+        if name.endswith("+"):
+            raise ModelError(f"{name!r} ends in '+', which graphs use for new values; rename it.")
+        if value.numel() == 0:
+            raise ModelError(f"{name!r} has shape {tuple(value.shape)}, which holds no numbers.")
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ModelError(f"{name!r} is no tensor; a weights file cannot keep extra state.")
+        if value.is_floating_point() and value.dtype != torch.float32:
+            raise ModelError(f"{name!r} is {value.dtype}; buffers must be float32.")
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise ModelError(f"{name!r} holds a number that is not finite.")
+    if not owners:
+        raise ModelError("The model has no parameters, so there is nothing to train.")
+    if not any(value.requires_grad for value in model.parameters()):
+        raise ModelError(
+            "All parameters of the model are frozen (requires_grad=False), so there is nothing to "
+            "train."
+        )
+
+
+def check_output(output: object, batch: object) -> None:
+    """Raise ModelError unless the model's `output` is one tensor (batch, classes)."""
+    came = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    rule = f"The model's output is {came}; it must be one tensor of shape (batch, classes)."
+    if not isinstance(output, Tensor) or output.dim() != 2 or not output.is_floating_point():
+        raise ModelError(rule)
+    rows, classes = output.shape
+    if not (isinstance(rows, torch.SymInt) and bool(rows == batch)) or not isinstance(classes, int):
+        raise ModelError(rule)
+
+
+def check_deterministic(graph: GraphModule) -> None:
+    """Raise ModelError where training draws random numbers, which a device cannot reproduce yet."""
+    for node in graph.graph.nodes:
+        named = node.op == "call_function" and any(word in str(node.target) for word in RANDOM)
+        place = DROPS.get(node.target, len(node.args))
+        if named or (place < len(node.args) and node.args[place] > 0):
+            stack = list((node.meta.get("nn_module_stack") or {}).values())
+            where = f" in {stack[-1][0]!r}" if stack else ""
+            raise ModelError(
+                f"The model draws random numbers when it trains ({node.target}{where}); set "
+                "dropout to 0."
+            )
+
+
+def check_writes(graph: GraphModule) -> None:
+    """Raise ModelError where the model changes a parameter or buffer, batch norms apart."""
+    for node in graph.graph.nodes:
+        written = node.args[0] if writes_in_place(node) else None
+        while isinstance(written, Node) and any(word in str(written.target) for word in VIEWS):
+            written = written.args[0]
+        if isinstance(written, Node) and written.op == "get_attr":
+            raise ModelError(
+                f"The model changes its own tensor {str(written.target)!r} as it runs "
+                f"({node.target}); only batch norms may."
+            )
+
+
+def check_faithful(model: nn.Module, captured: "Captured") -> None:
+    """Raise ModelError where what was recorded computes or trains otherwise than `model` does.
+
+    Recording follows operators: it does not see what happens outside of them, such as a backward
+    pass of the user's own.
+    """
+    for training, graph in ((True, captured.training), (False, captured.inference)):
+        own = copy.deepcopy(model).train(training)
+        generator = torch.Generator().manual_seed(0)
+        shape = (MINIMUM_BATCH + 1, *captured.sample_shape)
+        if captured.sample_dtype == "int64":
+            x = torch.randint(captured.sample_limit or SAFE_LIMIT, shape, generator=generator)
+        else:
+            x = torch.randn(shape, generator=generator)
+        tensors = {n: v.detach().clone() for n, v in captured.tensors.items()}
+        leaves = {n: tensors[n].requires_grad_() for n in captured.parameters}
+        came = functional_call(graph, tensors, (x,))
+        came = came[0] if isinstance(came, tuple | list) else came
+        parameters = dict(own.named_parameters())
+        pairs = [(came, own(x), "computes something else")]
+        weight = torch.randn(came.shape, generator=generator)
+        if training:
+            theirs = gradients(pairs[0][1], weight, [parameters[n] for n in leaves])
+            pairs.append((gradients(came, weight, leaves.values()), theirs, "trains otherwise"))
+        for ours, expected, what in pairs:
+            if not float((ours - expected).norm()) <= FAITHFUL * (float(expected.norm()) + 1e-6):
+                raise ModelError(
+                    f"The model, recorded, {what} than it does by itself: hooks, in-place writes, "
+                    "an embedding's max_norm or a backward pass of its own cannot be exported."
+                )
+
+
+def gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> Tensor:
+    """Gradients of (output * weight).sum() in one row; zeros where there is none."""
+    leaves = list(leaves)
+    found = torch.autograd.grad((output * weight).sum(), leaves, allow_unused=True)
+    pairs = zip(found, leaves, strict=True)
+    return torch.cat([(torch.zeros_like(v) if g is None else g).flatten() for g, v in pairs])
