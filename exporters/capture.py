@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from device_agent.manifest import Dtype
-from exporters.graphs import input_node, is_impure, is_integer_attribute, output_node
+from exporters.graphs import MINIMUM_BATCH, input_node, is_impure, is_integer_attribute, output_node
 from exporters.lstm_shapes import lstm_shapes_only
 from exporters.model_checks import (
-    MINIMUM_BATCH,
     check_deterministic,
     check_faithful,
     check_output,

@@ -24,7 +24,7 @@ from torch.fx import GraphModule
 from torch.onnx import OnnxExporterError, ONNXProgram
 
 from device_agent.manifest import Port
-from exporters.capture import MINIMUM_BATCH
+from exporters.graphs import MINIMUM_BATCH
 from exporters.program import ProgramSignature
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
 from profiles.errors import ExportError
