@@ -367,7 +367,11 @@ def test_statistics_do_not_go_beyond_the_mean() -> None:
         ({"factors": "none"}, "factors must be one of afm, act; it is 'none'"),
         ({"temperature": 0.0}, "temperature must be a number from 0.05 up, or inf; it is 0.0"),
         ({"temperature": float("nan")}, "temperature must be"),
-        ({"beta": 0.0}, "beta must be a number above 0; it is 0.0"),
+        ({"temperature": "5"}, "temperature must be a number from 0.05 up, or inf; it is '5'.$"),
+        ({"temperature": 10**400}, "temperature must be"),
+        ({"beta": 0.0}, "beta must be a number above 0 and at most 10; it is 0.0.$"),
+        ({"beta": 1e40}, r"beta must be a number above 0 and at most 10; it is 1e\+40.$"),
+        ({"beta": None}, "beta must be a number above 0 and at most 10; it is None.$"),
         ({"beta": float("inf")}, "beta must be"),
     ],
 )
