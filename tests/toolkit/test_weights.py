@@ -11,7 +11,7 @@ from profiles.errors import InputError, ModelError
 from toolkit.weights import GlobalModel, from_bytes, from_model
 
 
-@pytest.mark.parametrize("name", ["kept|conv", "kept|cp:2.0|conv"])
+@pytest.mark.parametrize("name", ["kept|conv", "kept|cp:2|conv"])
 def test_names_that_are_kept_factors_in_a_file(name: str) -> None:
     model = nn.Sequential(OrderedDict([(name, nn.Linear(2, 3))]))
     with pytest.raises(ModelError) as caught:
