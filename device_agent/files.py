@@ -53,6 +53,16 @@ def refuse_existing(out: Path, force: bool = False) -> None:
         raise InputError(f"{out} exists already: give another place, or --force to replace it.")
 
 
+def check_file_place(out: Path, force: bool = False) -> None:
+    """Raise InputError where `write_file` could not make the file `out`, or unasked replace one."""
+    if out.is_dir():
+        raise InputError(f"{out} is a folder: give the name of a file.")
+    nearest = next((parent for parent in out.parents if parent.exists()), None)
+    if nearest is not None and not nearest.is_dir():
+        raise InputError(f"{out} cannot be written: {nearest} is a file, not a folder.")
+    refuse_existing(out, force)
+
+
 def write_folder(out: Path, files: Mapping[str, bytes], force: bool = False) -> None:
     """Make the folder `out` with `files` (name to content), whole or not at all.
 

@@ -2,52 +2,85 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from torch import Tensor
 
-from device_agent.manifest import TensorEntry
+from device_agent.manifest import UPLOADED, TensorEntry
 from device_agent.update import UpdateRecord, check_tensors
-from profiles.errors import UpdateError
+from profiles.errors import SpecError, UpdateError
+from toolkit.families import family_named
 from toolkit.parts import check_part, held_shape
+from toolkit.spec import Spec, parse_spec
+from toolkit.strength import EXPLICIT
 from toolkit.submodel import Shapes
 
 MOST_SAMPLES = 10**12
 """More than any device has; keeps weighted sums within float32."""
 
 
-def check_update(record: UpdateRecord, arrays: Mapping[str, np.ndarray], shapes: Shapes) -> None:
-    """Raise UpdateError unless an update, from whoever it comes, fits a global model of `shapes`.
+STATISTICS = ("running_mean", "running_var")
+"""How batch norm names its statistics."""
+
+
+def check_update(
+    record: UpdateRecord, arrays: Mapping[str, np.ndarray], model: Mapping[str, Tensor]
+) -> None:
+    """Raise UpdateError unless an update, from whoever it comes, fits the global tensors `model`.
 
     Looks at the table first, so that nothing is computed from factors of absurd size.
     """
+    shapes = {name: tuple(value.shape) for name, value in model.items()}
     if not 1 <= record.samples <= MOST_SAMPLES:
         raise UpdateError(
             f"An update of {record.samples} samples has no weight; it has from 1 to "
             f"{MOST_SAMPLES:g}."
         )
     origin = f"The update of {record.submodel!r}"
+    _check_spec(record.submodel)
     _check_names(record.tensors, origin, shapes)
-    for name, entries in _by_parameter(record.tensors).items():
+    _check_kinds(record.tensors, origin, model)
+    for name, entries in by_parameter(record.tensors).items():
         for entry in entries:
             check_part(entry, shapes[name])
         _check_group(name, entries, shapes[name], origin)
     check_tensors(arrays, record.tensors, origin)
+    _check_variances(record.tensors, arrays, origin)
 
 
-def held_shapes(table: tuple[TensorEntry, ...], shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Shape of what a checked table holds of each global tensor that it stands for."""
-    return {
-        name: held_shape(entries[0], shapes[name]) for name, entries in _by_parameter(table).items()
-    }
+def is_statistic(name: str) -> bool:
+    """Whether the global tensor `name` is a batch norm's, which has no gradient to go on along."""
+    return name.rpartition(".")[2] in STATISTICS
 
 
-def _by_parameter(table: tuple[TensorEntry, ...]) -> dict[str, list[TensorEntry]]:
+def by_parameter(table: Sequence[TensorEntry]) -> dict[str, list[TensorEntry]]:
     """The entries that stand for each global tensor, in table order."""
     groups: dict[str, list[TensorEntry]] = {}
     for entry in table:
         groups.setdefault(entry.stands_for or "", []).append(entry)
     return groups
+
+
+def held_shapes(table: tuple[TensorEntry, ...], shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Shape of what a checked table holds of each global tensor that it stands for."""
+    return {
+        name: held_shape(entries[0], shapes[name]) for name, entries in by_parameter(table).items()
+    }
+
+
+def _check_spec(submodel: str) -> None:
+    """Refuse a submodel that no family makes of any model."""
+    try:
+        spec: Spec | None = parse_spec(submodel)
+        while spec is not None:
+            if ":" not in family_named(spec.family).usage:
+                spec.check_no_size()
+            if spec.family in EXPLICIT:
+                EXPLICIT[spec.family](spec)
+            spec = spec.inner
+    except SpecError as error:
+        raise UpdateError(f"{error} An update calls its submodel so.") from None
 
 
 def _check_names(table: tuple[TensorEntry, ...], origin: str, shapes: Shapes) -> None:
@@ -62,6 +95,34 @@ def _check_names(table: tuple[TensorEntry, ...], origin: str, shapes: Shapes) ->
                 f"{origin} trains {entry.stands_for!r}, which the global model does not have: it "
                 "belongs to another model."
             )
+
+
+def _check_kinds(table: tuple[TensorEntry, ...], origin: str, model: Mapping[str, Tensor]) -> None:
+    """Refuse roles and number types that no device sends."""
+    for entry in table:
+        if entry.role not in UPLOADED:
+            raise UpdateError(
+                f"{origin}: {entry.name!r} has the role {entry.role!r}; an update holds tensors of "
+                f"the roles {' and '.join(UPLOADED)}."
+            )
+        if entry.dtype != "float32":
+            raise UpdateError(
+                f"{origin}: {entry.name!r} is {entry.dtype}; an update holds float32 only."
+            )
+        if not model[entry.stands_for or ""].is_floating_point():
+            raise UpdateError(
+                f"{origin} trains {entry.stands_for!r}, which holds whole numbers in the global "
+                "model: no device trains these."
+            )
+
+
+def _check_variances(
+    table: tuple[TensorEntry, ...], arrays: Mapping[str, np.ndarray], origin: str
+) -> None:
+    for entry in table:
+        name = entry.stands_for or ""
+        if name.rpartition(".")[2] == "running_var" and (arrays[entry.name] < 0).any():
+            raise UpdateError(f"{origin} gives {name!r} a variance below zero.")
 
 
 def _check_group(
@@ -93,8 +154,13 @@ def _check_rank(name: str, entries: list[TensorEntry], held: tuple[int, ...], or
     A tensor has at most the rank count / largest size, at which CP factors have that many rows of
     `sum(held)` numbers; a matrix factorization of less than full size is smaller still.
     """
+    if len(held) < 2:
+        raise UpdateError(
+            f"{origin} has factors of {name!r}, which has the shape {held} in the global model; "
+            "only tensors of two axes and more have factors."
+        )
     numbers = sum(math.prod(entry.shape) for entry in entries)
-    largest = math.prod(held) // max(held, default=1) * sum(held)
+    largest = math.prod(held) // max(held) * sum(held)
     if not 0 < numbers <= largest:
         raise UpdateError(
             f"{origin} has factors of {numbers} numbers for {name!r}; factors of a tensor of "

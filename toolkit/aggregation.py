@@ -14,7 +14,7 @@ from torch import Tensor
 from device_agent.manifest import TensorEntry
 from device_agent.update import UpdateRecord
 from profiles.errors import UpdateError
-from toolkit.acceptance import check_update, held_shapes
+from toolkit.acceptance import by_parameter, check_update, held_shapes, is_statistic
 from toolkit.families import family_named
 from toolkit.mean import Mean
 from toolkit.parts import Place, place_of
@@ -71,15 +71,15 @@ class Aggregation:
         self.shapes = {name: tuple(value.shape) for name, value in model.tensors.items()}
         self.mean = Mean()
         self.factors: dict[str, FactorMean] = {}
-        self.buffers: set[str] = set()
+        self.trained: set[str] = set()
 
     def add(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
         """Take in one update. Raises UpdateError where it does not fit the model."""
-        check_update(record, arrays, self.shapes)
+        check_update(record, arrays, self.model.tensors)
         tensors = {name: torch.from_numpy(np.asarray(array)) for name, array in arrays.items()}
         spec = parse_spec(record.submodel)
         family, weight = family_named(spec.family), self._weight(record)
-        self.buffers |= {e.stands_for or "" for e in record.tensors if e.role == "buffer"}
+        self.trained |= {e.stands_for or "" for e in record.tensors if e.role == "parameter"}
         if family.averages_factors:
             self._add_factors(f"{spec.family}:{spec.size}", family, record, tensors, weight)
         if not family.averages_factors or self.policy.factors == "act":
@@ -88,7 +88,7 @@ class Aggregation:
     def merge(self, other: "Aggregation") -> None:
         """Take in all that `other`, of the same model and policy, took in."""
         self.mean.merge(other.mean)
-        self.buffers |= other.buffers
+        self.trained |= other.trained
         for key, theirs in other.factors.items():
             group = self._group(key, theirs.family, theirs.table)
             group.mean.merge(theirs.mean)
@@ -114,10 +114,12 @@ class Aggregation:
     def _next(self, name: str) -> Tensor:
         """(1 - beta) * old + beta * mean (TDPFed, above eq. 22); forgets the mean.
 
-        Statistics are never taken beyond the mean, where a variance can turn negative.
+        Statistics are never taken beyond the mean, where a variance can turn negative. Batch norm's
+        are known by name, whatever an update calls them; others by all updates calling them so.
         """
         old = self.model.tensors[name]
-        beta = min(self.policy.beta, 1.0) if name in self.buffers else self.policy.beta
+        statistic = is_statistic(name) or name not in self.trained
+        beta = min(self.policy.beta, 1.0) if statistic else self.policy.beta
         mean = self.mean.take(name, old)
         new = mean if beta == 1.0 else torch.lerp(old.float(), mean, beta)
         if not np.isfinite(new.numpy().sum(dtype=np.float64)):
@@ -133,6 +135,8 @@ class Aggregation:
         return self.policy.weight(record.samples, gamma)
 
     def _group(self, key: str, family: Family, table: Table) -> FactorMean:
+        if key not in self.factors:
+            check_recovers(family, table, self.shapes)
         group = self.factors.setdefault(key, FactorMean(family, table))
         if group.table != table:
             raise UpdateError(f"Two updates of {key!r} have different factors.")
@@ -168,12 +172,21 @@ def recover(
 ) -> Mapping[str, Tensor | Product]:
     """What an update says of global tensors, or parts of them, of `shapes`.
 
-    Raises UpdateError where its factors do not give these shapes.
+    Raises UpdateError where its factors do not give all of these tensors in these shapes.
     """
     try:
         recovered = family.recover(tensors, table, shapes)
-    except (RuntimeError, KeyError, ValueError) as error:
+    except KeyError as error:
+        name = _lacking(family, tensors, table, shapes)
+        raise UpdateError(f"An update lacks the factor {error} of {name!r}.") from None
+    except (RuntimeError, LookupError, ValueError) as error:
         raise UpdateError(f"An update's factors do not fit the global model: {error}.") from None
+    named = {entry.stands_for for entry in table}
+    for odd in sorted(map(str, named ^ recovered.keys())):
+        raise UpdateError(
+            f"An update gives factors of {odd!r}, of which the family {family.name!r} makes "
+            "nothing: it is not of the submodel that it names."
+        )
     for name, value in recovered.items():
         if tuple(value.shape) != shapes[name]:
             raise UpdateError(
@@ -181,3 +194,21 @@ def recover(
                 f"the global model has {shapes[name]}."
             )
     return recovered
+
+
+def check_recovers(family: Family, table: Table, shapes: Shapes) -> None:
+    """Raise UpdateError as `recover` would, from the shapes in `table` alone."""
+    tensors = {entry.name: torch.empty(entry.shape, device="meta") for entry in table}
+    recover(family, tensors, table, held_shapes(table, shapes))
+
+
+def _lacking(
+    family: Family, tensors: Mapping[str, Tensor], table: Table, shapes: Shapes
+) -> str | None:
+    """The global tensor that `family` cannot recover for lack of a factor."""
+    for name, entries in by_parameter(table).items():
+        try:
+            family.recover(tensors, entries, shapes)
+        except KeyError:
+            return name
+    return None

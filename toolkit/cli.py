@@ -214,7 +214,7 @@ def export(
     "--beta",
     default=1.0,
     show_default=True,
-    help="How far to go from the old model to the mean: above 0, beyond the mean above 1.",
+    help="How far to go from the old model to the mean, up to 10; beyond the mean above 1.",
 )
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

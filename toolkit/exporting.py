@@ -5,11 +5,12 @@ from pathlib import Path
 
 import onnx
 
-from device_agent.files import fingerprint, refuse_existing, write_file
+from device_agent.files import check_file_place, fingerprint, refuse_existing, write_file
 from device_agent.manifest import MANIFEST
 from exporters import export
 from exporters.export import Report, silent
 from exporters.verify import Verdict
+from profiles.errors import InputError
 from toolkit import weights
 from toolkit.approximation import Fit, fit
 from toolkit.inspection import Inspection, describe
@@ -55,16 +56,14 @@ class Exported:
 def export_bundle(request: Request, report: Report = silent) -> Exported:
     """Export one submodel as a bundle folder; `report` hears of each stage.
 
-    Raises ModelError, SpecError, ExportError or VerificationError; nothing is left half-written.
+    Raises InputError, ExportError or VerificationError; nothing is left half-written.
     """
-    refuse_existing(request.out, request.force)
+    check_places(request)
     report("loading the model")
     model = load_model(request.model, request.weights, request.seed)
     source = weights.from_model(model)
     if request.weights is not None:
         source = weights.from_file(request.weights)
-    if request.save_weights is not None:
-        refuse_existing(request.save_weights, request.force)
     report(f"splitting {request.spec}")
     full = split(model, "full", request.sample_shape, request.training)
     submodel = split(model, request.spec, request.sample_shape, request.training)
@@ -96,6 +95,32 @@ def export_bundle(request: Request, report: Report = silent) -> Exported:
         verdict=exported.verdict,
         fit=fit(submodel, values, source),
     )
+
+
+def check_places(request: Request) -> None:
+    """Raise InputError where the bundle or the weights cannot be written, or not beside each other.
+
+    A bundle's folder is replaced as a whole: weights inside it would be no part of it.
+    """
+    refuse_existing(request.out, request.force)
+    # A folder needs the same of its parents as a file does.
+    if not request.out.exists():
+        check_file_place(request.out)
+    saved = request.save_weights
+    if saved is None:
+        return
+    bundle, weights_file = request.out.resolve(), saved.resolve()
+    if weights_file.is_relative_to(bundle):
+        raise InputError(
+            f"The weights cannot be saved as {saved}: the bundle {request.out} is a folder of its "
+            "own. Give a place outside it."
+        )
+    if bundle.is_relative_to(weights_file):
+        raise InputError(
+            f"The bundle cannot be written to {request.out}: the weights are saved as the file "
+            f"{saved}. Give another place."
+        )
+    check_file_place(saved, request.force)
 
 
 def as_json(exported: Exported) -> dict[str, object]:

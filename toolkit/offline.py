@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.files import refuse_existing, write_file
+from device_agent.files import check_file_place, write_file
 from device_agent.update import UpdateRecord, read_update
 from profiles.errors import UpdateError
 from toolkit import weights
@@ -32,7 +32,7 @@ def aggregate_files(
     One update is in memory at a time. Raises UpdateError for an update that was cut from another
     global model, InputError for files that cannot be used; then `out` is as it was.
     """
-    refuse_existing(out, force)
+    check_file_place(out, force)
     model = weights.from_file(global_file)
     base = model.fingerprint()
     records: list[UpdateRecord] = []

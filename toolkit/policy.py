@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, get_args
 
 from profiles.errors import InputError
@@ -12,6 +13,9 @@ Factors = Literal["afm", "act"]
 LOWEST_TEMPERATURE = 0.05
 """At it a full model already outweighs one of rank ratio 1/2 by e^10; far below, float32 weights
 of weak devices vanish, and with them tensors that only these trained."""
+
+GREATEST_BETA = 10.0
+"""Far beyond TDPFed's 1.8; keeps the new model within float32."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,15 @@ class AggregationPolicy:
                 raise InputError(
                     f"{name} must be one of {', '.join(choices)}; it is {getattr(self, name)!r}."
                 )
-        if not self.temperature >= LOWEST_TEMPERATURE:
+        if not _number(self.temperature) >= LOWEST_TEMPERATURE:
             raise InputError(
                 f"temperature must be a number from {LOWEST_TEMPERATURE} up, or inf; "
-                f"it is {self.temperature}."
+                f"it is {self.temperature!r}."
             )
-        if not (math.isfinite(self.beta) and self.beta > 0):
-            raise InputError(f"beta must be a number above 0; it is {self.beta}.")
+        if not 0 < _number(self.beta) <= GREATEST_BETA:
+            raise InputError(
+                f"beta must be a number above 0 and at most {GREATEST_BETA:g}; it is {self.beta!r}."
+            )
 
     def weight(self, samples: int, strength: float) -> float:
         """Weight of an update, to be divided by the sum over all; `strength` is in (0, 1].
@@ -57,3 +63,11 @@ class AggregationPolicy:
                 return 1.0
             case "softmax":
                 return math.exp((strength - 1.0) / self.temperature)
+
+
+def _number(value: object) -> float:
+    """`value` as a float; nan, which is in no range, where it is no number or beyond any float."""
+    try:
+        return float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        return math.nan

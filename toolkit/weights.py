@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from profiles.errors import InputError
+from profiles.errors import InputError, ModelError
 from toolkit.factorizer import Factorizer
 
 KEPT = "kept|"
@@ -27,12 +27,21 @@ Kept = Mapping[str, Mapping[str, Tensor]]
 class GlobalModel:
     """All tensors of the global model under their names in the PyTorch model, and kept factors.
 
-    `factorizer` factorizes them once for all submodels; it is not part of what is saved.
+    `factorizer` factorizes them once for all submodels; it is not part of what is saved. Raises
+    ModelError for a name that the file would take for a kept factor's.
     """
 
     tensors: Mapping[str, Tensor]
     kept: Kept = field(default_factory=dict)
     factorizer: Factorizer = field(default_factory=Factorizer, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in self.tensors:
+            if name.startswith(KEPT):
+                raise ModelError(
+                    f"The model's tensor {name!r} has a name that weights files keep for factors; "
+                    f"rename its module so that it does not begin with {KEPT!r}."
+                )
 
     def save(self) -> bytes:
         """The safetensors file of this model; the same bytes for the same numbers."""
@@ -68,7 +77,12 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
         if value.is_floating_point() and not torch.isfinite(value).all():
             raise InputError(f"{origin}: {name!r} holds a number that is not finite.")
         if name.startswith(KEPT):
-            key, tensor = name.removeprefix(KEPT).split("|", 1)
+            key, bar, tensor = name.removeprefix(KEPT).partition("|")
+            if not bar:
+                raise InputError(
+                    f"{origin}: {name!r} is no kept factor; these are called "
+                    f"{KEPT}KEY|TENSOR. Write the file anew."
+                )
             kept.setdefault(key, {})[tensor] = value
         else:
             tensors[name] = value

@@ -1,9 +1,11 @@
 """The streaming mean's laws, and what aggregation refuses."""
 
+import re
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -365,7 +367,11 @@ def test_statistics_do_not_go_beyond_the_mean() -> None:
         ({"factors": "none"}, "factors must be one of afm, act; it is 'none'"),
         ({"temperature": 0.0}, "temperature must be a number from 0.05 up, or inf; it is 0.0"),
         ({"temperature": float("nan")}, "temperature must be"),
-        ({"beta": 0.0}, "beta must be a number above 0; it is 0.0"),
+        ({"temperature": "5"}, "temperature must be a number from 0.05 up, or inf; it is '5'.$"),
+        ({"temperature": 10**400}, "temperature must be"),
+        ({"beta": 0.0}, "beta must be a number above 0 and at most 10; it is 0.0.$"),
+        ({"beta": 1e40}, r"beta must be a number above 0 and at most 10; it is 1e\+40.$"),
+        ({"beta": None}, "beta must be a number above 0 and at most 10; it is None.$"),
         ({"beta": float("inf")}, "beta must be"),
     ],
 )
@@ -543,6 +549,129 @@ def test_tables_that_contradict_themselves() -> None:
     refused((record_of("full", 10**13, (w,)), value), "samples has no weight; it has from 1 to")
     pair = (entry("u", (1, 3), "w", "u"), entry("v", (2, 1), "w", "v", part=(((0, 2),), ((0, 1),))))
     refused((record_of("low-rank:0.5", 1, pair), {}), "factors of 'w' name different parts")
+
+
+MISNAMED = {
+    "full": low_rank_update,
+    "width:0.5": cp_update,
+    "pfedme": cp_update,
+    "low-rank:0.5+full": cp_update,
+}
+
+
+@pytest.mark.parametrize("submodel", MISNAMED)
+@pytest.mark.parametrize("factors", ["afm", "act"])
+def test_factors_under_a_family_that_ignores_them(submodel: str, factors: Factors) -> None:
+    record, arrays = MISNAMED[submodel](1)
+    update = msgspec.structs.replace(record, submodel=submodel), arrays
+    words = "lacks the factor 'u' of 'w'|gives factors of 'c', of which the family .* nothing: it"
+    with pytest.raises(UpdateError, match=words):
+        aggregate(OLD, [update], AggregationPolicy(factors=factors))
+
+
+def test_a_single_factor_of_a_family_without_any() -> None:
+    table, value = (entry("w", (2, 3), "w", "u"),), np.zeros((2, 3), np.float32)
+    refused(
+        (record_of("full", 1, table), {"w": value}),
+        "^An update gives factors of 'w', of which the family 'full' makes nothing: it is not of "
+        "the submodel that it names.$",
+    )
+
+
+@pytest.mark.parametrize(
+    ("submodel", "words"),
+    [
+        ("width:abc", r"^'width:abc': the width ratio must be a number above 0 and at most 1, "),
+        ("low-rank", "^'low-rank' needs a rank ratio: write it like low-rank:0.25. An update"),
+        ("slice:w+low-rank:2", "^'low-rank:2': the rank ratio must .* An update calls its submo"),
+        ("full:0.5", "^'full:0.5': full takes no number, write 'full'. An update calls its"),
+        ("nope:1", "^There is no submodel family 'nope'; .* An update calls its submodel so.$"),
+        ("full,=", "^'full,=': '=' is no option"),
+    ],
+)
+@pytest.mark.parametrize("weights", ["samples", "softmax"])
+def test_submodels_that_no_family_makes(submodel: str, words: str, weights: Weights) -> None:
+    record, arrays = full_update(1)
+    with pytest.raises(UpdateError, match=words):
+        Aggregation(OLD, AggregationPolicy(weights)).add(
+            msgspec.structs.replace(record, submodel=submodel), arrays
+        )
+
+
+@pytest.mark.parametrize("role", ["frozen", "personal", "optimizer"])
+def test_roles_that_devices_keep(role: Role) -> None:
+    table = (entry("w", (2, 3), "w", role=role),)
+    refused(
+        (record_of("full", 1, table), {"w": numbers((2, 3), 1)}),
+        f"'w' has the role '{role}'; an update holds tensors of the roles parameter and buffer.$",
+    )
+
+
+def test_whole_numbers_are_not_trained() -> None:
+    model = GlobalModel({"n": torch.tensor([3]), "w": torch.zeros(2, 3)})
+    whole = msgspec.structs.replace(entry("w", (2, 3), "w"), dtype="int64")
+    for update, words in (
+        ((whole, np.ones((2, 3), np.int64)), "'w' is int64; an update holds float32 only.$"),
+        ((entry("n", (1,), "n"), np.ones(1, np.float32)), "'n', which holds whole numbers in the"),
+    ):
+        table, value = update
+        with pytest.raises(UpdateError, match=words):
+            aggregate(model, [(record_of("full", 1, (table,)), {table.name: value})])
+
+
+NORM = GlobalModel({"bn.running_var": torch.full((2,), 10.0), "w": torch.full((2,), 10.0)})
+
+
+def named(name: str, value: float, role: Role) -> Received:
+    table = (entry(name, (2,), name, role=role),)
+    return record_of("full", 1, table), {name: np.full(2, value, np.float32)}
+
+
+def test_statistics_are_what_the_server_calls_so() -> None:
+    """Whatever some device says: `w` is trained because an honest one says so."""
+    updates = [
+        named("bn.running_var", 1, "parameter"),
+        named("w", 1, "buffer"),
+        named("w", 1, "parameter"),
+    ]
+    policy = AggregationPolicy(beta=1.5)
+    halves = [Aggregation(NORM, policy) for _ in range(2)]
+    for number, update in enumerate(updates):
+        halves[number == 2].add(*update)
+    halves[0].merge(halves[1])
+    for new in (aggregate(NORM, updates, policy), halves[0].result()):
+        assert new.tensors["bn.running_var"].tolist() == [1, 1]
+        assert new.tensors["w"].tolist() == [-3.5, -3.5]
+
+
+@pytest.mark.parametrize("role", ["parameter", "buffer"])
+def test_variances_below_zero(role: Role) -> None:
+    words = "^The update of 'full' gives 'bn.running_var' a variance below zero.$"
+    with pytest.raises(UpdateError, match=words):
+        aggregate(NORM, [named("bn.running_var", -1, role)])
+
+
+def test_missing_factors_are_named() -> None:
+    for update, factor, name in ((low_rank_update(1), "u", "c"), (cp_update(1), "1", "c")):
+        record, arrays = update
+        left = tuple(e for e in record.tensors if (e.stands_for, e.factor) != (name, factor))
+        altered = msgspec.structs.replace(record, tensors=left)
+        kept = {e.name: arrays[e.name] for e in left}
+        with pytest.raises(
+            UpdateError, match=f"^An update lacks the factor '{factor}' of '{name}'"
+        ):
+            Aggregation(OLD, AggregationPolicy()).add(altered, kept)
+
+
+@pytest.mark.parametrize("shape", [(), (4,)])
+def test_what_has_no_two_axes_has_no_factors(shape: tuple[int, ...]) -> None:
+    table = (entry("b", shape, "b", "0"),)
+    words = rf"has factors of 'b', which has the shape {re.escape(str(shape))} in the global model;"
+    with pytest.raises(UpdateError, match=words):
+        aggregate(
+            GlobalModel({"b": torch.zeros(shape)}),
+            [(record_of("cp:2.0", 1, table), {"b": np.zeros(shape, np.float32)})],
+        )
 
 
 def test_a_sum_beyond_float32_is_refused() -> None:

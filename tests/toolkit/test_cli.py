@@ -382,7 +382,14 @@ def test_weights_that_do_not_fit(folder: Path, kind: str, message: str) -> None:
     ("arguments", "message"),
     [
         (["--out", "there"], r"^there exists already: give another place, or --force"),
-        (["--out", "b", "--save-weights", "there"], r"^there exists already"),
+        (
+            ["--out", "nets.py/b"],
+            r"^nets\.py/b cannot be written: nets\.py is a file, not a folder",
+        ),
+        (
+            ["--out", "b", "--save-weights", "nets.py"],
+            r"^nets\.py exists already: give another pla",
+        ),
         (["--out", "b", "--epochs", "0"], r"^epochs must be at least 1; it is 0"),
         (["--out", "b", "--learning-rate", "nan"], r"^learning_rate must be a number from 0 up"),
         (["--out", "b", "--momentum", "1"], r"^momentum must be below 1; it is 1\.0"),
@@ -395,6 +402,35 @@ def test_weights_that_do_not_fit(folder: Path, kind: str, message: str) -> None:
 def test_exports_that_cannot_be(folder: Path, arguments: list[str], message: str) -> None:
     (folder / "there").mkdir()
     assert re.search(message, refused(folder, "export", *TINY, *arguments))
+
+
+IS_FOLDER = "there is a folder: give the name of a file."
+ITS_OWN = "the bundle {} is a folder of its own. Give a place outside it."
+
+
+@pytest.mark.parametrize(
+    ("out", "saved", "message"),
+    [
+        ("b", "b", f"The weights cannot be saved as b: {ITS_OWN.format('b')}"),
+        ("b", "b/w", f"The weights cannot be saved as b/w: {ITS_OWN.format('b')}"),
+        ("there", "b/../there/w",
+         f"The weights cannot be saved as b/../there/w: {ITS_OWN.format('there')}"),
+        ("w/b", "w", "The bundle cannot be written to w/b: the weights are saved as the file w. "
+         "Give another place."),
+        ("b", "there", IS_FOLDER),
+        ("b", "nets.py/g.st",
+         "nets.py/g.st cannot be written: nets.py is a file, not a folder."),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_weights_that_cannot_be_saved(
+    folder: Path, out: str, saved: str, message: str, force: list[str]
+) -> None:
+    """Refused before the model, which is none, is looked for."""
+    if out != "there" or force:
+        (folder / "there").mkdir()
+    arguments = ("--input-shape", "1", "--out", out, "--save-weights", saved, *force)
+    assert refused(folder, "export", "nets:nothing", *arguments) == message
 
 
 def test_a_failed_export_leaves_nothing(folder: Path) -> None:
@@ -604,6 +640,18 @@ def test_aggregate_refuses(round_: Path, case: str) -> None:
     damage(round_)
     command = ("aggregate", "global.safetensors", "one", "two", "--out", "new")
     assert re.search(message, refused(round_, *command))
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("one", "one is a folder: give the name of a file."),
+        ("one.npz/new", "one.npz/new cannot be written: one.npz is a file, not a folder."),
+    ],
+)
+def test_aggregate_refuses_places_first(round_: Path, out: str, message: str) -> None:
+    command = ("aggregate", "missing.safetensors", "one", "--out", out, "--force")
+    assert refused(round_, *command) == message
 
 
 def test_each_update_counts_once(round_: Path) -> None:
