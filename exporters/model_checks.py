@@ -131,7 +131,8 @@ def check_faithful(model: nn.Module, captured: "Captured") -> None:
             theirs = gradients(pairs[0][1], weight, [parameters[n] for n in leaves])
             pairs.append((gradients(came, weight, leaves.values()), theirs, "trains otherwise"))
         for ours, expected, what in pairs:
-            if not float((ours - expected).norm()) <= FAITHFUL * (float(expected.norm()) + 1e-6):
+            apart, size = (float(v.detach().norm()) for v in (ours - expected, expected))
+            if not apart <= FAITHFUL * (size + 1e-6):
                 raise ModelError(
                     f"The model, recorded, {what} than it does by itself: hooks, in-place writes, "
                     "an embedding's max_norm or a backward pass of its own cannot be exported."

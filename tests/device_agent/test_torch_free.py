@@ -84,7 +84,7 @@ def serving(folder: Path) -> Iterator[str]:
     try:
         assert process.stderr is not None
         first = process.stderr.readline()
-        assert first.startswith("Coordinator at http://"), first + process.stderr.read()
+        assert first.startswith("Coordinator at http://"), first
         yield first.removeprefix("Coordinator at ").rstrip()
         process.send_signal(signal.SIGINT)
         _, rest = process.communicate(timeout=60)
