@@ -87,7 +87,8 @@ def low_rank_table(ratio: float) -> tuple[TensorEntry, ...]:
 def write_updates(folder: Path, table: tuple[TensorEntry, ...], files: int) -> None:
     draw = np.random.default_rng(0)
     for number in range(files):
-        arrays = {e.name: draw.standard_normal(e.shape, np.float32) for e in table}
+        # Positive, as variances are.
+        arrays = {e.name: draw.random(e.shape, np.float32) for e in table}
         (folder / f"{number}.safetensors").write_bytes(save(arrays))
 
 
