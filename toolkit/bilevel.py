@@ -30,7 +30,7 @@ from toolkit.counting import Counts, activations, macs
 from toolkit.entries import dense_entries, statistics_role
 from toolkit.spec import Spec
 from toolkit.submodel import Submodel, Treatment, count
-from toolkit.tensorized import Tensorized, personal
+from toolkit.tensorized import Tensorized, distance, personal
 from toolkit.training import TrainingConfig
 from toolkit.weights import GlobalModel
 
@@ -67,13 +67,14 @@ def local_step(name: str, tensorized: Tensorized, settings: BiLevel) -> ProgramS
     written = (*tensorized.uploaded, *kept)
 
     def function(feeds: Tensors) -> dict[str, Tensor]:
-        value = 0.5 * settings.penalty * tensorized.distance(feeds)
+        gaps = tensorized.gaps(feeds)
         new = settings.optimizer.update(
             select(feeds, tensorized.uploaded),
-            tensorized.gradients(feeds, settings.penalty),
+            tensorized.gradients(feeds, gaps, settings.penalty),
             select(feeds, kept),
             feeds["rate"],
         )
+        value = 0.5 * settings.penalty * distance(gaps)
         return {"distance": value, **{f"{key}+": tensor for key, tensor in new.items()}}
 
     return ProgramSignature(
@@ -143,7 +144,7 @@ def bi_level(
         buffers,
         nesterov,
         name="personal_step",
-        penalty=lambda tensors: 0.5 * settings.penalty * tensorized.distance(tensors),
+        penalty=lambda tensors: 0.5 * settings.penalty * distance(tensorized.gaps(tensors)),
         reads=(*tensorized.uploaded, *frozen),
         names=names,
         masked=training.masked,

@@ -1,7 +1,7 @@
 """Factorizing weights: truncated SVD (FedHM) and CP decomposition (TDPFed)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -95,28 +95,17 @@ def als(target: Tensor, factors: Sequence[Tensor], sweeps: int) -> list[Tensor]:
     """Alternating least squares: each sweep solves for every mode's factor with the others fixed.
 
     A_n = X_(n) K (K^T K)^-1 with K the Khatri-Rao product of the other factors, whose Gram matrix
-    is the elementwise product of theirs. X times the factors before n, component by component, is
-    carried from mode to mode (a chain of the dimension tree), so that a sweep makes two large
-    matrix products whatever the number of modes. Stops where a sweep gains next to nothing.
+    is the elementwise product of theirs. Stops where a sweep gains next to nothing.
     """
     factors = list(factors)
     grams = [factor.T @ factor for factor in factors]
-    unfolded = target.reshape(target.shape[0], -1)
     energy = float(target.square().sum())
     fit = math.inf
     for _ in range(sweeps):
-        products = unfolded @ khatri_rao(factors[1:])
-        partial = torch.empty(0)
-        for mode in range(len(factors)):
-            if mode:
-                products = contract_later(partial, factors[mode + 1 :])
+        for mode, products in enumerate(products_by_mode(target, factors)):
             gram = torch.stack(grams[:mode] + grams[mode + 1 :]).prod(0)
             factors[mode] = least_squares(gram, products)
             grams[mode] = factors[mode].T @ factors[mode]
-            if mode:
-                partial = (partial * expand(factors[mode], partial)).sum(0)
-            else:
-                partial = (unfolded.T @ factors[0]).reshape(*target.shape[1:], -1)
         # ||X - [[A]]||^2 = ||X||^2 - 2 <X, [[A]]> + ||[[A]]||^2, all known from the last mode.
         inner = float((products * factors[-1]).sum())
         squared = energy - 2 * inner + float(torch.stack(grams).prod(0).sum())
@@ -124,6 +113,21 @@ def als(target: Tensor, factors: Sequence[Tensor], sweeps: int) -> list[Tensor]:
         if last - fit <= STEADY * fit:
             break
     return factors
+
+
+def products_by_mode(target: Tensor, factors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """X_(n) K_n (I_n, R) of X = `target` for each mode n in turn, K_n as in `als`.
+
+    X times the factors before n, component by component, is carried from mode to mode (a chain of
+    the dimension tree), so that all modes together need two large matrix products. A factor that
+    the caller replaces after its mode came is the one used from then on.
+    """
+    unfolded = target.reshape(target.shape[0], -1)
+    yield unfolded @ khatri_rao(factors[1:])
+    partial = (unfolded.T @ factors[0]).reshape(*target.shape[1:], -1)
+    for mode in range(1, len(factors)):
+        yield contract_later(partial, factors[mode + 1 :])
+        partial = (partial * expand(factors[mode], partial)).sum(0)
 
 
 def contract_later(partial: Tensor, later: Sequence[Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ from device_agent.manifest import TensorEntry
 from exporters.capture import Captured
 from exporters.program import Tensors
 from toolkit.entries import dense_entries
-from toolkit.factorization import compose, khatri_rao
+from toolkit.factorization import compose, products_by_mode
 
 
 def personal(name: str) -> str:
@@ -83,37 +83,39 @@ class Tensorized:
         }
         return {**self.composed(tensors), **factors}
 
-    def distance(self, tensors: Tensors) -> Tensor:
-        """||theta - [[A]]||^2 over all parameters."""
+    def gaps(self, tensors: Tensors) -> dict[str, Tensor]:
+        """[[A]] - theta of every parameter, by the global parameter's name."""
         centres = self.composed(tensors)
-        gaps = [(tensors[personal(name)] - centres[name]).square().sum() for name in self.names]
-        return torch.stack(gaps).sum()
+        return {name: centre - tensors[personal(name)] for name, centre in centres.items()}
 
-    def gradients(self, tensors: Tensors, penalty: float) -> dict[str, Tensor]:
-        """Of penalty / 2 * ||theta - [[A]]||^2, for every uploaded tensor, by its state name."""
+    def gradients(
+        self, tensors: Tensors, gaps: Mapping[str, Tensor], penalty: float
+    ) -> dict[str, Tensor]:
+        """Of penalty / 2 * ||theta - [[A]]||^2, for every uploaded tensor, by its state name.
+
+        `gaps` are those of the same `tensors`.
+        """
         found = {}
-        for name in self.names:
-            theta = tensors[personal(name)]
+        for name, gap in gaps.items():
             if name in self.ranks:
                 factors = self.factors_of(tensors, name)
-                for mode, gradient in enumerate(factor_gradients(theta, factors)):
+                for mode, gradient in enumerate(factor_gradients(gap, factors)):
                     found[factor_name(name, mode)] = penalty * gradient
             else:
-                found[name] = penalty * (tensors[name] - theta)
+                found[name] = penalty * gap
         return found
 
 
-def factor_gradients(theta: Tensor, factors: list[Tensor]) -> list[Tensor]:
-    """Gradients of 1/2 ||theta - [[A]]||^2 (TDPFed eq. 25 of the appendix, lambda apart).
+def distance(gaps: Mapping[str, Tensor]) -> Tensor:
+    """||theta - [[A]]||^2 over all parameters."""
+    return torch.stack([gap.square().sum() for gap in gaps.values()]).sum()
+
+
+def factor_gradients(gap: Tensor, factors: list[Tensor]) -> list[Tensor]:
+    """Gradients of 1/2 ||[[A]] - theta||^2 (TDPFed eq. 25 of the appendix, lambda apart).
 
     A_n V_n - theta_(n) K_n with K_n the Khatri-Rao product of the other factors, and A_n V_n =
-    [[A]]_(n) K_n: the difference is taken first, where little is lost to rounding.
-    theta (I_1, ..., I_N), A_n (I_n, R).
+    [[A]]_(n) K_n: the difference, `gap`, is taken first, where little is lost to rounding.
+    gap (I_1, ..., I_N), A_n (I_n, R).
     """
-    gap = compose(factors) - theta
-    found = []
-    for mode in range(len(factors)):
-        others = [f for n, f in enumerate(factors) if n != mode]
-        unfolded = gap.movedim(mode, 0).reshape(theta.shape[mode], -1)
-        found.append(unfolded @ khatri_rao(others))
-    return found
+    return list(products_by_mode(gap, factors))
