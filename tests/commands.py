@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ EXIT_CODES = """
     130  interrupted
 """
 """How the help of both commands ends."""
+NUMBER = r"\d+\.\d+"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,10 @@ class Done:
     code: int
     stdout: str
     stderr: str
+
+
+Agent = Callable[..., Done]
+"""Runs `edgetailor-agent` with the arguments that it is given."""
 
 
 def command(name: str, *arguments: object) -> list[str]:
