@@ -13,7 +13,6 @@ from profiles.errors import SpecError, UpdateError
 from toolkit.families import family_named
 from toolkit.parts import check_part, held_shape
 from toolkit.spec import Spec, parse_spec
-from toolkit.strength import EXPLICIT
 from toolkit.submodel import Shapes
 
 MOST_SAMPLES = 10**12
@@ -74,10 +73,10 @@ def _check_spec(submodel: str) -> None:
     try:
         spec: Spec | None = parse_spec(submodel)
         while spec is not None:
-            if ":" not in family_named(spec.family).usage:
+            family = family_named(spec.family)
+            if ":" not in family.usage:
                 spec.check_no_size()
-            if spec.family in EXPLICIT:
-                EXPLICIT[spec.family](spec)
+            family.strength(spec)  # reads the size
             spec = spec.inner
     except SpecError as error:
         raise UpdateError(f"{error} An update calls its submodel so.") from None

@@ -69,6 +69,13 @@ class Family(Protocol):
         """Cut `model`. Raises SpecError where `spec` asks for what the model cannot give."""
         ...
 
+    def strength(self, spec: Spec) -> float | None:
+        """Strength (FedHM eq. 2) in (0, 1] that the size of `spec` says; None where it says none.
+
+        Raises SpecError where there is no such size.
+        """
+        ...
+
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
     ) -> Mapping[str, Tensor | Product]:
@@ -96,6 +103,10 @@ class Stateless:
     """For families that keep nothing between rounds; recovering is renaming unless overridden."""
 
     averages_factors = False
+
+    def strength(self, spec: Spec) -> float | None:
+        """None: what is trained says it."""
+        return None
 
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes

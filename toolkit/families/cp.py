@@ -45,6 +45,11 @@ def key(spec: Spec) -> str:
     return f"{spec.family}:{spec.size}"
 
 
+def rate_of(spec: Spec) -> float:
+    """The compression rate that `spec` asks for."""
+    return spec.number("compression rate", 0, math.inf, "cp:2.0")
+
+
 def plan(
     model: nn.Module, captured: Captured, spec: Spec
 ) -> tuple[dict[str, int], list[Treatment]]:
@@ -52,7 +57,7 @@ def plan(
 
     Raises SpecError naming the rates possible where a rank is more than any tensor has.
     """
-    rate = spec.number("compression rate", 0, math.inf, "cp:2.0")
+    rate = rate_of(spec)
     ranks: dict[str, int] = {}
     treatments = []
     for layer in weighted_layers(model, captured):
@@ -147,6 +152,10 @@ class CP:
             treatments=treatments,
             compressed=compressed(model, captured, ranks),
         )
+
+    def strength(self, spec: Spec) -> float:
+        """One over the compression rate; factors of more numbers than the tensor gain nothing."""
+        return 1 / max(1.0, rate_of(spec))
 
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes

@@ -203,6 +203,10 @@ class LowRank(Stateless):
             treatments=rewritten.treatments,
         )
 
+    def strength(self, spec: Spec) -> float:
+        """The rank ratio."""
+        return spec.number("rank ratio", 0, 1, "low-rank:0.25")
+
     def rewrite(
         self,
         model: nn.Module,
@@ -217,7 +221,7 @@ class LowRank(Stateless):
         no layer would get smaller.
         """
         spec.check_options("keep", "decay")
-        ratio = spec.number("rank ratio", 0, 1, "low-rank:0.25")
+        ratio = self.strength(spec)
         strength = spec.option("decay", DECAY)
         layers = weighted_layers(model, captured)
         ranks, treatments = plan(layers, ratio, spec.whole("keep", keep), among)

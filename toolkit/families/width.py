@@ -68,6 +68,10 @@ class Width(Stateless):
             spec, small, entries, optimizer, training, cut, treatments=treatments(narrowed)
         )
 
+    def strength(self, spec: Spec) -> float:
+        """The width ratio."""
+        return spec.number("width ratio", 0, 1, "width:0.5")
+
 
 def treatments(narrowed: Narrowed) -> list[Treatment]:
     """How many channels every convolution and linear layer has left."""
