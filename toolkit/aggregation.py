@@ -81,7 +81,7 @@ class Aggregation:
         family, weight = family_named(spec.family), self._weight(record)
         self.trained |= {e.stands_for or "" for e in record.tensors if e.role == "parameter"}
         if family.averages_factors:
-            self._add_factors(f"{spec.family}:{spec.size}", family, record, tensors, weight)
+            self._add_factors(spec.head, family, record, tensors, weight)
         if not family.averages_factors or self.policy.factors == "act":
             self._add_recovered(family, tensors, record.tensors, weight)
 

@@ -24,10 +24,14 @@ class Spec:
     options: Mapping[str, str] = field(default_factory=dict)
     inner: "Spec | None" = None
 
+    @property
+    def head(self) -> str:
+        """Family and size, which fix the shapes of factors: the server keeps these under it."""
+        return self.family if self.size is None else f"{self.family}:{self.size}"
+
     def __str__(self) -> str:
         """The spec as one writes it."""
-        head = self.family if self.size is None else f"{self.family}:{self.size}"
-        own = ",".join([head, *(f"{key}={value}" for key, value in self.options.items())])
+        own = ",".join([self.head, *(f"{key}={value}" for key, value in self.options.items())])
         return own if self.inner is None else f"{own}+{self.inner}"
 
     def number(self, what: str, low: float, high: float, example: str) -> float:

@@ -40,11 +40,6 @@ LINEAR = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.RNNBase)
 """Layers whose weights are factorized, the classifier's too (TDPFed, Table I)."""
 
 
-def key(spec: Spec) -> str:
-    """Under which the server keeps factors: the rate alone decides their shapes."""
-    return f"{spec.family}:{spec.size}"
-
-
 def rate_of(spec: Spec) -> float:
     """The compression rate that `spec` asks for."""
     return spec.number("compression rate", 0, math.inf, "cp:2.0")
@@ -131,7 +126,7 @@ class CP:
         tensorized = Tensorized(captured, ranks)
 
         def factors(weights: GlobalModel) -> dict[str, Tensor]:
-            kept = weights.kept.get(key(spec)) or decompose(tensorized, weights)
+            kept = weights.kept.get(spec.head) or decompose(tensorized, weights)
             return {e.name: kept[e.name] for e in tensorized.factors}
 
         settings = BiLevel(
