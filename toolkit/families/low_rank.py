@@ -19,7 +19,7 @@ from exporters.program import Tensors
 from profiles.errors import SpecError
 from toolkit.assembly import whole_network
 from toolkit.entries import statistics_role
-from toolkit.layers import Layer, weighted_layers
+from toolkit.layers import Layer, join, weighted_layers
 from toolkit.low_rank_layers import (
     FactorizedConvolution,
     FactorizedLinear,
@@ -141,11 +141,6 @@ def origin(layer: str, own: str) -> Origin:
     side, _, leaf = own.partition(".")
     factor = side if side in ("u", "v") and leaf != "bias" else None
     return Origin(join(layer, leaf), factor)
-
-
-def join(layer: str, own: str) -> str:
-    """Path of a tensor of `layer`."""
-    return f"{layer}.{own}" if layer else own
 
 
 class FrobeniusDecay:
