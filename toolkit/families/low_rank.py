@@ -235,23 +235,23 @@ class LowRank(Stateless):
         }
         pairs = {
             (layer, weight): tuple(
-                next(n for n, o in origins.items() if o == Origin(join(layer, weight), side))
+                next(n for n, o in origins.items() if o == Origin(layer.path(weight), side))
                 for side in ("u", "v")
             )
-            for layer, own in ranks.items()
-            for weight in own
+            for layer in layers
+            for weight in ranks.get(layer.name, ())
         }
 
         def factors(weights: GlobalModel) -> dict[str, Tensor]:
             values = {}
             for (layer, weight), (u_name, v_name) in pairs.items():
-                path = join(layer, weight)
+                path = layer.path(weight)
                 values[u_name], values[v_name] = factor_weights(
                     weights.factorizer,
                     path,
                     weights.tensors[path],
-                    ranks[layer][weight],
-                    getattr(model.get_submodule(layer), "groups", 1),
+                    ranks[layer.name][weight],
+                    layer.groups,
                 )
             return values
 
