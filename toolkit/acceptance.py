@@ -12,7 +12,7 @@ from device_agent.update import UpdateRecord, check_tensors
 from profiles.errors import SpecError, UpdateError
 from toolkit.families import family_named
 from toolkit.parts import check_part, held_shape
-from toolkit.spec import Spec, parse_spec
+from toolkit.spec import parse_spec
 from toolkit.submodel import Shapes
 
 MOST_SAMPLES = 10**12
@@ -71,13 +71,11 @@ def held_shapes(table: tuple[TensorEntry, ...], shapes: Shapes) -> dict[str, tup
 def _check_spec(submodel: str) -> None:
     """Refuse a submodel that no family makes of any model."""
     try:
-        spec: Spec | None = parse_spec(submodel)
-        while spec is not None:
+        for spec in parse_spec(submodel).nested():
             family = family_named(spec.family)
             if ":" not in family.usage:
                 spec.check_no_size()
             family.strength(spec)  # reads the size
-            spec = spec.inner
     except SpecError as error:
         raise UpdateError(f"{error} An update calls its submodel so.") from None
 

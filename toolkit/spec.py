@@ -6,7 +6,7 @@ A family may work on what another one makes of the layers: slice:0.42+low-rank:0
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from profiles.errors import SpecError
@@ -33,6 +33,12 @@ class Spec:
         """The spec as one writes it."""
         own = ",".join([self.head, *(f"{key}={value}" for key, value in self.options.items())])
         return own if self.inner is None else f"{own}+{self.inner}"
+
+    def nested(self) -> Iterator["Spec"]:
+        """This spec and those behind its plus signs, in the order written."""
+        yield self
+        if self.inner is not None:
+            yield from self.inner.nested()
 
     def number(self, what: str, low: float, high: float, example: str) -> float:
         """The main number, called `what`, within (low, high]. Raises SpecError otherwise."""

@@ -17,7 +17,7 @@ def strength(submodel: str, table: Sequence[TensorEntry], shapes: Shapes) -> flo
     stands for (1 for `full`). A composed spec, like `slice:0.42+low-rank:0.25`, has the product
     over its families. Raises SpecError for a spec that cannot be read.
     """
-    specs = [parse_spec(text) for text in submodel.split("+")]
+    specs = parse_spec(submodel).nested()
     known = [family_named(spec.family).strength(spec) for spec in specs]
     gamma = math.prod(one for one in known if one is not None)
     return gamma * share(table, shapes) if None in known else gamma
