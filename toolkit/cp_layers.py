@@ -94,7 +94,6 @@ def tensorized(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
     model = copy.deepcopy(model)
     for name, rank in ranks.items():
         layer, _, _ = name.rpartition(".")
-        parent, _, own = layer.rpartition(".")
         dense = model.get_submodule(layer)
         made = (
             TensorizedLinear(dense, rank)
@@ -103,5 +102,5 @@ def tensorized(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
         )
         if not layer:
             return made
-        setattr(model.get_submodule(parent), own, made)
+        model.set_submodule(layer, made)
     return model

@@ -121,8 +121,7 @@ def factorized(model: nn.Module, ranks: Ranks) -> nn.Module:
     """A copy of `model` with the layers in `ranks` replaced by factorized ones."""
     model = copy.deepcopy(model)
     for name, own in ranks.items():
-        parent_name, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent_name), leaf, replacement(model.get_submodule(name), own))
+        model.set_submodule(name, replacement(model.get_submodule(name), own))
     return model
 
 
