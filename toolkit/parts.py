@@ -45,6 +45,13 @@ class Place:
             target[self.index] = held
 
 
+def held(tensor: Tensor, part: Part) -> Tensor:
+    """The `part` of a global tensor, its ranges one after the other."""
+    for axis, ranges in enumerate(part):
+        tensor = torch.cat([tensor.narrow(axis, a, b - a) for a, b in ranges], axis)
+    return tensor
+
+
 def place_of(entry: TensorEntry, shape: tuple[int, ...]) -> Place | None:
     """Where `entry` belongs in its global tensor of `shape`; None for all of it."""
     if entry.part is None or entry.part == tuple(((0, size),) for size in shape):

@@ -13,8 +13,9 @@ from exporters.capture import capture
 from exporters.optimizers import SGD
 from profiles.errors import SpecError
 from toolkit.assembly import whole_network
-from toolkit.channels.narrowing import Narrowed, held, narrow
+from toolkit.channels.narrowing import Narrowed, narrow
 from toolkit.entries import dense_entries, statistics_role
+from toolkit.parts import held
 from toolkit.spec import Spec
 from toolkit.submodel import Stateless, Submodel, Treatment
 from toolkit.training import TrainingConfig
