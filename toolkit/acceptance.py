@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from torch import Tensor
@@ -11,7 +11,7 @@ from device_agent.manifest import UPLOADED, TensorEntry
 from device_agent.update import UpdateRecord, check_tensors
 from profiles.errors import SpecError, UpdateError
 from toolkit.families import family_named
-from toolkit.parts import check_part, held_shape
+from toolkit.parts import by_parameter, check_part, held_shape
 from toolkit.spec import parse_spec
 from toolkit.submodel import Shapes
 
@@ -51,21 +51,6 @@ def check_update(
 def is_statistic(name: str) -> bool:
     """Whether the global tensor `name` is a batch norm's, which has no gradient to go on along."""
     return name.rpartition(".")[2] in STATISTICS
-
-
-def by_parameter(table: Sequence[TensorEntry]) -> dict[str, list[TensorEntry]]:
-    """The entries that stand for each global tensor, in table order."""
-    groups: dict[str, list[TensorEntry]] = {}
-    for entry in table:
-        groups.setdefault(entry.stands_for or "", []).append(entry)
-    return groups
-
-
-def held_shapes(table: tuple[TensorEntry, ...], shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Shape of what a checked table holds of each global tensor that it stands for."""
-    return {
-        name: held_shape(entries[0], shapes[name]) for name, entries in by_parameter(table).items()
-    }
 
 
 def _check_spec(submodel: str) -> None:

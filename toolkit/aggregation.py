@@ -14,10 +14,10 @@ from torch import Tensor
 from device_agent.manifest import TensorEntry
 from device_agent.update import UpdateRecord
 from profiles.errors import UpdateError
-from toolkit.acceptance import by_parameter, check_update, held_shapes, is_statistic
+from toolkit.acceptance import check_update, is_statistic
 from toolkit.families import family_named
 from toolkit.mean import Mean
-from toolkit.parts import Place, place_of
+from toolkit.parts import by_parameter, held_shapes, places
 from toolkit.policy import AggregationPolicy
 from toolkit.product import Product
 from toolkit.spec import parse_spec
@@ -159,12 +159,6 @@ class Aggregation:
     ) -> None:
         recovered = recover(family, tensors, table, held_shapes(table, self.shapes))
         self.mean.add(recovered, weight, places(table, self.shapes))
-
-
-def places(table: Table, shapes: Shapes) -> dict[str, Place]:
-    """Where the parts that an update holds belong, by global tensor; none for whole tensors."""
-    found = {e.stands_for: place_of(e, shapes[e.stands_for]) for e in table if e.stands_for}
-    return {name: place for name, place in found.items() if place is not None}
 
 
 def recover(
