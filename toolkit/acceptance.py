@@ -13,7 +13,7 @@ from profiles.errors import SpecError, UpdateError
 from toolkit.families import family_named
 from toolkit.parts import by_parameter, check_part, held_shape
 from toolkit.spec import parse_spec
-from toolkit.submodel import Shapes
+from toolkit.submodel import Shapes, shapes_of
 
 MOST_SAMPLES = 10**12
 """More than any device has; keeps weighted sums within float32."""
@@ -30,7 +30,7 @@ def check_update(
 
     Looks at the table first, so that nothing is computed from factors of absurd size.
     """
-    shapes = {name: tuple(value.shape) for name, value in model.items()}
+    shapes = shapes_of(model)
     if not 1 <= record.samples <= MOST_SAMPLES:
         raise UpdateError(
             f"An update of {record.samples} samples has no weight; it has from 1 to "

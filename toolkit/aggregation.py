@@ -22,7 +22,7 @@ from toolkit.policy import AggregationPolicy
 from toolkit.product import Product
 from toolkit.spec import parse_spec
 from toolkit.strength import strength
-from toolkit.submodel import Family, Shapes
+from toolkit.submodel import Family, Shapes, shapes_of
 from toolkit.weights import GlobalModel
 
 Received = tuple[UpdateRecord, Mapping[str, np.ndarray]]
@@ -68,7 +68,7 @@ class Aggregation:
 
     def __init__(self, model: GlobalModel, policy: AggregationPolicy) -> None:
         self.model, self.policy = model, policy
-        self.shapes = {name: tuple(value.shape) for name, value in model.tensors.items()}
+        self.shapes = shapes_of(model.tensors)
         self.mean = Mean()
         self.factors: dict[str, FactorMean] = {}
         self.trained: set[str] = set()

@@ -19,6 +19,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Shape of each global tensor, by name."""
 
 
+def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+    """The shapes of global `tensors`."""
+    return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
 @dataclass(frozen=True)
 class Treatment:
     """What a submodel does with one weighted layer, and why where that is no obvious choice."""
