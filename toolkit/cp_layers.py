@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from toolkit.low_rank_layers import keep_settings
-
-Convolution = nn.Conv1d | nn.Conv2d
+from toolkit.layers import Convolution, keep_settings
 
 
 def factors_for(weight: Tensor, rank: int) -> nn.ParameterList:

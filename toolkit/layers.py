@@ -9,6 +9,7 @@ from exporters.capture import Captured
 from exporters.graphs import attributes_read
 from toolkit.cutting import module_of
 
+Convolution = nn.Conv1d | nn.Conv2d
 FORMS = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.LSTM, nn.GRU, nn.RNN)
 
 
@@ -82,3 +83,10 @@ def read_elsewhere(captured: Captured) -> set[str]:
         for node in captured.training.graph.find_nodes(op="get_attr")
         if any(module_of(user) != str(node.target).rpartition(".")[0] for user in node.users)
     }
+
+
+def keep_settings(new: nn.Module, dense: Convolution | nn.Linear | nn.RNNBase) -> None:
+    """Give `new` the settings of the layer whose place it takes: the model may ask for them."""
+    for name in dense.__constants__:
+        if hasattr(dense, name):
+            setattr(new, name, getattr(dense, name))

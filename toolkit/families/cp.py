@@ -19,7 +19,7 @@ from profiles.errors import SpecError
 from toolkit.bilevel import BiLevel, bi_level
 from toolkit.cp_layers import tensorized as tensorized_model
 from toolkit.factorization import compose, cp_decompose, cp_rank, cp_refit
-from toolkit.layers import weighted_layers
+from toolkit.layers import Convolution, weighted_layers
 from toolkit.spec import Spec
 from toolkit.submodel import Shapes, Submodel, Treatment, factors_of, recover_dense
 from toolkit.tensorized import Tensorized, factor_name
@@ -181,7 +181,7 @@ def compressed(model: nn.Module, captured: Captured, ranks: Mapping[str, int]) -
     own = {
         layer.path("weight")
         for layer in weighted_layers(model, captured)
-        if isinstance(layer.module, nn.Conv1d | nn.Conv2d | nn.Linear) and not layer.obstacle
+        if isinstance(layer.module, Convolution | nn.Linear) and not layer.obstacle
     }
     new = tensorized_model(model, {name: rank for name, rank in ranks.items() if name in own})
     return record(new, captured.sample_shape, captured.sample_dtype, training=False)

@@ -19,7 +19,7 @@ from exporters.program import Tensors
 from profiles.errors import SpecError
 from toolkit.assembly import whole_network
 from toolkit.entries import statistics_role
-from toolkit.layers import Layer, join, weighted_layers
+from toolkit.layers import Convolution, Layer, join, weighted_layers
 from toolkit.low_rank_layers import (
     FactorizedConvolution,
     FactorizedLinear,
@@ -78,7 +78,7 @@ def plan(
 
 def outputs(module: nn.Module) -> int:
     """Output channels of a group, the most rank of a linear layer, or units of a gate."""
-    if isinstance(module, nn.Conv1d | nn.Conv2d):
+    if isinstance(module, Convolution):
         return module.out_channels // module.groups
     if isinstance(module, nn.Linear):
         # Of a matrix that widens, the rank is at most its inputs.
@@ -92,7 +92,7 @@ def why_dense(layer: Layer, last: bool) -> str:
     if last:
         return "the classifier"
     module = layer.module
-    if isinstance(module, nn.Conv1d | nn.Conv2d) and math.prod(module.kernel_size) == 1:
+    if isinstance(module, Convolution) and math.prod(module.kernel_size) == 1:
         return f"a {' x '.join('1' for _ in module.kernel_size)} convolution"
     if not any(getattr(module, weight).any() for weight in layer.weights()):
         return layer.obstacle or "its weights are zero, where factors do not train"
@@ -131,7 +131,7 @@ def replacement(module: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
         return FactorizedRecurrence(module, ranks)
     if isinstance(module, nn.Linear):
         return FactorizedLinear(module, ranks["weight"])
-    assert isinstance(module, nn.Conv1d | nn.Conv2d)
+    assert isinstance(module, Convolution)
     return FactorizedConvolution(module, ranks["weight"])
 
 
