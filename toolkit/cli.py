@@ -258,8 +258,7 @@ def aggregate(
     policy = AggregationPolicy(weights, temperature, factors, beta)
     done = offline.aggregate_files(global_file, updates, out, force, policy)
     if as_json:
-        records = [{"submodel": r.submodel, "samples": r.samples} for r in done.records]
-        click.echo(json.dumps({"version": 1, "out": str(out), "updates": records}, indent=1))
+        click.echo(json.dumps(offline.as_json(done), indent=1))
     else:
         tables.show_aggregated(done)
 
