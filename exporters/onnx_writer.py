@@ -25,6 +25,7 @@ from torch.onnx import OnnxExporterError, ONNXProgram
 
 from device_agent.manifest import Port
 from exporters.graphs import MINIMUM_BATCH
+from exporters.onnx_loops import to_scans
 from exporters.program import ProgramSignature
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
 from profiles.errors import ExportError
@@ -120,9 +121,10 @@ def exported(graph: GraphModule, ports: Sequence[Port]) -> ExportedProgram:
         for p in ports
     )
     dynamic = tuple({0: batch} if None in port.shape else None for port in ports)
-    return torch.export.export(
+    program = torch.export.export(
         Flat(graph).eval(), examples, dynamic_shapes=(dynamic,), strict=False
     )
+    return to_scans(program)
 
 
 def quieten() -> None:
