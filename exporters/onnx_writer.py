@@ -25,7 +25,8 @@ from torch.onnx import OnnxExporterError, ONNXProgram
 
 from device_agent.manifest import Port
 from exporters.graphs import MINIMUM_BATCH
-from exporters.onnx_loops import to_scans
+from exporters.onnx_loops import finish_scans, separate_outputs, to_scans
+from exporters.onnx_translations import TRANSLATIONS
 from exporters.program import ProgramSignature
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
 from profiles.errors import ExportError
@@ -84,6 +85,8 @@ def to_onnx(signature: ProgramSignature) -> bytes:
         CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),
     )(lowered.model)
+    finish_scans(lowered.model)
+    separate_outputs(lowered.model.graph, [port.name for port in signature.outputs])
     return finish(lowered.model_proto, signature)
 
 
@@ -107,6 +110,7 @@ def lower(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
             output_names=[port.name for port in signature.outputs],
             opset_version=OPSET,
             optimize=False,
+            custom_translation_table=TRANSLATIONS,
             verbose=False,
         )
     assert lowered is not None
@@ -128,8 +132,9 @@ def exported(graph: GraphModule, ports: Sequence[Port]) -> ExportedProgram:
 
 
 def quieten() -> None:
-    """Keep the exporter's remarks about packages that are not installed off the terminal."""
-    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    """Keep the exporter's remarks off the terminal: packages that it would like, nodes of ours."""
+    for module in ("_registration", "_core"):
+        logging.getLogger(f"torch.onnx._internal.exporter.{module}").setLevel(logging.ERROR)
 
 
 def finish(model: onnx.ModelProto, signature: ProgramSignature) -> bytes:

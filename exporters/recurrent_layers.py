@@ -46,7 +46,8 @@ class Cell:
 
     def run(self, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """x (T, B, i) and first states (B, n) -> hidden states (T, B, n), and the last states."""
-        x = x @ self.w_x.t()
+        steps, batch, features = x.shape
+        x = (x.reshape(-1, features) @ self.w_x.t()).reshape(steps, batch, -1)
         constants = [self.w_h.t()]
         if self.biases and self.step == GRU:  # its second bias stands inside a product
             x = x + self.biases[0]

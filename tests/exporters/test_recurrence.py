@@ -1,0 +1,191 @@
+"""Recurrent layers trained through loops over time, against torch's own layers in float64."""
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import Tensor, nn
+from torch.func import grad_and_value
+
+import exporters.signatures
+from device_agent.manifest import Port, TensorEntry
+from device_agent.training import train_bundle
+from device_agent.update import TENSORS
+from exporters import export
+from exporters.capture import recorded
+from exporters.loops import STEPS, register
+from exporters.onnx_writer import to_onnx
+from exporters.program import ProgramSignature, samples, state_in, state_out
+from exporters.recurrent_layers import OpenRecurrence
+from exporters.tracing import operators, trace
+from profiles.errors import ExportError
+from toolkit import TrainingConfig, split
+from toolkit.models.imdb_bilstm import ImdbBiLSTM, imdb_bilstm
+from toolkit.weights import from_model
+
+STEPS_OF_TIME, FEATURES, UNITS, BATCH = 6, 3, 4, 5
+SHAPE = (STEPS_OF_TIME, FEATURES)
+TOLERANCE = 1e-5
+KINDS = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "rnn": nn.RNN,
+    "rnn relu": lambda *sizes, **options: nn.RNN(*sizes, nonlinearity="relu", **options),
+}
+READS = {"all": (0, 1), "sequence": (0,), "last": (1,)}
+
+
+class Layer(nn.Module):
+    """A recurrent layer as a function of (batch, time, features), with first states to learn.
+
+    It returns what it `reads` of its results, the sequence and the last states, in one row.
+    """
+
+    def __init__(
+        self, kind: str, reads: str = "all", given: bool = False, **options: object
+    ) -> None:
+        super().__init__()
+        self.layer = KINDS[kind](FEATURES, UNITS, **options)
+        count = self.layer.num_layers * (2 if self.layer.bidirectional else 1)
+        names = ("h", "c") if kind == "lstm" else ("h",)
+        first = {name: nn.Parameter(torch.randn(count, 1, UNITS)) for name in names if given}
+        self.first = nn.ParameterDict(first)
+        self.places = READS[reads]
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = [self.first[name].expand(-1, x.shape[0], -1) for name in self.first]
+        x = x if self.layer.batch_first else x.transpose(0, 1)
+        sequence, last = self.layer(x, *([tuple(given)] if len(given) == 2 else given))
+        sequence = sequence if self.layer.batch_first else sequence.transpose(0, 1)
+        states = [s.transpose(0, 1) for s in (last if isinstance(last, tuple) else (last,))]
+        results = [[sequence], states]
+        chosen = [value for place in self.places for value in results[place]]
+        return torch.cat([value.flatten(1) for value in chosen], 1)
+
+
+def gradients(model: nn.Module) -> ProgramSignature:
+    """(x, c, parameters) -> output y, and gradients of sum(c * y) in x and all parameters."""
+    graph = recorded(copy.deepcopy(model), SHAPE, "float32")
+    parameters = dict(model.named_parameters())
+    width = int(model(torch.zeros(2, *SHAPE)).shape[1])
+    state = [
+        TensorEntry(name=name, role="parameter", dtype="float32", shape=tuple(value.shape))
+        for name, value in parameters.items()
+    ]
+
+    def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        def objective(moving: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+            y = exporters.signatures.run(graph, moving, moving["x"])
+            return (y * feeds["c"]).sum(), y
+
+        moving = {name: feeds[name] for name in ("x", *parameters)}
+        found, (_, y) = grad_and_value(objective, has_aux=True)(moving)
+        return {"y": y, **{f"{name}+": value for name, value in found.items()}}
+
+    return ProgramSignature(
+        name="gradients",
+        inputs=(samples(SHAPE), samples((width,), "c"), *map(state_in, state)),
+        outputs=(samples((width,), "y"), samples(SHAPE, "x+"), *map(state_out, state)),
+        function=function,
+    )
+
+
+def drawn(
+    signature: ProgramSignature, model: nn.Module, batch: int, seed: int
+) -> dict[str, Tensor]:
+    """Random samples and weights of the output, and the model's own state."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {name: value.detach() for name, value in model.named_parameters()}
+
+    def value(port: Port) -> Tensor:
+        return torch.randn([n or batch for n in port.shape], generator=generator)
+
+    return {p.name: state[p.name] if p.name in state else value(p) for p in signature.inputs}
+
+
+def autograd(model: nn.Module, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Output and gradients by torch's own layer and backward pass in float64."""
+    wide = copy.deepcopy(model).double()
+    x = feeds["x"].double().requires_grad_()
+    y = wide(x)
+    (y * feeds["c"].double()).sum().backward()
+    found = {f"{name}+": value.grad for name, value in wide.named_parameters()}
+    return {"y": y.detach(), "x+": x.grad, **found}
+
+
+def assert_close(
+    came: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float
+) -> None:
+    assert came.keys() == expected.keys()
+    for name, theirs in expected.items():
+        assert came[name].shape == theirs.shape, name
+        error = float((came[name].double() - theirs).norm() / theirs.norm())
+        assert error <= tolerance, f"{name} is off by {error:.1e}"
+
+
+VARIANTS = [
+    {},
+    {"reads": "last", "bias": False, "batch_first": True},
+    {"reads": "sequence", "given": True, "bidirectional": True},
+    {"reads": "last", "given": True, "num_layers": 2, "bidirectional": True},
+    {"given": True, "num_layers": 3, "bias": False},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda options: " ".join(options))
+@pytest.mark.parametrize("kind", KINDS)
+def test_loops_are_the_layers_in_float64(
+    kind: str, variant: dict[str, object], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    model = Layer(kind, **variant)
+    signature = gradients(model)
+    feeds = drawn(signature, model, BATCH, seed)
+    with OpenRecurrence():
+        came = signature.function({name: value.double() for name, value in feeds.items()})
+    assert_close(came, autograd(model, feeds), 1e-12)
+
+
+LOWERED = {
+    "lstm": lambda: Layer("lstm", batch_first=True),
+    "lstm, last states": lambda: Layer("lstm", "last", given=True, bidirectional=True, bias=False),
+    "lstm, sequence": lambda: Layer("lstm", "sequence", given=True, batch_first=True),
+    "lstm, stacked": lambda: Layer("lstm", given=True, num_layers=2, bidirectional=True),
+    "gru": lambda: Layer("gru", batch_first=True),
+    "gru, last states": lambda: Layer("gru", "last", given=True, bidirectional=True, bias=False),
+    "gru, stacked": lambda: Layer(
+        "gru", "sequence", num_layers=2, bidirectional=True, batch_first=True
+    ),
+    "rnn": lambda: Layer("rnn", given=True, num_layers=2, bidirectional=True),
+    "rnn relu": lambda: Layer("rnn relu", batch_first=True, bias=False),
+}
+
+
+@pytest.mark.parametrize("name", LOWERED)
+def test_one_onnx_file_for_any_batch(name: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = LOWERED[name]()
+    signature = gradients(model)
+    session = onnxruntime.InferenceSession(to_onnx(signature), providers=["CPUExecutionProvider"])
+    for batch in (2, BATCH):
+        feeds = drawn(signature, model, batch, seed)
+        results = session.run(None, {name: value.numpy() for name, value in feeds.items()})
+        names = [port.name for port in signature.outputs]
+        came = dict(zip(names, map(torch.from_numpy, results), strict=True))
+        assert_close(came, autograd(model, feeds), TOLERANCE)
+
+
+def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """All nodes of `graph`, those of the bodies of its loops too."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from nodes(attribute.g)
