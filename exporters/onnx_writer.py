@@ -7,7 +7,7 @@ paths and the same bytes for the same program.
 import copy
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx
 import torch
@@ -133,8 +133,9 @@ def exported(graph: GraphModule, ports: Sequence[Port]) -> ExportedProgram:
 
 def quieten() -> None:
     """Keep the exporter's remarks off the terminal: packages that it would like, nodes of ours."""
-    for module in ("_registration", "_core"):
-        logging.getLogger(f"torch.onnx._internal.exporter.{module}").setLevel(logging.ERROR)
+    own = "torch.onnx._internal.exporter"
+    for name in (f"{own}._registration", f"{own}._core", "onnx_ir._convenience"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def finish(model: onnx.ModelProto, signature: ProgramSignature) -> bytes:
@@ -143,17 +144,14 @@ def finish(model: onnx.ModelProto, signature: ProgramSignature) -> bytes:
     Afterwards: no metadata, no operator outside the default domain, ports as the signature says.
     """
     del model.metadata_props[:]
-    for holder in (model.graph, *model.graph.node, *model.graph.initializer):
-        del holder.metadata_props[:]
-        holder.doc_string = ""
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        del value.metadata_props[:]
-    del model.graph.value_info[:]
+    for graph in graphs_of(model.graph):
+        strip(graph)
     model.graph.name = signature.name
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "edgetailor", ""
     del model.functions[:]
-    foreign = sorted({n.domain or "" for n in model.graph.node} - {""})
+    nodes = (node for graph in graphs_of(model.graph) for node in graph.node)
+    foreign = sorted({node.domain or "" for node in nodes} - {""})
     if foreign:
         raise ExportError(f"Signature {signature.name!r} needs operators of {', '.join(foreign)}.")
     del model.opset_import[:]
@@ -161,6 +159,25 @@ def finish(model: onnx.ModelProto, signature: ProgramSignature) -> bytes:
     onnx.checker.check_model(model, full_check=True)
     check_ports(model, signature)
     return model.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """`graph` and the bodies of its loops."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from graphs_of(attribute.g)
+
+
+def strip(graph: onnx.GraphProto) -> None:
+    """Remove what only describes the export."""
+    for holder in (graph, *graph.node, *graph.initializer):
+        del holder.metadata_props[:]
+        holder.doc_string = ""
+    for value in (*graph.input, *graph.output):
+        del value.metadata_props[:]
+    del graph.value_info[:]
 
 
 def check_ports(model: onnx.ModelProto, signature: ProgramSignature) -> None:
