@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch._functorch import autograd_function
 from torch.autograd.function import _SingleLevelFunction
 
 Tensors = list[Tensor]
@@ -51,7 +51,10 @@ STEPS: dict[str, Step] = {}
 
 
 def register(name: str, step: Step) -> str:
-    """Let loops of `name` run `step`; returns `name`. Raises ValueError where there are such loops already."""
+    """Let loops of `name` run `step`, and return `name`.
+
+    Raises ValueError where there are such loops already.
+    """
     if name in STEPS:
         raise ValueError(
             f"Loops of {name!r} run {STEPS[name].function.__qualname__}; "
@@ -61,16 +64,14 @@ def register(name: str, step: Step) -> str:
     return name
 
 
-LIBRARY = torch.library.Library("edgetailor", "DEF")
+LIBRARY: Any = torch.library.Library("edgetailor", "DEF")  # type: ignore[no-untyped-call]
 LIBRARY.define(
     "loop(str step, Tensor[] states, Tensor[] inputs, Tensor[] constants, bool reverse) -> Tensor[]"
 )
 loop = torch.ops.edgetailor.loop.default
 
 
-def run(
-    name: str, states: Tensors, inputs: Tensors, constants: Tensors, reverse: bool
-) -> Tensors:
+def run(name: str, states: Tensors, inputs: Tensors, constants: Tensors, reverse: bool) -> Tensors:
     """The step `name` from the first row of `inputs` to the last, or from the last to the first.
 
     Row t of an output is what step t returned, in both directions.
@@ -138,7 +139,8 @@ def differentiable(
 ) -> Tensors:
     """`loop` where gradients may be asked for."""
     ends = len(states), len(states) + len(inputs)
-    with enable_single_level_autograd_function():
+    one_level: Any = autograd_function
+    with one_level.enable_single_level_autograd_function():
         apply = cast(Any, Differentiable).apply
         return list(apply(keys, name, reverse, ends, *states, *inputs, *constants))
 

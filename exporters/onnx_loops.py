@@ -1,17 +1,18 @@
 """Loops over time as ONNX has them: operators `Scan`, whose bodies are the steps traced."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import onnx_ir
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from exporters.decompositions import table
 from exporters.loops import STEPS, Step, loop
-
 
 BACKWARD = "from_the_last"
 """What the names of bodies begin with whose loops go from the last step to the first."""
@@ -67,9 +68,10 @@ def separate_outputs(graph: onnx_ir.Graph, names: Sequence[str]) -> None:
 
 def replace(module: GraphModule, node: Node, name: str) -> None:
     """Put a scan in the place of the loop `node`, with its body as the submodule `name`."""
-    step_name, states, inputs, constants, _ = node.args
+    arguments: Any = node.args
+    step_name, states, inputs, constants, _ = arguments
     step = STEPS[step_name]
-    users = {int(user.args[1]): user for user in node.users}
+    users: dict[Any, Node] = {user.args[1]: user for user in node.users}
     kept = [*range(step.states), *sorted(place for place in users if place >= step.states)]
     values = [
         *(state.meta["val"] for state in states),
@@ -90,14 +92,15 @@ def replace(module: GraphModule, node: Node, name: str) -> None:
     graph.erase_node(node)
 
 
-def body(step: Step, values: list[Tensor], kept: list[int]) -> GraphModule:
+def body(step: Step, values: list[FakeTensor], kept: list[int]) -> GraphModule:
     """`step` as a graph from tensors like `values` to those of its results that are `kept`."""
+    mode = values[0].fake_mode
 
     def chosen(*arguments: Tensor) -> list[Tensor]:
         results = step.function(*arguments)
         return [results[place] for place in kept]
 
-    with torch._guards.detect_fake_mode(values):
+    with mode:
         graph = make_fx(chosen, decomposition_table=table())(*values)
     graph.graph.eliminate_dead_code()
     graph.recompile()

@@ -6,9 +6,10 @@ from typing import Any
 
 import onnx_ir
 import torch
-from onnxscript import opset18 as onnx
+from onnxscript import opset18
 
 aten = torch.ops.aten
+onnx: Any = opset18
 
 
 def split(x: onnx_ir.Value, sizes: Sequence[int], axis: int = 0) -> Sequence[onnx_ir.Value]:

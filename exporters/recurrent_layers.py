@@ -47,14 +47,14 @@ class Cell:
     def run(self, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """x (T, B, i) and first states (B, n) -> hidden states (T, B, n), and the last states."""
         steps, batch, features = x.shape
-        constants = [self.w_h.t()]
-        if self.biases and self.step == GRU:  # its second bias stands inside a product
-            bias, second = self.biases
-            constants.append(second)
+        flat, w, constants = x.reshape(-1, features), self.w_x.t(), [self.w_h.t()]
+        if not self.biases:
+            products = flat @ w
+        elif self.step == GRU:  # its second bias stands inside a product with what the loop knows
+            products = torch.addmm(self.biases[0], flat, w)
+            constants.append(self.biases[1])
         else:
-            bias = self.biases[0] + self.biases[1] if self.biases else None
-        flat, w = x.reshape(-1, features), self.w_x.t()
-        products = flat @ w if bias is None else torch.addmm(bias, flat, w)
+            products = torch.addmm(self.biases[0] + self.biases[1], flat, w)
         x = products.reshape(steps, batch, -1)
         results = loop(self.step, list(states), [x], constants, self.reverse)
         return results[len(states)], results[: len(states)]
