@@ -15,6 +15,7 @@ from torch._functorch import autograd_function
 from torch.autograd.function import _SingleLevelFunction
 
 Tensors = list[Tensor]
+Results = tuple[Tensor, ...]
 Gradients = Sequence[Tensor | None]
 
 
@@ -43,7 +44,7 @@ class Step:
     """
 
     states: int
-    function: Callable[..., tuple[Tensor, ...]]
+    function: Callable[..., Results]
     derivative: Callable[[Loop, Gradients], Gradients] | None = None
 
 

@@ -45,17 +45,11 @@ class Cell:
     reverse: bool
 
     def run(self, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """x (T, B, i) and first states (B, n) -> hidden states (T, B, n), and the last states."""
-        steps, batch, features = x.shape
-        flat, w, constants = x.reshape(-1, features), self.w_x.t(), [self.w_h.t()]
-        if not self.biases:
-            products = flat @ w
-        elif self.step == GRU:  # its second bias stands inside a product with what the loop knows
-            products = torch.addmm(self.biases[0], flat, w)
-            constants.append(self.biases[1])
-        else:
-            products = torch.addmm(self.biases[0] + self.biases[1], flat, w)
-        x = products.reshape(steps, batch, -1)
+        """x (T, i, B) and first states (n, B) -> hidden states (T, n, B), and the last states."""
+        biases = [bias.unsqueeze(1) for bias in self.biases]
+        if self.step != GRU and biases:  # a GRU's second bias stands within a product with r
+            biases = [biases[0] + biases[1]]
+        constants = [self.w_x, self.w_h, *biases]
         results = loop(self.step, list(states), [x], constants, self.reverse)
         return results[len(states)], results[: len(states)]
 
@@ -75,8 +69,12 @@ def recurrent(
     """The layers of `aten::lstm` and its like, with their arguments and results.
 
     x is (T, B, i), or (B, T, i) where `batch_first`; each first state (layers * directions, B, n).
-    Raises ExportError for an LSTM with projections.
+    Raises ExportError for an LSTM with projections and for dropout between layers.
     """
+    if train and dropout and num_layers > 1:
+        raise ExportError(
+            "The model has dropout between recurrent layers, which cannot be exported; set it to 0."
+        )
     states = [hx] if isinstance(hx, Tensor) else list(hx)
     each = 4 if has_biases else 2
     directions = 2 if bidirectional else 1
@@ -85,18 +83,16 @@ def recurrent(
             "The model has an LSTM with projections (proj_size), which cannot be exported; leave "
             "proj_size out and put a linear layer behind the LSTM."
         )
-    x = x.transpose(0, 1) if batch_first else x
+    x = x.permute(1, 2, 0) if batch_first else x.transpose(1, 2)
     last = []
     for layer in range(num_layers):
         sequences = []
         for place in range(layer * directions, (layer + 1) * directions):
             w_x, w_h, *biases = params[each * place : each * (place + 1)]
             cell = Cell(step, w_x, w_h, biases, reverse=place % directions == 1)
-            sequence, final = cell.run(x, [state[place] for state in states])
+            sequence, final = cell.run(x, [state[place].t() for state in states])
             sequences.append(sequence)
             last.append(final)
-        x = sequences[0] if directions == 1 else torch.cat(sequences, 2)
-        if train and dropout and layer < num_layers - 1:
-            x = torch.dropout(x, dropout, train)
-    x = x.transpose(0, 1) if batch_first else x
-    return x, *(torch.stack(column) for column in zip(*last, strict=True))
+        x = sequences[0] if directions == 1 else torch.cat(sequences, 1)
+    x = x.permute(2, 0, 1) if batch_first else x.transpose(1, 2)
+    return x, *(torch.stack(column).transpose(1, 2) for column in zip(*last, strict=True))

@@ -281,7 +281,7 @@ def test_a_loop_is_no_longer_for_more_steps() -> None:
 
 
 def test_the_same_layer_gives_the_same_bytes() -> None:
-    model = Layer("gru", num_layers=2, bidirectional=True)
+    model = Layer("rnn", bidirectional=True)
     assert to_onnx(gradients(model)) == to_onnx(gradients(model))
 
 
@@ -318,6 +318,12 @@ def test_an_lstm_with_projections_is_refused() -> None:
     submodel = split(Projected(), "full", SHAPE, TRAINING)
     with pytest.raises(ExportError, match=r"projections \(proj_size\), which cannot be exported"):
         trace(submodel.program.signatures[0])
+
+
+def test_dropout_between_layers_is_refused() -> None:
+    signature = gradients(Layer("gru", num_layers=2, dropout=0.5))
+    with pytest.raises(ExportError, match="dropout between recurrent layers, which cannot be"):
+        trace(signature)
 
 
 def test_two_steps_of_one_name_are_refused() -> None:
