@@ -71,8 +71,8 @@ def replace(module: GraphModule, node: Node, name: str) -> None:
     arguments: Any = node.args
     step_name, states, inputs, constants, _ = arguments
     step = STEPS[step_name]
-    users: dict[Any, Node] = {user.args[1]: user for user in node.users}
-    kept = [*range(step.states), *sorted(place for place in users if place >= step.states)]
+    users: list[tuple[Node, Any]] = [(user, user.args[1]) for user in node.users]
+    kept = sorted({*range(step.states), *(place for _, place in users)})
     values = [
         *(state.meta["val"] for state in states),
         *(x.meta["val"][0] for x in inputs),
@@ -83,11 +83,10 @@ def replace(module: GraphModule, node: Node, name: str) -> None:
     with graph.inserting_before(node):
         submodule = graph.get_attr(name)
         scan = graph.call_function(
-            torch.ops.higher_order.scan,
-            (submodule, states, inputs, constants),
+            torch.ops.higher_order.scan, (submodule, states, inputs, constants)
         )
     scan.meta = {**node.meta, "val": [node.meta["val"][place] for place in kept]}
-    for place, user in users.items():
+    for user, place in users:
         user.args = (scan, kept.index(place))
     graph.erase_node(node)
 
