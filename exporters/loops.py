@@ -23,8 +23,8 @@ Gradients = Sequence[Tensor | None]
 class Loop:
     """One run of a loop: what it began with, what it read, and its results.
 
-    `states` change from step to step, `inputs` (T, ...) are read one row a step, `constants` are the
-    same in all. `results` are the last states, then the outputs (T, ...).
+    `states` change from step to step, `inputs` (T, ...) are read one row a step, `constants` stay
+    the same. `results` are the last states, then the outputs (T, ...).
     """
 
     states: Tensors
