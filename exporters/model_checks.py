@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from device_agent.manifest import SAFE_LIMIT
 from exporters.graphs import MINIMUM_BATCH, writes_in_place
-from exporters.tracing import RECURRENT
+from exporters.recurrent_layers import RECURRENT
 from profiles.errors import ModelError
 
 if TYPE_CHECKING:

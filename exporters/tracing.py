@@ -21,12 +21,11 @@ from torch.overrides import TorchFunctionMode
 from device_agent.manifest import Port
 from exporters.decompositions import table
 from exporters.program import ProgramSignature
+from exporters.recurrent_layers import OpenRecurrence
 from profiles.errors import EdgeTailorError, ExportError
 
 EXAMPLE_BATCH = 3
 TRAINING_ONLY = ("aten::_native_batch_norm_legit",)
-aten = torch.ops.aten
-RECURRENT = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
@@ -46,7 +45,7 @@ def trace(signature: ProgramSignature) -> GraphModule:
         return [results[port.name] for port in signature.outputs]
 
     try:
-        with mode, enable_python_dispatcher(), OpenLinear(), NoRecurrence():
+        with mode, enable_python_dispatcher(), OpenLinear(), OpenRecurrence():
             graph = make_fx(
                 functionalize(flat), decomposition_table=table(), _allow_non_fake_inputs=True
             )(*inputs)
@@ -78,22 +77,6 @@ class OpenLinear(TorchFunctionMode):
         """Replace biased linear layers on more than two axes; leave the rest."""
         if func in (torch.nn.functional.linear, torch.ops.aten.linear.default):
             return linear(func, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-class NoRecurrence(TorchFunctionMode):
-    """Refuses recurrent layers: they have no loop over time in the graph yet."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Raise ExportError for a recurrent layer; leave the rest."""
-        if func in RECURRENT:
-            name = func._schema.name.removeprefix("aten::")
-            raise ExportError(
-                f"The model has a recurrent layer ({name}), which cannot be exported yet; it can "
-                "be inspected and split."
-            )
         return func(*args, **(kwargs or {}))
 
 
