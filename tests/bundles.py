@@ -25,6 +25,8 @@ FAMILIES = {
     "slice": "slice:classifier",
     "cp": "cp:2.0",
 }
+BundleOf = Callable[[str], Path]
+"""The path of the bundle of a family, by the family's name."""
 SAMPLE_SHAPE = (1, 6, 6)
 CLASSES = 8
 BATCH = 4

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,19 @@ LIMIT_S = 300.0
 MODULES = {"edgetailor": "toolkit.cli", "edgetailor-agent": "device_agent.cli"}
 PLAIN = {"COLUMNS": "80", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 PRELOAD = ["toolkit.cli", "toolkit.exporting", "toolkit.offline", "toolkit.tables", "commands"]
+EXIT_CODES = """
+  Exit codes:
+    0    done
+    2    usage or bad input
+    3    export failed
+    4    verification failed
+    5    nothing fits
+    6    connection or authorisation
+    70   a fault of the program's own
+    130  interrupted
+"""
+"""How the help of both commands ends."""
+NUMBER = r"\d+\.\d+"
 
 
 @dataclass(frozen=True)
@@ -24,6 +37,10 @@ class Done:
     code: int
     stdout: str
     stderr: str
+
+
+Agent = Callable[..., Done]
+"""Runs `edgetailor-agent` with the arguments that it is given."""
 
 
 def command(name: str, *arguments: object) -> list[str]:
@@ -121,9 +138,12 @@ def refusal(done: Done, code: int = 2) -> str:
     return errors[0].removeprefix("Error: ")
 
 
-def left(folder: Path, known: Mapping[str, bytes]) -> set[str]:
-    """Names of the files under `folder` that were not there before or are not the same now."""
+def refused(folder: Path, *arguments: object, code: int = 2) -> str:
+    """What `edgetailor` says when it refuses `arguments`; nothing in `folder` may change."""
     from bundles import everything
 
-    now = everything(folder)
-    return {name for name in now.keys() | known.keys() if now.get(name) != known.get(name)}
+    before = everything(folder)
+    sentence = refusal(edgetailor(*arguments, cwd=folder), code)
+    after = {name: data for name, data in everything(folder).items() if "__pycache__" not in name}
+    assert after == before
+    return sentence

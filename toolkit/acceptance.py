@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from torch import Tensor
@@ -11,10 +11,9 @@ from device_agent.manifest import UPLOADED, TensorEntry
 from device_agent.update import UpdateRecord, check_tensors
 from profiles.errors import SpecError, UpdateError
 from toolkit.families import family_named
-from toolkit.parts import check_part, held_shape
-from toolkit.spec import Spec, parse_spec
-from toolkit.strength import EXPLICIT
-from toolkit.submodel import Shapes
+from toolkit.parts import by_parameter, check_part, held_shape
+from toolkit.spec import parse_spec
+from toolkit.submodel import Shapes, shapes_of
 
 MOST_SAMPLES = 10**12
 """More than any device has; keeps weighted sums within float32."""
@@ -31,7 +30,7 @@ def check_update(
 
     Looks at the table first, so that nothing is computed from factors of absurd size.
     """
-    shapes = {name: tuple(value.shape) for name, value in model.items()}
+    shapes = shapes_of(model)
     if not 1 <= record.samples <= MOST_SAMPLES:
         raise UpdateError(
             f"An update of {record.samples} samples has no weight; it has from 1 to "
@@ -54,31 +53,14 @@ def is_statistic(name: str) -> bool:
     return name.rpartition(".")[2] in STATISTICS
 
 
-def by_parameter(table: Sequence[TensorEntry]) -> dict[str, list[TensorEntry]]:
-    """The entries that stand for each global tensor, in table order."""
-    groups: dict[str, list[TensorEntry]] = {}
-    for entry in table:
-        groups.setdefault(entry.stands_for or "", []).append(entry)
-    return groups
-
-
-def held_shapes(table: tuple[TensorEntry, ...], shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Shape of what a checked table holds of each global tensor that it stands for."""
-    return {
-        name: held_shape(entries[0], shapes[name]) for name, entries in by_parameter(table).items()
-    }
-
-
 def _check_spec(submodel: str) -> None:
     """Refuse a submodel that no family makes of any model."""
     try:
-        spec: Spec | None = parse_spec(submodel)
-        while spec is not None:
-            if ":" not in family_named(spec.family).usage:
+        for spec in parse_spec(submodel).nested():
+            family = family_named(spec.family)
+            if ":" not in family.usage:
                 spec.check_no_size()
-            if spec.family in EXPLICIT:
-                EXPLICIT[spec.family](spec)
-            spec = spec.inner
+            family.strength(spec)  # reads the size
     except SpecError as error:
         raise UpdateError(f"{error} An update calls its submodel so.") from None
 

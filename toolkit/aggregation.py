@@ -14,15 +14,15 @@ from torch import Tensor
 from device_agent.manifest import TensorEntry
 from device_agent.update import UpdateRecord
 from profiles.errors import UpdateError
-from toolkit.acceptance import by_parameter, check_update, held_shapes, is_statistic
+from toolkit.acceptance import check_update, is_statistic
 from toolkit.families import family_named
 from toolkit.mean import Mean
-from toolkit.parts import Place, place_of
+from toolkit.parts import by_parameter, held_shapes, places
 from toolkit.policy import AggregationPolicy
 from toolkit.product import Product
 from toolkit.spec import parse_spec
 from toolkit.strength import strength
-from toolkit.submodel import Family, Shapes
+from toolkit.submodel import Family, Shapes, shapes_of
 from toolkit.weights import GlobalModel
 
 Received = tuple[UpdateRecord, Mapping[str, np.ndarray]]
@@ -68,7 +68,7 @@ class Aggregation:
 
     def __init__(self, model: GlobalModel, policy: AggregationPolicy) -> None:
         self.model, self.policy = model, policy
-        self.shapes = {name: tuple(value.shape) for name, value in model.tensors.items()}
+        self.shapes = shapes_of(model.tensors)
         self.mean = Mean()
         self.factors: dict[str, FactorMean] = {}
         self.trained: set[str] = set()
@@ -81,7 +81,7 @@ class Aggregation:
         family, weight = family_named(spec.family), self._weight(record)
         self.trained |= {e.stands_for or "" for e in record.tensors if e.role == "parameter"}
         if family.averages_factors:
-            self._add_factors(f"{spec.family}:{spec.size}", family, record, tensors, weight)
+            self._add_factors(spec.head, family, record, tensors, weight)
         if not family.averages_factors or self.policy.factors == "act":
             self._add_recovered(family, tensors, record.tensors, weight)
 
@@ -159,12 +159,6 @@ class Aggregation:
     ) -> None:
         recovered = recover(family, tensors, table, held_shapes(table, self.shapes))
         self.mean.add(recovered, weight, places(table, self.shapes))
-
-
-def places(table: Table, shapes: Shapes) -> dict[str, Place]:
-    """Where the parts that an update holds belong, by global tensor; none for whole tensors."""
-    found = {e.stands_for: place_of(e, shapes[e.stands_for]) for e in table if e.stands_for}
-    return {name: place for name, place in found.items() if place is not None}
 
 
 def recover(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from toolkit.families import family_named
 from toolkit.product import Product
-from toolkit.submodel import Submodel
+from toolkit.submodel import Submodel, shapes_of
 from toolkit.weights import GlobalModel
 
 
@@ -35,8 +35,7 @@ def fit(submodel: Submodel, values: Mapping[str, Tensor], weights: GlobalModel) 
     table = [e for e in submodel.program.tensors if e.factor is not None]
     if not table:
         return None
-    shapes = {name: tuple(value.shape) for name, value in weights.tensors.items()}
-    composed = family_named(submodel.spec.family).recover(values, table, shapes)
+    composed = family_named(submodel.spec.family).recover(values, table, shapes_of(weights.tensors))
     lost, norms = {}, {}
     for name, value in composed.items():
         dense = value.dense() if isinstance(value, Product) else value

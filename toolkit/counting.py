@@ -57,7 +57,7 @@ def weighted_nodes(graph: GraphModule) -> Iterator[Node]:
 
 
 def elements(node: Node, batch: int) -> int:
-    """Output elements of `node` for `batch` samples."""
+    """Numbers in the value of `node` for `batch` samples."""
     return batch * math.prod(int(size) for size in node.meta["val"].shape[1:])
 
 

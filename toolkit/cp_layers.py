@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from toolkit.low_rank_layers import keep_settings
-
-Convolution = nn.Conv1d | nn.Conv2d
+from toolkit.layers import Convolution, keep_settings
 
 
 def factors_for(weight: Tensor, rank: int) -> nn.ParameterList:
@@ -94,7 +92,6 @@ def tensorized(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
     model = copy.deepcopy(model)
     for name, rank in ranks.items():
         layer, _, _ = name.rpartition(".")
-        parent, _, own = layer.rpartition(".")
         dense = model.get_submodule(layer)
         made = (
             TensorizedLinear(dense, rank)
@@ -103,5 +100,5 @@ def tensorized(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
         )
         if not layer:
             return made
-        setattr(model.get_submodule(parent), own, made)
+        model.set_submodule(layer, made)
     return model

@@ -4,7 +4,6 @@ A cut point is a place in the execution order where exactly one value that depen
 is needed later: that activation is all that has to be recorded.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from exporters.capture import Captured
 from exporters.graphs import attributes_read, input_node, is_impure, output_node, writes_in_place
 from profiles.errors import ModelError
-from toolkit.counting import activations, parameter_count
+from toolkit.counting import activations, elements, parameter_count
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class CutPoint:
     @property
     def recorded(self) -> int:
         """Numbers recorded for one sample."""
-        return math.prod(int(size) for size in self.node.meta["val"].shape[1:])
+        return elements(self.node, 1)
 
 
 aten = torch.ops.aten

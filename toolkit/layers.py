@@ -9,6 +9,7 @@ from exporters.capture import Captured
 from exporters.graphs import attributes_read
 from toolkit.cutting import module_of
 
+Convolution = nn.Conv1d | nn.Conv2d
 FORMS = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.LSTM, nn.GRU, nn.RNN)
 
 
@@ -35,12 +36,17 @@ class Layer:
 
     def path(self, own: str) -> str:
         """The model's name of the layer's tensor `own`."""
-        return f"{self.name}.{own}" if self.name else own
+        return join(self.name, own)
 
     def weights(self) -> Iterator[str]:
         """The module's own names of its trained parameters of two axes or more."""
         own = self.module.named_parameters(recurse=False)
         return (n for n, p in own if p.dim() > 1 and p.requires_grad)
+
+
+def join(layer: str, own: str) -> str:
+    """The model's name of what the module `layer` calls `own`."""
+    return f"{layer}.{own}" if layer else own
 
 
 def weighted_layers(model: nn.Module, captured: Captured) -> list[Layer]:
@@ -49,7 +55,7 @@ def weighted_layers(model: nn.Module, captured: Captured) -> list[Layer]:
     strangers = read_elsewhere(captured)
     found = []
     for name, module in model.named_modules():
-        own = [f"{name}.{n}" if name else n for n, _ in module.named_parameters(recurse=False)]
+        own = [join(name, n) for n, _ in module.named_parameters(recurse=False)]
         if any(p.dim() > 1 for p in module.parameters(recurse=False)):
             first = min((order[n] for n in own if n in order), default=len(order))
             used = first < len(order)
@@ -77,3 +83,10 @@ def read_elsewhere(captured: Captured) -> set[str]:
         for node in captured.training.graph.find_nodes(op="get_attr")
         if any(module_of(user) != str(node.target).rpartition(".")[0] for user in node.users)
     }
+
+
+def keep_settings(new: nn.Module, dense: Convolution | nn.Linear | nn.RNNBase) -> None:
+    """Give `new` the settings of the layer whose place it takes: the model may ask for them."""
+    for name in dense.__constants__:
+        if hasattr(dense, name):
+            setattr(new, name, getattr(dense, name))

@@ -15,9 +15,8 @@ from torch.func import functional_call
 
 from toolkit.factorization import unroll
 from toolkit.factorizer import Factorizer
+from toolkit.layers import Convolution, keep_settings
 from toolkit.product import Product
-
-Convolution = nn.Conv1d | nn.Conv2d
 
 
 def groups_of(weight: Tensor, groups: int) -> tuple[Tensor, ...]:
@@ -111,13 +110,6 @@ class FactorizedConvolution(nn.Module):
 def bias_of(dense: Convolution | nn.Linear) -> nn.Parameter | None:
     """The layer's own bias, frozen or not."""
     return dict(dense.named_parameters(recurse=False)).get("bias")
-
-
-def keep_settings(new: nn.Module, dense: Convolution | nn.Linear | nn.RNNBase) -> None:
-    """Give `new` the settings of the layer whose place it takes: the model may ask for them."""
-    for name in dense.__constants__:
-        if hasattr(dense, name):
-            setattr(new, name, getattr(dense, name))
 
 
 def one_axis(dense: Convolution, axis: int, inputs: int, outputs: int, bias: bool) -> nn.Module:

@@ -11,6 +11,8 @@ from toolkit import weights
 from toolkit.aggregation import Received, aggregate
 from toolkit.policy import AggregationPolicy
 
+AGGREGATION_VERSION = 1
+
 
 @dataclass(frozen=True)
 class Aggregated:
@@ -58,3 +60,12 @@ def aggregate_files(
     new = aggregate(model, received(), policy or AggregationPolicy())
     write_file(out, new.save())
     return Aggregated(tuple(records), out)
+
+
+def as_json(aggregated: Aggregated) -> dict[str, object]:
+    """The document that `aggregate --json` prints."""
+    return {
+        "version": AGGREGATION_VERSION,
+        "out": str(aggregated.out),
+        "updates": [{"submodel": r.submodel, "samples": r.samples} for r in aggregated.records],
+    }

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from device_agent.manifest import TensorEntry
 from profiles.errors import UpdateError
+from toolkit.submodel import Shapes
 
 Part = tuple[tuple[tuple[int, int], ...], ...]
 """For each axis the ranges [start, stop) that are held, one after the other."""
@@ -45,6 +46,13 @@ class Place:
             target[self.index] = held
 
 
+def held(tensor: Tensor, part: Part) -> Tensor:
+    """The `part` of a global tensor, its ranges one after the other."""
+    for axis, ranges in enumerate(part):
+        tensor = torch.cat([tensor.narrow(axis, a, b - a) for a, b in ranges], axis)
+    return tensor
+
+
 def place_of(entry: TensorEntry, shape: tuple[int, ...]) -> Place | None:
     """Where `entry` belongs in its global tensor of `shape`; None for all of it."""
     if entry.part is None or entry.part == tuple(((0, size),) for size in shape):
@@ -56,6 +64,27 @@ def held_shape(entry: TensorEntry, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of what `entry` (or the factors it is one of) holds of a global tensor of `shape`."""
     place = place_of(entry, shape)
     return shape if place is None else place.sizes
+
+
+def by_parameter(table: Sequence[TensorEntry]) -> dict[str, list[TensorEntry]]:
+    """The entries that stand for each global tensor, in table order."""
+    groups: dict[str, list[TensorEntry]] = {}
+    for entry in table:
+        groups.setdefault(entry.stands_for or "", []).append(entry)
+    return groups
+
+
+def held_shapes(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Shape of what a checked table holds of each global tensor that it stands for."""
+    return {
+        name: held_shape(entries[0], shapes[name]) for name, entries in by_parameter(table).items()
+    }
+
+
+def places(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, Place]:
+    """Where the parts that a table holds belong, by global tensor; none for whole tensors."""
+    found = {e.stands_for: place_of(e, shapes[e.stands_for]) for e in table if e.stands_for}
+    return {name: place for name, place in found.items() if place is not None}
 
 
 def numbers_held(entry: TensorEntry, shape: tuple[int, ...]) -> int:

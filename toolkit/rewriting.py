@@ -6,11 +6,13 @@ A family that only exchanges layers makes one of these; it can then be trained w
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from device_agent.manifest import Role, TensorEntry
 from exporters.capture import Captured
 from exporters.signatures import Penalty
+from toolkit.entries import dense_entries
 from toolkit.submodel import Treatment
 from toolkit.weights import GlobalModel
 
@@ -42,20 +44,12 @@ class Rewritten:
         self, captured: Captured, names: Iterable[str], role: Role
     ) -> tuple[TensorEntry, ...]:
         """One entry for each of `names`, tensors of the rewritten model, in `role`."""
-        made = []
-        for name in names:
-            origin = self.origins.get(name, Origin(name))
-            made.append(
-                TensorEntry(
-                    name=name,
-                    role=role,
-                    dtype="float32",
-                    shape=captured.shape(name),
-                    stands_for=origin.name,
-                    factor=origin.factor,
-                )
-            )
-        return tuple(made)
+        return tuple(
+            replace(entry, stands_for=origin.name, factor=origin.factor)
+            if (origin := self.origins.get(entry.name))
+            else entry
+            for entry in dense_entries(captured, names, role)
+        )
 
     def values(self, weights: GlobalModel, entries: Iterable[TensorEntry]) -> dict[str, Tensor]:
         """The numbers of `entries`, from the global model."""

@@ -6,7 +6,7 @@ A family may work on what another one makes of the layers: slice:0.42+low-rank:0
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from profiles.errors import SpecError
@@ -24,11 +24,21 @@ class Spec:
     options: Mapping[str, str] = field(default_factory=dict)
     inner: "Spec | None" = None
 
+    @property
+    def head(self) -> str:
+        """Family and size, which fix the shapes of factors: the server keeps these under it."""
+        return self.family if self.size is None else f"{self.family}:{self.size}"
+
     def __str__(self) -> str:
         """The spec as one writes it."""
-        head = self.family if self.size is None else f"{self.family}:{self.size}"
-        own = ",".join([head, *(f"{key}={value}" for key, value in self.options.items())])
+        own = ",".join([self.head, *(f"{key}={value}" for key, value in self.options.items())])
         return own if self.inner is None else f"{own}+{self.inner}"
+
+    def nested(self) -> Iterator["Spec"]:
+        """This spec and those behind its plus signs, in the order written."""
+        yield self
+        if self.inner is not None:
+            yield from self.inner.nested()
 
     def number(self, what: str, low: float, high: float, example: str) -> float:
         """The main number, called `what`, within (low, high]. Raises SpecError otherwise."""

@@ -19,6 +19,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Shape of each global tensor, by name."""
 
 
+def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+    """The shapes of global `tensors`."""
+    return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
 @dataclass(frozen=True)
 class Treatment:
     """What a submodel does with one weighted layer, and why where that is no obvious choice."""
@@ -69,6 +74,13 @@ class Family(Protocol):
         """Cut `model`. Raises SpecError where `spec` asks for what the model cannot give."""
         ...
 
+    def strength(self, spec: Spec) -> float | None:
+        """Strength (FedHM eq. 2) in (0, 1] that the size of `spec` says; None where it says none.
+
+        Raises SpecError where there is no such size.
+        """
+        ...
+
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
     ) -> Mapping[str, Tensor | Product]:
@@ -96,6 +108,10 @@ class Stateless:
     """For families that keep nothing between rounds; recovering is renaming unless overridden."""
 
     averages_factors = False
+
+    def strength(self, spec: Spec) -> float | None:
+        """None: what is trained says it."""
+        return None
 
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes

@@ -22,11 +22,6 @@ def size(count: float) -> str:
     return f"{count:.1f} GB"
 
 
-def milliseconds(seconds: float) -> str:
-    """Seconds for people, in milliseconds."""
-    return f"{seconds * 1e3:.1f} ms"
-
-
 class Stages:
     """Says on stderr which stage runs, with the time elapsed so far."""
 

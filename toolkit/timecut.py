@@ -7,7 +7,6 @@ state. The backward direction, where there is one, begins at the end and stops w
 begins; it never sees the first steps.
 """
 
-import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from torch.fx import GraphModule, Node
 from exporters.graphs import input_node, is_impure
 from exporters.lstm_shapes import lstm_shapes_only
 from profiles.errors import SpecError
-from toolkit.counting import lstm_nodes, lstm_steps
+from toolkit.counting import elements, lstm_nodes, lstm_steps
 from toolkit.cutting import Cutter, is_recordable, module_of, steps
 from toolkit.graph_edit import Edit
 
@@ -122,7 +121,7 @@ def is_last(node: Node) -> bool:
 def recording(part: GraphModule, skip: int) -> GraphModule:
     """`part`, an LSTM alone, as its input (batch, steps, features) -> the recording (batch, n)."""
     source, lstm = input_node(part), next(lstm_nodes(part))
-    layers = layers_of(lstm)
+    layers, end = layers_of(lstm), lstm_steps(lstm)
     part.graph.erase_node(part.graph.find_nodes(op="output")[0])
     edit = Edit(part.graph, source)
     with part.graph.inserting_before(lstm):
@@ -135,8 +134,8 @@ def recording(part: GraphModule, skip: int) -> GraphModule:
     edit.measure(lstm)
     pieces = [edit.add(operator.getitem, lstm, place) for place in STATES]
     pieces = [edit.add(aten.transpose.int, piece, 0, 1) for piece in pieces]
-    pieces.append(edit.add(aten.slice.Tensor, source, 1, skip, steps_into(source)))
-    rows = [edit.add(aten.reshape.default, p, [-1, numbers(p)]) for p in pieces]
+    pieces.append(edit.add(aten.slice.Tensor, source, 1, skip, end))
+    rows = [edit.add(aten.reshape.default, p, [-1, elements(p, 1)]) for p in pieces]
     part.graph.output(edit.add(aten.cat.default, rows, 1))
     return finished(part)
 
@@ -144,7 +143,7 @@ def recording(part: GraphModule, skip: int) -> GraphModule:
 def resumed(part: GraphModule, skip: int) -> GraphModule:
     """`part`, which begins with an LSTM, as the recording -> its output."""
     source, lstm = input_node(part), next(lstm_nodes(part))
-    layers, remaining = layers_of(lstm), steps_into(source) - skip
+    layers, remaining = layers_of(lstm), lstm_steps(lstm) - skip
     features = int(source.meta["val"].shape[2])
     widths = [layers * int(state.meta["val"].shape[2]) for state in states(lstm)]
     bounds = [0, *accumulate((*widths, remaining * features))]
@@ -188,13 +187,3 @@ def layers_of(lstm: Node) -> int:
     """Layers of `lstm`."""
     assert isinstance(lstm.args[4], int)
     return lstm.args[4]
-
-
-def steps_into(source: Node) -> int:
-    """Steps of an LSTM's input (batch, steps, features)."""
-    return int(source.meta["val"].shape[1])
-
-
-def numbers(node: Node) -> int:
-    """Numbers of the value of `node` for one sample."""
-    return math.prod(int(size) for size in node.meta["val"].shape[1:])

@@ -20,7 +20,7 @@ from toolkit.factorizer import Factorizer
 KEPT = "kept|"
 
 Kept = Mapping[str, Mapping[str, Tensor]]
-"""Factors by key (family and size, like `cp:2.0`), then by tensor name in the bundle."""
+"""Factors by their spec's head (family and size, like `cp:2.0`), then by name in the bundle."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,11 @@
 """Real bundles of every family for the device's tests; they read them, and copy what they alter."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bundles import FAMILIES, tiny_bundle, write_data
-
-BundleOf = Callable[[str], Path]
+from bundles import FAMILIES, BundleOf, tiny_bundle, write_data
+from commands import Agent, run
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +24,9 @@ def bundle(request: pytest.FixtureRequest, bundle_of: BundleOf) -> Path:
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A file of 21 samples for those bundles."""
     return str(write_data(tmp_path_factory.mktemp("data") / "local.npz"))
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Agent:
+    """Runs `edgetailor-agent` in the temporary folder."""
+    return lambda *arguments: run("edgetailor-agent", *arguments, cwd=tmp_path)

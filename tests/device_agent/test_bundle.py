@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bundles import FAMILIES, rewrite
+from bundles import FAMILIES, BundleOf, rewrite
 from device_agent.bundle import open_bundle
 from device_agent.files import fingerprint_file
 from device_agent.manifest import MANIFEST, WEIGHTS
 from device_agent.training import train_bundle
 from profiles.errors import BundleError
 
-BundleOf = Callable[[str], Path]
 Manifest = dict[str, Any]
 
 

@@ -4,17 +4,16 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bundles import FAMILIES, write_data
+from bundles import FAMILIES, BundleOf, write_data
 from commands import command, environment
 
-BundleOf = Callable[[str], Path]
 FORBIDDEN = {"torch", "onnx", "onnx_ir", "onnxscript", "toolkit", "exporters", "sklearn", "rich"}
 LIMIT_S = 180
 

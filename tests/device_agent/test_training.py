@@ -2,7 +2,6 @@
 
 import shutil
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from bundles import (
     BATCH,
     EPOCHS,
     FAMILIES,
+    BundleOf,
     diverging,
     everything,
     rewrite,
@@ -29,7 +29,6 @@ from device_agent.training import ScheduleRun, quiet, train_bundle
 from device_agent.update import read_update
 from profiles.errors import BundleError, DataError, EdgeTailorError, InputError, UpdateError
 
-BundleOf = Callable[[str], Path]
 SAMPLES = 21
 BATCHES = SAMPLES // BATCH  # the sample left over joins the last one
 

@@ -1,5 +1,6 @@
 """What users do beside layers: taken as it is meant, or refused by name; never silently wrong."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -87,6 +88,22 @@ def test_the_norm_limit_of_an_embedding_is_refused() -> None:
     model = nn.Sequential(nn.Embedding(20, 8, max_norm=0.5), nn.Flatten(), nn.Linear(24, C))
     with pytest.raises(ModelError, match=r"changes its own tensor '0.weight' .*embedding_renorm_"):
         split(model, "full", (3,))
+
+
+CALLS = itertools.count(1)
+ODD_WHEN_RECORDED: dict[str, Change] = {
+    "counts": lambda _, y: y * next(CALLS),
+    "exports": lambda _, y: y * 2 if torch.compiler.is_exporting() else y,
+    "exports to predict": lambda own, y: (
+        y * 2 if torch.compiler.is_exporting() and not own.training else y
+    ),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_WHEN_RECORDED)
+def test_a_model_that_computes_otherwise_when_recorded_is_refused(odd: str) -> None:
+    with pytest.raises(ModelError, match=r"recorded, computes something else than it does by its"):
+        split(Net(ODD_WHEN_RECORDED[odd]), "full", (6,))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -12,11 +11,9 @@ from exporters.graphs import attribute, attributes_read
 from profiles.errors import SpecError
 from toolkit.channels.following import follow
 from toolkit.channels.step import Followed, Layer, Need
-from toolkit.channels.units import Kept, Range
+from toolkit.channels.units import Kept
 from toolkit.cutting import module_of
-
-Part = tuple[tuple[Range, ...], ...]
-"""For each axis of a global tensor the ranges that the smaller one holds."""
+from toolkit.parts import Part, held
 
 
 @dataclass(frozen=True)
@@ -84,13 +81,6 @@ def check_smaller(followed: Followed, kept: Kept, ratio: Fraction) -> None:
             f"every layer would keep all its channels; the ratio must be at most "
             f"{(largest - 1) / largest:.4g}, or 1."
         )
-
-
-def held(tensor: Tensor, part: Part) -> Tensor:
-    """The part of a global tensor that its smaller one holds, the ranges one after the other."""
-    for axis, ranges in enumerate(part):
-        tensor = torch.cat([tensor.narrow(axis, a, b - a) for a, b in ranges], axis)
-    return tensor
 
 
 def rebuilt(graph: GraphModule, tensors: dict[str, Tensor], captured: Captured) -> GraphModule:

@@ -76,13 +76,11 @@ class Registry:
         matching = (d for d in self.devices() if hmac.compare_digest(d.secret_hash, given))
         return next(matching, None)
 
-    def count_bytes(self, device: str, *, down: int = 0, up: int = 0) -> None:
-        """Add to the bytes that `device` has fetched and sent."""
+    def count_fetched(self, device: str, size: int) -> None:
+        """Add `size` to the bytes that `device` has fetched."""
         with self._database.transaction() as db:
             db.execute(
-                "UPDATE devices SET bytes_down = bytes_down + ?, bytes_up = bytes_up + ? "
-                "WHERE id = ?",
-                (down, up, device),
+                "UPDATE devices SET bytes_down = bytes_down + ? WHERE id = ?", (size, device)
             )
 
 

@@ -34,6 +34,11 @@ just as it is used again."""
 WILDCARDS = ("0.0.0.0", "::", "")
 
 
+def token_file(state: Path, kind: str) -> Path:
+    """The join token of a kind of device, in the state folder."""
+    return state / "tokens" / f"{kind}.token"
+
+
 def to_stderr(line: str) -> None:
     """Print a line for people."""
     print(line, file=sys.stderr, flush=True)
@@ -88,7 +93,7 @@ class Server:
         """What to tell whoever started this."""
         state = shown(self.config.state)
         devices = [
-            f"  {kind.count} x {kind.name} ({kind.submodel}): {state / 'tokens' / kind.name}.token"
+            f"  {kind.count} x {kind.name} ({kind.submodel}): {token_file(state, kind.name)}"
             for kind in self.config.devices
         ]
         return [
@@ -143,7 +148,7 @@ def federation(config: CoordinatorConfig) -> Model:
 def _coordinator(config: CoordinatorConfig, store: Store) -> Coordinator:
     _check_same_federation(config, store)
     for kind in config.devices:
-        token = _token(config.state / "tokens" / f"{kind.name}.token")
+        token = _token(token_file(config.state, kind.name))
         store.registry.set_token(kind.name, token, kind.count)
     coordinator = restore(config, store, time.monotonic)
     coordinator.operator_token = _token(config.state / OPERATOR)

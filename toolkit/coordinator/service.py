@@ -99,7 +99,7 @@ class Coordinator:
             bundle = self.bundles.get(self._submodel(device), {})
         for entry in bundle.values():
             if entry.sha256 == sha256:
-                self.store.registry.count_bytes(device.id, down=entry.size)
+                self.store.registry.count_fetched(device.id, entry.size)
                 return self.store.blobs.path(sha256), entry.size
         raise RefusalError(
             404,

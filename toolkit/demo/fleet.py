@@ -10,7 +10,7 @@ from device_agent.link import Link
 from device_agent.protocol import Status
 from profiles.errors import EdgeTailorError
 from toolkit.coordinator.config import DeviceKind
-from toolkit.coordinator.server import ADDRESS, OPERATOR
+from toolkit.coordinator.server import ADDRESS, OPERATOR, token_file
 from toolkit.demo import settings
 from toolkit.demo.display import Show
 from toolkit.demo.folder import DemoFolder
@@ -99,7 +99,7 @@ def config_text(folder: DemoFolder, kinds: Iterable[DeviceKind], rounds: int, se
 
 def join_arguments(folder: DemoFolder, member: Member, url: str) -> list[object]:
     """What `edgetailor-agent` gets to enrol `member`."""
-    token = folder.coordinator / "tokens" / f"{member.kind.name}.token"
+    token = token_file(folder.coordinator, member.kind.name)
     state = folder.state_of(member.name)
     return ["join", url, "--token-file", token, "--name", member.name, "--state", state]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from device_agent.files import refuse_existing
 from profiles.errors import InputError
+from toolkit.coordinator.conductor import MODEL
 
 MARKER = ".edgetailor-demo"
 CURVE = "accuracy.png"
@@ -23,7 +24,7 @@ class DemoFolder:
         self.bundles = self.root / "bundles"
         self.profiles = self.root / "profiles"
         self.logs = self.root / "logs"
-        self.model = self.root / "global.safetensors"
+        self.model = self.root / MODEL
         self.curve = self.root / CURVE
         self.report = self.root / "report.json"
 

@@ -19,7 +19,7 @@ from profiles.errors import SpecError
 from toolkit.bilevel import BiLevel, bi_level
 from toolkit.cp_layers import tensorized as tensorized_model
 from toolkit.factorization import compose, cp_decompose, cp_rank, cp_refit
-from toolkit.layers import weighted_layers
+from toolkit.layers import Convolution, weighted_layers
 from toolkit.spec import Spec
 from toolkit.submodel import Shapes, Submodel, Treatment, factors_of, recover_dense
 from toolkit.tensorized import Tensorized, factor_name
@@ -40,9 +40,9 @@ LINEAR = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.RNNBase)
 """Layers whose weights are factorized, the classifier's too (TDPFed, Table I)."""
 
 
-def key(spec: Spec) -> str:
-    """Under which the server keeps factors: the rate alone decides their shapes."""
-    return f"{spec.family}:{spec.size}"
+def rate_of(spec: Spec) -> float:
+    """The compression rate that `spec` asks for."""
+    return spec.number("compression rate", 0, math.inf, "cp:2.0")
 
 
 def plan(
@@ -52,7 +52,7 @@ def plan(
 
     Raises SpecError naming the rates possible where a rank is more than any tensor has.
     """
-    rate = spec.number("compression rate", 0, math.inf, "cp:2.0")
+    rate = rate_of(spec)
     ranks: dict[str, int] = {}
     treatments = []
     for layer in weighted_layers(model, captured):
@@ -126,7 +126,7 @@ class CP:
         tensorized = Tensorized(captured, ranks)
 
         def factors(weights: GlobalModel) -> dict[str, Tensor]:
-            kept = weights.kept.get(key(spec)) or decompose(tensorized, weights)
+            kept = weights.kept.get(spec.head) or decompose(tensorized, weights)
             return {e.name: kept[e.name] for e in tensorized.factors}
 
         settings = BiLevel(
@@ -147,6 +147,10 @@ class CP:
             treatments=treatments,
             compressed=compressed(model, captured, ranks),
         )
+
+    def strength(self, spec: Spec) -> float:
+        """One over the compression rate; factors of more numbers than the tensor gain nothing."""
+        return 1 / max(1.0, rate_of(spec))
 
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
@@ -177,7 +181,7 @@ def compressed(model: nn.Module, captured: Captured, ranks: Mapping[str, int]) -
     own = {
         layer.path("weight")
         for layer in weighted_layers(model, captured)
-        if isinstance(layer.module, nn.Conv1d | nn.Conv2d | nn.Linear) and not layer.obstacle
+        if isinstance(layer.module, Convolution | nn.Linear) and not layer.obstacle
     }
     new = tensorized_model(model, {name: rank for name, rank in ranks.items() if name in own})
     return record(new, captured.sample_shape, captured.sample_dtype, training=False)

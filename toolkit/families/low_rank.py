@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from device_agent.manifest import TensorEntry
 from exporters.capture import Captured, capture
-from exporters.optimizers import SGD
 from exporters.program import Tensors
 from profiles.errors import SpecError
 from toolkit.assembly import whole_network
 from toolkit.entries import statistics_role
-from toolkit.layers import Layer, weighted_layers
+from toolkit.layers import Convolution, Layer, join, weighted_layers
 from toolkit.low_rank_layers import (
     FactorizedConvolution,
     FactorizedLinear,
@@ -78,7 +77,7 @@ def plan(
 
 def outputs(module: nn.Module) -> int:
     """Output channels of a group, the most rank of a linear layer, or units of a gate."""
-    if isinstance(module, nn.Conv1d | nn.Conv2d):
+    if isinstance(module, Convolution):
         return module.out_channels // module.groups
     if isinstance(module, nn.Linear):
         # Of a matrix that widens, the rank is at most its inputs.
@@ -92,7 +91,7 @@ def why_dense(layer: Layer, last: bool) -> str:
     if last:
         return "the classifier"
     module = layer.module
-    if isinstance(module, nn.Conv1d | nn.Conv2d) and math.prod(module.kernel_size) == 1:
+    if isinstance(module, Convolution) and math.prod(module.kernel_size) == 1:
         return f"a {' x '.join('1' for _ in module.kernel_size)} convolution"
     if not any(getattr(module, weight).any() for weight in layer.weights()):
         return layer.obstacle or "its weights are zero, where factors do not train"
@@ -121,8 +120,7 @@ def factorized(model: nn.Module, ranks: Ranks) -> nn.Module:
     """A copy of `model` with the layers in `ranks` replaced by factorized ones."""
     model = copy.deepcopy(model)
     for name, own in ranks.items():
-        parent_name, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent_name), leaf, replacement(model.get_submodule(name), own))
+        model.set_submodule(name, replacement(model.get_submodule(name), own))
     return model
 
 
@@ -132,7 +130,7 @@ def replacement(module: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
         return FactorizedRecurrence(module, ranks)
     if isinstance(module, nn.Linear):
         return FactorizedLinear(module, ranks["weight"])
-    assert isinstance(module, nn.Conv1d | nn.Conv2d)
+    assert isinstance(module, Convolution)
     return FactorizedConvolution(module, ranks["weight"])
 
 
@@ -141,11 +139,6 @@ def origin(layer: str, own: str) -> Origin:
     side, _, leaf = own.partition(".")
     factor = side if side in ("u", "v") and leaf != "bias" else None
     return Origin(join(layer, leaf), factor)
-
-
-def join(layer: str, own: str) -> str:
-    """Path of a tensor of `layer`."""
-    return f"{layer}.{own}" if layer else own
 
 
 class FrobeniusDecay:
@@ -187,21 +180,20 @@ class LowRank(Stateless):
             *rewritten.entries(captured, captured.buffers, statistics_role(training)),
             *rewritten.entries(captured, captured.frozen, "frozen"),
         )
-        optimizer = SGD(
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-            undecayed=rewritten.undecayed,
-        )
         return whole_network(
             spec,
             captured,
             entries,
-            optimizer,
             training,
             lambda weights: rewritten.values(weights, entries),
+            undecayed=rewritten.undecayed,
             penalty=rewritten.penalty,
             treatments=rewritten.treatments,
         )
+
+    def strength(self, spec: Spec) -> float:
+        """The rank ratio."""
+        return spec.number("rank ratio", 0, 1, "low-rank:0.25")
 
     def rewrite(
         self,
@@ -217,7 +209,7 @@ class LowRank(Stateless):
         no layer would get smaller.
         """
         spec.check_options("keep", "decay")
-        ratio = spec.number("rank ratio", 0, 1, "low-rank:0.25")
+        ratio = self.strength(spec)
         strength = spec.option("decay", DECAY)
         layers = weighted_layers(model, captured)
         ranks, treatments = plan(layers, ratio, spec.whole("keep", keep), among)
@@ -236,23 +228,23 @@ class LowRank(Stateless):
         }
         pairs = {
             (layer, weight): tuple(
-                next(n for n, o in origins.items() if o == Origin(join(layer, weight), side))
+                next(n for n, o in origins.items() if o == Origin(layer.path(weight), side))
                 for side in ("u", "v")
             )
-            for layer, own in ranks.items()
-            for weight in own
+            for layer in layers
+            for weight in ranks.get(layer.name, ())
         }
 
         def factors(weights: GlobalModel) -> dict[str, Tensor]:
             values = {}
             for (layer, weight), (u_name, v_name) in pairs.items():
-                path = join(layer, weight)
+                path = layer.path(weight)
                 values[u_name], values[v_name] = factor_weights(
                     weights.factorizer,
                     path,
                     weights.tensors[path],
-                    ranks[layer][weight],
-                    getattr(model.get_submodule(layer), "groups", 1),
+                    ranks[layer.name][weight],
+                    layer.groups,
                 )
             return values
 

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from exporters.capture import capture
-from exporters.optimizers import SGD
 from profiles.errors import SpecError
 from toolkit.assembly import whole_network
-from toolkit.channels.narrowing import Narrowed, held, narrow
+from toolkit.channels.narrowing import Narrowed, narrow
 from toolkit.entries import dense_entries, statistics_role
+from toolkit.parts import held
 from toolkit.spec import Spec
 from toolkit.submodel import Stateless, Submodel, Treatment
 from toolkit.training import TrainingConfig
@@ -54,7 +54,6 @@ class Width(Stateless):
                 *dense_entries(small, small.frozen, "frozen"),
             )
         )
-        optimizer = SGD(momentum=training.momentum, weight_decay=training.weight_decay)
 
         def cut(weights: GlobalModel) -> dict[str, Tensor]:
             return {
@@ -64,9 +63,11 @@ class Width(Stateless):
                 for entry in entries
             }
 
-        return whole_network(
-            spec, small, entries, optimizer, training, cut, treatments=treatments(narrowed)
-        )
+        return whole_network(spec, small, entries, training, cut, treatments=treatments(narrowed))
+
+    def strength(self, spec: Spec) -> float:
+        """The width ratio."""
+        return spec.number("width ratio", 0, 1, "width:0.5")
 
 
 def treatments(narrowed: Narrowed) -> list[Treatment]:

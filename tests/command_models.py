@@ -1,0 +1,66 @@
+"""Models that the tests of `edgetailor` name on its command line."""
+
+import numpy as np
+
+from toolkit import load_model
+from toolkit.weights import from_model
+
+DIGITS = ("toolkit.models:digits_cnn", "--input-shape", "1,8,8")
+NETS = '''
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+
+def tiny():
+    """(N, 1, 6, 6) -> (N, 8)."""
+    return nn.Sequential(
+        OrderedDict(
+            conv=nn.Conv2d(1, 4, 3, stride=2, padding=1, bias=False),
+            bn=nn.BatchNorm2d(4),
+            act=nn.ReLU(),
+            flat=nn.Flatten(),
+            classifier=nn.Linear(36, 8),
+        )
+    )
+
+
+class Glance(nn.Module):
+    """Looks at one spot of the image: sampling has a gradient that is no graph yet."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.classifier = nn.Linear(8, 8)
+
+    def forward(self, x):
+        spot = torch.zeros(1, 2, 2, 2).expand(x.shape[0], 2, 2, 2)
+        seen = nn.functional.grid_sample(self.conv(x), spot, align_corners=False)
+        return self.classifier(seen.flatten(1))
+
+
+def table():
+    return {}
+
+
+def broken():
+    raise LookupError("the weights are on the other machine")
+
+
+def alone():
+    return nn.Linear(4, 2)
+
+
+def dropping():
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Dropout(0.5))
+
+
+number = 3
+'''
+TINY = ("nets:tiny", "--input-shape", "1,6,6", "--batch", "4")
+
+
+def digits_weights() -> dict[str, np.ndarray]:
+    tensors = from_model(load_model(DIGITS[0])).tensors
+    return {name: value.numpy() for name, value in tensors.items()}

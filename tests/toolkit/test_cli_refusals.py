@@ -1,0 +1,137 @@
+"""What a model reference, a spec, a shape and a weights file may be, by `edgetailor inspect`."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save, save_file
+
+from command_models import DIGITS, TINY, digits_weights
+from commands import refused
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("nonsense", r"^'nonsense' is no model: write package\.module:callable"),
+        ("nets:", r"^'nets:' is no model: write package\.module:callable"),
+        ("nosuch:tiny", r"^'nosuch:tiny': nosuch cannot be imported: No module named 'nosuch'"),
+        ("nets:nosuch", r"^'nets:nosuch': nets has no callable 'nosuch'"),
+        ("nets:number", r"^'nets:number': nets has no callable 'number'"),
+        ("nets:table", r"^'nets:table' returned a dict, not an nn\.Module"),
+        ("nets:broken", r"^'nets:broken' failed: LookupError: the weights are on the other"),
+        ("nets:dropping", r"random numbers when it trains .*; set dropout to 0\."),
+        ("raises:tiny", r"^'raises:tiny'.* no camera here"),
+        ("typo:tiny", r"^'typo:tiny'.* invalid syntax"),
+        ("leaves:tiny", r"^'leaves:tiny'"),
+        ("lacks:tiny", r"^'lacks:tiny': lacks cannot be imported: No module named 'nosuch'"),
+        (".nets:tiny", r"^'\.nets:tiny'"),
+    ],
+)
+def test_models_that_cannot_be_used(folder: Path, model: str, message: str) -> None:
+    (folder / "raises.py").write_text("raise RuntimeError('no camera here')\n")
+    (folder / "typo.py").write_text("def tiny(:\n")
+    (folder / "leaves.py").write_text("import sys\nsys.exit()\n")
+    (folder / "lacks.py").write_text("import nosuch\n")
+    assert re.search(message, refused(folder, "inspect", model, "--input-shape", "1,6,6"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("tiny:1", r"^There is no submodel family 'tiny'; there are cp:RATE, full, low-rank:"),
+        ("", r"^'' is no submodel spec; write it like full, low-rank:0\.25 or slice:0\.42"),
+        ("full:", r"^'full:' is no submodel spec"),
+        ("full:1", r"^'full:1': full takes no number, write 'full'"),
+        ("full,depth=2", r"^'full,depth=2': full has no option 'depth'; it has none"),
+        ("low-rank", r"^'low-rank' needs a rank ratio: write it like low-rank:0\.25"),
+        ("low-rank:0", r"^'low-rank:0': the rank ratio must be a number above 0 and at most 1"),
+        ("low-rank:2", r"^'low-rank:2': the rank ratio must be a number above 0 and at most 1"),
+        ("low-rank:nan", r"^'low-rank:nan': the rank ratio must be a number"),
+        ("low-rank:0.5,keep", r"^'low-rank:0\.5,keep': 'keep' is no option"),
+        ("low-rank:0.5,keep=a", r"keep must be a number of at least 0"),
+        ("low-rank:0.5,kept=1", r"low-rank has no option 'kept'; it knows keep, decay"),
+        (
+            "low-rank:0.5",
+            r"^'low-rank:0\.5': no layer of this model gets smaller; conv: the first layer;",
+        ),
+        ("slice", r"^'slice' needs the first module to train or the largest capacity allowed"),
+        (
+            "slice:nope",
+            r"^'slice:nope': the model cannot be cut there; it can be cut at bn, classifier\.",
+        ),
+        ("slice:0.0001", r"the smallest slice of this model has capacity 0\.\d+; allow at least"),
+        ("slice:1.5", r"^'slice:1\.5': the capacity must be a number above 0 and at most 1"),
+        ("cp:0", r"^'cp:0': the compression rate must be a number above 0, like cp:2\.0"),
+        ("cp:-1", r"^'cp:-1': the compression rate must be a number above 0"),
+        ("cp:2,personal-steps=0", r"personal-steps must be a number of at least 1"),
+    ],
+)
+def test_specs_that_cannot_be_met(folder: Path, spec: str, message: str) -> None:
+    assert re.search(message, refused(folder, "inspect", *TINY, "--submodel", spec))
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ("", r"^Invalid value for '--input-shape': '' is no shape: write a sample's sizes like"),
+        ("1,6,x", r"'1,6,x' is no shape"),
+        ("1,0,6", r"'1,0,6' is no shape"),
+        ("1,-6,6", r"'1,-6,6' is no shape"),
+        ("1,8,8", r"^The model cannot be recorded for samples of shape \(1, 8, 8\): "),
+        ("3,6,6", r"^The model cannot be recorded for samples of shape \(3, 6, 6\): "),
+        ("36", r"^The model cannot be recorded for samples of shape \(36,\): "),
+    ],
+)
+def test_shapes_that_do_not_fit(folder: Path, shape: str, message: str) -> None:
+    assert re.search(message, refused(folder, "inspect", "nets:tiny", "--input-shape", shape))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], r"^Missing argument 'MODEL'"),
+        (["nets:tiny"], r"^Missing option '--input-shape'"),
+        ([*TINY, "--batch", "1"], r"'--batch': 1 is not in the range x>=2"),
+        ([*TINY, "--seed", "9" * 30], r"seed"),
+        ([*TINY, "--sudmodel", "full"], r"^No such option.*--sudmodel"),
+    ],
+)
+def test_options_that_cannot_be(folder: Path, arguments: list[str], message: str) -> None:
+    assert re.search(message, refused(folder, "inspect", *arguments))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", r"^w cannot be read: No such file"),
+        ("folder", r"^w cannot be read: Is a directory"),
+        ("text", r"^w is not a safetensors file"),
+        ("truncated", r"^w is not a safetensors file"),
+        ("nan", r"^w: 'classifier\.bias' holds a number that is not finite"),
+        ("lacking", r"^w lacks the tensor 'classifier\.bias': it is not from this model"),
+        ("foreign", r"^w has, beyond the model, the tensor 'extra': it is not from this model"),
+        ("shape", r"^w: 'classifier\.bias' is \(11,\), the model's is \(10,\)"),
+    ],
+)
+def test_weights_that_do_not_fit(folder: Path, kind: str, message: str) -> None:
+    tensors = digits_weights()
+    bias = tensors["classifier.bias"]
+    match kind:
+        case "folder":
+            (folder / "w").mkdir()
+        case "text":
+            (folder / "w").write_text("weights\n" * 10)
+        case "truncated":
+            (folder / "w").write_bytes(save(tensors)[:-1])
+        case "nan":
+            save_file({**tensors, "classifier.bias": bias * np.float32("nan")}, folder / "w")
+        case "lacking":
+            del tensors["classifier.bias"]
+            save_file(tensors, folder / "w")
+        case "foreign":
+            save_file({**tensors, "extra": bias}, folder / "w")
+        case "shape":
+            save_file({**tensors, "classifier.bias": np.append(bias, bias[:1])}, folder / "w")
+    assert re.search(message, refused(folder, "inspect", *DIGITS, "--weights", "w"))

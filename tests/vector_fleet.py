@@ -1,0 +1,183 @@
+"""A federation over real sockets, whose devices really download, train and upload.
+
+The global model here is one vector, so that what a round must give can be written down.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors.numpy import load, load_file, save
+
+from device_agent import device
+from device_agent.files import fingerprint
+from device_agent.link import Link
+from device_agent.manifest import FORMAT_VERSION, MANIFEST, WEIGHTS, Manifest, TensorEntry, encode
+from device_agent.protocol import Work
+from device_agent.update import RECORD, TENSORS, UpdateRecord, write_update
+from toolkit.coordinator.config import CoordinatorConfig, load_config
+from toolkit.coordinator.server import Server
+
+SIZE = 1000
+ROUNDS = 3
+CONFIG = """
+model = "toolkit.models:digits_cnn"
+input_shape = [2]
+rounds = 3
+held_out = "held_out.npz"
+port = 0
+
+[training]
+epochs = 1
+
+[[devices]]
+name = "desktop"
+submodel = "full"
+count = 2
+
+[[devices]]
+name = "board"
+submodel = "low-rank:0.5"
+"""
+
+
+class VectorModel:
+    """A global model of SIZE numbers; training on a device adds the mean of its samples."""
+
+    def __init__(self) -> None:
+        self.weights = np.zeros(SIZE, np.float32)
+        self.folded: list[int] = []
+
+    def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
+        table = (
+            TensorEntry(name="w", role="parameter", dtype="float32", shape=(SIZE,)),
+            TensorEntry(name="mine", role="personal", dtype="float32", shape=(1,), stored=False),
+        )
+        files = {WEIGHTS: save({"w": self.weights}), "train.onnx": b"graph of " + submodel.encode()}
+        manifest = Manifest(
+            version=FORMAT_VERSION,
+            submodel=submodel,
+            runtime="onnx",
+            base=fingerprint(self.weights.tobytes()).sha256,
+            sample_shape=(2,),
+            classes=2,
+            signatures={},
+            tensors=table,
+            schedule=(),
+            files={name: fingerprint(data) for name, data in files.items()},
+        )
+        return {**files, MANIFEST: encode(manifest)}
+
+    def fold(self, updates: Iterable[tuple[UpdateRecord, dict[str, np.ndarray]]]) -> None:
+        received = [tensors["w"] for _, tensors in updates]
+        self.folded.append(len(received))
+        self.weights = np.mean(received, axis=0, dtype=np.float32)
+
+    def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+        return 0.5, float(self.weights.mean())
+
+    def save(self) -> bytes:
+        return save({"w": self.weights})
+
+    def load(self, data: bytes) -> None:
+        self.weights = load(data)["w"]
+
+
+@dataclass
+class Trained:
+    record: UpdateRecord
+    personal: dict[str, np.ndarray]
+
+
+def train_vector(
+    folder: Path, data: str, out: Path, *, personal: Mapping[str, np.ndarray], **options: object
+) -> Trained:
+    """Stands in for the runtime: w + 1, and a personal count of the rounds trained."""
+    manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    weights = load_file(folder / WEIGHTS)["w"] + np.float32(1)
+    written = write_update(out, record_for(manifest, folder), {"w": weights})
+    return Trained(written, {"mine": personal.get("mine", np.zeros(1, np.float32)) + 1})
+
+
+def record_for(manifest: Manifest, folder: Path) -> UpdateRecord:
+    return UpdateRecord(
+        bundle=fingerprint((folder / MANIFEST).read_bytes()).sha256,
+        base=manifest.base,
+        submodel=manifest.submodel,
+        samples=10,
+        steps=1,
+        loss_first=2.0,
+        loss_last=1.0,
+        tensors=manifest.tensors[:1],
+        file=fingerprint(b""),
+    )
+
+
+def configured(folder: Path, text: str = CONFIG) -> CoordinatorConfig:
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "held_out.npz", x=np.zeros((4, 2), np.float32), y=np.array([0, 1, 0, 1]))
+    (folder / "fleet.toml").write_text(text)
+    return load_config(folder / "fleet.toml")
+
+
+@contextmanager
+def running(
+    config: CoordinatorConfig,
+    model: VectorModel | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator[Server]:
+    server = Server(config, model or VectorModel(), Path("fleet.toml"), say)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join()
+
+
+def token(config: CoordinatorConfig, kind: str) -> str:
+    return (config.state / "tokens" / f"{kind}.token").read_text().strip()
+
+
+def enrol(server: Server, folder: Path) -> dict[str, Link]:
+    """Join all three devices; returns their links by device id."""
+    links = {}
+    for number, kind in enumerate(["desktop", "desktop", "board"]):
+        state = folder / str(number)
+        name = f"machine {number}"
+        joined = device.join(server.url, token(server.config, kind), name, state, print)
+        links[joined.device] = Link(server.url, joined.secret, print, patience_s=0)
+    return links
+
+
+Fleet = tuple[Server, dict[str, Link]]
+
+
+def task(link: Link) -> Work:
+    """Work, once there is some."""
+    for _ in range(200):
+        work = link.work()
+        if work.state != "wait":
+            return work
+        time.sleep(0.02)
+    raise AssertionError("no work within 4 s")
+
+
+def trained(link: Link, folder: Path) -> tuple[Work, UpdateRecord, Path]:
+    """An update of the round that is open, made in the new folder `folder`."""
+    work = task(link)
+    for offer in work.files:
+        link.download(offer, folder / "bundle" / offer.name)
+    done = train_vector(folder / "bundle", "", folder / "update", personal={})
+    return work, done.record, folder / "update"
+
+
+def send(link: Link, round_: int, update: Path) -> None:
+    link.send_tensors(round_, update / TENSORS)
+    link.send_update(round_, (update / RECORD).read_bytes())
