@@ -24,6 +24,7 @@ from torch.fx import GraphModule
 from torch.onnx import OnnxExporterError, ONNXProgram
 
 from device_agent.manifest import Port
+from exporters.decompositions.transposition import ONNX_RUNTIME
 from exporters.graphs import MINIMUM_BATCH
 from exporters.program import ProgramSignature
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
@@ -70,7 +71,7 @@ def to_onnx(signature: ProgramSignature) -> bytes:
 
     Raises ExportError where an operator cannot be expressed in ONNX.
     """
-    program = exported(trace(signature), signature.inputs)
+    program = exported(trace(signature, ONNX_RUNTIME), signature.inputs)
     quieten()
     try:
         lowered = lower_either_way(program, signature)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from exporters.decompositions.form import Forms
-from exporters.decompositions.slicing import cut, stuff
+from exporters.decompositions.slicing import cut
 
 aten = torch.ops.aten
 
@@ -57,62 +57,98 @@ def convolution_backward(
 
 
 def input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """The gradient of `x`: full convolutions of `grad` with the flipped weight."""
-    if window.stride == [1, 1]:
-        return unstrided_input_gradient(grad, x, weight, window)
-    if window.dilation == [1, 1]:
-        return phased_input_gradient(grad, x, weight, window)
-    return unstrided_input_gradient(stuff(grad, window.stride), x, weight, window)
+    """dX = the transposed convolution of `grad` with the same weight and window.
 
-
-def unstrided_input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """dX = conv(grad, flipped weight with inputs and outputs exchanged).
-
-    Padding brings the result to the size of `x`: dilation * (kernel - 1) - padding in front, the
-    rest behind. A strided convolution's `grad` has its zeros in place already.
+    Places that no window reaches, behind the last stride, are its output padding.
     """
+    left = [
+        int(x.shape[2 + axis])
+        - (int(grad.shape[2 + axis]) - 1) * window.stride[axis]
+        - window.dilation[axis] * (int(weight.shape[2 + axis]) - 1)
+        - 1
+        + 2 * window.padding[axis]
+        for axis in (0, 1)
+    ]
+    found: Tensor = aten.convolution(
+        grad,
+        weight,
+        None,
+        window.stride,
+        window.padding,
+        window.dilation,
+        True,
+        left,
+        window.groups,
+    )
+    return found
+
+
+def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """dW as one convolution of `x` by `grad` or of `grad` by `x`, whichever has fewer channels.
+
+    The first is what is laid out window by window, `kernel` times as large.
+    """
+    still = window.stride == window.dilation == [1, 1] and window.groups == 1
+    if still and grad.shape[1] < x.shape[1]:
+        return sliding_gradient(grad, x, weight, window)
+    return sliding_input(grad, x, weight, window)
+
+
+def sliding_input(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """dW as one convolution whose kernel is `grad` and whose image is `x` with channels last.
+
+    dW[o, i, a, b] = sum over n, u, v of grad[n, o, u, v] * x[n, i, s u + d a - p, s v + d b - p].
+    Samples are the channels that are summed over; a row of the image holds the I channels of each
+    of its places, so that a step of one place is a dilation of I and the result's row (b, i) has I
+    neighbours to compute at once. The stride s of the layer is the kernel's dilation here, and its
+    dilation d the stride.
+    """
+    outputs, inputs, rows, columns = weight.shape
     pads: list[int] = []
     for axis in (1, 0):
-        reach = window.dilation[axis] * (weight.shape[2 + axis] - 1)
-        front = reach - window.padding[axis]
-        pads += [front, x.shape[2 + axis] + reach - front - grad.shape[2 + axis]]
-    return convolve(
-        grad,
-        exchange(weight, window.groups).flip([2, 3]),
-        pads,
-        dilation=window.dilation,
+        front = window.padding[axis]
+        span = window.dilation[axis] * (weight.shape[2 + axis] - 1)
+        covered = window.stride[axis] * (grad.shape[2 + axis] - 1) + span + 1
+        pads += [front, covered - front - x.shape[2 + axis]]
+    found = convolve(
+        channels_last(x, window.groups),
+        grad.transpose(0, 1),
+        [pads[0] * inputs, pads[1] * inputs, *pads[2:]],
+        stride=[window.dilation[0], 1],
+        dilation=[window.stride[0], window.stride[1] * inputs],
         groups=window.groups,
     )
+    found = found.reshape(outputs, rows, -1, inputs)
+    if window.dilation[1] > 1:
+        found = cut(found, 2, 0, window.dilation[1], columns)
+    return found.permute(0, 3, 1, 2)
 
 
-def phased_input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """dX of a convolution with stride s, phase by phase, for it needs no zeros between elements.
+def sliding_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """dW of stride 1 as one convolution whose kernel is `x`, as in `sliding_input`.
 
-    In one dimension, with padding p and place j + p = s * q + r: dX[j] = sum over t of
-    grad[q - t] * W[s * t + r]. Each of the s phases r is a full convolution of `grad` with every
-    s-th weight; all phases are the channels of one convolution, which a pixel shuffle interleaves.
+    dW[o, i, a, b] = sum over n, j, k of x[n, i, j, k] * grad[n, o, j + p - a, k + p - b]: the
+    result of a kernel A with padding A - 1 - p, last row first.
     """
-    groups = window.groups
-    outputs, inputs, *kernel = weight.shape
-    strides = window.stride
-    taps = [-(-kernel[axis] // strides[axis]) for axis in (0, 1)]
-    extra = [taps[axis] * strides[axis] - kernel[axis] for axis in (0, 1)]
-    phases = aten.constant_pad_nd(weight, [0, extra[1], 0, extra[0]]).reshape(
-        groups, outputs // groups, inputs, taps[0], strides[0], taps[1], strides[1]
+    outputs, inputs, rows, columns = weight.shape
+    high, wide = rows - 1 - window.padding[0], columns - 1 - window.padding[1]
+    found = convolve(
+        channels_last(grad, 1),
+        x.transpose(0, 1),
+        [wide * outputs, wide * outputs, high, high],
+        dilation=[1, outputs],
     )
-    phases = phases.permute(0, 2, 4, 6, 1, 3, 5).flip([5, 6])
-    phases = phases.reshape(-1, outputs // groups, *taps)
-    reach = [taps[1] - 1] * 2 + [taps[0] - 1] * 2
-    found = convolve(grad, phases, reach, groups=groups)
-    batch, _, rows, columns = found.shape
-    found = found.reshape(batch, groups * inputs, *strides, rows, columns)
-    found = found.permute(0, 1, 4, 2, 5, 3)
-    found = found.reshape(batch, groups * inputs, rows * strides[0], columns * strides[1])
-    crop: list[int] = []
-    for axis in (1, 0):
-        front = window.padding[axis]
-        crop += [-front, x.shape[2 + axis] + front - found.shape[2 + axis]]
-    return aten.constant_pad_nd(found, crop) if any(crop) else found  # type: ignore[no-any-return]
+    return found.reshape(inputs, rows, columns, outputs).flip([1, 2]).permute(3, 0, 1, 2)
+
+
+def channels_last(x: Tensor, groups: int) -> Tensor:
+    """(N, groups * C, H, W) to (1, groups * N, H, W * C)."""
+    batch, channels, rows, columns = x.shape
+    if groups == 1:
+        last = x.permute(0, 2, 3, 1)
+    else:
+        last = x.reshape(batch, groups, -1, rows, columns).permute(1, 0, 3, 4, 2)
+    return last.reshape(1, groups * batch, rows, columns * (channels // groups))
 
 
 def convolve(
@@ -131,52 +167,6 @@ def convolve(
     return aten.convolution(  # type: ignore[no-any-return]
         x, weight, None, list(stride), padding, list(dilation), False, [0, 0], groups
     )
-
-
-def exchange(weight: Tensor, groups: int) -> Tensor:
-    """(O, I / groups, kh, kw) to (I, O / groups, kh, kw), group by group."""
-    if groups == 1:
-        return weight.transpose(0, 1)
-    outputs, inputs, *kernel = weight.shape
-    parts = weight.reshape(groups, outputs // groups, inputs, *kernel).transpose(1, 2)
-    return parts.reshape(groups * inputs, outputs // groups, *kernel)
-
-
-def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """dW as one convolution whose kernel is `grad` and whose image is `x` with channels last.
-
-    dW[o, i, a, b] = sum over n, u, v of grad[n, o, u, v] * x[n, i, s u + d a - p, s v + d b - p].
-    Samples are the channels that are summed over; a row of the image holds the I channels of each
-    of its places, so that a step of one place is a dilation of I and the result's row (b, i) has I
-    neighbours to compute at once. The stride s of the layer is the kernel's dilation here, and its
-    dilation d the stride.
-    """
-    outputs, inputs, rows, columns = weight.shape
-    batch, _, *image = x.shape
-    groups = window.groups
-    if groups == 1:
-        parts = x.permute(0, 2, 3, 1)
-    else:
-        parts = x.reshape(batch, groups, inputs, *image).permute(1, 0, 3, 4, 2)
-    parts = parts.reshape(1, groups * batch, image[0], image[1] * inputs)
-    pads: list[int] = []
-    for axis in (1, 0):
-        front = window.padding[axis]
-        span = window.dilation[axis] * (weight.shape[2 + axis] - 1)
-        covered = window.stride[axis] * (grad.shape[2 + axis] - 1) + span + 1
-        pads += [front, covered - front - image[axis]]
-    found = convolve(
-        parts,
-        grad.transpose(0, 1),
-        [pads[0] * inputs, pads[1] * inputs, *pads[2:]],
-        stride=[window.dilation[0], 1],
-        dilation=[window.stride[0], window.stride[1] * inputs],
-        groups=groups,
-    )
-    found = found.reshape(outputs, rows, -1, inputs)
-    if window.dilation[1] > 1:
-        found = cut(found, 2, 0, window.dilation[1], columns)
-    return found.permute(0, 3, 1, 2)
 
 
 FORMS: Forms = {aten.convolution_backward.default: convolution_backward}

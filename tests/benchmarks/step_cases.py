@@ -56,8 +56,10 @@ def blocks_from(first: int) -> Callable[[nn.Module], Rewritten]:
     """ResNet-20 from its block `first` on."""
 
     def tail(model: nn.Module) -> Rewritten:
-        assert isinstance(model, models.ResNet20)
-        return Rewritten(nn.Sequential(model.blocks[first:], Mean(), model.classifier))
+        blocks = model.get_submodule("blocks")
+        assert isinstance(blocks, nn.Sequential)
+        rest = (Mean(), model.get_submodule("classifier"))
+        return Rewritten(nn.Sequential(blocks[first:], *rest))
 
     return tail
 
