@@ -26,6 +26,7 @@ from torch.onnx import OnnxExporterError, ONNXProgram
 from device_agent.manifest import Port
 from exporters.decompositions.transposition import ONNX_RUNTIME
 from exporters.graphs import MINIMUM_BATCH
+from exporters.passes import shorten
 from exporters.program import ProgramSignature
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
 from profiles.errors import ExportError
@@ -71,7 +72,7 @@ def to_onnx(signature: ProgramSignature) -> bytes:
 
     Raises ExportError where an operator cannot be expressed in ONNX.
     """
-    program = exported(trace(signature, ONNX_RUNTIME), signature.inputs)
+    program = exported(shorten(trace(signature, ONNX_RUNTIME)), signature.inputs)
     quieten()
     try:
         lowered = lower_either_way(program, signature)
