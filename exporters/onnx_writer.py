@@ -24,9 +24,11 @@ from torch.fx import GraphModule
 from torch.onnx import OnnxExporterError, ONNXProgram
 
 from device_agent.manifest import Port
+from exporters.decompositions.transposition import ONNX_RUNTIME
 from exporters.graphs import MINIMUM_BATCH
 from exporters.onnx_loops import finish_scans, separate_outputs, to_scans
 from exporters.onnx_translations import TRANSLATIONS
+from exporters.passes import shorten
 from exporters.program import ProgramSignature
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
 from profiles.errors import ExportError
@@ -72,7 +74,7 @@ def to_onnx(signature: ProgramSignature) -> bytes:
 
     Raises ExportError where an operator cannot be expressed in ONNX.
     """
-    program = exported(trace(signature), signature.inputs)
+    program = exported(shorten(trace(signature, ONNX_RUNTIME)), signature.inputs)
     quieten()
     try:
         lowered = lower_either_way(program, signature)

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from device_agent.manifest import Port
 from exporters.decompositions import table
+from exporters.decompositions.form import Forms
 from exporters.program import ProgramSignature
 from exporters.recurrent_layers import OpenRecurrence
 from profiles.errors import EdgeTailorError, ExportError
@@ -29,8 +30,10 @@ TRAINING_ONLY = ("aten::_native_batch_norm_legit",)
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
-def trace(signature: ProgramSignature) -> GraphModule:
+def trace(signature: ProgramSignature, forms: Forms | None = None) -> GraphModule:
     """Trace `signature` into a graph whose inputs and outputs are its ports, in order.
+
+    `forms` are the decompositions that are the runtime's own.
 
     Raises ExportError naming the operator where one has no forward form, or where the model's
     code depends on the numbers that it is given.
@@ -47,7 +50,9 @@ def trace(signature: ProgramSignature) -> GraphModule:
     try:
         with mode, enable_python_dispatcher(), OpenLinear(), OpenRecurrence():
             graph = make_fx(
-                functionalize(flat), decomposition_table=table(), _allow_non_fake_inputs=True
+                functionalize(flat),
+                decomposition_table=table(forms or {}),
+                _allow_non_fake_inputs=True,
             )(*inputs)
     except EdgeTailorError:
         raise

@@ -9,10 +9,16 @@ from typing import Any
 
 from torch._decomp import core_aten_decompositions
 
-from exporters.decompositions import convolution, normalisation, pooling, shape
+from exporters.decompositions import activation, convolution, normalisation, pooling, shape
 from exporters.decompositions.form import Form, Forms
 
-GROUPS: tuple[Forms, ...] = (convolution.FORMS, normalisation.FORMS, pooling.FORMS, shape.FORMS)
+GROUPS: tuple[Forms, ...] = (
+    activation.FORMS,
+    convolution.FORMS,
+    normalisation.FORMS,
+    pooling.FORMS,
+    shape.FORMS,
+)
 
 
 def merge(groups: tuple[Forms, ...]) -> Forms:
@@ -29,6 +35,9 @@ def merge(groups: tuple[Forms, ...]) -> Forms:
     return merged
 
 
-def table() -> dict[Any, Form]:
-    """PyTorch's core decompositions, with the forms of this package in front."""
-    return {**core_aten_decompositions(), **merge(GROUPS)}
+def table(runtime: Forms) -> dict[Any, Form]:
+    """PyTorch's core decompositions, with the forms of this package in front.
+
+    `runtime` are those that one runtime needs or is quickest at.
+    """
+    return {**core_aten_decompositions(), **merge((*GROUPS, runtime))}

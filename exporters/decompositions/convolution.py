@@ -1,12 +1,13 @@
-"""Gradients of convolutions as convolutions, slices and matrix products."""
+"""Gradients of convolutions as convolutions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from exporters.decompositions.form import Forms
-from exporters.decompositions.slicing import cut, stuff
+from exporters.decompositions.slicing import cut
 
 aten = torch.ops.aten
 
@@ -56,71 +57,116 @@ def convolution_backward(
 
 
 def input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """dX = conv(stuffed grad, flipped weight with inputs and outputs exchanged), stride 1.
+    """dX = the transposed convolution of `grad` with the same weight and window.
 
-    A stride s puts s - 1 zeros behind each element of `grad` first; padding then brings the
-    result to the size of `x`: dilation * (kernel - 1) - padding in front, the rest behind.
+    Places that no window reaches, behind the last stride, are its output padding.
     """
-    if window.stride != [1, 1]:
-        grad = stuff(grad, window.stride)
-    pads: list[int] = []
-    for axis in (1, 0):
-        reach = window.dilation[axis] * (weight.shape[2 + axis] - 1)
-        front = reach - window.padding[axis]
-        pads += [front, x.shape[2 + axis] + reach - front - grad.shape[2 + axis]]
-    symmetric = pads[0] == pads[1] >= 0 and pads[2] == pads[3] >= 0
-    if not symmetric:
-        grad = aten.constant_pad_nd(grad, pads)
-    return aten.convolution(  # type: ignore[no-any-return]
+    left = [
+        int(x.shape[2 + axis])
+        - (int(grad.shape[2 + axis]) - 1) * window.stride[axis]
+        - window.dilation[axis] * (int(weight.shape[2 + axis]) - 1)
+        - 1
+        + 2 * window.padding[axis]
+        for axis in (0, 1)
+    ]
+    found: Tensor = aten.convolution(
         grad,
-        exchange(weight, window.groups).flip([2, 3]),
+        weight,
         None,
-        [1, 1],
-        [pads[2], pads[0]] if symmetric else [0, 0],
+        window.stride,
+        window.padding,
         window.dilation,
-        False,
-        [0, 0],
+        True,
+        left,
         window.groups,
     )
-
-
-def exchange(weight: Tensor, groups: int) -> Tensor:
-    """(O, I / groups, kh, kw) to (I, O / groups, kh, kw), group by group."""
-    if groups == 1:
-        return weight.transpose(0, 1)
-    outputs, inputs, *kernel = weight.shape
-    parts = weight.reshape(groups, outputs // groups, inputs, *kernel).transpose(1, 2)
-    return parts.reshape(groups * inputs, outputs // groups, *kernel)
+    return found
 
 
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """dW[:, :, i, :] = grad^T times the windows of row i, one product for each kernel row.
+    """dW as one convolution of `x` by `grad` or of `grad` by `x`, whichever has fewer channels.
 
-    Windows are laid out along the width only (kw shifted slices side by side): full im2col would
-    copy the input kh times more.
+    The first is what is laid out window by window, `kernel` times as large.
+    """
+    still = window.stride == window.dilation == [1, 1] and window.groups == 1
+    if still and grad.shape[1] < x.shape[1]:
+        return sliding_gradient(grad, x, weight, window)
+    return sliding_input(grad, x, weight, window)
+
+
+def sliding_input(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """dW as one convolution whose kernel is `grad` and whose image is `x` with channels last.
+
+    dW[o, i, a, b] = sum over n, u, v of grad[n, o, u, v] * x[n, i, s u + d a - p, s v + d b - p].
+    Samples are the channels that are summed over; a row of the image holds the I channels of each
+    of its places, so that a step of one place is a dilation of I and the result's row (b, i) has I
+    neighbours to compute at once. The stride s of the layer is the kernel's dilation here, and its
+    dilation d the stride.
     """
     outputs, inputs, rows, columns = weight.shape
-    batch, _, *out = grad.shape
-    places, groups = batch * out[0] * out[1], window.groups
-    # Channels last, so that the windows of a row are whole rows of the right-hand matrix.
-    high, wide = window.padding
-    x = aten.constant_pad_nd(x, [wide, wide, high, high]).permute(0, 2, 3, 1)
-    left = grad.permute(1, 0, 2, 3).reshape(groups, outputs // groups, places)
-    products = []
-    for row in range(rows):
-        strip = cut(x, 1, row * window.dilation[0], window.stride[0], out[0])
-        windows = [
-            cut(strip, 2, column * window.dilation[1], window.stride[1], out[1])
-            for column in range(columns)
-        ]
-        right = torch.stack(windows, 3).reshape(places, columns, groups, inputs)
-        if groups == 1:
-            product = torch.mm(left[0], right.reshape(places, columns * inputs))
-        else:
-            right = right.permute(2, 0, 1, 3).reshape(groups, places, columns * inputs)
-            product = torch.bmm(left, right)
-        products.append(product.reshape(outputs, columns, inputs))
-    return torch.stack(products, 1).permute(0, 3, 1, 2)
+    pads: list[int] = []
+    for axis in (1, 0):
+        front = window.padding[axis]
+        span = window.dilation[axis] * (weight.shape[2 + axis] - 1)
+        covered = window.stride[axis] * (grad.shape[2 + axis] - 1) + span + 1
+        pads += [front, covered - front - x.shape[2 + axis]]
+    found = convolve(
+        channels_last(x, window.groups),
+        grad.transpose(0, 1),
+        [pads[0] * inputs, pads[1] * inputs, *pads[2:]],
+        stride=[window.dilation[0], 1],
+        dilation=[window.stride[0], window.stride[1] * inputs],
+        groups=window.groups,
+    )
+    found = found.reshape(outputs, rows, -1, inputs)
+    if window.dilation[1] > 1:
+        found = cut(found, 2, 0, window.dilation[1], columns)
+    return found.permute(0, 3, 1, 2)
+
+
+def sliding_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """dW of stride 1 as one convolution whose kernel is `x`, as in `sliding_input`.
+
+    dW[o, i, a, b] = sum over n, j, k of x[n, i, j, k] * grad[n, o, j + p - a, k + p - b]: the
+    result of a kernel A with padding A - 1 - p, last row first.
+    """
+    outputs, inputs, rows, columns = weight.shape
+    high, wide = rows - 1 - window.padding[0], columns - 1 - window.padding[1]
+    found = convolve(
+        channels_last(grad, 1),
+        x.transpose(0, 1),
+        [wide * outputs, wide * outputs, high, high],
+        dilation=[1, outputs],
+    )
+    return found.reshape(inputs, rows, columns, outputs).flip([1, 2]).permute(3, 0, 1, 2)
+
+
+def channels_last(x: Tensor, groups: int) -> Tensor:
+    """(N, groups * C, H, W) to (1, groups * N, H, W * C)."""
+    batch, channels, rows, columns = x.shape
+    if groups == 1:
+        last = x.permute(0, 2, 3, 1)
+    else:
+        last = x.reshape(batch, groups, -1, rows, columns).permute(1, 0, 3, 4, 2)
+    return last.reshape(1, groups * batch, rows, columns * (channels // groups))
+
+
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    pads: list[int],
+    stride: Sequence[int] = (1, 1),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+) -> Tensor:
+    """A 2-D convolution with `pads` [left, right, top, bottom]; negative ones cut off."""
+    symmetric = pads[0] == pads[1] >= 0 and pads[2] == pads[3] >= 0
+    if not symmetric:
+        x = aten.constant_pad_nd(x, pads)
+    padding = [pads[2], pads[0]] if symmetric else [0, 0]
+    return aten.convolution(  # type: ignore[no-any-return]
+        x, weight, None, list(stride), padding, list(dilation), False, [0, 0], groups
+    )
 
 
 FORMS: Forms = {aten.convolution_backward.default: convolution_backward}

@@ -17,6 +17,20 @@ def over_channels(x: Tensor) -> tuple[list[int], list[int]]:
     return [0, *range(2, x.dim())], [1, x.shape[1], *[1] * (x.dim() - 2)]
 
 
+def affine(x: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
+    """x * scale + shift, by channel: (N, C, ...) and (C,).
+
+    A batch norm with mean 0 and variance 1 is that in one pass over `x`.
+    """
+    if shift is None:
+        shift = torch.zeros_like(scale)
+    mean, variance = torch.zeros_like(scale), torch.ones_like(scale)
+    found: Tensor = aten._native_batch_norm_legit_no_training(
+        x, scale, shift, mean, variance, 0.0, 0.0
+    )[0]
+    return found
+
+
 def batch_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -27,7 +41,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y = x * scale + shift with scale = w / sqrt(var + eps), shift = b - mean * scale.
+    """y = (x - mean) * scale + b with scale = w / sqrt(var + eps).
 
     Returns y, the mean and 1 / sqrt(var + eps) that were used, and the new running statistics;
     the running variance takes in the unbiased variance, n / (n - 1) of the one used here.
@@ -45,8 +59,10 @@ def batch_norm(
         mean, var = running_mean, running_var
     inverse = torch.rsqrt(var + eps)
     scale = inverse if weight is None else inverse * weight
-    shift = -mean * scale if bias is None else bias - mean * scale
-    y = x * scale.reshape(shape) + shift.reshape(shape)
+    if training:
+        y = affine(centred, scale, bias)
+    else:
+        y = affine(x, scale, -mean * scale if bias is None else bias - mean * scale)
     return y, mean, inverse, running_mean, running_var
 
 
@@ -62,10 +78,10 @@ def batch_norm_backward(
     eps: float,
     output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dX = k * grad + p * x + q with (channels,) coefficients, from sums over the batch.
+    """dX = k * grad + p * (x - mean) + q with (channels,) coefficients, from sums over the batch.
 
     With s = sum(grad), t = sum(grad * (x - mean)) and n values a channel: k = w * inverse,
-    p = -k * inverse^2 * t / n, q = -k * s / n - p * mean; without training p = q = 0.
+    p = -k * inverse^2 * t / n, q = -k * s / n; without training p = q = 0.
     dW = t * inverse, dB = s.
     """
     axes, shape = over_channels(x)
@@ -76,14 +92,15 @@ def batch_norm_backward(
     assert mean is not None
     assert inverse is not None
     total = grad.sum(axes)
-    moment = (grad * (x - mean.reshape(shape))).sum(axes)
+    centred = x - mean.reshape(shape)
+    moment = (grad * centred).sum(axes)
     k = inverse if weight is None else inverse * weight
-    d_x = grad * k.reshape(shape)
     if training:
         count = x.numel() // x.shape[1]
         p = -k * inverse * inverse * moment / count
-        q = -k * total / count - p * mean
-        d_x = d_x + x * p.reshape(shape) + q.reshape(shape)
+        d_x = affine(grad, k, -k * total / count) + centred * p.reshape(shape)
+    else:
+        d_x = grad * k.reshape(shape)
     return (
         d_x if output_mask[0] else None,
         moment * inverse if output_mask[1] else None,

@@ -39,9 +39,12 @@ def max_pool_backward(
         cut(cut(framed, 2, row, stride[0], out[0]), 3, column, stride[1], out[1])
         for row, column in starts
     ]
-    total = torch.zeros_like(framed)
-    for share, start in zip(shares(grad, slices), starts, strict=True):
-        total = total + spread(share, start, stride, spans)
+    if stride == kernel and dilation == [1, 1]:
+        total = side_by_side(shares(grad, slices), kernel)
+    else:
+        total = torch.zeros_like(framed)
+        for share, start in zip(shares(grad, slices), starts, strict=True):
+            total = total + spread(share, start, stride, spans)
     return aten.constant_pad_nd(total, [-padding[1], -behind[1], -padding[0], -behind[0]])  # type: ignore[no-any-return]
 
 
@@ -58,9 +61,23 @@ def shares(grad: Tensor, slices: list[Tensor]) -> list[Tensor]:
         best = torch.maximum(best, values)
     left, parts = grad, []
     for mask in reversed(larger):
-        parts.append(torch.where(mask, left, 0.0))
-        left = torch.where(mask, 0.0, left)
+        part = left * mask.to(left.dtype)
+        parts.append(part)
+        left = left - part
     return parts[::-1]
+
+
+def side_by_side(parts: list[Tensor], kernel: list[int]) -> Tensor:
+    """The places of windows that do not overlap: parts (N, C, H', W') to (N, C, rows, columns)."""
+    rows, columns = kernel
+    batch, channels, high, wide = parts[0].shape
+    bands = [
+        torch.stack(parts[row * columns : (row + 1) * columns], 4).reshape(
+            batch, channels, high, wide * columns
+        )
+        for row in range(rows)
+    ]
+    return torch.stack(bands, 3).reshape(batch, channels, high * rows, wide * columns)
 
 
 def spread(values: Tensor, start: tuple[int, int], stride: list[int], spans: list[int]) -> Tensor:

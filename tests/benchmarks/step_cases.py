@@ -1,0 +1,118 @@
+"""The training steps that `bench_step.py` times, each as a bundle and as plain PyTorch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+from torch import Tensor, nn
+
+import toolkit
+from exporters.capture import capture
+from toolkit import models
+from toolkit.families.low_rank import FAMILY as LOW_RANK
+from toolkit.rewriting import Rewritten
+from toolkit.spec import parse_spec
+from toolkit.submodel import Submodel
+
+BATCH = 32
+RATE, MOMENTUM = 0.01, 0.9
+
+
+@dataclass(frozen=True)
+class Case:
+    """One submodel of one of the papers' models.
+
+    `tail` is what PyTorch trains of it; samples of `shape` are what the trained part takes.
+    """
+
+    model: Callable[[], nn.Module]
+    spec: str
+    sample_shape: tuple[int, ...]
+    tail: Callable[[nn.Module], Rewritten]
+    shape: tuple[int, ...]
+    words: int = 0
+
+    def submodel(self) -> Submodel:
+        training = toolkit.TrainingConfig(batch_size=BATCH, learning_rate=RATE, momentum=MOMENTUM)
+        return toolkit.split(self.model(), self.spec, self.sample_shape, training)
+
+    def batch(self) -> Tensor:
+        if self.words:
+            return torch.randint(self.words, (BATCH, *self.shape))
+        return torch.randn(BATCH, *self.shape)
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+def whole(model: nn.Module) -> Rewritten:
+    return Rewritten(model)
+
+
+def blocks_from(first: int) -> Callable[[nn.Module], Rewritten]:
+    """ResNet-20 from its block `first` on."""
+
+    def tail(model: nn.Module) -> Rewritten:
+        blocks = model.get_submodule("blocks")
+        assert isinstance(blocks, nn.Sequential)
+        rest = (Mean(), model.get_submodule("classifier"))
+        return Rewritten(nn.Sequential(blocks[first:], *rest))
+
+    return tail
+
+
+def factorized(spec: str, shape: tuple[int, ...]) -> Callable[[nn.Module], Rewritten]:
+    def tail(model: nn.Module) -> Rewritten:
+        return LOW_RANK.rewrite(model, capture(model, shape), parse_spec(spec))
+
+    return tail
+
+
+IMAGE = (3, 32, 32)
+RESNET20 = Case(models.resnet20, "full", IMAGE, whole, IMAGE)
+CASES = {
+    "resnet20 full": RESNET20,
+    "resnet20 moderate": replace(
+        RESNET20, spec="slice:blocks.3", tail=blocks_from(3), shape=(16, 32, 32)
+    ),
+    "resnet20 weak": replace(
+        RESNET20, spec="slice:blocks.6", tail=blocks_from(6), shape=(32, 16, 16)
+    ),
+    "resnet18 low-rank:0.25": Case(
+        models.resnet18, "low-rank:0.25", IMAGE, factorized("low-rank:0.25", IMAGE), IMAGE
+    ),
+    "femnist_cnn full": Case(models.femnist_cnn, "full", (1, 28, 28), whole, (1, 28, 28)),
+    "imdb_bilstm full": Case(models.imdb_bilstm, "full", (256,), whole, (256,), words=10_000),
+}
+
+
+def eager_step(case: Case) -> Callable[[], object]:
+    """One training step as PyTorch users write it, on one batch."""
+    torch.manual_seed(0)
+    made = case.tail(case.model())
+    model = made.model.train()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, RATE, MOMENTUM)
+    x = case.batch()
+
+    def step() -> float:
+        optimizer.zero_grad()
+        logits = model(x)
+        if logits.shape[1] == 1:
+            loss = F.binary_cross_entropy_with_logits(logits.squeeze(1), y.to(logits.dtype))
+        else:
+            loss = F.cross_entropy(logits, y)
+        if made.penalty is not None:
+            (loss + made.penalty(dict(model.named_parameters()))).backward()
+        else:
+            loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    with torch.no_grad():
+        classes = max(2, model(x).shape[1])
+    y = torch.randint(classes, (BATCH,))
+    return step
