@@ -1,28 +1,14 @@
 """One row a case of each operator group in `exporters.coverage`: a layer and its sample's shape."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, einsum, nn
 from torch.nn import functional
 
-
-@dataclass(frozen=True)
-class Row:
-    """A layer, the shape of one sample, and whether it is in train mode.
-
-    Samples are numbers around zero; whole ones below `limit` where there is one, positive ones
-    with `positive`.
-    """
-
-    build: Callable[[], nn.Module]
-    shape: tuple[int, ...]
-    training: bool = True
-    limit: int | None = None
-    positive: bool = False
+from layer_cases import Row
 
 
 class Function(nn.Module):
@@ -64,11 +50,10 @@ class Attention(nn.Module):
 
 
 class WithWeights(Attention):
-    """Multi-head attention's averaged weights, as they are returned beside the output."""
+    """Multi-head attention and beside it the weights, the mean of all heads'."""
 
     def forward(self, x: Tensor) -> Tensor:
-        weights: Tensor = self.attention(x, x, x)[1]
-        return weights
+        return torch.cat(self.attention(x, x, x), 2)
 
 
 class Residual(nn.Module):
@@ -90,7 +75,9 @@ def of(function: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
     return partial(Function, function)
 
 
-def with_weight(shape: tuple[int, ...], function: Callable[..., Tensor]) -> Callable[..., nn.Module]:
+def with_weight(
+    shape: tuple[int, ...], function: Callable[..., Tensor]
+) -> Callable[..., nn.Module]:
     return partial(Weighted, shape, function)
 
 
@@ -108,6 +95,7 @@ def elementwise(**functions: Callable[[Tensor], Tensor]) -> dict[str, Row]:
     return {name: Row(of(function), (3, 4)) for name, function in functions.items()}
 
 
+encoder = partial(layer, nn.TransformerEncoderLayer, 8, 2, 12, dropout=0.0, batch_first=True)
 conv1d, conv2d = partial(layer, nn.Conv1d), partial(layer, nn.Conv2d)
 back1d, back2d = partial(layer, nn.ConvTranspose1d), partial(layer, nn.ConvTranspose2d)
 IMAGE = (3, 6, 7)
@@ -115,6 +103,39 @@ PICK = torch.tensor([2, 0, 2])
 PLACES = torch.tensor([[0, 3, 1], [2, 2, 0]])
 
 ROWS: dict[str, dict[str, Row]] = {
+    "convolution": {
+        "conv2d": Row(conv2d(3, 4, 3), (3, 6, 7)),
+        "conv2d padding": Row(conv2d(3, 4, 3, padding=1), (3, 6, 7)),
+        "conv2d more padding than kernel": Row(conv2d(2, 3, 2, padding=3), (2, 4, 5)),
+        "conv2d uneven padding": Row(conv2d(3, 4, 3, padding=(0, 2)), (3, 6, 5)),
+        "conv2d same": Row(conv2d(3, 4, 3, padding="same"), (3, 6, 5)),
+        "conv2d no bias": Row(conv2d(3, 4, 3, padding=1, bias=False), (3, 6, 7)),
+        "conv2d stride": Row(conv2d(3, 4, 3, stride=2, padding=1), (3, 6, 6)),
+        "conv2d stride, rest left over": Row(conv2d(3, 4, 3, stride=3), (3, 8, 7)),
+        "conv2d stride above kernel": Row(conv2d(3, 4, 2, stride=3), (3, 9, 7)),
+        "conv2d uneven stride": Row(conv2d(3, 4, 3, stride=(1, 2), padding=1), (3, 5, 8)),
+        "conv2d dilation": Row(conv2d(3, 4, 3, dilation=2, padding=2), (3, 7, 6)),
+        "conv2d uneven dilation": Row(conv2d(3, 4, 3, dilation=(1, 2)), (3, 5, 8)),
+        "conv2d stride, padding, dilation": Row(
+            conv2d(2, 3, (3, 2), stride=(2, 3), padding=(2, 1), dilation=(2, 3)), (2, 9, 10)
+        ),
+        "conv2d groups": Row(conv2d(4, 6, 3, groups=2, padding=1), (4, 5, 6)),
+        "conv2d groups, stride, dilation": Row(
+            conv2d(6, 3, 3, groups=3, stride=2, padding=2, dilation=2), (6, 8, 7)
+        ),
+        "conv2d depthwise": Row(conv2d(4, 4, 3, groups=4, padding=1), (4, 6, 5)),
+        "conv2d depthwise with multiplier": Row(conv2d(3, 6, 3, groups=3, stride=2), (3, 7, 7)),
+        "conv2d 1x1": Row(conv2d(3, 5, 1), (3, 4, 6)),
+        "conv2d 1x1 stride": Row(conv2d(3, 5, 1, stride=2), (3, 5, 6)),
+        "conv2d kx1": Row(conv2d(3, 2, (3, 1), padding=(1, 0)), (3, 6, 5)),
+        "conv2d 1xk": Row(conv2d(2, 4, (1, 3), padding=(0, 1), stride=(1, 2)), (2, 4, 7)),
+        "conv2d even kernel": Row(conv2d(3, 4, (2, 4), padding=(1, 2)), (3, 6, 7)),
+        "conv2d kernel of the image": Row(conv2d(2, 4, (4, 5)), (2, 4, 5)),
+        "conv2d one channel": Row(conv2d(1, 1, 3, padding=1), (1, 4, 4)),
+        "conv1d": Row(conv1d(3, 4, 3, padding=1), (3, 9)),
+        "conv1d stride, dilation": Row(conv1d(3, 4, 3, stride=2, padding=2, dilation=2), (3, 10)),
+        "conv1d groups, even kernel": Row(conv1d(4, 6, 4, groups=2), (4, 9)),
+    },
     "transposed convolution": {
         "plain": Row(back2d(3, 4, 3), IMAGE),
         "no bias": Row(back2d(3, 4, 3, bias=False), IMAGE),
@@ -139,6 +160,11 @@ ROWS: dict[str, dict[str, Row]] = {
             back1d(4, 6, 3, stride=3, padding=2, output_padding=1, dilation=2, groups=2), (4, 7)
         ),
     },
+    "linear": {
+        "linear": Row(layer(nn.Linear, 5, 3), (5,)),
+        "linear no bias": Row(layer(nn.Linear, 5, 3, bias=False), (5,)),
+        "linear over a sequence": Row(layer(nn.Linear, 5, 3), (4, 5)),
+    },
     "matrix product": {
         "matmul": Row(with_weight((4, 3), torch.matmul), (5, 4)),
         "vector": Row(with_weight((4,), torch.matmul), (5, 4)),
@@ -148,9 +174,11 @@ ROWS: dict[str, dict[str, Row]] = {
         "addmm": Row(with_weight((4, 4), lambda x, w: torch.addmm(w[0], x, w)), (4,)),
         "outer": Row(with_weight((4,), lambda x, w: x.unsqueeze(2) * w), (3,)),
         "bilinear": Row(layer(lambda: nn.Sequential(Pair())), (4,)),
-        "einsum": Row(with_weight((3, 4, 2), lambda x, w: torch.einsum("nij,jkl->nikl", x, w)), (5, 3)),
-        "einsum over two": Row(with_weight((5, 3, 2), lambda x, w: torch.einsum("nij,ijk->nk", x, w)), (5, 3)),
-        "einsum of samples": Row(of(lambda x: torch.einsum("nid,njd->nij", x, x.sin())), (5, 3)),
+        "einsum": Row(with_weight((3, 4, 2), lambda x, w: einsum("nij,jkl->nikl", x, w)), (5, 3)),
+        "einsum over two": Row(
+            with_weight((5, 3, 2), lambda x, w: einsum("nij,ijk->nk", x, w)), (5, 3)
+        ),
+        "einsum of samples": Row(of(lambda x: einsum("nid,njd->nij", x, x.sin())), (5, 3)),
     },
     "attention": {
         "plain": Row(of(attend), (2, 5, 4)),
@@ -162,27 +190,41 @@ ROWS: dict[str, dict[str, Row]] = {
         "scale": Row(of(lambda x: attend(x, scale=0.3)), (2, 5, 4)),
         "without heads": Row(of(attend), (1, 5, 4)),
         "grouped queries": Row(
-            of(lambda x: functional.scaled_dot_product_attention(
-                x, x[:, :2], x[:, 2:] * 2, enable_gqa=True)), (4, 5, 4)
+            of(
+                lambda x: functional.scaled_dot_product_attention(
+                    x, x[:, :2], x[:, 2:] * 2, enable_gqa=True
+                )
+            ),
+            (4, 5, 4),
         ),
         "multi-head": Row(Attention, (5, 8)),
         "multi-head, causal": Row(layer(Attention, causal=True), (5, 8)),
         "multi-head, no bias": Row(layer(Attention, bias=False), (5, 8)),
         "multi-head, weights": Row(WithWeights, (5, 8)),
         "encoder layer": Row(
-            layer(nn.TransformerEncoderLayer, 8, 2, 12, dropout=0.0, batch_first=True, activation="gelu"), (5, 8)
+            encoder(activation="gelu"),
+            (5, 8),
         ),
         "encoder layer, norm first": Row(
-            layer(
-                nn.TransformerEncoderLayer, 8, 2, 12, dropout=0.0, batch_first=True, norm_first=True
-            ),
+            encoder(norm_first=True),
             (5, 8),
         ),
         "encoder layer, predicting": Row(
-            layer(nn.TransformerEncoderLayer, 8, 2, 12, dropout=0.0, batch_first=True, activation="gelu"),
+            encoder(activation="gelu"),
             (5, 8),
             training=False,
         ),
+    },
+    "batch norm": {
+        "batch norm 2d": Row(layer(nn.BatchNorm2d, 3), (3, 4, 5)),
+        "batch norm 2d, not affine": Row(layer(nn.BatchNorm2d, 3, affine=False), (3, 4, 5)),
+        "batch norm 2d, momentum and eps": Row(
+            layer(nn.BatchNorm2d, 3, eps=0.1, momentum=0.3), (3, 4, 5)
+        ),
+        "batch norm 2d, predicting": Row(layer(nn.BatchNorm2d, 3), (3, 4, 5), training=False),
+        "batch norm 1d": Row(layer(nn.BatchNorm1d, 6), (6,)),
+        "batch norm 1d over time": Row(layer(nn.BatchNorm1d, 6), (6, 5)),
+        "batch norm 1d, predicting": Row(layer(nn.BatchNorm1d, 6), (6,), training=False),
     },
     "normalisation": {
         "layer": Row(layer(nn.LayerNorm, 6), (5, 6)),
@@ -337,7 +379,14 @@ ROWS: dict[str, dict[str, Row]] = {
         "pixel shuffle": Row(layer(nn.PixelShuffle, 2), (8, 3, 4)),
         "pixel unshuffle": Row(layer(nn.PixelUnshuffle, 2), (3, 4, 6)),
         "channel shuffle": Row(layer(nn.ChannelShuffle, 2), (6, 3, 4)),
-        "meshgrid": Row(of(lambda x: torch.meshgrid(torch.arange(3.0), torch.arange(4.0), indexing="ij")[0].to(x) * x), (3, 4)),
+        "meshgrid": Row(
+            of(
+                lambda x: (
+                    torch.meshgrid(torch.arange(3.0), torch.arange(4.0), indexing="ij")[0].to(x) * x
+                )
+            ),
+            (3, 4),
+        ),
     },
     "padding": {
         "constant": Row(layer(nn.ConstantPad2d, (1, 2, 0, 3), 0.5), IMAGE),
@@ -348,9 +397,7 @@ ROWS: dict[str, dict[str, Row]] = {
         "replicate": Row(layer(nn.ReplicationPad2d, (1, 2, 3, 0)), IMAGE),
         "replicate, 1d": Row(layer(nn.ReplicationPad1d, (3, 2)), (3, 6)),
         "circular": Row(layer(nn.CircularPad2d, (1, 2, 3, 0)), IMAGE),
-        "convolution that reflects": Row(
-            conv2d(3, 4, 3, padding=1, padding_mode="reflect"), IMAGE
-        ),
+        "convolution that reflects": Row(conv2d(3, 4, 3, padding=1, padding_mode="reflect"), IMAGE),
         "convolution around the edge": Row(
             conv1d(3, 4, 3, padding=1, padding_mode="circular"), (3, 6)
         ),
@@ -365,12 +412,8 @@ ROWS: dict[str, dict[str, Row]] = {
         "table of biases": Row(
             with_weight((4, 2), lambda x, w: x.unsqueeze(3) * w[PLACES]), (2, 3)
         ),
-        "gather": Row(
-            of(lambda x: x.gather(1, PLACES.expand(x.shape[0], -1, -1)).sin()), (4, 3)
-        ),
-        "gather where the data say": Row(
-            of(lambda x: x.gather(1, x.argsort(1)).sin()), (6,)
-        ),
+        "gather": Row(of(lambda x: x.gather(1, PLACES.expand(x.shape[0], -1, -1)).sin()), (4, 3)),
+        "gather where the data say": Row(of(lambda x: x.gather(1, x.argsort(1)).sin()), (6,)),
         "masked": Row(of(lambda x: x.masked_fill(x > 0.5, 0.0).sin()), (3, 4)),
         "where": Row(of(lambda x: torch.where(x > 0, x * x, x.sin())), (3, 4)),
         "where with a constant mask": Row(of(lambda x: torch.where(PICK > 0, x, 0.0)), (4, 3)),
@@ -448,9 +491,7 @@ ROWS: dict[str, dict[str, Row]] = {
         "identity": Row(
             lambda: Residual(nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.GELU())), IMAGE
         ),
-        "shortcut": Row(
-            lambda: Residual(nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(3, 4, 1, 2)), IMAGE
-        ),
+        "shortcut": Row(lambda: Residual(nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(3, 4, 1, 2)), IMAGE),
         "skip by concatenation": Row(
             with_weight((4, 4), lambda x, w: torch.cat([x, (x @ w).tanh()], 1)), (4,)
         ),

@@ -1,6 +1,6 @@
 """Adaptive pooling: a given number of windows, of sizes that differ by at most one.
 
-Window o of n along an axis of `size` holds the elements floor(o size / n) .. ceil((o + 1) size / n).
+Window o of n along an axis of s elements holds those from floor(o s / n) to ceil((o + 1) s / n).
 """
 
 import math
@@ -85,13 +85,13 @@ def largest_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
     total = torch.zeros_like(x)
     pairs = [(row, column) for row in rows for column in columns]
     for share, (row, column) in zip(shares(grad, slices), pairs, strict=True):
-        left, right = (one_hot(p, int(n), x) for p, n in zip((row, column), x.shape[-2:], strict=True))
-        total = total + torch.matmul(left.transpose(0, 1), share @ right)
+        left = one_hot(row, int(x.shape[-2]), x).transpose(0, 1)
+        total = total + torch.matmul(left, share @ one_hot(column, int(x.shape[-1]), x))
     return total
 
 
 def largest_of_tiles(grad: Tensor, x: Tensor, kernel: list[int]) -> Tensor:
-    """largest_backward where each element of `x` is in one window: one comparison for all places."""
+    """largest_backward where every element is in one window: one comparison for all."""
     lead, (rows, columns) = list(grad.shape[:-2]), kernel
     high, wide = (int(n) for n in grad.shape[-2:])
     tiles = x.reshape([*lead, high, rows, wide, columns]).transpose(-3, -2)

@@ -18,7 +18,7 @@ PLAIN = {2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of `kernel` elements along one axis of `size`, `step` apart, the first at -`front`."""
+    """Windows of `kernel` elements on an axis of `size`, `step` apart, the first at -`front`."""
 
     size: int
     kernel: int

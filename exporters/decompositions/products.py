@@ -1,4 +1,4 @@
-"""Products of three tensors."""
+"""Arithmetic of several tensors at once."""
 
 import torch
 from torch import Tensor
@@ -24,9 +24,17 @@ def trilinear(
     It is what bilinear layers and their gradients are made of.
     """
     letters = LETTERS[: first.dim() + len(expand1)]
-    names = ["".join(c for i, c in enumerate(letters) if i not in e) for e in (expand1, expand2, expand3)]
-    kept = "".join(c for i, c in enumerate(letters) if i not in sumdim)
-    return torch.einsum(f"{','.join(names)}->{kept}", first, second, third)
+
+    def without(axes: list[int]) -> str:
+        return "".join(letter for axis, letter in enumerate(letters) if axis not in axes)
+
+    operands = ",".join(map(without, (expand1, expand2, expand3)))
+    return torch.einsum(f"{operands}->{without(sumdim)}", first, second, third)
 
 
-FORMS: Forms = {aten._trilinear.default: trilinear}
+def hypot(x: Tensor, y: Tensor) -> Tensor:
+    """sqrt(x^2 + y^2)."""
+    return torch.sqrt(x * x + y * y)
+
+
+FORMS: Forms = {aten._trilinear.default: trilinear, aten.hypot.default: hypot}
