@@ -44,7 +44,7 @@ GROUPS = (
         "layer, group, instance, root mean square, local response, unit length, weight norm",
     ),
     Group("max pooling", "1-D and 2-D, any window (overlapping, padded, dilated), adaptive"),
-    Group("average pooling", "1-D and 2-D, any window and divisor, adaptive, power"),
+    Group("average pooling", "1-D to 3-D, any window and divisor; adaptive (1-D and 2-D), power"),
     Group("embedding", "nn.Embedding, padding index, one-hot, parameters indexed by samples"),
     Group(
         "activation",

@@ -279,6 +279,8 @@ ROWS: dict[str, dict[str, Row]] = {
         "rest left over": Row(layer(nn.AvgPool2d, 2), (3, 5, 7)),
         "uneven": Row(layer(nn.AvgPool2d, (3, 2), (2, 1), (1, 0)), (3, 6, 8)),
         "1d": Row(layer(nn.AvgPool1d, 3, 2, 1), (3, 9)),
+        "3d": Row(layer(nn.AvgPool3d, 2), (2, 4, 5, 6)),
+        "3d, overlapping": Row(layer(nn.AvgPool3d, 3, 2, 1), (2, 4, 5, 6)),
         "power": Row(layer(nn.LPPool2d, 2, 2), (3, 4, 6), positive=True),
         "adaptive to one": Row(layer(nn.AdaptiveAvgPool2d, 1), (3, 4, 5)),
         "adaptive": Row(layer(nn.AdaptiveAvgPool2d, 2), (3, 4, 6)),
@@ -294,9 +296,6 @@ ROWS: dict[str, dict[str, Row]] = {
         "scaled by frequency": Row(
             layer(nn.Embedding, 7, 4, scale_grad_by_freq=True), (5,), limit=7
         ),
-        "bag of sums": Row(layer(nn.EmbeddingBag, 7, 4, mode="sum"), (5,), limit=7),
-        "bag of means": Row(layer(nn.EmbeddingBag, 7, 4), (5,), limit=7),
-        "bag of maxima": Row(layer(nn.EmbeddingBag, 7, 4, mode="max"), (5,), limit=7),
         "one-hot": Row(
             with_weight((7, 4), lambda x, w: functional.one_hot(x, 7).to(w) @ w), (5,), limit=7
         ),
@@ -442,11 +441,9 @@ ROWS: dict[str, dict[str, Row]] = {
         var_biased=lambda x: x.var((1, 2), unbiased=False),
         std=lambda x: x.std(2),
         var_mean=lambda x: torch.mul(*torch.var_mean(x, 1)),
-        prod=lambda x: x.prod(1),
         norm=lambda x: x.norm(dim=1),
         norm_of_order_1=lambda x: x.norm(1, 1),
         cumsum=lambda x: x.cumsum(1),
-        median=lambda x: x.median(1).values,
     ),
     "arithmetic": elementwise(
         add=lambda x: x + 2 * x.sin(),
@@ -514,9 +511,6 @@ ROWS: dict[str, dict[str, Row]] = {
         ),
         "bilinear, size, aligned corners": Row(
             layer(nn.Upsample, (9, 5), mode="bilinear", align_corners=True), IMAGE
-        ),
-        "bilinear, antialias": Row(
-            of(lambda x: functional.interpolate(x, (3, 4), mode="bilinear", antialias=True)), IMAGE
         ),
         "linear": Row(layer(nn.Upsample, scale_factor=2, mode="linear"), (3, 5)),
         "bicubic": Row(layer(nn.Upsample, scale_factor=2, mode="bicubic"), IMAGE),

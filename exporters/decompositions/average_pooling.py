@@ -53,8 +53,8 @@ def windows(
     kernel, padding = several(kernel, axes), several(padding, axes)
     steps = several(stride, axes) if stride else kernel
     return [
-        Windows(int(size), *numbers, ceil_mode)
-        for size, *numbers in zip(x.shape[-axes:], kernel, steps, padding, strict=True)
+        Windows(int(size), length, step, front, ceil_mode)
+        for size, length, step, front in zip(x.shape[-axes:], kernel, steps, padding, strict=True)
     ]
 
 

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from commands import ROOT, edgetailor
 from exporters.coverage import GROUPS, REFUSALS
 from exporters.onnx_writer import to_onnx
 from layer_cases import Case, Row, check_on_onnxruntime
@@ -103,3 +105,10 @@ def test_an_operator_that_no_table_knows_is_refused_by_name() -> None:
     )
     with pytest.raises(ExportError, match=message):
         to_onnx(case.signature)
+
+
+def test_docs_contain_the_table(tmp_path: Path) -> None:
+    done = edgetailor("export", "--list-operators", cwd=tmp_path)
+    assert (done.code, done.stderr) == (0, "")
+    written = (ROOT / "docs" / "operators.md").read_text()
+    assert written == done.stdout, "edgetailor export --list-operators > docs/operators.md"
