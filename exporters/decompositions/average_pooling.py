@@ -109,7 +109,7 @@ def average_pool_backward(
     if all(w.step == w.kernel for w in along):
         total = repeated(grad * (1 / math.prod(w.kernel for w in along)), along)
         edges = [n for w in reversed(along) for n in (-w.front, -w.behind)]
-        return aten.constant_pad_nd(total, edges) if any(edges) else total  # type: ignore[no-any-return]
+        return aten.constant_pad_nd(total, edges) if any(edges) else total
     steps = [w.step for w in along]
     spaced = stuff(grad, steps) if steps != [1] * axes else grad
     frame: list[int] = []
