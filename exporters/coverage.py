@@ -62,6 +62,10 @@ GROUPS = (
     Group("indexing", "constants, gather, where, masked fill, top-k, sort, scatter-add"),
     Group("reduction", "mean, sum, max, min, var, std, norm, cumsum"),
     Group("arithmetic", "powers, exponentials, logarithms, roots, trigonometry, clamp, rounding"),
+    Group(
+        "dropout",
+        "of elements, channels and attention's weights, seeded by an input of the step",
+    ),
     Group("residual", "skips by addition and concatenation, gates"),
     Group(
         "interpolation",

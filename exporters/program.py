@@ -70,6 +70,11 @@ def scalar(name: str) -> Port:
     return Port(name=name, kind="scalar", dtype="float32", shape=())
 
 
+def seed() -> Port:
+    """A fresh random whole number for each step, from 0 below 2^31 - 1."""
+    return Port(name="seed", kind="seed", dtype="int64", shape=())
+
+
 def metric(name: str) -> Port:
     """A number to report."""
     return Port(name=name, kind="metric", dtype="float32", shape=())

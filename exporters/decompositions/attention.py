@@ -25,7 +25,7 @@ def attention(
     `query` is (N, heads, L, width), `key` and `value` (N, heads, S, width), or fewer heads that
     several of `query`'s share. Also returns log sum exp (N, heads, L), which backward needs not.
     """
-    scores = masked_scores(query, key, is_causal, attn_mask, scale)
+    scores = masked_scores(query, shared(key, query), is_causal, attn_mask, scale)
     output = weights(scores, attn_mask) @ shared(value, query)
     return output, torch.logsumexp(scores, -1)
 
@@ -48,7 +48,7 @@ def attention_backward(
     P is written as in the forward pass, so that the writer's search for common subexpressions
     leaves one of the two. Heads that shared a key or value add their gradients up.
     """
-    scores = masked_scores(query, key, is_causal, attn_mask, scale)
+    scores = masked_scores(query, shared(key, query), is_causal, attn_mask, scale)
     share = weights(scores, attn_mask)
     inward = grad @ shared(value, query).transpose(-2, -1)
     d_scores = share * (inward - (grad * out).sum(-1, keepdim=True)) * factor(query, scale)
@@ -67,7 +67,7 @@ def masked_scores(
     query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None
 ) -> Tensor:
     """s Q K^T + mask; a causal mask is -inf where a key comes after its query."""
-    scores = (query * factor(query, scale)) @ shared(key, query).transpose(-2, -1)
+    scores = (query * factor(query, scale)) @ key.transpose(-2, -1)
     if is_causal:
         places = [torch.arange(size) for size in scores.shape[-2:]]
         scores = torch.where(places[0].unsqueeze(1) >= places[1], scores, -math.inf)
