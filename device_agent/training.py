@@ -59,8 +59,8 @@ def train_bundle(
     """Train the bundle in `folder` on local `data` and write the update folder `out`.
 
     `personal` are tensors kept from earlier rounds; `seed` decides the order of the samples and
-    what dropout drops. With one thread and the same seed the update is the same, bit for bit. `force` replaces the update
-    that is in `out`.
+    what dropout drops. With one thread and the same seed the update is the same, bit for bit.
+    `force` replaces the update that is in `out`.
 
     Raises BundleError, DataError or UpdateError (training diverged); then `out` is not written.
     """

@@ -24,6 +24,9 @@ class Row:
     """A layer, the shape of one sample, and whether it is in train mode.
 
     Samples are numbers around zero; with `limit` whole ones below it, with `positive` above zero.
+    Up to `offset` is added to every parameter, so that none keeps a first value like 0 or 1. Several
+    layers in a row need a small one: their gradients are ill-conditioned in float32 otherwise, with
+    PyTorch's own float32 off by 1e-5.
     """
 
     build: Callable[[], nn.Module]
@@ -31,6 +34,7 @@ class Row:
     training: bool = True
     limit: int | None = None
     positive: bool = False
+    offset: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Case:
         buffers = dict(layer.named_buffers())
         with torch.no_grad():
             for value in (*parameters.values(), *buffers.values()):
-                value.add_(torch.rand(value.shape))
+                value.add_(row.offset * torch.rand(value.shape))
             zeros = torch.zeros(2, *row.shape, dtype=torch.int64 if row.limit else torch.float32)
             width = tuple(copy.deepcopy(layer)(zeros).shape[1:])
         dtype = "int64" if row.limit else "float32"

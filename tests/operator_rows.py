@@ -204,14 +204,17 @@ ROWS: dict[str, dict[str, Row]] = {
         "encoder layer": Row(
             encoder(activation="gelu"),
             (5, 8),
+            offset=0.1,
         ),
         "encoder layer, norm first": Row(
             encoder(norm_first=True),
             (5, 8),
+            offset=0.1,
         ),
         "encoder layer, predicting": Row(
             encoder(activation="gelu"),
             (5, 8),
+            offset=0.1,
             training=False,
         ),
     },
