@@ -24,9 +24,8 @@ class Row:
     """A layer, the shape of one sample, and whether it is in train mode.
 
     Samples are numbers around zero; with `limit` whole ones below it, with `positive` above zero.
-    Up to `offset` is added to every parameter, so that none keeps a first value like 0 or 1. Several
-    layers in a row need a small one: with large parameters PyTorch's own float32 gradients are off
-    by 1e-5.
+    Up to `offset` is added to every parameter, so that none keeps a first value like 0 or 1; where
+    layers follow each other less, or else PyTorch's own float32 gradients are off by 1e-5.
     """
 
     build: Callable[[], nn.Module]

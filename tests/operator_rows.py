@@ -155,6 +155,9 @@ ROWS: dict[str, dict[str, Row]] = {
         "depthwise with multiplier": Row(back2d(3, 6, 3, groups=3, dilation=2), (3, 4, 5)),
         "more padding than kernel": Row(back2d(2, 3, 2, padding=2), (2, 6, 7)),
         "1x1": Row(back2d(3, 5, 1), IMAGE),
+        "more output padding than stride": Row(
+            back2d(2, 3, 3, dilation=3, output_padding=(2, 1)), (2, 4, 5)
+        ),
         "1d": Row(back1d(3, 4, 3), (3, 7)),
         "1d, everything": Row(
             back1d(4, 6, 3, stride=3, padding=2, output_padding=1, dilation=2, groups=2), (4, 7)
@@ -184,6 +187,9 @@ ROWS: dict[str, dict[str, Row]] = {
         "plain": Row(of(attend), (2, 5, 4)),
         "causal": Row(of(lambda x: attend(x, is_causal=True)), (2, 5, 4)),
         "mask of booleans": Row(of(lambda x: attend(x, attn_mask=in_order(x))), (2, 5, 4)),
+        "mask that bars all keys of a query": Row(
+            of(lambda x: attend(x, attn_mask=in_order(x).tril(-1))), (2, 5, 4)
+        ),
         "mask that is added": Row(
             with_weight((5, 5), lambda x, w: attend(x, attn_mask=w)), (2, 5, 4)
         ),
@@ -375,6 +381,8 @@ ROWS: dict[str, dict[str, Row]] = {
         "roll": Row(of(lambda x: x.roll((1, -2), (1, 2)).sin()), (3, 4)),
         "triangle": Row(of(lambda x: x.tril() + 2 * x.triu(1)), (4, 4)),
         "diagonal": Row(of(lambda x: x.diagonal(dim1=1, dim2=2).sin()), (4, 4)),
+        "diagonal below": Row(of(lambda x: x.diagonal(-1, 1, 2).sin()), (4, 5)),
+        "diagonal above": Row(of(lambda x: x.diagonal(2, 1, 2).sin()), (4, 5)),
         "unfold": Row(of(lambda x: x.unfold(1, 3, 2).sin()), (7, 2)),
         "windows": Row(layer(nn.Unfold, 3, padding=1, stride=2), (2, 5, 6)),
         "windows, back": Row(layer(nn.Fold, (4, 5), 2), (8, 12)),
