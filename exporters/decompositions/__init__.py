@@ -20,6 +20,7 @@ from exporters.decompositions import (
     pooling,
     products,
     shape,
+    transposed,
 )
 from exporters.decompositions.form import Form, Forms
 
@@ -34,6 +35,7 @@ GROUPS: tuple[Forms, ...] = (
     pooling.FORMS,
     products.FORMS,
     shape.FORMS,
+    transposed.FORMS,
 )
 
 
