@@ -97,7 +97,7 @@ def test_step_is_pytorchs_with_the_same_masks(seed: int) -> None:
             ours = torch.from_numpy(values[name] - steps[fed][f"{name}+"]).double()
             assert value.grad is not None
             # The difference of float32 parameters, of size 1, rounds at 1e-7 of them.
-            rounding = 1e-7 * float(value.norm())
+            rounding = 1e-7 * float(value.detach().norm())
             assert float((ours - value.grad).norm()) <= TOLERANCE * value.grad.norm() + rounding
     losses = [float(step["loss"]) for step in steps.values()]
     assert losses[0] != losses[1]
