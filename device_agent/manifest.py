@@ -33,11 +33,12 @@ class Port(Struct, frozen=True, kw_only=True):
     `shape` has None where the batch goes. `kind` says what the agent feeds or does with it:
     `samples` a batch of the source data set, `labels` its labels, `classes` 1 for every class that
     the device has samples of and 0 for the others, `scalar` a number that the schedule gives,
-    `state` the tensor called `state`, `metric` a number to report.
+    `seed` a fresh random whole number from 0 below 2^31 - 1 (for dropout), `state` the tensor
+    called `state`, `metric` a number to report.
     """
 
     name: str
-    kind: Literal["samples", "labels", "classes", "scalar", "state", "metric"]
+    kind: Literal["samples", "labels", "classes", "scalar", "seed", "state", "metric"]
     dtype: Dtype
     shape: tuple[int | None, ...]
     state: str | None = None

@@ -6,6 +6,7 @@ paths and the same bytes for the same program.
 
 import copy
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -24,11 +25,13 @@ from torch.fx import GraphModule
 from torch.onnx import OnnxExporterError, ONNXProgram
 
 from device_agent.manifest import Port
+from exporters.coverage import advice
 from exporters.decompositions.transposition import ONNX_RUNTIME
 from exporters.graphs import MINIMUM_BATCH
 from exporters.onnx_loops import finish_scans, separate_outputs, to_scans
 from exporters.onnx_translations import TRANSLATIONS
 from exporters.passes import shorten
+from exporters.places import place
 from exporters.program import ProgramSignature
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
 from profiles.errors import ExportError
@@ -79,8 +82,7 @@ def to_onnx(signature: ProgramSignature) -> bytes:
     try:
         lowered = lower_either_way(program, signature)
     except OnnxExporterError as error:
-        reason = str(error.__cause__ or error).strip().split("\n")[0]
-        raise ExportError(f"Signature {signature.name!r} has no ONNX form: {reason}") from error
+        raise ExportError(no_form(signature, str(error.__cause__ or error))) from error
     Sequential(
         IdentityEliminationPass(),
         DeduplicateInitializersPass(),
@@ -90,6 +92,19 @@ def to_onnx(signature: ProgramSignature) -> bytes:
     finish_scans(lowered.model)
     separate_outputs(lowered.model.graph, [port.name for port in signature.outputs])
     return finish(lowered.model_proto, signature)
+
+
+def no_form(signature: ProgramSignature, reason: str) -> str:
+    """What to say where torch.onnx gives up for `reason`, which may name the operator."""
+    named = re.search(r"target=torch\.ops\.\w+\.(\w+)", reason)
+    if named is None:
+        first = reason.strip().split("\n")[0]
+        return f"Signature {signature.name!r} has no ONNX form: {first}"
+    name = f"aten::{named[1]}"
+    return (
+        f"Signature {signature.name!r} needs the operator {name}{place(signature.source, name)}, "
+        f"which has no ONNX form: {advice(name)}"
+    )
 
 
 def lower_either_way(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:

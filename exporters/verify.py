@@ -112,6 +112,8 @@ def example(
         return values[port.state].detach()
     if port.kind == "classes":
         return (torch.arange(shape[0]) > 0).float()
+    if port.kind == "seed":
+        return torch.randint(2**31 - 1, shape, generator=generator)
     if port.kind == "scalar":
         return torch.tensor(0.05)
     if port.kind == "samples" and port.dtype == "int64":
