@@ -38,6 +38,10 @@ GROUPS = (
         "scaled dot product (no mask, causal, boolean, additive, scale, grouped queries), "
         "nn.MultiheadAttention, nn.TransformerEncoderLayer",
     ),
+    Group(
+        "recurrence",
+        "nn.LSTM, nn.GRU, nn.RNN: any number of layers, one direction or both, as loops over time",
+    ),
     Group("batch norm", "1-D and 2-D, by the batch or by running statistics"),
     Group(
         "normalisation",

@@ -26,7 +26,7 @@ def test_gradients_on_onnxruntime(group: str, seed: int) -> None:
 
 
 def test_every_row_of_the_table_has_cases_and_no_other() -> None:
-    elsewhere = {"dropout"}  # test_dropout.py
+    elsewhere = {"dropout", "recurrence"}  # test_dropout.py, test_recurrence.py
     assert list(ROWS) == [group.name for group in GROUPS if group.name not in elsewhere]
     assert all(ROWS.values())
 
