@@ -1,0 +1,254 @@
+"""Operators that move, cut and join elements, and sums over axes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from exporters.tflite.flatbuffer import Size, open_size
+from exporters.tflite.lowering import Form, Forms, Lowering, Number
+from exporters.tflite.values import Value, product
+
+aten = torch.ops.aten
+FARTHEST = 2**31 - 1
+PAD_AXES = 5
+"""As many axes as TFLite pads."""
+
+
+def same(lowering: Lowering, x: Value, **options: object) -> Value:
+    """`x` itself: values never change, so that a copy is not needed."""
+    return x
+
+
+def view(lowering: Lowering, x: Value, size: object) -> Value:
+    """`x` in the node's shape."""
+    return lowering.reshaped(x, lowering.shape)
+
+
+def permute(lowering: Lowering, x: Value, axes: Sequence[int]) -> Value:
+    """`x` with its axes in another order."""
+    return x.permuted(axes)
+
+
+def expand(lowering: Lowering, x: Value, size: object, **options: object) -> Value:
+    """`x` repeated to the node's shape, new axes first."""
+    lead = len(lowering.shape) - len(x.shape)
+    if lead:
+        small = Value(x.tensor, x.held, x.order)
+        x = lowering.reshaped(small, (*[1] * lead, *x.held))
+    return x.expanded(lowering.shape)
+
+
+def repeat(lowering: Lowering, x: Value, times: Sequence[int]) -> Value:
+    """`x` side by side with itself, `times` along each axis."""
+    dense = lowering.dense(lowering.reshaped(x, (*[1] * (len(times) - len(x.shape)), *x.shape)))
+    tensor = lowering.emit(
+        "TILE", [dense, lowering.integers([int(n) for n in times])], lowering.shape, "TileOptions"
+    )
+    return Value.plain(tensor)
+
+
+def slice_(
+    lowering: Lowering,
+    x: Value,
+    axis: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Value:
+    """Every `step`-th element of one axis from `start` to ahead of `end`."""
+    size = x.shape[axis % len(x.shape)]
+    if not start and step == 1 and lowering.shape == x.shape:
+        return x
+    if open_size(size):
+        raise NotImplementedError("a part of the batch")
+    first, last, _ = slice(start, end, step).indices(int(size))  # type: ignore[arg-type]
+    return cut(lowering, x, axis, first, last, step)
+
+
+def cut(
+    lowering: Lowering, x: Value, axis: int, first: int, last: int, step: int = 1
+) -> Value:
+    """Every `step`-th element of one axis from `first` to ahead of `last`."""
+    x = lowering.full(x)
+    axis %= len(x.shape)
+    place = x.order[axis]
+    begins, ends, steps = ([n] * len(x.order) for n in (0, 0, 1))
+    begins[place], ends[place], steps[place] = first, last, step
+    others = sum(1 << p for p in range(len(x.order)) if p != place)
+    sizes = list(x.tensor.shape)
+    sizes[place] = len(range(first, last, step))
+    tensor = lowering.emit(
+        "STRIDED_SLICE",
+        [x.tensor, *(lowering.integers(n) for n in (begins, ends, steps))],
+        sizes,
+        "StridedSliceOptions",
+        beginMask=others,
+        endMask=others,
+    )
+    return Value(tensor, (*x.shape[:axis], sizes[place], *x.shape[axis + 1 :]), x.order)
+
+
+def select(lowering: Lowering, x: Value, axis: int, index: int) -> Value:
+    """One element of an axis, which goes."""
+    size = int(x.shape[axis])  # type: ignore[arg-type]
+    return lowering.reshaped(cut(lowering, x, axis, index % size, index % size + 1), lowering.shape)
+
+
+def concatenate(lowering: Lowering, values: Sequence[Value], axis: int = 0) -> Value:
+    """Values one after the other along `axis`, in the first one's layout."""
+    order = values[0].order
+    place = order[axis % len(order)]
+    tensors = [lowering.dense(v, order) for v in values]
+    if len(tensors) == 1:
+        return values[0]
+    shape = list(tensors[0].shape)
+    shape[place] = lowering.shape[axis % len(order)]
+    tensor = lowering.emit("CONCATENATION", tensors, shape, "ConcatenationOptions", axis=place)
+    return Value(tensor, lowering.shape, order)
+
+
+def pad(lowering: Lowering, x: Value, pads: Sequence[int], number: Number = 0) -> Value:
+    """`number` around the last axes, (front, behind) from the last one on; negative ones cut."""
+    rank = len(x.shape)
+    ends = {rank - 1 - n // 2: (pads[n], pads[n + 1]) for n in range(0, len(pads), 2)}
+    for axis, (front, behind) in ends.items():
+        if front < 0 or behind < 0:
+            size = int(x.shape[axis])  # type: ignore[arg-type]
+            first, last = max(-front, 0), size - max(-behind, 0)
+            x = cut(lowering, x, axis, first, last)
+    widths = [[0, 0] for _ in range(rank)]
+    for axis, (front, behind) in ends.items():
+        widths[x.order[axis]] = [max(front, 0), max(behind, 0)]
+    return padded(lowering, x, widths, number)
+
+
+def padded(lowering: Lowering, x: Value, widths: Sequence[Sequence[int]], number: Number) -> Value:
+    """`x` with `widths` (front, behind) of `number` around the axes of its tensor.
+
+    Neighbours that are not padded go together as one axis: TFLite pads five at most.
+    """
+    if not any(map(any, widths)):
+        return x
+    x = lowering.full(x)
+    held = x.tensor.shape
+    wide = [n + sum(w) for n, w in zip(held, widths, strict=True)]
+    groups: list[list[int]] = []
+    for place, width in enumerate(widths):
+        if groups and len(held) > PAD_AXES and not any(width) and not any(widths[groups[-1][-1]]):
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    merged = lowering.reshape(x.tensor, [product([held[p] for p in g]) for g in groups])
+    table = np.asarray([widths[g[0]] for g in groups], np.int32)
+    inputs = [merged, lowering.graph.constant(table)]
+    if number:
+        inputs.append(lowering.graph.constant(np.asarray([number], merged.dtype)))
+    tensor = lowering.emit(
+        "PADV2" if number else "PAD",
+        inputs,
+        [product([wide[p] for p in g]) for g in groups],
+        "PadV2Options" if number else "PadOptions",
+    )
+    shape = tuple(wide[place] for place in x.order)
+    return Value(lowering.reshape(tensor, wide), shape, x.order)
+
+
+def flip(lowering: Lowering, x: Value, axes: Sequence[int]) -> Value:
+    """`x` backwards along `axes`, one after the other."""
+    x = lowering.full(x)
+    tensor = x.tensor
+    for place in sorted(x.order[a % len(x.order)] for a in axes):
+        if tensor.shape[place] != 1:
+            tensor = lowering.emit(
+                "REVERSE_V2", [tensor, lowering.integers([place])], tensor.shape, "ReverseV2Options"
+            )
+    return Value(tensor, x.shape, x.order)
+
+
+def reduction(code: str) -> Form:
+    """A sum, mean or extreme over some axes (default: all)."""
+
+    def form(
+        lowering: Lowering,
+        x: Value,
+        axes: Sequence[int] | int | None = None,
+        keep: bool = False,
+        **options: object,
+    ) -> Value:
+        rank = len(x.shape)
+        axes = [axes] if isinstance(axes, int) else axes
+        gone = [a % rank for a in axes] if axes else list(range(rank))
+        x = lowering.full(x)
+        if not rank:
+            return x
+        places = sorted(x.order[a] for a in gone)
+        shape = [1 if p in places else n for p, n in enumerate(x.tensor.shape)]
+        order = x.order
+        if not keep:
+            left = [x.order[a] for a in range(rank) if a not in gone]
+            order = tuple(sorted(left).index(p) for p in left)
+            shape = [n for p, n in enumerate(x.tensor.shape) if p not in places]
+        tensor = lowering.emit(
+            code, [x.tensor, lowering.integers(places)], shape, "ReducerOptions", keepDims=keep
+        )
+        return Value(tensor, lowering.shape, order)
+
+    return form
+
+
+def over_last(code: str, options: str, **settings: object) -> Form:
+    """An operator over one axis that TFLite knows for the last axis only."""
+
+    def form(lowering: Lowering, x: Value, axis: int, half: bool = False) -> Value:
+        rank = len(x.shape)
+        axes = [a for a in range(rank) if a != axis % rank] + [axis % rank]
+        tensor = lowering.dense(x.permuted(axes))
+        done = Value.plain(lowering.emit(code, [tensor], tensor.shape, options, **settings))
+        return done.permuted([axes.index(a) for a in range(rank)])
+
+    return form
+
+
+def embedding(lowering: Lowering, weight: Value, indices: Value, *options: Any) -> Value:
+    """Rows of a table."""
+    tensor = lowering.emit(
+        "GATHER",
+        [lowering.dense(weight), lowering.dense(indices)],
+        lowering.shape,
+        "GatherOptions",
+        axis=0,
+    )
+    return Value.plain(tensor)
+
+
+FORMS: Forms = {
+    aten.clone.default: same,
+    aten.alias.default: same,
+    aten.detach.default: same,
+    aten.lift_fresh_copy.default: same,
+    aten.view.default: view,
+    aten._unsafe_view.default: view,
+    aten.reshape.default: view,
+    aten.unsqueeze.default: view,
+    aten.squeeze.dim: view,
+    aten.permute.default: permute,
+    aten.t.default: lambda lowering, x: x.permuted(range(len(x.shape))[::-1]),
+    aten.expand.default: expand,
+    aten.repeat.default: repeat,
+    aten.slice.Tensor: slice_,
+    aten.select.int: select,
+    aten.cat.default: concatenate,
+    aten.constant_pad_nd.default: pad,
+    aten.flip.default: flip,
+    aten.sum.dim_IntList: reduction("SUM"),
+    aten.sum.default: reduction("SUM"),
+    aten.mean.dim: reduction("MEAN"),
+    aten.mean.default: reduction("MEAN"),
+    aten.amax.default: reduction("REDUCE_MAX"),
+    aten.amin.default: reduction("REDUCE_MIN"),
+    aten._log_softmax.default: over_last("LOG_SOFTMAX", "LogSoftmaxOptions"),
+    aten._softmax.default: over_last("SOFTMAX", "SoftmaxOptions", beta=1.0),
+    aten.embedding.default: embedding,
+}
