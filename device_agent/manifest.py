@@ -18,6 +18,7 @@ SAMPLES = "x"
 SAFE_LIMIT = 2
 """Made-up whole numbers are below this where the model names no limit of its own."""
 
+Runtime = Literal["onnx", "litert"]
 Dtype = Literal["float32", "int64"]
 Role = Literal["parameter", "buffer", "optimizer", "personal", "frozen"]
 UPLOADED: tuple[Role, ...] = ("parameter", "buffer")
@@ -44,7 +45,10 @@ class Port(Struct, frozen=True, kw_only=True):
 
 
 class Signature(Struct, frozen=True, kw_only=True):
-    """A graph and its ports; outputs of kind `state` replace the tensors they name."""
+    """A graph and its ports; outputs of kind `state` replace the tensors they name.
+
+    `graph` is the file that holds it. A TFLite file holds all signatures of a bundle, by name.
+    """
 
     graph: str
     inputs: tuple[Port, ...]
@@ -128,7 +132,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     version: int
     submodel: str
-    runtime: Literal["onnx", "tflite"]
+    runtime: Runtime
     base: str
     sample_shape: tuple[int, ...]
     classes: int
