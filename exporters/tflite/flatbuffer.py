@@ -4,6 +4,7 @@ Everything is kept in order of first use and nothing else is stored, so the same
 same bytes.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,6 +102,34 @@ class Subgraph:
             self.operators.append((getattr(schema.BuiltinOperator, code), made))
             self._known[key] = output
         return self._known[key]
+
+    def pruned(self) -> "Subgraph":
+        """The same graph without operators and tensors that no output needs."""
+        needed = {t.index for t in (*self.inputs.values(), *self.outputs.values())}
+        operators = []
+        for code, made in reversed(self.operators):
+            if needed.intersection(made.outputs.tolist()):
+                needed.update(made.inputs.tolist())
+                operators.append((code, made))
+        place = {old: new for new, old in enumerate(sorted(needed))}
+
+        def moved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {n: Tensor(place[t.index], t.dtype, t.shape) for n, t in tensors.items()}
+
+        def renumbered(made: Any) -> Any:
+            twin = copy.copy(made)
+            twin.inputs = np.asarray([place[i] for i in made.inputs], np.int32)
+            twin.outputs = np.asarray([place[i] for i in made.outputs], np.int32)
+            return twin
+
+        return Subgraph(
+            self.name,
+            tensors=[copy.copy(self.tensors[i]) for i in sorted(needed)],
+            operators=[(code, renumbered(made)) for code, made in reversed(operators)],
+            data=[self.data[i] for i in sorted(needed)],
+            inputs=moved(self.inputs),
+            outputs=moved(self.outputs),
+        )
 
 
 def open_size(size: Size) -> bool:

@@ -85,7 +85,7 @@ def lower(graph: GraphModule, signature: ProgramSignature, forms: Forms) -> Subg
             known[node] = call(lowering, node, known, forms, signature.name)
         else:
             finish(lowering, [known[n] for n in node.args[0]], signature)
-    return subgraph
+    return subgraph.pruned()
 
 
 def call(

@@ -4,31 +4,48 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import sympy
 import torch
 
 from exporters.tflite import elementwise, shape
-from exporters.tflite.flatbuffer import Size, Tensor, schema
+from exporters.tflite.flatbuffer import Size, Tensor, open_size, schema
 from exporters.tflite.lowering import Forms, Lowering
-from exporters.tflite.values import Value
+from exporters.tflite.values import Value, product
 
 aten = torch.ops.aten
 IMAGE = (0, 3, 1, 2)
 """Where (N, C, H, W) are in TFLite's images (N, H, W, C)."""
+LEAST_PLACES = 64
+"""Places a sample from which on a product for each sample pays."""
 
 
 def matmul(lowering: Lowering, a: Value, b: Value) -> Value:
-    """Product of matrices, or of as many as the axes ahead say; factors may stay transposed."""
+    """Product of matrices, or of as many as the axes ahead say; factors may stay transposed.
+
+    A sum over places of all samples is quicker as one product a sample, which are then added up.
+    """
     a, b = lowering.full(a), lowering.full(b)
+    places = a.shape[-1]
+    if len(a.shape) == 2 and open_size(places):
+        each, samples = sympy.sympify(places).as_coeff_Mul()
+        if each >= LEAST_PLACES:
+            a = lowering.reshaped(a, (a.shape[0], samples, int(each))).permuted([1, 0, 2])
+            b = lowering.reshaped(b, (samples, int(each), b.shape[1]))
+            return shape.SUM(lowering, Value.plain(batched(lowering, a, b)), [0])
+    return Value.plain(batched(lowering, a, b))
+
+
+def batched(lowering: Lowering, a: Value, b: Value) -> Tensor:
+    """One product for each of the axes ahead."""
     (left, left_turned), (right, right_turned) = factor(lowering, a), factor(lowering, b)
-    tensor = lowering.emit(
+    return lowering.emit(
         "BATCH_MATMUL",
         [left, right],
-        lowering.shape,
+        (*a.shape[:-1], b.shape[-1]),
         "BatchMatMulOptions",
         adjX=left_turned,
         adjY=right_turned,
     )
-    return Value.plain(tensor)
 
 
 def factor(lowering: Lowering, x: Value) -> tuple[Tensor, bool]:
@@ -109,17 +126,11 @@ def grouped(
             depthMultiplier=int(outputs) // groups,  # type: ignore[arg-type]
             **settings,
         )
-    filters = lowering.dense(weight.permuted([0, 2, 3, 1]))
+    filters = lowering.dense(weight.permuted([2, 3, 1, 0]))
     parts = [
-        lowering.emit(
-            "CONV_2D",
-            [own_image, own_filters, zeros(lowering, int(own_filters.shape[0]))],  # type: ignore[arg-type]
-            (batch, high, wide, own_filters.shape[0]),
-            "Conv2DOptions",
-            **settings,
-        )
+        by_rows(lowering, own_image, own_filters, stride, dilation, (batch, high, wide))
         for own_image, own_filters in zip(
-            split(lowering, image, 3, groups), split(lowering, filters, 0, groups), strict=True
+            split(lowering, image, 3, groups), split(lowering, filters, 3, groups), strict=True
         )
     ]
     if groups == 1:
@@ -127,6 +138,44 @@ def grouped(
     return lowering.emit(
         "CONCATENATION", parts, (batch, high, wide, outputs), "ConcatenationOptions", axis=3
     )
+
+
+def by_rows(
+    lowering: Lowering,
+    image: Tensor,
+    filters: Tensor,
+    stride: list[int],
+    dilation: list[int],
+    result: tuple[Size, Size, Size],
+) -> Tensor:
+    """A convolution as one matrix product for each row of its kernel.
+
+    `image` is (N, H, W, I), `filters` (kh, kw, I, O). The windows of one row are laid side by side,
+    kw slices of the image. TFLite's own convolution is several times slower where the weights are
+    no constants: XNNPACK, which multiplies here, does not take it.
+    """
+    batch, high, wide = result
+    rows, columns, inputs, outputs = filters.shape
+    x, w = Value.plain(image), Value.plain(filters)
+
+    def window(x: Value, axis: int, number: int, count: Size) -> Value:
+        first, step = number * dilation[axis - 1], stride[axis - 1]
+        if step == 1 and count == x.shape[axis]:
+            return x
+        return shape.cut(lowering, x, axis, first, first + step * (int(count) - 1) + 1, step)  # type: ignore[arg-type]
+
+    slices = [window(x, 2, number, wide) for number in range(int(columns))]  # type: ignore[arg-type]
+    strip = shape.concatenate(lowering, slices, 3)
+    total: Value | None = None
+    for number in range(int(rows)):  # type: ignore[arg-type]
+        left = window(strip, 1, number, high)
+        left = lowering.reshaped(left, (product(left.shape[:3]), left.shape[3]))
+        right = shape.cut(lowering, w, 0, number, number + 1) if rows != 1 else w
+        right = lowering.reshaped(right, (product(right.shape[:3]), outputs))
+        part = Value.plain(batched(lowering, left, right))
+        total = part if total is None else elementwise.ADD(lowering, total, part)
+    assert total is not None
+    return lowering.reshape(total.tensor, (batch, high, wide, outputs))
 
 
 def zeros(lowering: Lowering, count: int) -> Tensor:

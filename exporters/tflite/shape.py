@@ -98,15 +98,24 @@ def select(lowering: Lowering, x: Value, axis: int, index: int) -> Value:
 
 def concatenate(lowering: Lowering, values: Sequence[Value], axis: int = 0) -> Value:
     """Values one after the other along `axis`, in the first one's layout."""
-    order = values[0].order
-    place = order[axis % len(order)]
-    tensors = [lowering.dense(v, order) for v in values]
-    if len(tensors) == 1:
+    if len(values) == 1:
         return values[0]
-    shape = list(tensors[0].shape)
-    shape[place] = lowering.shape[axis % len(order)]
-    tensor = lowering.emit("CONCATENATION", tensors, shape, "ConcatenationOptions", axis=place)
-    return Value(tensor, lowering.shape, order)
+    axis %= len(values[0].shape)
+    order = values[0].order
+    place = order[axis]
+    tensors = [lowering.dense(v, order) for v in values]
+    sizes = list(tensors[0].shape)
+    sizes[place] = total([t.shape[place] for t in tensors])
+    tensor = lowering.emit("CONCATENATION", tensors, sizes, "ConcatenationOptions", axis=place)
+    full = tuple(sizes[p] for p in order)
+    return Value(tensor, full, order)
+
+
+def total(sizes: Sequence[Size]) -> Size:
+    """Sum of sizes."""
+    if any(map(open_size, sizes)):
+        raise NotImplementedError("concatenation along the batch")
+    return sum(int(n) for n in sizes)  # type: ignore[arg-type]
 
 
 def pad(lowering: Lowering, x: Value, pads: Sequence[int], number: Number = 0) -> Value:
@@ -193,7 +202,7 @@ def reduction(code: str) -> Form:
         tensor = lowering.emit(
             code, [x.tensor, lowering.integers(places)], shape, "ReducerOptions", keepDims=keep
         )
-        return Value(tensor, lowering.shape, order)
+        return Value(tensor, tuple(shape[p] for p in order), order)
 
     return form
 
@@ -223,6 +232,8 @@ def embedding(lowering: Lowering, weight: Value, indices: Value, *options: Any) 
     return Value.plain(tensor)
 
 
+SUM = reduction("SUM")
+
 FORMS: Forms = {
     aten.clone.default: same,
     aten.alias.default: same,
@@ -242,8 +253,8 @@ FORMS: Forms = {
     aten.cat.default: concatenate,
     aten.constant_pad_nd.default: pad,
     aten.flip.default: flip,
-    aten.sum.dim_IntList: reduction("SUM"),
-    aten.sum.default: reduction("SUM"),
+    aten.sum.dim_IntList: SUM,
+    aten.sum.default: SUM,
     aten.mean.dim: reduction("MEAN"),
     aten.mean.default: reduction("MEAN"),
     aten.amax.default: reduction("REDUCE_MAX"),

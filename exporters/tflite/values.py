@@ -60,19 +60,21 @@ class Layouts:
     def __init__(self, graph: Subgraph) -> None:
         self.graph = graph
         self.batch: Tensor | None = None  # int32 of one element
+        self._before: dict[int, Tensor] = {}  # what a reshaped tensor was before
 
     def integers(self, values: Sequence[int]) -> Tensor:
         """A constant list of int32."""
         return self.graph.constant(np.asarray(values, np.int32).reshape(len(values)))
 
     def reshape(self, tensor: Tensor, shape: Sequence[Size]) -> Tensor:
-        """`tensor` with other sizes; at most one of them is open."""
+        """`tensor` with other sizes; at most one of them is open. Reshapes in a row are one."""
+        tensor = self._before.get(tensor.index, tensor)
         if tuple(shape) == tensor.shape:
             return tensor
         if sum(map(open_size, shape)) > 1:
             raise NotImplementedError("a reshape to two sizes that depend on the batch")
         sizes = [-1 if open_size(n) else int(n) for n in shape]
-        return self.graph.operator(
+        made = self.graph.operator(
             "RESHAPE",
             [tensor, self.integers(sizes)],
             tensor.dtype,
@@ -80,6 +82,8 @@ class Layouts:
             "ReshapeOptions",
             newShape=tuple(sizes),
         )
+        self._before[made.index] = tensor
+        return made
 
     def transpose(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
         """`tensor` with axis `axes[i]` as axis i; a reshape where only axes of size one move."""
