@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from exporters.bundle_writer import Graph
 from exporters.program import Program, ProgramSignature, Report
-from exporters.tflite import elementwise, products, shape
+from exporters.tflite import elementwise, gradients, products, shape
 from exporters.tflite.flatbuffer import Subgraph, serialize
 from exporters.tflite.lowering import Forms, lower
 from exporters.tracing import trace
@@ -19,7 +19,7 @@ FORMS: Forms = {**elementwise.FORMS, **shape.FORMS, **products.FORMS}
 
 def to_subgraph(signature: ProgramSignature) -> Subgraph:
     """One traced signature in TFLite's operators. Raises ExportError naming one without a form."""
-    return lower(trace(signature), signature, FORMS)
+    return lower(trace(signature, gradients.FORMS), signature, FORMS)
 
 
 def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from device_agent.manifest import Port
 from exporters.decompositions import table
+from exporters.decompositions.form import Forms
 from exporters.program import ProgramSignature
 from profiles.errors import EdgeTailorError, ExportError
 
@@ -30,8 +31,10 @@ RECURRENT = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
-def trace(signature: ProgramSignature) -> GraphModule:
+def trace(signature: ProgramSignature, forms: Forms | None = None) -> GraphModule:
     """Trace `signature` into a graph whose inputs and outputs are its ports, in order.
+
+    A writer's own `forms` come ahead of the table that all share.
 
     Raises ExportError naming the operator where one has no forward form, or where the model's
     code depends on the numbers that it is given.
@@ -48,7 +51,7 @@ def trace(signature: ProgramSignature) -> GraphModule:
     try:
         with mode, enable_python_dispatcher(), OpenLinear(), NoRecurrence():
             graph = make_fx(
-                functionalize(flat), decomposition_table=table(), _allow_non_fake_inputs=True
+                functionalize(flat), decomposition_table={**table(), **(forms or {})}, _allow_non_fake_inputs=True
             )(*inputs)
     except EdgeTailorError:
         raise

@@ -42,7 +42,7 @@ class Tensor:
 
 @dataclass
 class Subgraph:
-    """One signature's graph while it is being built. Equal operators on equal inputs are one."""
+    """One signature's graph while it is being built."""
 
     name: str
     tensors: list[Any] = field(default_factory=list)
@@ -89,7 +89,8 @@ class Subgraph:
         `options` names the schema's options table, `settings` are its fields.
         """
         key = (code, tuple(t.index for t in inputs), dtype, tuple(shape), tuple(settings.items()))
-        if key not in self._known:
+        # What is as large as the batch is computed again rather than kept until it is needed again.
+        if key not in self._known or any(map(open_size, shape)):
             output = self.tensor(dtype, shape)
             made = schema.OperatorT()
             made.inputs = np.asarray([t.index for t in inputs], np.int32)

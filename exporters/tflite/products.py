@@ -35,13 +35,15 @@ def matmul(lowering: Lowering, a: Value, b: Value) -> Value:
     return Value.plain(batched(lowering, a, b))
 
 
-def batched(lowering: Lowering, a: Value, b: Value) -> Tensor:
-    """One product for each of the axes ahead."""
+def batched(
+    lowering: Lowering, a: Value, b: Value, result: Sequence[Size] | None = None
+) -> Tensor:
+    """One product for each of the axes ahead; a factor may have size one there."""
     (left, left_turned), (right, right_turned) = factor(lowering, a), factor(lowering, b)
     return lowering.emit(
         "BATCH_MATMUL",
         [left, right],
-        (*a.shape[:-1], b.shape[-1]),
+        result or (*a.shape[:-1], b.shape[-1]),
         "BatchMatMulOptions",
         adjX=left_turned,
         adjY=right_turned,
@@ -166,13 +168,48 @@ def by_rows(
 
     slices = [window(x, 2, number, wide) for number in range(int(columns))]  # type: ignore[arg-type]
     strip = shape.concatenate(lowering, slices, 3)
+    if rows == 1:
+        rows_of = [window(strip, 1, 0, high)]
+    elif stride[0] > 1:
+        rows_of = [window(strip, 1, number, high) for number in range(int(rows))]  # type: ignore[arg-type]
+    else:
+        return at_once(lowering, strip, w, dilation[0], result)
     total: Value | None = None
-    for number in range(int(rows)):  # type: ignore[arg-type]
-        left = window(strip, 1, number, high)
+    for number, left in enumerate(rows_of):
         left = lowering.reshaped(left, (product(left.shape[:3]), left.shape[3]))
-        right = shape.cut(lowering, w, 0, number, number + 1) if rows != 1 else w
+        right = shape.cut(lowering, w, 0, number, number + 1)
         right = lowering.reshaped(right, (product(right.shape[:3]), outputs))
         part = Value.plain(batched(lowering, left, right))
+        total = part if total is None else elementwise.ADD(lowering, total, part)
+    assert total is not None
+    return lowering.reshape(total.tensor, (batch, high, wide, outputs))
+
+
+def at_once(
+    lowering: Lowering,
+    strip: Value,
+    filters: Value,
+    dilation: int,
+    result: tuple[Size, Size, Size],
+) -> Tensor:
+    """All rows of a kernel in one product, whose parts are added as far down as their rows are.
+
+    `strip` is (N, lines, W, kw I), `filters` (kh, kw, I, O).
+    """
+    batch, high, wide = result
+    rows, columns, inputs, outputs = (int(n) for n in filters.shape)  # type: ignore[arg-type]
+    lines = strip.shape[1]
+    left = lowering.reshaped(strip, (batch, product([lines, wide]), columns * inputs))
+    right = lowering.reshaped(
+        filters.permuted([1, 2, 0, 3]), (1, columns * inputs, rows * outputs)
+    )
+    found = Value.plain(batched(lowering, left, right, (batch, left.shape[1], rows * outputs)))
+    places = int(high) * int(wide)  # type: ignore[call-overload]
+    total: Value | None = None
+    for row in range(rows):
+        first = row * dilation * int(wide)  # type: ignore[call-overload]
+        ends = {1: (first, first + places), 2: (row * outputs, (row + 1) * outputs)}
+        part = Value.plain(shape.part(lowering, found.tensor, ends))
         total = part if total is None else elementwise.ADD(lowering, total, part)
     assert total is not None
     return lowering.reshape(total.tensor, (batch, high, wide, outputs))

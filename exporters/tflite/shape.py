@@ -1,12 +1,12 @@
 """Operators that move, cut and join elements, and sums over axes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from exporters.tflite.flatbuffer import Size, open_size
+from exporters.tflite.flatbuffer import Size, Tensor, open_size
 from exporters.tflite.lowering import Form, Forms, Lowering, Number
 from exporters.tflite.values import Value, product
 
@@ -67,27 +67,63 @@ def slice_(
     return cut(lowering, x, axis, first, last, step)
 
 
-def cut(
-    lowering: Lowering, x: Value, axis: int, first: int, last: int, step: int = 1
-) -> Value:
+def cut(lowering: Lowering, x: Value, axis: int, first: int, last: int, step: int = 1) -> Value:
     """Every `step`-th element of one axis from `first` to ahead of `last`."""
     x = lowering.full(x)
     axis %= len(x.shape)
+    place, count = x.order[axis], len(range(first, last, step))
+    tensor = x.tensor
+    if step == 1:
+        tensor = part(lowering, tensor, {place: (first, last)})
+    else:
+        tensor = strided(lowering, x, axis, first, count, step)
+    return Value(tensor, (*x.shape[:axis], count, *x.shape[axis + 1 :]), x.order)
+
+
+def strided(
+    lowering: Lowering, x: Value, axis: int, first: int, count: int, step: int
+) -> Tensor:
+    """The tensor of every `step`-th element of one axis.
+
+    `step` neighbours become one, `step` times as wide in the axis behind, so that a plain part
+    remains to be taken: XNNPACK has no other.
+    """
     place = x.order[axis]
-    begins, ends, steps = ([n] * len(x.order) for n in (0, 0, 1))
-    begins[place], ends[place], steps[place] = first, last, step
-    others = sum(1 << p for p in range(len(x.order)) if p != place)
-    sizes = list(x.tensor.shape)
-    sizes[place] = len(range(first, last, step))
-    tensor = lowering.emit(
+    widths = [[0, 0] for _ in x.order]
+    widths[place][1] = -int(x.shape[axis]) % step  # type: ignore[arg-type]
+    tensor = padded(lowering, x, widths, 0).tensor
+    sizes = [*tensor.shape, 1]
+    whole, behind = int(sizes[place]), sizes[place + 1]  # type: ignore[arg-type]
+    if open_size(behind):
+        raise NotImplementedError("a strided part ahead of the batch")
+    merged = [*sizes[:place], whole // step, step * int(behind), *sizes[place + 2 :]]  # type: ignore[arg-type]
+    if place + 1 < len(x.order):
+        merged.pop()
+    start, phase = divmod(first, step)
+    ends = {
+        place: (start, start + count),
+        place + 1: (phase * int(behind), (phase + 1) * int(behind)),  # type: ignore[arg-type]
+    }
+    tensor = part(lowering, lowering.reshape(tensor, merged), ends)
+    return lowering.reshape(tensor, [*sizes[:place], count, *sizes[place + 1 : -1]])
+
+
+def part(lowering: Lowering, tensor: Tensor, ends: Mapping[int, tuple[int, int]]) -> Tensor:
+    """From the first to ahead of the last element along some axes."""
+    rank = len(tensor.shape)
+    begins, lasts = [0] * rank, [0] * rank
+    sizes = list(tensor.shape)
+    for place, (first, last) in ends.items():
+        begins[place], lasts[place], sizes[place] = first, last, last - first
+    others = sum(1 << place for place in range(rank) if place not in ends)
+    return lowering.emit(
         "STRIDED_SLICE",
-        [x.tensor, *(lowering.integers(n) for n in (begins, ends, steps))],
+        [tensor, *(lowering.integers(n) for n in (begins, lasts, [1] * rank))],
         sizes,
         "StridedSliceOptions",
         beginMask=others,
         endMask=others,
     )
-    return Value(tensor, (*x.shape[:axis], sizes[place], *x.shape[axis + 1 :]), x.order)
 
 
 def select(lowering: Lowering, x: Value, axis: int, index: int) -> Value:
