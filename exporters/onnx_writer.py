@@ -42,9 +42,7 @@ def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
         report(f"lowering {signature.name}")
         data = to_onnx(signature)
         operators = len(onnx.load_from_string(data).graph.node)
-        graphs[signature.name] = Graph(
-            "onnx", f"{signature.name}.onnx", data, operators, len(data)
-        )
+        graphs[signature.name] = Graph("onnx", f"{signature.name}.onnx", data, operators, len(data))
     return graphs
 
 

@@ -51,7 +51,9 @@ def trace(signature: ProgramSignature, forms: Forms | None = None) -> GraphModul
     try:
         with mode, enable_python_dispatcher(), OpenLinear(), NoRecurrence():
             graph = make_fx(
-                functionalize(flat), decomposition_table={**table(), **(forms or {})}, _allow_non_fake_inputs=True
+                functionalize(flat),
+                decomposition_table={**table(), **(forms or {})},
+                _allow_non_fake_inputs=True,
             )(*inputs)
     except EdgeTailorError:
         raise

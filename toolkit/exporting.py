@@ -89,9 +89,7 @@ def export_bundle(request: Request, report: Report = silent) -> Exported:
         out=request.out,
         inspection=inspection,
         bundle_sha256=fingerprint((request.out / MANIFEST).read_bytes()).sha256,
-        signatures={
-            name: (graph.operators, graph.size) for name, graph in exported.graphs.items()
-        },
+        signatures={name: (graph.operators, graph.size) for name, graph in exported.graphs.items()},
         verdict=exported.verdict,
         fit=fit(submodel, values, source),
     )

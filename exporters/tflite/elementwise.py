@@ -197,9 +197,7 @@ def scalar_tensor(lowering: Lowering, number: Number, **options: object) -> Valu
     return full(lowering, None, number)
 
 
-def arange(
-    lowering: Lowering, start: int, end: int, step: int = 1, **options: object
-) -> Value:
+def arange(lowering: Lowering, start: int, end: int, step: int = 1, **options: object) -> Value:
     """Whole numbers, constant: there is no range as long as the batch."""
     if not all(isinstance(n, int) for n in (start, end, step)):
         raise NotImplementedError("a range as long as the batch")

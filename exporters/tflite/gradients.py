@@ -50,9 +50,7 @@ def convolution_backward(
     return found[0], d_w.squeeze(2) if line else d_w, found[2]
 
 
-def weight_gradient(
-    grad: Tensor, x: Tensor, weight: Tensor, window: convolution.Window
-) -> Tensor:
+def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: convolution.Window) -> Tensor:
     """dW as one matrix product a sample, added up: (rows * O, places) times (places, columns * I).
 
     Places are those of the padded image's rows. The windows of a row lie side by side on the right,

@@ -121,9 +121,7 @@ def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
     result = node.meta["val"]
     if not isinstance(result, SymFloat):
         return size_of(result)
-    first, second = (
-        as_float(lowering, known[a] if isinstance(a, Node) else a) for a in node.args
-    )
+    first, second = (as_float(lowering, known[a] if isinstance(a, Node) else a) for a in node.args)
     return Value.plain(
         lowering.emit(
             ARITHMETIC[node.target],  # type: ignore[index]

@@ -35,9 +35,7 @@ def matmul(lowering: Lowering, a: Value, b: Value) -> Value:
     return Value.plain(batched(lowering, a, b))
 
 
-def batched(
-    lowering: Lowering, a: Value, b: Value, result: Sequence[Size] | None = None
-) -> Tensor:
+def batched(lowering: Lowering, a: Value, b: Value, result: Sequence[Size] | None = None) -> Tensor:
     """One product for each of the axes ahead; a factor may have size one there."""
     (left, left_turned), (right, right_turned) = factor(lowering, a), factor(lowering, b)
     return lowering.emit(
@@ -200,9 +198,7 @@ def at_once(
     rows, columns, inputs, outputs = (int(n) for n in filters.shape)  # type: ignore[arg-type]
     lines = strip.shape[1]
     left = lowering.reshaped(strip, (batch, product([lines, wide]), columns * inputs))
-    right = lowering.reshaped(
-        filters.permuted([1, 2, 0, 3]), (1, columns * inputs, rows * outputs)
-    )
+    right = lowering.reshaped(filters.permuted([1, 2, 0, 3]), (1, columns * inputs, rows * outputs))
     found = Value.plain(batched(lowering, left, right, (batch, left.shape[1], rows * outputs)))
     places = int(high) * int(wide)  # type: ignore[call-overload]
     total: Value | None = None

@@ -80,9 +80,7 @@ def cut(lowering: Lowering, x: Value, axis: int, first: int, last: int, step: in
     return Value(tensor, (*x.shape[:axis], count, *x.shape[axis + 1 :]), x.order)
 
 
-def strided(
-    lowering: Lowering, x: Value, axis: int, first: int, count: int, step: int
-) -> Tensor:
+def strided(lowering: Lowering, x: Value, axis: int, first: int, count: int, step: int) -> Tensor:
     """The tensor of every `step`-th element of one axis.
 
     `step` neighbours become one, `step` times as wide in the axis behind, so that a plain part
