@@ -6,6 +6,7 @@ paths and the same bytes for the same program.
 
 import copy
 import logging
+import re
 import warnings
 from collections.abc import Sequence
 
@@ -25,7 +26,9 @@ from torch.onnx import OnnxExporterError, ONNXProgram
 
 from device_agent.manifest import Port
 from exporters.bundle_writer import Graph
+from exporters.coverage import advice
 from exporters.graphs import MINIMUM_BATCH
+from exporters.places import place
 from exporters.program import Program, ProgramSignature, Report
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
 from profiles.errors import ExportError
@@ -87,8 +90,7 @@ def to_onnx(signature: ProgramSignature) -> bytes:
     try:
         lowered = lower_either_way(program, signature)
     except OnnxExporterError as error:
-        reason = str(error.__cause__ or error).strip().split("\n")[0]
-        raise ExportError(f"Signature {signature.name!r} has no ONNX form: {reason}") from error
+        raise ExportError(no_form(signature, str(error.__cause__ or error))) from error
     Sequential(
         IdentityEliminationPass(),
         DeduplicateInitializersPass(),
@@ -96,6 +98,19 @@ def to_onnx(signature: ProgramSignature) -> bytes:
         RemoveUnusedNodesPass(),
     )(lowered.model)
     return finish(lowered.model_proto, signature)
+
+
+def no_form(signature: ProgramSignature, reason: str) -> str:
+    """What to say where torch.onnx gives up for `reason`, which may name the operator."""
+    named = re.search(r"target=torch\.ops\.\w+\.(\w+)", reason)
+    if named is None:
+        first = reason.strip().split("\n")[0]
+        return f"Signature {signature.name!r} has no ONNX form: {first}"
+    name = f"aten::{named[1]}"
+    return (
+        f"Signature {signature.name!r} needs the operator {name}{place(signature.source, name)}, "
+        f"which has no ONNX form: {advice(name)}"
+    )
 
 
 def lower_either_way(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:

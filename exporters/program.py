@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.fx import GraphModule
 
 from device_agent.manifest import Dtype, Instruction, Port, TensorEntry
 
@@ -26,13 +27,15 @@ class ProgramSignature:
     """A pure function to be exported: reads its inputs by port name, returns its outputs likewise.
 
     `function` may use autograd transforms (`torch.func`): tracing turns them into forward
-    operators. It must not keep state between calls.
+    operators. It must not keep state between calls. `source` is the recorded model that it runs, if
+    any: refusals find places in it.
     """
 
     name: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     function: Function
+    source: GraphModule | None = None
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,7 @@ def train(
         inputs=(*inputs, *map(state_in, (*written, *reads))),
         outputs=(metric("loss"), *map(state_out, written)),
         function=step,
+        source=graph,
     )
 
 
@@ -148,4 +149,5 @@ def apply(
         inputs=(samples(sample_shape, dtype=sample_dtype(graph)), *map(state_in, reads)),
         outputs=(samples(shape, "output"),),
         function=function,
+        source=graph,
     )

@@ -19,8 +19,11 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.overrides import TorchFunctionMode
 
 from device_agent.manifest import Port
+from exporters.composites import Composites
+from exporters.coverage import advice
 from exporters.decompositions import table
 from exporters.decompositions.form import Forms
+from exporters.places import place
 from exporters.program import ProgramSignature
 from profiles.errors import EdgeTailorError, ExportError
 
@@ -49,7 +52,7 @@ def trace(signature: ProgramSignature, forms: Forms | None = None) -> GraphModul
         return [results[port.name] for port in signature.outputs]
 
     try:
-        with mode, enable_python_dispatcher(), OpenLinear(), NoRecurrence():
+        with mode, enable_python_dispatcher(), OpenLinear(), NoRecurrence(), Composites():
             graph = make_fx(
                 functionalize(flat),
                 decomposition_table={**table(), **(forms or {})},
@@ -67,7 +70,7 @@ def trace(signature: ProgramSignature, forms: Forms | None = None) -> GraphModul
         )
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    check_forward_only(graph, signature.name)
+    check_forward_only(graph, signature)
     return graph
 
 
@@ -131,13 +134,13 @@ def open_batch(mode: FakeTensorMode) -> SymInt:
     return batch
 
 
-def check_forward_only(graph: GraphModule, signature: str) -> None:
+def check_forward_only(graph: GraphModule, signature: ProgramSignature) -> None:
     """Raise ExportError for operators that no inference runtime has."""
     for name in operators(graph):
         if "backward" in name or name.endswith("_") or name in TRAINING_ONLY:
             raise ExportError(
-                f"Signature {signature!r} needs the operator {name}, which has no forward form "
-                "here yet: add one under exporters/decompositions/, or use another layer."
+                f"Signature {signature.name!r} needs the operator {name}"
+                f"{place(signature.source, name)}, which has no forward form: {advice(name)}"
             )
 
 

@@ -108,8 +108,26 @@ def inspect(
         tables.show_cut_places(places)
 
 
+def list_operators(context: click.Context, option: click.Parameter, asked: bool) -> None:
+    """Print the coverage table and end."""
+    if not asked:
+        return
+    from exporters.coverage import document
+
+    click.echo(document())
+    context.exit()
+
+
 @main_group.command()
 @model_options
+@click.option(
+    "--list-operators",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=list_operators,
+    help="Print which operators a model may have, and exit.",
+)
 @click.option("--submodel", "spec", default="full", show_default=True, help="SPEC to export.")
 @click.option(
     "--format",

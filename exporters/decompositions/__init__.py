@@ -9,10 +9,32 @@ from typing import Any
 
 from torch._decomp import core_aten_decompositions
 
-from exporters.decompositions import convolution, normalisation, pooling, shape
+from exporters.decompositions import (
+    adaptive_pooling,
+    attention,
+    average_pooling,
+    convolution,
+    instance_norm,
+    normalisation,
+    padding,
+    pooling,
+    products,
+    shape,
+)
 from exporters.decompositions.form import Form, Forms
 
-GROUPS: tuple[Forms, ...] = (convolution.FORMS, normalisation.FORMS, pooling.FORMS, shape.FORMS)
+GROUPS: tuple[Forms, ...] = (
+    adaptive_pooling.FORMS,
+    attention.FORMS,
+    average_pooling.FORMS,
+    convolution.FORMS,
+    instance_norm.FORMS,
+    normalisation.FORMS,
+    padding.FORMS,
+    pooling.FORMS,
+    products.FORMS,
+    shape.FORMS,
+)
 
 
 def merge(groups: tuple[Forms, ...]) -> Forms:
