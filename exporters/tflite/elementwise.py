@@ -82,12 +82,23 @@ def binary(code: str, options: str | None, dtype: str | None = None) -> Form:
 
     def form(lowering: Lowering, a: Any, b: Any, *, alpha: Number = 1) -> Value:
         kind = next(v.tensor.dtype for v in (a, b) if isinstance(v, Value))
+        kinds = [v.tensor.dtype for v in (a, b) if isinstance(v, Value)]
+        if len(set(kinds)) == 2 or ("bool" in kinds and not code.startswith("LOGICAL")):
+            kind = next((k for k in ("float32", "int64") if k in kinds), lowering.dtype)
+            a, b = (numeric(lowering, v, kind) for v in (a, b))
         a, b = typed(lowering, a, kind), typed(lowering, b, kind)
         if alpha != 1:
             b = apply(lowering, "MUL", [b, lowering.scalar(alpha, kind)], "MulOptions")
         return apply(lowering, code, [a, b], options, dtype)
 
     return form
+
+
+def numeric(lowering: Lowering, operand: Any, dtype: str) -> Any:
+    """An operand in another type, in which true is 1."""
+    if isinstance(operand, Value) and operand.tensor.dtype != dtype:
+        return apply(lowering, "CAST", [operand], "CastOptions", dtype)
+    return operand
 
 
 def typed(lowering: Lowering, operand: Any, dtype: str) -> Value:
@@ -238,6 +249,10 @@ FORMS: Forms = {
     aten.bitwise_or.Tensor: binary("LOGICAL_OR", "LogicalOrOptions"),
     aten.logical_not.default: unary("LOGICAL_NOT"),
     aten.bitwise_not.default: unary("LOGICAL_NOT"),
+    aten.floor.default: unary("FLOOR"),
+    aten.ceil.default: unary("CEIL"),
+    aten.round.default: unary("ROUND"),
+    aten.exp2.default: lambda lowering, x: reversed_binary("POW", "PowOptions")(lowering, 2.0, x),
     aten.neg.default: unary("NEG"),
     aten.abs.default: unary("ABS"),
     aten.exp.default: unary("EXP"),
