@@ -1,17 +1,19 @@
 """Arithmetic, comparisons and activations, number by number."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
-from exporters.tflite.lowering import Form, Forms, Lowering, Number, as_float
+from exporters.tflite.lowering import Forms, Lowering, Number, as_float
 from exporters.tflite.values import Value
 
 aten = torch.ops.aten
+Single = Callable[..., Value]
+"""A form of an operator that has one output."""
 
 ERF_LIMIT = 4.0
 # Rational approximation of erf on [-4, 4] by x * P(x^2) / Q(x^2), as in Eigen; error below 3e-7.
@@ -77,7 +79,7 @@ def broadcast(shapes: Sequence[Sequence[Size]], rank: int) -> tuple[Size, ...]:
     return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True))
 
 
-def binary(code: str, options: str | None, dtype: str | None = None) -> Form:
+def binary(code: str, options: str | None, dtype: str | None = None) -> Single:
     """An operator of two values or of a value and a number; `alpha` scales the second."""
 
     def form(lowering: Lowering, a: Any, b: Any, *, alpha: Number = 1) -> Value:
@@ -110,7 +112,7 @@ def typed(lowering: Lowering, operand: Any, dtype: str) -> Value:
     return lowering.scalar(operand, dtype)
 
 
-def unary(code: str, options: str | None = None) -> Form:
+def unary(code: str, options: str | None = None) -> Single:
     """An operator of one value."""
 
     def form(lowering: Lowering, x: Value) -> Value:
@@ -119,7 +121,7 @@ def unary(code: str, options: str | None = None) -> Form:
     return form
 
 
-def reversed_binary(code: str, options: str | None) -> Form:
+def reversed_binary(code: str, options: str | None) -> Single:
     """An operator whose first operand is a number."""
 
     def form(lowering: Lowering, number: Number, x: Value) -> Value:
@@ -212,7 +214,7 @@ def arange(lowering: Lowering, start: int, end: int, step: int = 1, **options: o
     """Whole numbers, constant: there is no range as long as the batch."""
     if not all(isinstance(n, int) for n in (start, end, step)):
         raise NotImplementedError("a range as long as the batch")
-    return Value.plain(lowering.graph.constant(np.arange(start, end, step, lowering.dtype)))
+    return Value.plain(lowering.graph.constant(np.arange(start, end, step).astype(lowering.dtype)))
 
 
 ADD = binary("ADD", "AddOptions")

@@ -7,14 +7,14 @@ same bytes.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import flatbuffers
 import numpy as np
 import sympy
 from ai_edge_litert import schema_py_generated as schema
 
-Size = int | sympy.Expr
+Size: TypeAlias = int | sympy.Expr
 """Size of an axis; an expression of the batch where it is open."""
 
 TYPES = {

@@ -5,6 +5,7 @@ They come ahead of the table that all writers share.
 
 import sys
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -67,12 +68,12 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: convolution
     if window.groups > 1:
         own = convolution.Window(window.stride, window.padding, window.dilation, 1)
         width = outputs // window.groups
-        parts = []
+        own_parts = []
         for group in range(window.groups):
-            moved = cut(grad, 1, group * width, 1, width)
+            part_of_grad = cut(grad, 1, group * width, 1, width)
             image = cut(x, 1, group * inputs, 1, inputs)
-            parts.append(weight_gradient(moved, image, weight[:width], own))
-        return torch.cat(parts)
+            own_parts.append(weight_gradient(part_of_grad, image, weight[:width], own))
+        return torch.cat(own_parts)
     batch, _, high, wide = grad.shape
     above, left = window.padding
     image = aten.constant_pad_nd(x, [left, left, above, above]).permute(0, 2, 3, 1)
@@ -271,7 +272,7 @@ PYTORCHS = (
 """What PyTorch itself can write in operators that TFLite has."""
 
 FORMS: Forms = {
-    **get_decompositions(PYTORCHS),
+    **cast(Forms, get_decompositions(PYTORCHS)),
     aten.convolution.default: convolution_forward,
     aten.avg_pool2d.default: average_pool,
     aten.split_with_sizes.default: split,

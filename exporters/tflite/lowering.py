@@ -5,7 +5,7 @@ Each module of operators holds `FORMS`, a dict from ATen operator to the functio
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import sympy
@@ -20,13 +20,14 @@ from exporters.tflite.flatbuffer import Size, Subgraph, Tensor, open_size
 from exporters.tflite.values import Layouts, Value
 from profiles.errors import ExportError
 
-Form = Callable[..., Value | tuple[Value | None, ...]]
-"""Takes the lowering and an operator's arguments, values in place of tensors."""
+Form = Callable[..., Any]
+"""Takes the lowering and an operator's arguments, values in place of tensors; returns a value, or
+as many as the operator has."""
 
 Forms = dict[OpOverload[..., Any], Form]
 Number = bool | int | float
 
-ARITHMETIC = {
+ARITHMETIC: dict[Any, str] = {
     operator.add: "ADD",
     operator.sub: "SUB",
     operator.mul: "MUL",
@@ -93,11 +94,11 @@ def call(
 ) -> Any:
     """The value of one operator's node."""
     if node.target is operator.getitem:
-        return known[node.args[0]][node.args[1]]  # type: ignore[index]
+        return known[cast(Node, node.args[0])][cast(int, node.args[1])]
     result = node.meta.get("val")
     if node.target in SIZES or isinstance(result, SymInt | SymFloat):
         return number_of(lowering, node, known)
-    form = forms.get(node.target)  # type: ignore[arg-type]
+    form = forms.get(cast(Any, node.target))
     if form is None:
         name = getattr(node.target, "_schema", None)
         raise ExportError(
@@ -105,11 +106,12 @@ def call(
             "which has no TFLite form here: export it with --format onnx, or use another layer."
         )
     first = result[0] if isinstance(result, tuple | list) else result
+    assert isinstance(first, torch.Tensor)
     lowering.shape, lowering.dtype = shape_of(first), dtype_of(first)
     args, options = torch.fx.map_arg((node.args, node.kwargs), lambda n: known[n])
     try:
         return form(lowering, *args, **options)
-    except NotImplementedError as error:
+    except (NotImplementedError, TypeError) as error:  # sympy: an open size is no int
         raise ExportError(
             f"Signature {signature!r}: {node.target} has no TFLite form as it is used here: "
             f"{error}. Export it with --format onnx, or use another layer."
@@ -124,10 +126,10 @@ def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
     first, second = (as_float(lowering, known[a] if isinstance(a, Node) else a) for a in node.args)
     return Value.plain(
         lowering.emit(
-            ARITHMETIC[node.target],  # type: ignore[index]
+            ARITHMETIC[node.target],
             [first, second],
             (),
-            f"{ARITHMETIC[node.target].capitalize()}Options",  # type: ignore[index]
+            f"{ARITHMETIC[node.target].capitalize()}Options",
         )
     )
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import sympy
 import torch
+from ai_edge_litert import schema_py_generated as schema
 
 from exporters.tflite import elementwise, shape
-from exporters.tflite.flatbuffer import Size, Tensor, open_size, schema
+from exporters.tflite.flatbuffer import Size, Tensor, open_size
 from exporters.tflite.lowering import Forms, Lowering
 from exporters.tflite.values import Value, product
 
@@ -120,10 +121,10 @@ def grouped(
         filters = lowering.dense(weight.permuted([1, 2, 3, 0]))
         return lowering.emit(
             "DEPTHWISE_CONV_2D",
-            [image, filters, zeros(lowering, int(outputs))],  # type: ignore[arg-type]
+            [image, filters, zeros(lowering, int(outputs))],
             (batch, high, wide, outputs),
             "DepthwiseConv2DOptions",
-            depthMultiplier=int(outputs) // groups,  # type: ignore[arg-type]
+            depthMultiplier=int(outputs) // groups,
             **settings,
         )
     filters = lowering.dense(weight.permuted([2, 3, 1, 0]))
@@ -155,21 +156,21 @@ def by_rows(
     no constants: XNNPACK, which multiplies here, does not take it.
     """
     batch, high, wide = result
-    rows, columns, inputs, outputs = filters.shape
+    rows, columns, _, outputs = filters.shape
     x, w = Value.plain(image), Value.plain(filters)
 
     def window(x: Value, axis: int, number: int, count: Size) -> Value:
         first, step = number * dilation[axis - 1], stride[axis - 1]
         if step == 1 and count == x.shape[axis]:
             return x
-        return shape.cut(lowering, x, axis, first, first + step * (int(count) - 1) + 1, step)  # type: ignore[arg-type]
+        return shape.cut(lowering, x, axis, first, first + step * (int(count) - 1) + 1, step)
 
-    slices = [window(x, 2, number, wide) for number in range(int(columns))]  # type: ignore[arg-type]
+    slices = [window(x, 2, number, wide) for number in range(int(columns))]
     strip = shape.concatenate(lowering, slices, 3)
     if rows == 1:
         rows_of = [window(strip, 1, 0, high)]
     elif stride[0] > 1:
-        rows_of = [window(strip, 1, number, high) for number in range(int(rows))]  # type: ignore[arg-type]
+        rows_of = [window(strip, 1, number, high) for number in range(int(rows))]
     else:
         return at_once(lowering, strip, w, dilation[0], result)
     total: Value | None = None
@@ -195,15 +196,15 @@ def at_once(
     `strip` is (N, lines, W, kw I), `filters` (kh, kw, I, O).
     """
     batch, high, wide = result
-    rows, columns, inputs, outputs = (int(n) for n in filters.shape)  # type: ignore[arg-type]
+    rows, columns, inputs, outputs = (int(n) for n in filters.shape)
     lines = strip.shape[1]
     left = lowering.reshaped(strip, (batch, product([lines, wide]), columns * inputs))
     right = lowering.reshaped(filters.permuted([1, 2, 0, 3]), (1, columns * inputs, rows * outputs))
     found = Value.plain(batched(lowering, left, right, (batch, left.shape[1], rows * outputs)))
-    places = int(high) * int(wide)  # type: ignore[call-overload]
+    places = int(high) * int(wide)
     total: Value | None = None
     for row in range(rows):
-        first = row * dilation * int(wide)  # type: ignore[call-overload]
+        first = row * dilation * int(wide)
         ends = {1: (first, first + places), 2: (row * outputs, (row + 1) * outputs)}
         part = Value.plain(shape.part(lowering, found.tensor, ends))
         total = part if total is None else elementwise.ADD(lowering, total, part)
@@ -220,7 +221,7 @@ def split(lowering: Lowering, tensor: Tensor, axis: int, groups: int) -> list[Te
     """Equal parts of one axis."""
     if groups == 1:
         return [tensor]
-    size = int(tensor.shape[axis]) // groups  # type: ignore[arg-type]
+    size = int(tensor.shape[axis]) // groups
     whole = Value.plain(tensor)
     return [
         shape.cut(lowering, whole, axis, n * size, (n + 1) * size).tensor for n in range(groups)
@@ -245,8 +246,8 @@ def max_pool(
     x = Value(lowering.dense(x, IMAGE), x.shape, IMAGE)
     widths = [[0, 0]]
     for axis in (0, 1):
-        span = (int(result[2 + axis]) - 1) * stride[axis] + kernel[axis]  # type: ignore[arg-type]
-        behind = span - int(x.shape[2 + axis]) - padding[axis]  # type: ignore[arg-type]
+        span = (int(result[2 + axis]) - 1) * stride[axis] + kernel[axis]
+        behind = span - int(x.shape[2 + axis]) - padding[axis]
         widths.append([padding[axis], max(behind, 0)])
     image = shape.padded(lowering, x, [*widths, [0, 0]], -math.inf).tensor
     batch, channels, high, wide = result

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from exporters.tflite.elementwise import ADD, Single, broadcast, cast
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
-from exporters.tflite.elementwise import ADD, broadcast, cast
-from exporters.tflite.lowering import Form, Forms, Lowering, Number
+from exporters.tflite.lowering import Forms, Lowering, Number
 from exporters.tflite.values import Value, product
 
 aten = torch.ops.aten
@@ -64,7 +64,7 @@ def slice_(
         return x
     if open_size(size):
         raise NotImplementedError("a part of the batch")
-    first, last, _ = slice(start, end, step).indices(int(size))  # type: ignore[arg-type]
+    first, last, _ = slice(start, end, step).indices(int(size))
     return cut(lowering, x, axis, first, last, step)
 
 
@@ -89,19 +89,19 @@ def strided(lowering: Lowering, x: Value, axis: int, first: int, count: int, ste
     """
     place = x.order[axis]
     widths = [[0, 0] for _ in x.order]
-    widths[place][1] = -int(x.shape[axis]) % step  # type: ignore[arg-type]
+    widths[place][1] = -int(x.shape[axis]) % step
     tensor = padded(lowering, x, widths, 0).tensor
     sizes = [*tensor.shape, 1]
-    whole, behind = int(sizes[place]), sizes[place + 1]  # type: ignore[arg-type]
+    whole, behind = int(sizes[place]), sizes[place + 1]
     if open_size(behind):
         raise NotImplementedError("a strided part ahead of the batch")
-    merged = [*sizes[:place], whole // step, step * int(behind), *sizes[place + 2 :]]  # type: ignore[arg-type]
+    merged = [*sizes[:place], whole // step, step * int(behind), *sizes[place + 2 :]]
     if place + 1 < len(x.order):
         merged.pop()
     start, phase = divmod(first, step)
     ends = {
         place: (start, start + count),
-        place + 1: (phase * int(behind), (phase + 1) * int(behind)),  # type: ignore[arg-type]
+        place + 1: (phase * int(behind), (phase + 1) * int(behind)),
     }
     tensor = part(lowering, lowering.reshape(tensor, merged), ends)
     return lowering.reshape(tensor, [*sizes[:place], count, *sizes[place + 1 : -1]])
@@ -127,7 +127,7 @@ def part(lowering: Lowering, tensor: Tensor, ends: Mapping[int, tuple[int, int]]
 
 def select(lowering: Lowering, x: Value, axis: int, index: int) -> Value:
     """One element of an axis, which goes."""
-    size = int(x.shape[axis])  # type: ignore[arg-type]
+    size = int(x.shape[axis])
     return lowering.reshaped(cut(lowering, x, axis, index % size, index % size + 1), lowering.shape)
 
 
@@ -150,7 +150,7 @@ def total(sizes: Sequence[Size]) -> Size:
     """Sum of sizes."""
     if any(map(open_size, sizes)):
         raise NotImplementedError("concatenation along the batch")
-    return sum(int(n) for n in sizes)  # type: ignore[arg-type]
+    return sum(int(n) for n in sizes)
 
 
 def pad(lowering: Lowering, x: Value, pads: Sequence[int], number: Number = 0) -> Value:
@@ -159,7 +159,7 @@ def pad(lowering: Lowering, x: Value, pads: Sequence[int], number: Number = 0) -
     ends = {rank - 1 - n // 2: (pads[n], pads[n + 1]) for n in range(0, len(pads), 2)}
     for axis, (front, behind) in ends.items():
         if front < 0 or behind < 0:
-            size = int(x.shape[axis])  # type: ignore[arg-type]
+            size = int(x.shape[axis])
             first, last = max(-front, 0), size - max(-behind, 0)
             x = cut(lowering, x, axis, first, last)
     widths = [[0, 0] for _ in range(rank)]
@@ -211,7 +211,7 @@ def flip(lowering: Lowering, x: Value, axes: Sequence[int]) -> Value:
     return Value(tensor, x.shape, x.order)
 
 
-def reduction(code: str) -> Form:
+def reduction(code: str) -> Single:
     """A sum, mean or extreme over some axes (default: all)."""
 
     def form(
@@ -242,7 +242,7 @@ def reduction(code: str) -> Form:
     return form
 
 
-def over_last(code: str, options: str, **settings: object) -> Form:
+def over_last(code: str, options: str, **settings: Any) -> Single:
     """An operator over one axis that TFLite knows for the last axis only."""
 
     def form(lowering: Lowering, x: Value, axis: int, half: bool = False) -> Value:
@@ -290,9 +290,7 @@ def index(lowering: Lowering, x: Value, indices: Sequence[Value | None]) -> Valu
     return found.permuted([*ahead, *behind])
 
 
-def coordinates(
-    lowering: Lowering, indices: Sequence[Value], shape: tuple[Size, ...]
-) -> Tensor:
+def coordinates(lowering: Lowering, indices: Sequence[Value], shape: tuple[Size, ...]) -> Tensor:
     """The indices of each place of `shape` side by side."""
     parts = []
     for value in indices:
@@ -349,7 +347,9 @@ def index_put(
         "ScatterNdOptions",
         values.tensor.dtype,
     )
-    return ADD(lowering, x, Value.plain(added).permuted([order.index(n) for n in range(len(order))]))
+    return ADD(
+        lowering, x, Value.plain(added).permuted([order.index(n) for n in range(len(order))])
+    )
 
 
 def index_select(lowering: Lowering, x: Value, axis: int, indices: Value) -> Value:

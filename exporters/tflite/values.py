@@ -131,10 +131,7 @@ class Layouts:
         """`shape` as a list of int32, computed where it is open."""
         if not any(map(open_size, shape)):
             return self.integers([int(n) for n in shape])
-        parts = [
-            self.open_size(n) if open_size(n) else self.integers([int(n)])  # type: ignore[arg-type]
-            for n in shape
-        ]
+        parts = [self.open_size(n) if open_size(n) else self.integers([int(n)]) for n in shape]
         if len(parts) == 1:
             return parts[0]
         return self.graph.operator(
@@ -162,7 +159,7 @@ class Layouts:
             value = Value.plain(self.dense(value))
         sizes: list[Size] = []
         order = [0] * len(shape)
-        for inner, outer in sorted(blocks, key=lambda block: first_place(value, block[0])):
+        for _, outer in sorted(blocks, key=lambda block: first_place(value, block[0])):
             for axis in outer:
                 order[axis] = len(sizes)
                 sizes.append(shape[axis])
@@ -214,7 +211,7 @@ def inner_size(shape: Sequence[Size], axes: Sequence[int]) -> Size:
 def smaller(one: Size, other: Size) -> bool:
     """Whether `one` has fewer elements than `other`, for any batch large enough."""
     quotient = sympy.cancel(sympy.sympify(one) / sympy.sympify(other))
-    large = {symbol: 10**9 for symbol in quotient.free_symbols}
+    large = dict.fromkeys(quotient.free_symbols, 10**9)
     return bool(quotient.subs(large) < 1)
 
 
