@@ -126,13 +126,13 @@ class FileEntry(Struct, frozen=True, kw_only=True):
 class Manifest(Struct, frozen=True, kw_only=True):
     """All of `manifest.json`. `base` fingerprints the global model that the bundle was cut from.
 
-    `classes` is the width of the model's output; a single output tells the labels 0 and 1 apart.
+    `runtime` is one of `Runtime`. `classes` is the width of the model's output; a single output tells the labels 0 and 1 apart.
     Samples of type int64 are at least 0 and below `sample_limit`, where there is one.
     """
 
     version: int
     submodel: str
-    runtime: Runtime
+    runtime: str
     base: str
     sample_shape: tuple[int, ...]
     classes: int

@@ -8,8 +8,8 @@ import numpy as np
 
 from device_agent.litert_runtime import LitertSession
 from device_agent.litert_runtime import description as litert
-from device_agent.manifest import Runtime
 from device_agent.onnx_runtime import DESCRIPTION, OnnxSession
+from profiles.errors import BundleError
 
 
 class Session(Protocol):
@@ -20,16 +20,23 @@ class Session(Protocol):
         ...
 
 
-def open_session(runtime: Runtime, graph: Path, signature: str, threads: int) -> Session:
+def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Session:
     """Load `signature`, which is in the file `graph`.
 
     Raises BundleError where the runtime is not there or does not take it.
     """
     if runtime == "litert":
         return LitertSession(graph, signature, threads)
+    if runtime != "onnx":
+        raise BundleError(
+            f"The bundle is for the runtime {runtime!r}; this agent runs onnx and litert bundles. "
+            "Export it again with --format onnx."
+        )
     return OnnxSession(graph, threads)
 
 
-def describe(runtime: Runtime) -> str:
+def describe(runtime: str) -> str:
     """Name and version of the library behind `runtime`."""
-    return litert() if runtime == "litert" else DESCRIPTION
+    if runtime == "litert":
+        return litert()
+    return DESCRIPTION if runtime == "onnx" else runtime
