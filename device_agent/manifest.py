@@ -126,8 +126,9 @@ class FileEntry(Struct, frozen=True, kw_only=True):
 class Manifest(Struct, frozen=True, kw_only=True):
     """All of `manifest.json`. `base` fingerprints the global model that the bundle was cut from.
 
-    `runtime` is one of `Runtime`. `classes` is the width of the model's output; a single output tells the labels 0 and 1 apart.
-    Samples of type int64 are at least 0 and below `sample_limit`, where there is one.
+    `runtime` is one of `Runtime`. `classes` is the width of the model's output; a single output
+    tells the labels 0 and 1 apart. Samples of type int64 are at least 0 and below `sample_limit`,
+    where there is one.
     """
 
     version: int
