@@ -18,6 +18,7 @@ SAMPLES = "x"
 SAFE_LIMIT = 2
 """Made-up whole numbers are below this where the model names no limit of its own."""
 
+Runtime = Literal["onnx", "litert"]
 Dtype = Literal["float32", "int64"]
 Role = Literal["parameter", "buffer", "optimizer", "personal", "frozen"]
 UPLOADED: tuple[Role, ...] = ("parameter", "buffer")
@@ -45,7 +46,10 @@ class Port(Struct, frozen=True, kw_only=True):
 
 
 class Signature(Struct, frozen=True, kw_only=True):
-    """A graph and its ports; outputs of kind `state` replace the tensors they name."""
+    """A graph and its ports; outputs of kind `state` replace the tensors they name.
+
+    `graph` is the file that holds it. A TFLite file holds all signatures of a bundle, by name.
+    """
 
     graph: str
     inputs: tuple[Port, ...]
@@ -123,13 +127,14 @@ class FileEntry(Struct, frozen=True, kw_only=True):
 class Manifest(Struct, frozen=True, kw_only=True):
     """All of `manifest.json`. `base` fingerprints the global model that the bundle was cut from.
 
-    `classes` is the width of the model's output; a single output tells the labels 0 and 1 apart.
-    Samples of type int64 are at least 0 and below `sample_limit`, where there is one.
+    `runtime` is one of `Runtime`. `classes` is the width of the model's output; a single output
+    tells the labels 0 and 1 apart. Samples of type int64 are at least 0 and below `sample_limit`,
+    where there is one.
     """
 
     version: int
     submodel: str
-    runtime: Literal["onnx", "tflite"]
+    runtime: str
     base: str
     sample_shape: tuple[int, ...]
     classes: int

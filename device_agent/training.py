@@ -186,7 +186,8 @@ class ScheduleRun:
         missing = [self.bundle.entry(n) for n in sorted(names - self.state.keys())]
         self.state.update(self.bundle.load(e.name for e in missing if e.stored))
         self.state.update({e.name: self.unstored(e) for e in missing if not e.stored})
-        return open_session(self.bundle.manifest.runtime, self.bundle.graph(name), self.threads)
+        runtime = self.bundle.manifest.runtime
+        return open_session(runtime, self.bundle.graph(name), name, self.threads)
 
     def unstored(self, entry: TensorEntry) -> np.ndarray:
         """The first value of a tensor that is not in the bundle."""

@@ -1,6 +1,7 @@
 """Put graphs, weights and manifest together into a bundle."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from safetensors.torch import save
 from torch import Tensor
@@ -11,14 +12,30 @@ from device_agent.manifest import (
     MANIFEST,
     WEIGHTS,
     Manifest,
+    Runtime,
     Signature,
     encode,
 )
 from exporters.program import Program
 from profiles.errors import ExportError
 
-Graphs = Mapping[str, bytes]
-"""One serialized graph for each signature, by signature name."""
+
+@dataclass(frozen=True)
+class Graph:
+    """One signature, lowered for `runtime`: the name and content of the file that holds it.
+
+    `operators` and `size` (bytes) are of this signature alone, whatever else is in the file.
+    """
+
+    runtime: Runtime
+    file: str
+    data: bytes
+    operators: int
+    size: int
+
+
+Graphs = Mapping[str, Graph]
+"""The graphs of one program for one runtime, by signature name."""
 
 
 def bundle_files(
@@ -38,19 +55,19 @@ def bundle_files(
                     f"{entry.name!r} has shape {tuple(value.shape)}, the program {entry.shape}."
                 )
             stored[entry.name] = value.detach().contiguous()
-    files = {f"{name}.onnx": graph for name, graph in graphs.items()}
+    files = {graph.file: graph.data for graph in graphs.values()}
     files[WEIGHTS] = save(stored)
     manifest = Manifest(
         version=FORMAT_VERSION,
         submodel=program.submodel,
-        runtime="onnx",
+        runtime=next(iter(graphs.values())).runtime,
         base=base,
         sample_shape=program.sample_shape,
         classes=program.classes,
         sample_dtype=program.sample_dtype,
         sample_limit=program.sample_limit,
         signatures={
-            s.name: Signature(graph=f"{s.name}.onnx", inputs=s.inputs, outputs=s.outputs)
+            s.name: Signature(graph=graphs[s.name].file, inputs=s.inputs, outputs=s.outputs)
             for s in program.signatures
         },
         tensors=program.tensors,

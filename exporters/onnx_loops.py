@@ -100,7 +100,7 @@ def body(step: Step, values: list[FakeTensor], kept: list[int]) -> GraphModule:
         return [results[place] for place in kept]
 
     with mode:
-        graph = make_fx(chosen, decomposition_table=table({}))(*values)
+        graph = make_fx(chosen, decomposition_table=table())(*values)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph

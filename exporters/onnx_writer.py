@@ -25,6 +25,7 @@ from torch.fx import GraphModule
 from torch.onnx import OnnxExporterError, ONNXProgram
 
 from device_agent.manifest import Port
+from exporters.bundle_writer import Graph
 from exporters.coverage import advice
 from exporters.decompositions.transposition import ONNX_RUNTIME
 from exporters.graphs import MINIMUM_BATCH
@@ -32,13 +33,24 @@ from exporters.onnx_loops import finish_scans, separate_outputs, to_scans
 from exporters.onnx_translations import TRANSLATIONS
 from exporters.passes import shorten
 from exporters.places import place
-from exporters.program import ProgramSignature
+from exporters.program import Program, ProgramSignature, Report
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
 from profiles.errors import ExportError
 
 OPSET = 18
 IR_VERSION = 10
 """The newest that onnxruntime 1.19 reads."""
+
+
+def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
+    """Every signature of `program` as an ONNX file of its own; see `exporters.compile_graphs`."""
+    graphs = {}
+    for signature in program.signatures:
+        report(f"lowering {signature.name}")
+        data = to_onnx(signature)
+        operators = len(onnx.load_from_string(data).graph.node)
+        graphs[signature.name] = Graph("onnx", f"{signature.name}.onnx", data, operators, len(data))
+    return graphs
 
 
 class Flat(nn.Module):

@@ -14,6 +14,12 @@ from device_agent.manifest import Dtype, Instruction, Port, TensorEntry
 
 Tensors = Mapping[str, Tensor]
 Function = Callable[[Tensors], dict[str, Tensor]]
+Report = Callable[[str], None]
+"""Hears of each stage of an export."""
+
+
+def silent(stage: str) -> None:
+    """Report nothing."""
 
 
 @dataclass(frozen=True)

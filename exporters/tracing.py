@@ -36,7 +36,7 @@ DTYPES = {"float32": torch.float32, "int64": torch.int64}
 def trace(signature: ProgramSignature, forms: Forms | None = None) -> GraphModule:
     """Trace `signature` into a graph whose inputs and outputs are its ports, in order.
 
-    `forms` are the decompositions that are the runtime's own.
+    A writer's own `forms` come ahead of the table that all share.
 
     Raises ExportError naming the operator where one has no forward form, or where the model's
     code depends on the numbers that it is given.
@@ -54,7 +54,7 @@ def trace(signature: ProgramSignature, forms: Forms | None = None) -> GraphModul
         with mode, enable_python_dispatcher(), OpenLinear(), OpenRecurrence(), Composites():
             graph = make_fx(
                 functionalize(flat),
-                decomposition_table=table(forms or {}),
+                decomposition_table={**table(), **(forms or {})},
                 _allow_non_fake_inputs=True,
             )(*inputs)
     except EdgeTailorError:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import click
 
@@ -136,11 +136,11 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
 @click.option("--submodel", "spec", default="full", show_default=True, help="SPEC to export.")
 @click.option(
     "--format",
-    "runtime",
-    type=click.Choice(["onnx"]),
+    "format_",
+    type=click.Choice(["onnx", "tflite"]),
     default="onnx",
     show_default=True,
-    help="Runtime on the device.",
+    help="Graphs for onnxruntime, or one file for LiteRT.",
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="New bundle folder.")
 @click.option(
@@ -174,7 +174,7 @@ def export(
     weights: Path | None,
     seed: int,
     spec: str,
-    runtime: str,
+    format_: Literal["onnx", "tflite"],
     out: Path,
     epochs: int,
     learning_rate: float,
@@ -205,6 +205,7 @@ def export(
             out=out,
             weights=weights,
             seed=seed,
+            format=format_,
             training=TrainingConfig(batch, epochs, learning_rate, momentum, weight_decay),
             save_weights=save_weights,
             verify=not no_verify,

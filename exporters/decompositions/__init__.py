@@ -53,9 +53,6 @@ def merge(groups: tuple[Forms, ...]) -> Forms:
     return merged
 
 
-def table(runtime: Forms) -> dict[Any, Form]:
-    """PyTorch's core decompositions, with the forms of this package in front.
-
-    `runtime` are those that one runtime needs or is quickest at.
-    """
-    return {**core_aten_decompositions(), **merge((*GROUPS, runtime))}
+def table() -> dict[Any, Form]:
+    """PyTorch's core decompositions, with the forms of this package in front."""
+    return {**core_aten_decompositions(), **merge(GROUPS)}

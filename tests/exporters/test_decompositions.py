@@ -151,7 +151,7 @@ def test_two_forms_of_one_operator_are_refused_by_both_names() -> None:
 
 
 def test_own_forms_come_ahead_of_pytorchs() -> None:
-    table = decompositions.table({})
+    table = decompositions.table()
     for group in decompositions.GROUPS:
         for operator, form in group.items():
             assert table[operator] is form
