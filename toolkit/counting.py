@@ -57,8 +57,13 @@ def weighted_nodes(graph: GraphModule) -> Iterator[Node]:
 
 
 def elements(node: Node, batch: int) -> int:
-    """Numbers in the value of `node` for `batch` samples."""
-    return batch * math.prod(int(size) for size in node.meta["val"].shape[1:])
+    """Numbers in the value of `node` for `batch` samples, wherever their axis is."""
+    return math.prod(
+        int(size.node.expr.subs(dict.fromkeys(size.node.expr.free_symbols, batch)))
+        if isinstance(size, torch.SymInt)
+        else size
+        for size in node.meta["val"].shape
+    )
 
 
 def lstm_nodes(graph: GraphModule) -> Iterator[Node]:
