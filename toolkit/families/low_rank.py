@@ -29,7 +29,7 @@ from toolkit.low_rank_layers import (
     groups_of,
 )
 from toolkit.product import Product
-from toolkit.rewriting import Origin, Rewritten
+from toolkit.rewriting import Origin, Rewritten, with_factors
 from toolkit.spec import Spec
 from toolkit.submodel import Shapes, Stateless, Submodel, Treatment, factors_of, recover_dense
 from toolkit.training import TrainingConfig
@@ -174,7 +174,8 @@ class LowRank(Stateless):
         """See Family."""
         spec.check_no_inner()
         rewritten = self.rewrite(model, capture(model, sample_shape), spec)
-        captured = capture(rewritten.model, sample_shape)
+        with with_factors(spec, rewritten.treatments):
+            captured = capture(rewritten.model, sample_shape)
         entries = (
             *rewritten.entries(captured, captured.parameters, "parameter"),
             *rewritten.entries(captured, captured.buffers, statistics_role(training)),

@@ -27,7 +27,7 @@ from toolkit.entries import dense_entries, statistics_role
 from toolkit.families.low_rank import FAMILY as LOW_RANK
 from toolkit.layers import weighted_layers
 from toolkit.product import Product
-from toolkit.rewriting import Rewritten
+from toolkit.rewriting import Rewritten, with_factors
 from toolkit.spec import Spec, as_number
 from toolkit.submodel import Shapes, Stateless, Submodel, Treatment
 from toolkit.timecut import time_cut
@@ -151,7 +151,8 @@ class Slice(Stateless):
         else:
             point = choose(cutter, spec, batch)
             rewritten = inside(model, cutter, point, spec, spec.inner)
-            captured = capture(rewritten.model, sample_shape)
+            with with_factors(spec, rewritten.treatments):
+                captured = capture(rewritten.model, sample_shape)
             cutter = Cutter(captured)
             cut_up = replace(
                 pieces_at(cutter, same_place(cutter, point), batch),
