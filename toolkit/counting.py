@@ -9,7 +9,7 @@ a sample; so such layers do not count here. Other recurrent layers count by thei
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -109,6 +109,6 @@ def macs(graph: GraphModule, batch: int) -> int:
     return total
 
 
-def parameter_count(graph: GraphModule, parameters: dict[str, torch.Tensor]) -> int:
+def parameter_count(graph: GraphModule, parameters: Mapping[str, torch.Tensor]) -> int:
     """Numbers in those of `parameters` that `graph` reads."""
     return sum(parameters[n].numel() for n in attributes_read(graph) if n in parameters)
