@@ -46,8 +46,8 @@ class NotPossible:
 class CutPlace:
     """A place to cut a model, and the slice behind it for one batch.
 
-    `module` is the slice's first module with parameters, `recorded` how many numbers the device
-    keeps on disk for one sample.
+    `module` is the slice's first module with parameters, or a parameter of the model's own that it
+    reads first; `recorded` how many numbers the device keeps on disk for one sample.
     """
 
     module: str

@@ -324,6 +324,11 @@ def with_statistic(value: float) -> nn.Module:
     return layer
 
 
+def test_a_batch_norm_that_keeps_no_statistics_needs_no_momentum() -> None:
+    norm = nn.BatchNorm1d(4, momentum=None, track_running_stats=False)
+    assert split(with_layer(norm), "full", (4,)).counts.params == 4 + 4 + 4 * CLASSES + CLASSES
+
+
 @pytest.mark.parametrize(
     ("layer", "words"),
     [
@@ -334,6 +339,12 @@ def with_statistic(value: float) -> nn.Module:
         (with_parameter(torch.ones(0, 4)), r"'0.extra' has shape \(0, 4\), which holds no"),
         (with_parameter(torch.tensor([1.0, torch.nan])), r"'0.extra' holds a number that is not"),
         (with_statistic(torch.inf), r"'0.running_mean' holds a number that is not finite"),
+        (nn.BatchNorm1d(4, momentum=None), r"^'0' averages .*; give it a momentum, like 0\.1"),
+        (nn.GRUCell(4, 4), r"^'0' is a GRUCell, .* take the layer nn\.GRU, which"),
+        (
+            nn.Conv1d(4, 4, 3, padding="same", padding_mode="circular"),
+            r"^'0' pads in a circle .*; take 'zeros', 'reflect' or 'replicate'\.",
+        ),
         (nn.Dropout(0.5), r"draws random numbers .* in '0'\); set dropout to 0"),
     ],
 )

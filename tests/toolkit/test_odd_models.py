@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import eager
 from profiles.errors import ModelError, SpecError
-from toolkit import split
+from toolkit import inspection, split
 from toolkit.cp_layers import tensorized
 from toolkit.families.low_rank import replacement
 from toolkit.submodel import Submodel
@@ -210,6 +210,15 @@ def test_factorized_layers_still_say_their_weight(kind: str) -> None:
     torch.testing.assert_close(compressed(x), dense(x))
     dense.weight.data = low_rank.weight.data
     torch.testing.assert_close(low_rank(x), dense(x))
+
+
+def test_a_cut_ahead_of_a_parameter_of_the_models_own() -> None:
+    model = Net(lambda own, y: y * own.scale)
+    model.scale = nn.Parameter(torch.rand(8))
+    places = inspection.cut_places(model, (6,), 32)
+    assert [place.module for place in places] == ["scale", "b", "h"]
+    submodel = assert_right(model, "slice:scale")
+    assert submodel.counts.params == 8 + 8 * 8 + 8 + 8 * C + C
 
 
 def test_a_model_that_is_one_layer() -> None:
