@@ -107,7 +107,10 @@ LITTLE = 0.1
 
 def note(submodel: Submodel, full: Submodel) -> str:
     """A word on a submodel with factors or fewer channels that gains little; empty for others."""
-    cut_down = any(e.factor is not None or e.part is not None for e in submodel.program.tensors)
+    tensors = submodel.program.tensors
+    cut_down = any(e.factor is not None or e.part is not None for e in tensors)
+    # A personal model is what one asks for, and what it costs.
+    cut_down = cut_down and not any(e.role == "personal" for e in tensors)
     capacity = submodel.counts.capacity(full.counts)
     weights = 1 - submodel.bytes / full.bytes
     little = weights < LITTLE and capacity > 1 - LITTLE

@@ -163,7 +163,15 @@ def test_what_is_not_possible_leaves_the_rest_of_the_table(folder: Path) -> None
 
 
 def test_a_submodel_that_saves_little_is_noted(folder: Path) -> None:
-    specs = ("low-rank:0.25", "low-rank:1", "width:0.99", "width:0.5", "slice:4", "pfedme")
+    specs = (
+        "low-rank:0.25",
+        "low-rank:1",
+        "width:0.99",
+        "width:0.5",
+        "slice:4",
+        "cp:2.0",
+        "pfedme",
+    )
     done = edgetailor(
         "inspect", "nets:separable", "--input-shape", "1,8,8",
         *(word for spec in specs for word in ("--submodel", spec)), cwd=folder,
