@@ -44,11 +44,16 @@ class Port(Struct, frozen=True, kw_only=True):
 
 
 class Signature(Struct, frozen=True, kw_only=True):
-    """A graph and its ports; outputs of kind `state` replace the tensors they name."""
+    """A graph and its ports; outputs of kind `state` replace the tensors they name.
+
+    `peak_bytes` is the memory that running it on one batch adds to the idle agent, as predicted
+    from the graph: session, tensors, inputs and outputs. None where no prediction was made.
+    """
 
     graph: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    peak_bytes: int | None = None
 
 
 class TensorEntry(Struct, frozen=True, kw_only=True):

@@ -12,8 +12,10 @@ from device_agent.manifest import (
     WEIGHTS,
     Manifest,
     Signature,
+    Train,
     encode,
 )
+from exporters.footprint import footprint
 from exporters.program import Program
 from profiles.errors import ExportError
 
@@ -40,6 +42,7 @@ def bundle_files(
             stored[entry.name] = value.detach().contiguous()
     files = {f"{name}.onnx": graph for name, graph in graphs.items()}
     files[WEIGHTS] = save(stored)
+    batch = max((i.batch_size for i in program.schedule if isinstance(i, Train)), default=1)
     manifest = Manifest(
         version=FORMAT_VERSION,
         submodel=program.submodel,
@@ -50,7 +53,12 @@ def bundle_files(
         sample_dtype=program.sample_dtype,
         sample_limit=program.sample_limit,
         signatures={
-            s.name: Signature(graph=f"{s.name}.onnx", inputs=s.inputs, outputs=s.outputs)
+            s.name: Signature(
+                graph=f"{s.name}.onnx",
+                inputs=s.inputs,
+                outputs=s.outputs,
+                peak_bytes=peak_bytes(graphs[s.name], batch),
+            )
             for s in program.signatures
         },
         tensors=program.tensors,
@@ -58,3 +66,11 @@ def bundle_files(
         files={name: fingerprint(data) for name, data in files.items()},
     )
     return {MANIFEST: encode(manifest), **files}
+
+
+def peak_bytes(graph: bytes, batch: int) -> int | None:
+    """The predicted peak of a run, None for a graph whose shapes depend on its data."""
+    try:
+        return footprint(graph, batch).process
+    except ExportError:
+        return None

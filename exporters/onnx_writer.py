@@ -18,6 +18,7 @@ from onnx_ir.passes.common import (
     IdentityEliminationPass,
     RemoveUnusedNodesPass,
 )
+from onnxscript.optimizer import fold_constants
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
@@ -26,6 +27,7 @@ from torch.onnx import OnnxExporterError, ONNXProgram
 from device_agent.manifest import Port
 from exporters.decompositions.transposition import ONNX_RUNTIME
 from exporters.graphs import MINIMUM_BATCH
+from exporters.onnx_passes import MergeTransposes
 from exporters.program import ProgramSignature
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
 from profiles.errors import ExportError
@@ -33,6 +35,9 @@ from profiles.errors import ExportError
 OPSET = 18
 IR_VERSION = 10
 """The newest that onnxruntime 1.19 reads."""
+
+FOLDED_NUMBERS = 1024
+"""Constants up to this are computed at export; larger ones would make the file large."""
 
 
 class Flat(nn.Module):
@@ -78,8 +83,10 @@ def to_onnx(signature: ProgramSignature) -> bytes:
     except OnnxExporterError as error:
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         raise ExportError(f"Signature {signature.name!r} has no ONNX form: {reason}") from error
+    fold_constants(lowered.model, output_size_limit=FOLDED_NUMBERS)
     Sequential(
         IdentityEliminationPass(),
+        MergeTransposes(),
         DeduplicateInitializersPass(),
         CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),
