@@ -213,8 +213,7 @@ def test_an_arena_gives_a_gap_away_whole_unless_it_is_twice_the_size() -> None:
 )
 def test_an_arena_takes_no_less_than_what_is_alive(spans: list[tuple[int, int, int]]) -> None:
     buffers = [
-        Buffer(str(number), size, min(a, b), max(a, b))
-        for number, (size, a, b) in enumerate(spans)
+        Buffer(str(number), size, min(a, b), max(a, b)) for number, (size, a, b) in enumerate(spans)
     ]
     alive = [sum(b.size for b in buffers if b.birth <= t <= b.death) for t in range(21)]
     total = sum(-(-buffer.size // GRAIN) * GRAIN + 4096 for buffer in buffers)
