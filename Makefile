@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long bench-families bench-memory check format
+.PHONY: help setup demo test test-long bench-families bench-step bench-memory check format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test-long: setup ## run the tests that take minutes
 bench-families: setup ## time the server's factorizations and aggregation (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_families.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_aggregation.py
+
+bench-step: setup ## time training steps against PyTorch (minutes); options in ARGS
+	$(BIN)/python tests/benchmarks/bench_step.py $(ARGS)
 
 # One thread: the working buffers of more would blur the comparison.
 bench-memory: setup ## peak memory of training steps, predicted, measured and PyTorch's (minutes)

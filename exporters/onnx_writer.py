@@ -27,7 +27,7 @@ from torch.onnx import OnnxExporterError, ONNXProgram
 from device_agent.manifest import Port
 from exporters.decompositions.transposition import ONNX_RUNTIME
 from exporters.graphs import MINIMUM_BATCH
-from exporters.onnx_passes import MergeTransposes
+from exporters.passes import shorten
 from exporters.program import ProgramSignature
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
 from profiles.errors import ExportError
@@ -76,7 +76,7 @@ def to_onnx(signature: ProgramSignature) -> bytes:
 
     Raises ExportError where an operator cannot be expressed in ONNX.
     """
-    program = exported(trace(signature, ONNX_RUNTIME), signature.inputs)
+    program = exported(shorten(trace(signature, ONNX_RUNTIME)), signature.inputs)
     quieten()
     try:
         lowered = lower_either_way(program, signature)
@@ -86,7 +86,6 @@ def to_onnx(signature: ProgramSignature) -> bytes:
     fold_constants(lowered.model, output_size_limit=FOLDED_NUMBERS)
     Sequential(
         IdentityEliminationPass(),
-        MergeTransposes(),
         DeduplicateInitializersPass(),
         CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),

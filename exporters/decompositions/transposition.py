@@ -146,7 +146,7 @@ def by_phases(
     crop: list[int] = []
     for axis in (1, 0):
         crop += [-padding[axis], size[axis] + padding[axis] - int(found.shape[2 + axis])]
-    return aten.constant_pad_nd(found, crop) if any(crop) else found  # type: ignore[no-any-return]
+    return aten.constant_pad_nd(found, crop) if any(crop) else found
 
 
 def reach(weight: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> list[int]:

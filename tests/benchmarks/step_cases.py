@@ -110,7 +110,7 @@ def eager_step(case: Case) -> Callable[[], object]:
         else:
             loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     with torch.no_grad():
         classes = max(2, model(x).shape[1])

@@ -13,9 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
+from torch.fx import GraphModule
 
 from device_agent.manifest import Port, TensorEntry
 from exporters import decompositions
+from exporters.decompositions.form import Forms
+from exporters.decompositions.transposition import ONNX_RUNTIME, UNTRANSPOSED
 from exporters.onnx_writer import to_onnx
 from exporters.optimizers import SGD, Adam, Optimizer
 from exporters.program import ProgramSignature, metric, samples, scalar, state_in, state_out
@@ -23,6 +26,7 @@ from exporters.signatures import cross_entropy
 from exporters.tracing import EXAMPLE_BATCH, operators, trace
 from profiles.errors import ExportError
 
+aten = torch.ops.aten
 BATCH = EXAMPLE_BATCH + 2
 TOLERANCE = 1e-5
 
@@ -77,6 +81,9 @@ ROWS = {
     "conv2d 1x1 stride": Row(conv2d(3, 5, 1, stride=2), (3, 5, 6)),
     "conv2d kx1": Row(conv2d(3, 2, (3, 1), padding=(1, 0)), (3, 6, 5)),
     "conv2d 1xk": Row(conv2d(2, 4, (1, 3), padding=(0, 1), stride=(1, 2)), (2, 4, 7)),
+    "conv2d few outputs": Row(conv2d(6, 3, (3, 1), padding=(2, 0), dilation=(2, 1)), (6, 8, 9)),
+    "conv2d few outputs, groups": Row(conv2d(8, 4, 3, groups=2), (8, 9, 8)),
+    "conv2d few inputs": Row(conv2d(3, 7, (2, 3), padding=1), (3, 8, 8)),
     "conv2d even kernel": Row(conv2d(3, 4, (2, 4), padding=(1, 2)), (3, 6, 7)),
     "conv2d kernel of the image": Row(conv2d(2, 4, (4, 5)), (2, 4, 5)),
     "conv2d one channel": Row(conv2d(1, 1, 3, padding=1), (1, 4, 4)),
@@ -187,12 +194,40 @@ def assert_close(case: Case, came: list[Tensor], expected: list[Tensor]) -> None
 
 @pytest.mark.parametrize("name", ROWS)
 def test_traced_gradient(name: str, seed: int) -> None:
+    check_traced(ROWS[name], seed, {})
+
+
+RUNTIMES = {"onnxruntime": ONNX_RUNTIME, "no transposed convolutions": UNTRANSPOSED}
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if "conv" in name])
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_traced_gradient_in_a_runtimes_forms(runtime: str, name: str, seed: int) -> None:
+    graph = check_traced(ROWS[name], seed, RUNTIMES[runtime])
+    convolutions = graph.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    if RUNTIMES[runtime] is UNTRANSPOSED:
+        assert not [node for node in convolutions if node.args[6]]
+
+
+def check_traced(row: Row, seed: int, forms: Forms) -> GraphModule:
     torch.manual_seed(seed)
-    case = Case.of(ROWS[name])
+    case = Case.of(row)
     feeds = case.feeds(seed)
-    graph = trace(case.signature)
+    graph = trace(case.signature, forms)
     assert_close(case, graph(*feeds.values()), case.expected(feeds))
     assert not [op for op in operators(graph) if "backward" in op]
+    return graph
+
+
+# The layer itself, the gradient of its input, that of its weight.
+CHEAPER = {"conv2d few outputs": [True, False, False], "conv2d few inputs": [False, True, False]}
+
+
+@pytest.mark.parametrize("name", CHEAPER)
+def test_convolutions_take_the_cheaper_form(name: str) -> None:
+    graph = trace(Case.of(ROWS[name]).signature, ONNX_RUNTIME)
+    found = graph.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    assert [node.args[6] for node in found] == CHEAPER[name]
 
 
 def together(cases: Mapping[str, Case]) -> ProgramSignature:
@@ -286,7 +321,7 @@ def test_two_forms_of_one_operator_are_refused_by_both_names() -> None:
 
 
 def test_own_forms_come_ahead_of_pytorchs() -> None:
-    table = decompositions.table()
+    table = decompositions.table({})
     for group in decompositions.GROUPS:
         for operator, form in group.items():
             assert table[operator] is form
@@ -367,7 +402,11 @@ def test_graph_says_nothing_of_where_it_was_made(twice: tuple[bytes, bytes]) -> 
     assert {node.domain for node in graph.node} <= {""}
     assert not model.functions
     assert not [i.name for i in graph.initializer if i.external_data]
-    assert not [n.op_type for n in graph.node if n.op_type in ("BatchNormalization", "If", "Loop")]
+    assert not [n.op_type for n in graph.node if n.op_type in ("If", "Loop")]
+    # Statistics are never left to ONNX's operator: its running variance is biased.
+    norms = [n for n in graph.node if n.op_type == "BatchNormalization"]
+    assert all(len(n.output) == 1 for n in norms)
+    assert not [a for n in norms for a in n.attribute if a.name == "training_mode" and a.i]
 
 
 def test_ports_are_the_signatures_in_order(twice: tuple[bytes, bytes]) -> None:

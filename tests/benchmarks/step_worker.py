@@ -1,0 +1,79 @@
+"""Child process of `bench_step.py`: one peer, one training step, steps on request.
+
+`python step_worker.py PEER CASE GRAPH THREADS` answers on standard output, one JSON value a line:
+first the peer's name and version, then for every line that it reads: `time` the seconds of one
+step, `memory` the bytes that steps take above the idle process.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+WARM_UP = 3
+MEMORY_STEPS = 3
+
+Step = Callable[[], object]
+
+
+def status(field: str) -> int:
+    """A field of this process's status, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"/proc/self/status has no {field}")
+
+
+def above_idle(idle: int, step: Step) -> int:
+    """Bytes by which the process's peak during steps is above `idle`."""
+    Path("/proc/self/clear_refs").write_text("5")
+    for _ in range(MEMORY_STEPS):
+        step()
+    return status("VmHWM") - idle
+
+
+def pytorch(case: str, threads: int) -> tuple[str, int, Step]:
+    """PyTorch eager, its idle process, and its step."""
+    import torch
+    from step_cases import CASES, eager_step
+
+    torch.set_num_threads(threads)
+    return f"PyTorch {torch.__version__}", status("VmRSS"), eager_step(CASES[case])
+
+
+def onnx(graph: str, threads: int) -> tuple[str, int, Step]:
+    """ONNX Runtime as the agent opens it."""
+    import numpy as np
+
+    from device_agent.onnx_runtime import DESCRIPTION, OnnxSession
+
+    idle = status("VmRSS")
+    session = OnnxSession(Path(graph), threads)
+    feeds = dict(np.load(Path(graph).with_suffix(".npz")))
+
+    def step() -> None:
+        results = session.run(feeds)
+        feeds.update({n.removesuffix("+"): v for n, v in results.items() if n.endswith("+")})
+
+    return DESCRIPTION, idle, step
+
+
+def answer(name: str, idle: int, step: Step) -> None:
+    """Serve requests until standard input ends."""
+    for _ in range(WARM_UP):
+        step()
+    print(json.dumps(name), flush=True)
+    for request in sys.stdin:
+        if request.strip() == "time":
+            start = time.perf_counter()
+            step()
+            print(json.dumps(time.perf_counter() - start), flush=True)
+        else:
+            print(json.dumps(above_idle(idle, step)), flush=True)
+
+
+if __name__ == "__main__":
+    peer, case, graph, threads = sys.argv[1:]
+    started = pytorch(case, int(threads)) if peer == "pytorch" else onnx(graph, int(threads))
+    answer(*started)
