@@ -34,9 +34,8 @@ bench-families: setup ## time the server's factorizations and aggregation (minut
 bench-step: setup ## time training steps against PyTorch (minutes); options in ARGS
 	$(BIN)/python tests/benchmarks/bench_step.py $(ARGS)
 
-# One thread: the working buffers of more would blur the comparison.
 bench-memory: setup ## peak memory of training steps, predicted, measured and PyTorch's (minutes)
-	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_memory.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_memory.py $(ARGS)
 
 check: setup ## lint, formatting, strict types, import rule
 	$(BIN)/ruff check .

@@ -34,7 +34,11 @@ class OnnxSession:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = onnxruntime.InferenceSession(
-                str(graph), options, providers=["CPUExecutionProvider"]
+                str(graph),
+                options,
+                providers=["CPUExecutionProvider"],
+                # What a graph computes twice, it does to save memory.
+                disabled_optimizers=["CommonSubexpressionElimination"],
             )
         except Exception as error:  # onnxruntime's exceptions have no public base
             reason = str(error).split("\n")[0]

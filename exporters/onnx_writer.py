@@ -29,6 +29,7 @@ from exporters.decompositions.transposition import ONNX_RUNTIME
 from exporters.graphs import MINIMUM_BATCH
 from exporters.passes import shorten
 from exporters.program import ProgramSignature
+from exporters.recomputation import RecomputeActivations
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
 from profiles.errors import ExportError
 
@@ -89,6 +90,7 @@ def to_onnx(signature: ProgramSignature) -> bytes:
         DeduplicateInitializersPass(),
         CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),
+        *(RecomputeActivations(p.name) for p in signature.outputs if p.kind == "metric"),
     )(lowered.model)
     return finish(lowered.model_proto, signature)
 
