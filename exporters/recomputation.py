@@ -83,7 +83,7 @@ def repeated(
             [*large, *node.inputs[len(large) :]],
             node.attributes.values(),
             num_outputs=len(node.outputs),
-            name=f"{node.name}_again",
+            name=f"node_{value.name}_again",
         )
         twins[value] = result = twin.outputs[0]
         result.name, result.shape, result.type = f"{value.name}_again", value.shape, value.type

@@ -1,9 +1,13 @@
 """Peak memory from the graph: small graphs whose peak is known by hand, chains against a replay."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
+import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from exporters.arena import GRAIN, arena_bytes
 from exporters.footprint import NODE_BYTES, SESSION_BYTES, footprint
-from exporters.liveness import Buffer, liveness
+from exporters.liveness import Buffer, execution_order, liveness
 from profiles.errors import ExportError
 
 BATCH = 4
@@ -228,3 +232,29 @@ def test_the_footprint_adds_what_the_agent_and_the_session_hold() -> None:
     assert found.planned == 3 * TENSOR
     assert found.arena == 4096
     assert found.process == TENSOR + 4 + 4096 + SESSION_BYTES + 3 * NODE_BYTES
+
+
+def test_the_order_is_the_one_that_onnx_runtime_runs(tmp_path: Path) -> None:
+    """A random graph of sines and sums, read back from the runtime's own profile."""
+    draw = np.random.default_rng()
+    values, nodes = ["x"], []
+    for number in range(60):
+        # Late ones more often, so that the graph is deep.
+        first, second = (values[-1 - min(int(draw.exponential(6)), number)] for _ in range(2))
+        name = f"v{number}"
+        kind, inputs = ("Sin", [first]) if draw.random() < 0.5 else ("Mul", [first, second])
+        nodes.append(helper.make_node(kind, inputs, [name], name=name))
+        values.append(name)
+    ends = sorted({*values[1:]} - {source for node in nodes for source in node.input})
+    shape = ("n", 10)
+    graph = model(nodes, [value("x", shape)], [value(name, shape) for name in ends])
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_profiling = True
+    options.profile_file_prefix = str(tmp_path / "profile")
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), options)
+    session.run(None, {"x": np.ones((BATCH, 10), np.float32)})
+    events = json.loads(Path(session.end_profiling()).read_text())
+    ran = [e["name"] for e in events if e["cat"] == "Node" and e["name"].endswith("_kernel_time")]
+    predicted = [node.name for node in execution_order(ir.from_proto(graph).graph)]
+    assert [name.removesuffix("_kernel_time") for name in ran] == predicted
