@@ -14,6 +14,7 @@ from bench_step import Peer, write_graph
 from step_cases import BATCH, CASES, Case, whole
 
 from exporters.footprint import footprint
+from profiles.errors import ExportError
 from toolkit import models
 
 DIGITS = (8, 8)
@@ -58,7 +59,10 @@ def main() -> None:
     print("| MB, batch 32 | planned | arena | predicted peak | peak | off | PyTorch | ratio |")
     print("|---|---|---|---|---|---|---|---|")
     for name in chosen.case or [*CASES, *PERSONAL]:
-        report(name, chosen.alive)
+        try:
+            report(name, chosen.alive)
+        except ExportError as error:
+            print(f"| {name} | {error} |")
 
 
 if __name__ == "__main__":
