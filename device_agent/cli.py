@@ -31,7 +31,7 @@ seed_option = click.option(
     default=0,
     show_default=True,
     type=click.IntRange(0, 2**31 - 1),
-    help="Seed of the order of the samples.",
+    help="Seed of the order of the samples and of dropout.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 

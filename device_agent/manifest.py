@@ -18,6 +18,7 @@ SAMPLES = "x"
 SAFE_LIMIT = 2
 """Made-up whole numbers are below this where the model names no limit of its own."""
 
+Runtime = Literal["onnx", "litert"]
 Dtype = Literal["float32", "int64"]
 Role = Literal["parameter", "buffer", "optimizer", "personal", "frozen"]
 UPLOADED: tuple[Role, ...] = ("parameter", "buffer")
@@ -33,11 +34,12 @@ class Port(Struct, frozen=True, kw_only=True):
     `shape` has None where the batch goes. `kind` says what the agent feeds or does with it:
     `samples` a batch of the source data set, `labels` its labels, `classes` 1 for every class that
     the device has samples of and 0 for the others, `scalar` a number that the schedule gives,
-    `state` the tensor called `state`, `metric` a number to report.
+    `seed` a fresh random whole number from 0 below 2^31 - 1 (for dropout), `state` the tensor
+    called `state`, `metric` a number to report.
     """
 
     name: str
-    kind: Literal["samples", "labels", "classes", "scalar", "state", "metric"]
+    kind: Literal["samples", "labels", "classes", "scalar", "seed", "state", "metric"]
     dtype: Dtype
     shape: tuple[int | None, ...]
     state: str | None = None
@@ -46,6 +48,7 @@ class Port(Struct, frozen=True, kw_only=True):
 class Signature(Struct, frozen=True, kw_only=True):
     """A graph and its ports; outputs of kind `state` replace the tensors they name.
 
+    `graph` is the file that holds it. A TFLite file holds all signatures of a bundle, by name.
     `peak_bytes` is the memory that running it on one batch adds to the idle agent, as predicted
     from the graph: session, tensors, inputs and outputs. None where no prediction was made.
     """
@@ -127,13 +130,14 @@ class FileEntry(Struct, frozen=True, kw_only=True):
 class Manifest(Struct, frozen=True, kw_only=True):
     """All of `manifest.json`. `base` fingerprints the global model that the bundle was cut from.
 
-    `classes` is the width of the model's output; a single output tells the labels 0 and 1 apart.
-    Samples of type int64 are at least 0 and below `sample_limit`, where there is one.
+    `runtime` is one of `Runtime`. `classes` is the width of the model's output; a single output
+    tells the labels 0 and 1 apart. Samples of type int64 are at least 0 and below `sample_limit`,
+    where there is one.
     """
 
     version: int
     submodel: str
-    runtime: Literal["onnx", "tflite"]
+    runtime: str
     base: str
     sample_shape: tuple[int, ...]
     classes: int

@@ -6,28 +6,37 @@ from typing import Protocol
 
 import numpy as np
 
-from device_agent import onnx_runtime
+from device_agent.litert_runtime import LitertSession
+from device_agent.litert_runtime import description as litert
+from device_agent.onnx_runtime import DESCRIPTION, OnnxSession
 from profiles.errors import BundleError
 
 
 class Session(Protocol):
-    """A loaded graph. It is released by dropping the last reference to it."""
+    """A loaded signature. It is released by dropping the last reference to it."""
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """All outputs by name; the arrays are new ones, never views of the feeds."""
         ...
 
 
-def open_session(runtime: str, graph: Path, threads: int) -> Session:
-    """Load `graph`. Raises BundleError where the runtime is not there or does not take it."""
+def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Session:
+    """Load `signature`, which is in the file `graph`.
+
+    Raises BundleError where the runtime is not there or does not take it.
+    """
+    if runtime == "litert":
+        return LitertSession(graph, signature, threads)
     if runtime != "onnx":
         raise BundleError(
-            f"The bundle is for the runtime {runtime!r}; this agent runs onnx bundles. "
+            f"The bundle is for the runtime {runtime!r}; this agent runs onnx and litert bundles. "
             "Export it again with --format onnx."
         )
-    return onnx_runtime.OnnxSession(graph, threads)
+    return OnnxSession(graph, threads)
 
 
 def describe(runtime: str) -> str:
     """Name and version of the library behind `runtime`."""
-    return onnx_runtime.DESCRIPTION if runtime == "onnx" else runtime
+    if runtime == "litert":
+        return litert()
+    return DESCRIPTION if runtime == "onnx" else runtime

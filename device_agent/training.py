@@ -58,9 +58,9 @@ def train_bundle(
 ) -> Trained:
     """Train the bundle in `folder` on local `data` and write the update folder `out`.
 
-    `personal` are tensors kept from earlier rounds; `seed` decides the order of the samples. With
-    one thread and the same seed the update is the same, bit for bit. `force` replaces the update
-    that is in `out`.
+    `personal` are tensors kept from earlier rounds; `seed` decides the order of the samples and
+    what dropout drops. With one thread and the same seed the update is the same, bit for bit.
+    `force` replaces the update that is in `out`.
 
     Raises BundleError, DataError or UpdateError (training diverged); then `out` is not written.
     """
@@ -93,9 +93,14 @@ class ScheduleRun:
     personal: dict[str, np.ndarray]
     on_epoch: OnEpoch
     state: dict[str, np.ndarray] = field(default_factory=dict)
+    dropout: np.random.Generator = field(init=False)
     recordings: dict[str, Recording] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     steps: int = 0
+
+    def __post_init__(self) -> None:
+        # Apart from the order of the samples, which is the same with and without dropout.
+        self.dropout = np.random.default_rng([self.seed, 1])
 
     def go(self) -> None:
         """Run the whole schedule."""
@@ -181,7 +186,8 @@ class ScheduleRun:
         missing = [self.bundle.entry(n) for n in sorted(names - self.state.keys())]
         self.state.update(self.bundle.load(e.name for e in missing if e.stored))
         self.state.update({e.name: self.unstored(e) for e in missing if not e.stored})
-        return open_session(self.bundle.manifest.runtime, self.bundle.graph(name), self.threads)
+        runtime = self.bundle.manifest.runtime
+        return open_session(runtime, self.bundle.graph(name), name, self.threads)
 
     def unstored(self, entry: TensorEntry) -> np.ndarray:
         """The first value of a tensor that is not in the bundle."""
@@ -215,6 +221,8 @@ class ScheduleRun:
                 return np.isin(known, self.local.y).astype(np.float32)
             case "scalar":
                 return np.asarray(scalars[port.name], np.float32)
+            case "seed":
+                return np.asarray(self.dropout.integers(2**31 - 1), np.int64)
             case _:
                 return self.state[str(port.state)]
 

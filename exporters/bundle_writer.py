@@ -1,6 +1,7 @@
 """Put graphs, weights and manifest together into a bundle."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from safetensors.torch import save
 from torch import Tensor
@@ -11,6 +12,7 @@ from device_agent.manifest import (
     MANIFEST,
     WEIGHTS,
     Manifest,
+    Runtime,
     Signature,
     Train,
     encode,
@@ -19,8 +21,23 @@ from exporters.footprint import footprint
 from exporters.program import Program
 from profiles.errors import ExportError
 
-Graphs = Mapping[str, bytes]
-"""One serialized graph for each signature, by signature name."""
+
+@dataclass(frozen=True)
+class Graph:
+    """One signature, lowered for `runtime`: the name and content of the file that holds it.
+
+    `operators` and `size` (bytes) are of this signature alone, whatever else is in the file.
+    """
+
+    runtime: Runtime
+    file: str
+    data: bytes
+    operators: int
+    size: int
+
+
+Graphs = Mapping[str, Graph]
+"""The graphs of one program for one runtime, by signature name."""
 
 
 def bundle_files(
@@ -40,13 +57,13 @@ def bundle_files(
                     f"{entry.name!r} has shape {tuple(value.shape)}, the program {entry.shape}."
                 )
             stored[entry.name] = value.detach().contiguous()
-    files = {f"{name}.onnx": graph for name, graph in graphs.items()}
+    files = {graph.file: graph.data for graph in graphs.values()}
     files[WEIGHTS] = save(stored)
     batch = max((i.batch_size for i in program.schedule if isinstance(i, Train)), default=1)
     manifest = Manifest(
         version=FORMAT_VERSION,
         submodel=program.submodel,
-        runtime="onnx",
+        runtime=next(iter(graphs.values())).runtime,
         base=base,
         sample_shape=program.sample_shape,
         classes=program.classes,
@@ -54,7 +71,7 @@ def bundle_files(
         sample_limit=program.sample_limit,
         signatures={
             s.name: Signature(
-                graph=f"{s.name}.onnx",
+                graph=graphs[s.name].file,
                 inputs=s.inputs,
                 outputs=s.outputs,
                 peak_bytes=peak_bytes(graphs[s.name], batch),
@@ -68,9 +85,11 @@ def bundle_files(
     return {MANIFEST: encode(manifest), **files}
 
 
-def peak_bytes(graph: bytes, batch: int) -> int | None:
-    """The predicted peak of a run, None for a graph whose shapes depend on its data."""
+def peak_bytes(graph: Graph, batch: int) -> int | None:
+    """The predicted peak of a run; None for TFLite and where shapes depend on the data."""
+    if graph.runtime != "onnx":
+        return None
     try:
-        return footprint(graph, batch).process
+        return footprint(graph.data, batch).process
     except ExportError:
         return None

@@ -23,7 +23,8 @@ from exporters.model_checks import (
     check_parameters,
     check_writes,
 )
-from exporters.tracing import DTYPES, RECURRENT
+from exporters.recurrent_layers import RECURRENT
+from exporters.tracing import DTYPES
 from profiles.errors import ModelError
 
 aten = torch.ops.aten

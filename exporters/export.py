@@ -1,19 +1,20 @@
 """The exporters' front door: a program in, a bundle folder out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
 from device_agent.files import refuse_existing, write_folder
-from exporters.bundle_writer import Graphs, bundle_files
-from exporters.onnx_writer import to_onnx
-from exporters.program import Program
+from exporters import onnx_writer
+from exporters.bundle_writer import Graph, Graphs, bundle_files
+from exporters.program import Program, Report, silent
 from exporters.verify import Verdict, verify
-from profiles.errors import VerificationError
+from profiles.errors import ExportError, VerificationError
 
-Report = Callable[[str], None]
+Format = Literal["onnx", "tflite"]
 
 
 @dataclass(frozen=True)
@@ -25,20 +26,24 @@ class ExportedBundle:
     graphs: Graphs = field(repr=False)
 
 
-def silent(stage: str) -> None:
-    """Report nothing."""
-
-
-def compile_graphs(program: Program, report: Report = silent) -> dict[str, bytes]:
+def compile_graphs(
+    program: Program, report: Report = silent, format: Format = "onnx"
+) -> dict[str, Graph]:
     """Trace and lower every signature of `program`; `report` hears of each stage.
 
-    Raises ExportError naming signature and operator where one cannot be lowered.
+    Raises ExportError naming signature and operator where one cannot be lowered, or where the
+    writer's library is not installed.
     """
-    graphs = {}
-    for signature in program.signatures:
-        report(f"lowering {signature.name}")
-        graphs[signature.name] = to_onnx(signature)
-    return graphs
+    if format == "onnx":
+        return onnx_writer.compile_graphs(program, report)
+    try:
+        from exporters import tflite_writer
+    except ImportError as error:
+        raise ExportError(
+            f"TFLite graphs cannot be written here: {error}. Install what it takes with "
+            "`pip install 'edgetailor[tflite]'`, or export with --format onnx."
+        ) from error
+    return tflite_writer.compile_graphs(program, report)
 
 
 def export(
@@ -47,11 +52,12 @@ def export(
     out: str | Path,
     *,
     base: str,
+    format: Format = "onnx",
     check: bool = True,
     force: bool = False,
     report: Report = silent,
 ) -> ExportedBundle:
-    """Write `program` with its weights `values` as a bundle to the new folder `out`.
+    """Write `program` with its weights `values` as a bundle in `format` to the new folder `out`.
 
     With `check` every signature first runs against PyTorch on fresh random inputs; a miss raises
     VerificationError and leaves the bundle under `out` with `.failed-verification` added.
@@ -59,7 +65,7 @@ def export(
     """
     out = Path(out)
     refuse_existing(out, force)
-    graphs = compile_graphs(program, report)
+    graphs = compile_graphs(program, report, format)
     files = bundle_files(program, graphs, values, base)
     verdict = None
     if check:

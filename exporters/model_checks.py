@@ -11,8 +11,9 @@ from torch.fx import GraphModule, Node
 from torch.nn.parameter import UninitializedParameter
 
 from device_agent.manifest import SAFE_LIMIT
+from exporters.dropout import SEEDED, SeededBernoulli
 from exporters.graphs import MINIMUM_BATCH, writes_in_place
-from exporters.tracing import RECURRENT
+from exporters.recurrent_layers import RECURRENT
 from profiles.errors import ModelError
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ FAITHFUL = 1e-3
 """Most that a recorded model may differ from itself, relative to the norm: only rounding does."""
 RANDOM = ("rand", "bernoulli", "dropout", "normal_", ".normal.", "uniform", "rrelu", "multinomial")
 """What the names of operators that draw random numbers have in them."""
-DROPS = {aten.scaled_dot_product_attention.default: 4, **dict.fromkeys(RECURRENT, 5)}
-"""Operators with a dropout inside, and the place of its probability among their arguments."""
+DROPS = dict.fromkeys(RECURRENT, 5)
+"""Operators whose own dropout has no seed, and the place of its probability in their arguments."""
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
 VIEWS = ("aten.detach", "aten.alias", "aten.view", "aten.slice", "aten.select", "aten.transpose")
 
@@ -80,16 +81,18 @@ def check_output(output: object, batch: object) -> None:
 
 
 def check_deterministic(graph: GraphModule) -> None:
-    """Raise ModelError where training draws random numbers, which a device cannot reproduce yet."""
+    """Raise ModelError where training draws random numbers other than those of a plain dropout."""
     for node in graph.graph.nodes:
+        if node.target in SEEDED:
+            continue
         named = node.op == "call_function" and any(word in str(node.target) for word in RANDOM)
         place = DROPS.get(node.target, len(node.args))
         if named or (place < len(node.args) and node.args[place] > 0):
             stack = list((node.meta.get("nn_module_stack") or {}).values())
             where = f" in {stack[-1][0]!r}" if stack else ""
             raise ModelError(
-                f"The model draws random numbers when it trains ({node.target}{where}); set "
-                "dropout to 0."
+                f"The model draws random numbers when it trains ({node.target}{where}), which only "
+                "nn.Dropout, nn.Dropout1d to 3d and attention may; set dropout to 0."
             )
 
 
@@ -122,10 +125,13 @@ def check_faithful(model: nn.Module, captured: "Captured") -> None:
             x = torch.randn(shape, generator=generator)
         tensors = {n: v.detach().clone() for n, v in captured.tensors.items()}
         leaves = {n: tensors[n].requires_grad_() for n in captured.parameters}
-        came = functional_call(graph, tensors, (x,))
+        with SeededBernoulli(0):
+            came = functional_call(graph, tensors, (x,))
+        with SeededBernoulli(0):
+            expected = own(x)
         came = came[0] if isinstance(came, tuple | list) else came
         parameters = dict(own.named_parameters())
-        pairs = [(came, own(x), "computes something else")]
+        pairs = [(came, expected, "computes something else")]
         weight = torch.randn(came.shape, generator=generator)
         if training:
             theirs = gradients(pairs[0][1], weight, [parameters[n] for n in leaves])

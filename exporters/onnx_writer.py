@@ -6,8 +6,9 @@ paths and the same bytes for the same program.
 
 import copy
 import logging
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx
 import torch
@@ -25,10 +26,15 @@ from torch.fx import GraphModule
 from torch.onnx import OnnxExporterError, ONNXProgram
 
 from device_agent.manifest import Port
+from exporters.bundle_writer import Graph
+from exporters.coverage import advice
 from exporters.decompositions.transposition import ONNX_RUNTIME
 from exporters.graphs import MINIMUM_BATCH
+from exporters.onnx_loops import finish_scans, separate_outputs, to_scans
+from exporters.onnx_translations import TRANSLATIONS
 from exporters.passes import shorten
-from exporters.program import ProgramSignature
+from exporters.places import place
+from exporters.program import Program, ProgramSignature, Report
 from exporters.recomputation import RecomputeActivations
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
 from profiles.errors import ExportError
@@ -39,6 +45,17 @@ IR_VERSION = 10
 
 FOLDED_NUMBERS = 1024
 """Constants up to this are computed at export; larger ones would make the file large."""
+
+
+def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
+    """Every signature of `program` as an ONNX file of its own; see `exporters.compile_graphs`."""
+    graphs = {}
+    for signature in program.signatures:
+        report(f"lowering {signature.name}")
+        data = to_onnx(signature)
+        operators = len(onnx.load_from_string(data).graph.node)
+        graphs[signature.name] = Graph("onnx", f"{signature.name}.onnx", data, operators, len(data))
+    return graphs
 
 
 class Flat(nn.Module):
@@ -82,8 +99,7 @@ def to_onnx(signature: ProgramSignature) -> bytes:
     try:
         lowered = lower_either_way(program, signature)
     except OnnxExporterError as error:
-        reason = str(error.__cause__ or error).strip().split("\n")[0]
-        raise ExportError(f"Signature {signature.name!r} has no ONNX form: {reason}") from error
+        raise ExportError(no_form(signature, str(error.__cause__ or error))) from error
     fold_constants(lowered.model, output_size_limit=FOLDED_NUMBERS)
     Sequential(
         IdentityEliminationPass(),
@@ -92,7 +108,22 @@ def to_onnx(signature: ProgramSignature) -> bytes:
         RemoveUnusedNodesPass(),
         *(RecomputeActivations(p.name) for p in signature.outputs if p.kind == "metric"),
     )(lowered.model)
+    finish_scans(lowered.model)
+    separate_outputs(lowered.model.graph, [port.name for port in signature.outputs])
     return finish(lowered.model_proto, signature)
+
+
+def no_form(signature: ProgramSignature, reason: str) -> str:
+    """What to say where torch.onnx gives up for `reason`, which may name the operator."""
+    named = re.search(r"target=torch\.ops\.\w+\.(\w+)", reason)
+    if named is None:
+        first = reason.strip().split("\n")[0]
+        return f"Signature {signature.name!r} has no ONNX form: {first}"
+    name = f"aten::{named[1]}"
+    return (
+        f"Signature {signature.name!r} needs the operator {name}{place(signature.source, name)}, "
+        f"which has no ONNX form: {advice(name)}"
+    )
 
 
 def lower_either_way(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
@@ -115,6 +146,7 @@ def lower(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
             output_names=[port.name for port in signature.outputs],
             opset_version=OPSET,
             optimize=False,
+            custom_translation_table=TRANSLATIONS,
             verbose=False,
         )
     assert lowered is not None
@@ -129,14 +161,17 @@ def exported(graph: GraphModule, ports: Sequence[Port]) -> ExportedProgram:
         for p in ports
     )
     dynamic = tuple({0: batch} if None in port.shape else None for port in ports)
-    return torch.export.export(
+    program = torch.export.export(
         Flat(graph).eval(), examples, dynamic_shapes=(dynamic,), strict=False
     )
+    return to_scans(program)
 
 
 def quieten() -> None:
-    """Keep the exporter's remarks about packages that are not installed off the terminal."""
-    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    """Keep the exporter's remarks off the terminal: packages that it would like, nodes of ours."""
+    own = "torch.onnx._internal.exporter"
+    for name in (f"{own}._registration", f"{own}._core", "onnx_ir._convenience"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def finish(model: onnx.ModelProto, signature: ProgramSignature) -> bytes:
@@ -145,17 +180,14 @@ def finish(model: onnx.ModelProto, signature: ProgramSignature) -> bytes:
     Afterwards: no metadata, no operator outside the default domain, ports as the signature says.
     """
     del model.metadata_props[:]
-    for holder in (model.graph, *model.graph.node, *model.graph.initializer):
-        del holder.metadata_props[:]
-        holder.doc_string = ""
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        del value.metadata_props[:]
-    del model.graph.value_info[:]
+    for graph in graphs_of(model.graph):
+        strip(graph)
     model.graph.name = signature.name
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "edgetailor", ""
     del model.functions[:]
-    foreign = sorted({n.domain or "" for n in model.graph.node} - {""})
+    nodes = (node for graph in graphs_of(model.graph) for node in graph.node)
+    foreign = sorted({node.domain or "" for node in nodes} - {""})
     if foreign:
         raise ExportError(f"Signature {signature.name!r} needs operators of {', '.join(foreign)}.")
     del model.opset_import[:]
@@ -163,6 +195,25 @@ def finish(model: onnx.ModelProto, signature: ProgramSignature) -> bytes:
     onnx.checker.check_model(model, full_check=True)
     check_ports(model, signature)
     return model.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """`graph` and the bodies of its loops."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from graphs_of(attribute.g)
+
+
+def strip(graph: onnx.GraphProto) -> None:
+    """Remove what only describes the export."""
+    for holder in (graph, *graph.node, *graph.initializer):
+        del holder.metadata_props[:]
+        holder.doc_string = ""
+    for value in (*graph.input, *graph.output):
+        del value.metadata_props[:]
+    del graph.value_info[:]
 
 
 def check_ports(model: onnx.ModelProto, signature: ProgramSignature) -> None:

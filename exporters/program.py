@@ -8,11 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.fx import GraphModule
 
 from device_agent.manifest import Dtype, Instruction, Port, TensorEntry
 
 Tensors = Mapping[str, Tensor]
 Function = Callable[[Tensors], dict[str, Tensor]]
+Report = Callable[[str], None]
+"""Hears of each stage of an export."""
+
+
+def silent(stage: str) -> None:
+    """Report nothing."""
 
 
 @dataclass(frozen=True)
@@ -20,13 +27,15 @@ class ProgramSignature:
     """A pure function to be exported: reads its inputs by port name, returns its outputs likewise.
 
     `function` may use autograd transforms (`torch.func`): tracing turns them into forward
-    operators. It must not keep state between calls.
+    operators. It must not keep state between calls. `source` is the recorded model that it runs, if
+    any: refusals find places in it.
     """
 
     name: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     function: Function
+    source: GraphModule | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,11 @@ def present(classes: int) -> Port:
 def scalar(name: str) -> Port:
     """A number that the schedule gives."""
     return Port(name=name, kind="scalar", dtype="float32", shape=())
+
+
+def seed() -> Port:
+    """A fresh random whole number for each step, from 0 below 2^31 - 1."""
+    return Port(name="seed", kind="seed", dtype="int64", shape=())
 
 
 def metric(name: str) -> Port:

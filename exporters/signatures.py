@@ -4,6 +4,7 @@ All of them run a captured graph with the tensors of the device's state in place
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.func import functional_call, grad_and_value
 from torch.fx import GraphModule
 
 from device_agent.manifest import Dtype, TensorEntry
+from exporters.dropout import SeededDropout, drops
 from exporters.graphs import attributes_read, input_node, output_node
 from exporters.optimizers import Optimizer, select
 from exporters.program import (
@@ -21,6 +23,7 @@ from exporters.program import (
     present,
     samples,
     scalar,
+    seed,
     state_in,
     state_out,
 )
@@ -94,12 +97,14 @@ def train(
     `loss` is the cross-entropy alone; the gradient is that of cross-entropy plus `penalty`. Both
     may also look at the tensors `reads`. Statistics among them (static batch norm) stay as they
     are. With `masked` the logits of classes that the device has no samples of count as zero
-    (HeteroFL's masked cross-entropy, for models of two classes and more).
+    (HeteroFL's masked cross-entropy, for models of two classes and more). Where `graph` has
+    dropout, a `seed` is an input too.
     """
     kept = optimizer.state(parameters)
     written = (*parameters, *kept, *buffers)
     classes = int(output_node(graph).meta["val"].shape[1])
     mask = present(classes) if masked and classes > 1 else None
+    random = seed() if drops(graph) else None
 
     def step(feeds: Tensors) -> dict[str, Tensor]:
         statistics = {b.name: feeds[b.name].clone() for b in buffers}
@@ -108,7 +113,8 @@ def train(
         fixed |= {e.name: feeds[e.name] for e in reads if e.role != "frozen"}
 
         def objective(trained: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-            logits = run(graph, {**fixed, **trained, **statistics}, feeds["x"], names)
+            with nullcontext() if random is None else SeededDropout(feeds[random.name]):
+                logits = run(graph, {**fixed, **trained, **statistics}, feeds["x"], names)
             loss = loss_of(logits if mask is None else logits * feeds[mask.name], feeds["y"])
             total = loss if penalty is None else loss + penalty({**fixed, **trained})
             return total, loss
@@ -120,12 +126,13 @@ def train(
         return {"loss": loss, **results}
 
     inputs = [samples(sample_shape, dtype=sample_dtype(graph)), labels(), scalar("rate")]
-    inputs += [mask] if mask is not None else []
+    inputs += [port for port in (mask, random) if port is not None]
     return ProgramSignature(
         name=name,
         inputs=(*inputs, *map(state_in, (*written, *reads))),
         outputs=(metric("loss"), *map(state_out, written)),
         function=step,
+        source=graph,
     )
 
 
@@ -148,4 +155,5 @@ def apply(
         inputs=(samples(sample_shape, dtype=sample_dtype(graph)), *map(state_in, reads)),
         outputs=(samples(shape, "output"),),
         function=function,
+        source=graph,
     )

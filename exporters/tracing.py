@@ -19,22 +19,24 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.overrides import TorchFunctionMode
 
 from device_agent.manifest import Port
+from exporters.composites import Composites
+from exporters.coverage import advice
 from exporters.decompositions import table
 from exporters.decompositions.form import Forms
+from exporters.places import place
 from exporters.program import ProgramSignature
+from exporters.recurrent_layers import OpenRecurrence
 from profiles.errors import EdgeTailorError, ExportError
 
 EXAMPLE_BATCH = 3
 TRAINING_ONLY = ("aten::_native_batch_norm_legit",)
-aten = torch.ops.aten
-RECURRENT = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
 def trace(signature: ProgramSignature, forms: Forms | None = None) -> GraphModule:
     """Trace `signature` into a graph whose inputs and outputs are its ports, in order.
 
-    `forms` are the decompositions that are the runtime's own.
+    A writer's own `forms` come ahead of the table that all share.
 
     Raises ExportError naming the operator where one has no forward form, or where the model's
     code depends on the numbers that it is given.
@@ -49,10 +51,10 @@ def trace(signature: ProgramSignature, forms: Forms | None = None) -> GraphModul
         return [results[port.name] for port in signature.outputs]
 
     try:
-        with mode, enable_python_dispatcher(), OpenLinear(), NoRecurrence():
+        with mode, enable_python_dispatcher(), OpenLinear(), OpenRecurrence(), Composites():
             graph = make_fx(
                 functionalize(flat),
-                decomposition_table=table(forms or {}),
+                decomposition_table={**table(), **(forms or {})},
                 _allow_non_fake_inputs=True,
             )(*inputs)
     except EdgeTailorError:
@@ -67,7 +69,7 @@ def trace(signature: ProgramSignature, forms: Forms | None = None) -> GraphModul
         )
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    check_forward_only(graph, signature.name)
+    check_forward_only(graph, signature)
     return graph
 
 
@@ -83,22 +85,6 @@ class OpenLinear(TorchFunctionMode):
         """Replace biased linear layers on more than two axes; leave the rest."""
         if func in (torch.nn.functional.linear, torch.ops.aten.linear.default):
             return linear(func, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-class NoRecurrence(TorchFunctionMode):
-    """Refuses recurrent layers: they have no loop over time in the graph yet."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Raise ExportError for a recurrent layer; leave the rest."""
-        if func in RECURRENT:
-            name = func._schema.name.removeprefix("aten::")
-            raise ExportError(
-                f"The model has a recurrent layer ({name}), which cannot be exported yet; it can "
-                "be inspected and split."
-            )
         return func(*args, **(kwargs or {}))
 
 
@@ -131,13 +117,13 @@ def open_batch(mode: FakeTensorMode) -> SymInt:
     return batch
 
 
-def check_forward_only(graph: GraphModule, signature: str) -> None:
+def check_forward_only(graph: GraphModule, signature: ProgramSignature) -> None:
     """Raise ExportError for operators that no inference runtime has."""
     for name in operators(graph):
         if "backward" in name or name.endswith("_") or name in TRAINING_ONLY:
             raise ExportError(
-                f"Signature {signature!r} needs the operator {name}, which has no forward form "
-                "here yet: add one under exporters/decompositions/, or use another layer."
+                f"Signature {signature.name!r} needs the operator {name}"
+                f"{place(signature.source, name)}, which has no forward form: {advice(name)}"
             )
 
 

@@ -1,14 +1,16 @@
 """Check exported graphs against PyTorch's own kernels in float64, on fresh random inputs."""
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import torch
 from torch import Tensor
 
 from device_agent.manifest import SAFE_LIMIT, Port, labels_of
+from device_agent.runtime import Session, open_session
 from exporters.bundle_writer import Graphs
 from exporters.program import Program, ProgramSignature
 
@@ -17,6 +19,8 @@ TOLERANCE = 5e-3
 within rounding of a ReLU's kink can move a deep net's gradient by 1e-3 in a correct one."""
 
 BATCH = 8
+THREADS = 0
+"""As many as there are cores."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Verdict:
 def verify(
     program: Program, graphs: Graphs, values: Mapping[str, Tensor], seed: int | None = None
 ) -> Verdict:
-    """Run every signature once in onnxruntime and once in PyTorch and compare all outputs.
+    """Run every signature once as a device does and once in PyTorch and compare all outputs.
 
     State that the bundle stores is the real one, the rest is random; `seed` fixes the inputs
     (default: a fresh one, named in the verdict).
@@ -63,16 +67,20 @@ def verify(
     if seed is None:
         seed = int(np.random.SeedSequence().generate_state(1)[0])
     generator = torch.Generator().manual_seed(seed)
-    verdicts = [
-        compare(signature, graphs[signature.name], program, values, generator, seed)
-        for signature in program.signatures
-    ]
+    verdicts = []
+    with tempfile.TemporaryDirectory() as folder:
+        for signature in program.signatures:
+            graph = graphs[signature.name]
+            file = Path(folder, graph.file)
+            file.write_bytes(graph.data)
+            session = open_session(graph.runtime, file, signature.name, THREADS)
+            verdicts.append(compare(signature, session, program, values, generator, seed))
     return max(verdicts, key=lambda verdict: verdict.error)
 
 
 def compare(
     signature: ProgramSignature,
-    graph: bytes,
+    session: Session,
     program: Program,
     values: Mapping[str, Tensor],
     generator: torch.Generator,
@@ -85,18 +93,15 @@ def compare(
         expected = signature.function(wide)
     except RuntimeError:  # constants that the model makes in float32 do not mix with float64
         expected = signature.function(feeds)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    results = session.run(
-        [port.name for port in signature.outputs], {n: t.numpy() for n, t in feeds.items()}
-    )
+    results = session.run({n: t.numpy() for n, t in feeds.items()})
     worst = max(
         (
-            relative_error(torch.from_numpy(np.asarray(came)), expected[port.name].detach()),
+            relative_error(
+                torch.from_numpy(np.asarray(results[port.name])), expected[port.name].detach()
+            ),
             port.name,
         )
-        for port, came in zip(signature.outputs, results, strict=True)
+        for port in signature.outputs
     )
     return Verdict(error=worst[0], signature=signature.name, output=worst[1], seed=seed)
 
@@ -112,6 +117,8 @@ def example(
         return values[port.state].detach()
     if port.kind == "classes":
         return (torch.arange(shape[0]) > 0).float()
+    if port.kind == "seed":
+        return torch.randint(2**31 - 1, shape, generator=generator)
     if port.kind == "scalar":
         return torch.tensor(0.05)
     if port.kind == "samples" and port.dtype == "int64":

@@ -53,7 +53,7 @@ def alone():
 
 
 def dropping():
-    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Dropout(0.5))
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.AlphaDropout(0.5))
 
 
 number = 3

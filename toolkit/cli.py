@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import click
 
@@ -113,16 +113,34 @@ def inspect(
         tables.show_cut_places(places)
 
 
+def list_operators(context: click.Context, option: click.Parameter, asked: bool) -> None:
+    """Print the coverage table and end."""
+    if not asked:
+        return
+    from exporters.coverage import document
+
+    click.echo(document())
+    context.exit()
+
+
 @main_group.command()
 @model_options
+@click.option(
+    "--list-operators",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=list_operators,
+    help="Print which operators a model may have, and exit.",
+)
 @click.option("--submodel", "spec", default="full", show_default=True, help="SPEC to export.")
 @click.option(
     "--format",
-    "runtime",
-    type=click.Choice(["onnx"]),
+    "format_",
+    type=click.Choice(["onnx", "tflite"]),
     default="onnx",
     show_default=True,
-    help="Runtime on the device.",
+    help="Graphs for onnxruntime, or one file for LiteRT.",
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="New bundle folder.")
 @click.option(
@@ -156,7 +174,7 @@ def export(
     weights: Path | None,
     seed: int,
     spec: str,
-    runtime: str,
+    format_: Literal["onnx", "tflite"],
     out: Path,
     epochs: int,
     learning_rate: float,
@@ -187,6 +205,7 @@ def export(
             out=out,
             weights=weights,
             seed=seed,
+            format=format_,
             training=TrainingConfig(batch, epochs, learning_rate, momentum, weight_decay),
             save_weights=save_weights,
             verify=not no_verify,

@@ -3,12 +3,11 @@
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import onnx
-
 from device_agent.files import check_file_place, fingerprint, refuse_existing, write_file
 from device_agent.manifest import MANIFEST
 from exporters import export
-from exporters.export import Report, silent
+from exporters.export import Format
+from exporters.program import Report, silent
 from exporters.verify import Verdict
 from profiles.errors import InputError
 from toolkit.approximation import Fit, fit
@@ -30,6 +29,7 @@ class Request:
     out: Path
     weights: Path | None = None
     seed: int = 0
+    format: Format = "onnx"
     training: TrainingConfig = field(default_factory=TrainingConfig)
     save_weights: Path | None = None
     verify: bool = True
@@ -74,6 +74,7 @@ def export_bundle(request: Request, report: Report = silent) -> Exported:
         values,
         request.out,
         base=source.fingerprint(),
+        format=request.format,
         check=request.verify,
         force=request.force,
         report=report,
@@ -84,10 +85,7 @@ def export_bundle(request: Request, report: Report = silent) -> Exported:
         out=request.out,
         inspection=inspection,
         bundle_sha256=fingerprint((request.out / MANIFEST).read_bytes()).sha256,
-        signatures={
-            name: (len(onnx.load_from_string(graph).graph.node), len(graph))
-            for name, graph in exported.graphs.items()
-        },
+        signatures={name: (graph.operators, graph.size) for name, graph in exported.graphs.items()},
         verdict=exported.verdict,
         fit=fit(submodel, values, source),
     )

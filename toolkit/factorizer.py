@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from toolkit.factorization import truncated_svd
-from toolkit.subspace import leading, sketch
+from toolkit.subspace import leading
 
 RUNGS = (1 / 6, 1 / 3)
 """Ranks computed, as shares of the columns: FedHM's ratios 1/2 and 1 of a 3 x 3 convolution."""
@@ -80,7 +80,7 @@ def decompose(matrix: Tensor, width: int, last: Known | None) -> Known:
     """The `width` leading components of `matrix`, from the `last` matrix's where it is near."""
     if width < min(matrix.shape):
         warm = last.basis if last and near(matrix, last.matrix) else None
-        found = leading(matrix, width, sketch(matrix.shape[1], width) if warm is None else warm)
+        found = leading(matrix, width, warm)
         if found:
             return Known(matrix, *found)
     return Known(matrix, *truncated_svd(matrix, width), None)

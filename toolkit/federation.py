@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from exporters import compile_graphs
-from exporters.bundle_writer import bundle_files
+from exporters.bundle_writer import Graphs, bundle_files
 from toolkit import weights
 from toolkit.aggregation import Received, aggregate
 from toolkit.assembly import slowed
@@ -40,7 +40,7 @@ class Federation:
         self.training = training
         self.policy = policy or AggregationPolicy()
         self._submodels: dict[str, Submodel] = {}
-        self._graphs: dict[str, dict[str, bytes]] = {}
+        self._graphs: dict[str, Graphs] = {}
         self._bundles: dict[tuple[str, int], dict[str, bytes]] = {}
 
     def submodel(self, spec: str) -> Submodel:

@@ -9,14 +9,32 @@ from typing import Any
 
 from torch._decomp import core_aten_decompositions
 
-from exporters.decompositions import activation, convolution, normalisation, pooling, shape
+from exporters.decompositions import (
+    activation,
+    adaptive_pooling,
+    attention,
+    average_pooling,
+    convolution,
+    instance_norm,
+    normalisation,
+    padding,
+    pooling,
+    products,
+    shape,
+)
 from exporters.decompositions.form import Form, Forms
 
 GROUPS: tuple[Forms, ...] = (
     activation.FORMS,
+    adaptive_pooling.FORMS,
+    attention.FORMS,
+    average_pooling.FORMS,
     convolution.FORMS,
+    instance_norm.FORMS,
     normalisation.FORMS,
+    padding.FORMS,
     pooling.FORMS,
+    products.FORMS,
     shape.FORMS,
 )
 
@@ -35,9 +53,6 @@ def merge(groups: tuple[Forms, ...]) -> Forms:
     return merged
 
 
-def table(runtime: Forms) -> dict[Any, Form]:
-    """PyTorch's core decompositions, with the forms of this package in front.
-
-    `runtime` are those that one runtime needs or is quickest at.
-    """
-    return {**core_aten_decompositions(), **merge((*GROUPS, runtime))}
+def table() -> dict[Any, Form]:
+    """PyTorch's core decompositions, with the forms of this package in front."""
+    return {**core_aten_decompositions(), **merge(GROUPS)}

@@ -38,9 +38,10 @@ def convolution_backward(
     """Gradients of `x`, `weight` and bias for an output gradient `grad` (N, O, *out).
 
     `x` is (N, I, *in) with one or two spatial dimensions, `weight` (O, I / groups, *kernel).
-    Returns NotImplemented for transposed and three-dimensional convolutions.
+    A transposed convolution's weight is (I, O / groups, *kernel). Returns NotImplemented for three
+    dimensions.
     """
-    if transposed or x.dim() not in (3, 4):
+    if x.dim() not in (3, 4):
         return NotImplemented  # type: ignore[no-any-return]
     bias = grad.sum([0, *range(2, grad.dim())]) if output_mask[2] else None
     line = x.dim() == 3
@@ -48,8 +49,12 @@ def convolution_backward(
         grad, x, weight = grad.unsqueeze(2), x.unsqueeze(2), weight.unsqueeze(2)
         stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
     window = Window(stride, padding, dilation, groups)
-    d_x = input_gradient(grad, x, weight, window) if output_mask[0] else None
-    d_w = weight_gradient(grad, x, weight, window) if output_mask[1] else None
+    if transposed:
+        d_x = adjoint(grad, x, weight, window) if output_mask[0] else None
+        d_w = weight_gradient(x, grad, weight, window) if output_mask[1] else None
+    else:
+        d_x = input_gradient(grad, x, weight, window) if output_mask[0] else None
+        d_w = weight_gradient(grad, x, weight, window) if output_mask[1] else None
     if line:
         d_x = None if d_x is None else d_x.squeeze(2)
         d_w = None if d_w is None else d_w.squeeze(2)
@@ -81,6 +86,29 @@ def input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> T
         window.groups,
     )
     return found
+
+
+def adjoint(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """dX of a transposed convolution: the convolution of `grad` that it is the transpose of.
+
+    dW is that convolution's too, with `grad` and `x` exchanged. Output padding of a stride and
+    more, possible with dilation, makes it larger than `x`.
+    """
+    d_x = aten.convolution(
+        grad,
+        weight,
+        None,
+        window.stride,
+        window.padding,
+        window.dilation,
+        False,
+        [0, 0],
+        window.groups,
+    )
+    for axis in (2, 3):
+        if d_x.shape[axis] != x.shape[axis]:
+            d_x = d_x.narrow(axis, 0, x.shape[axis])
+    return d_x  # type: ignore[no-any-return]
 
 
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:

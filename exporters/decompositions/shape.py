@@ -21,7 +21,31 @@ def empty_permuted(
     return aten.full.default(size, 0.0, dtype=dtype)  # type: ignore[no-any-return]
 
 
+def diagonal_backward(
+    grad: Tensor, input_sizes: list[int], offset: int, dim1: int, dim2: int
+) -> Tensor:
+    """Zeros but for the diagonal column - row = offset, which holds `grad` (.., length)."""
+    axes = [dim % len(input_sizes) for dim in (dim1, dim2)]
+    rows, columns = (input_sizes[axis] for axis in axes)
+    above = max(-offset, 0)
+    by_row = aten.constant_pad_nd(grad, [above, rows - above - grad.shape[-1]]).unsqueeze(-1)
+    on_it = torch.arange(columns) - torch.arange(rows).unsqueeze(1) == offset
+    return torch.where(on_it, by_row, 0.0).movedim((-2, -1), axes)
+
+
+def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
+    """dX[i] = sum of grad[o, j] over the windows o that hold i as their j-th, o step + j = i."""
+    dim %= len(input_sizes)
+    windows = grad.movedim((dim, -1), (0, 1))
+    places = torch.arange(windows.shape[0]).unsqueeze(1) * step + torch.arange(size)
+    rest = [n for axis, n in enumerate(input_sizes) if axis != dim]
+    zeros = grad.new_zeros([input_sizes[dim], *rest])
+    return zeros.index_put((places,), windows, accumulate=True).movedim(0, dim)
+
+
 FORMS: Forms = {
+    aten.diagonal_backward.default: diagonal_backward,
+    aten.unfold_backward.default: unfold_backward,
     aten.squeeze.dims: squeeze_dims,
     aten.empty_permuted.default: empty_permuted,
 }

@@ -12,8 +12,14 @@ def cut(x: Tensor, axis: int, start: int, step: int, count: int) -> Tensor:
 
 
 def stuff(x: Tensor, stride: list[int]) -> Tensor:
-    """Zeros behind each element: (N, C, H, W) to (N, C, H * stride[0], W * stride[1])."""
-    batch, channels, rows, columns = x.shape
-    apart = x.unsqueeze(3).unsqueeze(5)
-    padded = aten.constant_pad_nd(apart, [0, stride[1] - 1, 0, 0, 0, stride[0] - 1])
-    return padded.reshape(batch, channels, rows * stride[0], columns * stride[1])  # type: ignore[no-any-return]
+    """Zeros behind each element: (N, C, H, W) to (N, C, H * stride[0], W * stride[1]).
+
+    As many of the last axes as there are strides.
+    """
+    lead, tail = x.shape[: -len(stride)], x.shape[-len(stride) :]
+    pads: list[int] = []
+    for axis in range(len(stride)):
+        x = x.unsqueeze(x.dim() - 2 * axis)
+        pads += [0, stride[-1 - axis] - 1, 0, 0]
+    padded = aten.constant_pad_nd(x, pads)
+    return padded.reshape([*lead, *(n * s for n, s in zip(tail, stride, strict=True))])  # type: ignore[no-any-return]

@@ -34,6 +34,8 @@ def cheaper_convolution(
     with half as many outputs as inputs or fewer is quicker transposed (measured, x86: 1.5 times at
     64 to 16 channels), others are not. Returns NotImplemented where the form is the right one.
     """
+    if is_transposed and any(o >= s for o, s in zip(output_padding, stride, strict=True)):
+        return cut_and_padded(x, weight, bias, stride, padding, dilation, output_padding, groups)
     if any(s != 1 for s in stride) or any(output_padding) or not isinstance(weight.shape[1], int):
         return NotImplemented  # type: ignore[no-any-return]
     kernel = [int(size) for size in weight.shape[2:]]
@@ -54,6 +56,31 @@ def cheaper_convolution(
     return aten.convolution(  # type: ignore[no-any-return]
         x, turned, bias, stride, around, dilation, True, output_padding, groups
     )
+
+
+def cut_and_padded(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    output_padding: list[int],
+    groups: int,
+) -> Tensor:
+    """The whole transposed convolution, cut by `padding` and padded by `output_padding`.
+
+    ONNX Runtime refuses output padding that reaches the stride.
+    """
+    none = [0] * len(stride)
+    whole = aten.convolution(x, weight, None, stride, none, dilation, True, none, groups)
+    pads = [
+        n
+        for p, o in zip(reversed(padding), reversed(output_padding), strict=True)
+        for n in (-p, o - p)
+    ]
+    y: Tensor = aten.constant_pad_nd(whole, pads)
+    return y if bias is None else y + bias.reshape([-1, *[1] * len(stride)])
 
 
 def untransposed(

@@ -1,21 +1,18 @@
 """Gradients through the decomposition table, against float64 autograd, one row a case."""
 
-import copy
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value
+from torch.func import grad_and_value
 from torch.fx import GraphModule
 
-from device_agent.manifest import Port, TensorEntry
+from device_agent.manifest import Port
 from exporters import decompositions
 from exporters.decompositions.form import Forms
 from exporters.decompositions.transposition import ONNX_RUNTIME, UNTRANSPOSED
@@ -23,21 +20,19 @@ from exporters.onnx_writer import to_onnx
 from exporters.optimizers import SGD, Adam, Optimizer
 from exporters.program import ProgramSignature, metric, samples, scalar, state_in, state_out
 from exporters.signatures import cross_entropy
-from exporters.tracing import EXAMPLE_BATCH, operators, trace
-from profiles.errors import ExportError
+from exporters.tracing import operators, trace
+from layer_cases import (
+    TOLERANCE,
+    Case,
+    Row,
+    assert_close,
+    check_on_onnxruntime,
+    entry,
+    open_session,
+)
+from operator_rows import ROWS as GROUPED
 
 aten = torch.ops.aten
-BATCH = EXAMPLE_BATCH + 2
-TOLERANCE = 1e-5
-
-
-@dataclass(frozen=True)
-class Row:
-    """A layer, the shape of one sample, and whether it is in train mode."""
-
-    build: Callable[[], nn.Module]
-    shape: tuple[int, ...]
-    training: bool = True
 
 
 class Mean(nn.Module):
@@ -47,149 +42,22 @@ class Mean(nn.Module):
         return x.mean((2, 3))
 
 
-def conv2d(i: int, o: int, kernel: int | tuple[int, int], **options: object) -> partial[nn.Module]:
-    return partial(nn.Conv2d, i, o, kernel, **options)
-
-
-def conv1d(i: int, o: int, kernel: int, **options: object) -> partial[nn.Module]:
-    return partial(nn.Conv1d, i, o, kernel, **options)
-
-
 ROWS = {
-    "conv2d": Row(conv2d(3, 4, 3), (3, 6, 7)),
-    "conv2d padding": Row(conv2d(3, 4, 3, padding=1), (3, 6, 7)),
-    "conv2d more padding than kernel": Row(conv2d(2, 3, 2, padding=3), (2, 4, 5)),
-    "conv2d uneven padding": Row(conv2d(3, 4, 3, padding=(0, 2)), (3, 6, 5)),
-    "conv2d same": Row(conv2d(3, 4, 3, padding="same"), (3, 6, 5)),
-    "conv2d no bias": Row(conv2d(3, 4, 3, padding=1, bias=False), (3, 6, 7)),
-    "conv2d stride": Row(conv2d(3, 4, 3, stride=2, padding=1), (3, 6, 6)),
-    "conv2d stride, rest left over": Row(conv2d(3, 4, 3, stride=3), (3, 8, 7)),
-    "conv2d stride above kernel": Row(conv2d(3, 4, 2, stride=3), (3, 9, 7)),
-    "conv2d uneven stride": Row(conv2d(3, 4, 3, stride=(1, 2), padding=1), (3, 5, 8)),
-    "conv2d dilation": Row(conv2d(3, 4, 3, dilation=2, padding=2), (3, 7, 6)),
-    "conv2d uneven dilation": Row(conv2d(3, 4, 3, dilation=(1, 2)), (3, 5, 8)),
-    "conv2d stride, padding, dilation": Row(
-        conv2d(2, 3, (3, 2), stride=(2, 3), padding=(2, 1), dilation=(2, 3)), (2, 9, 10)
-    ),
-    "conv2d groups": Row(conv2d(4, 6, 3, groups=2, padding=1), (4, 5, 6)),
-    "conv2d groups, stride, dilation": Row(
-        conv2d(6, 3, 3, groups=3, stride=2, padding=2, dilation=2), (6, 8, 7)
-    ),
-    "conv2d depthwise": Row(conv2d(4, 4, 3, groups=4, padding=1), (4, 6, 5)),
-    "conv2d depthwise with multiplier": Row(conv2d(3, 6, 3, groups=3, stride=2), (3, 7, 7)),
-    "conv2d 1x1": Row(conv2d(3, 5, 1), (3, 4, 6)),
-    "conv2d 1x1 stride": Row(conv2d(3, 5, 1, stride=2), (3, 5, 6)),
-    "conv2d kx1": Row(conv2d(3, 2, (3, 1), padding=(1, 0)), (3, 6, 5)),
-    "conv2d 1xk": Row(conv2d(2, 4, (1, 3), padding=(0, 1), stride=(1, 2)), (2, 4, 7)),
-    "conv2d few outputs": Row(conv2d(6, 3, (3, 1), padding=(2, 0), dilation=(2, 1)), (6, 8, 9)),
-    "conv2d few outputs, groups": Row(conv2d(8, 4, 3, groups=2), (8, 9, 8)),
-    "conv2d few inputs": Row(conv2d(3, 7, (2, 3), padding=1), (3, 8, 8)),
-    "conv2d even kernel": Row(conv2d(3, 4, (2, 4), padding=(1, 2)), (3, 6, 7)),
-    "conv2d kernel of the image": Row(conv2d(2, 4, (4, 5)), (2, 4, 5)),
-    "conv2d one channel": Row(conv2d(1, 1, 3, padding=1), (1, 4, 4)),
-    "conv1d": Row(conv1d(3, 4, 3, padding=1), (3, 9)),
-    "conv1d stride, dilation": Row(conv1d(3, 4, 3, stride=2, padding=2, dilation=2), (3, 10)),
-    "conv1d groups, even kernel": Row(conv1d(4, 6, 4, groups=2), (4, 9)),
-    "batch norm 2d": Row(partial(nn.BatchNorm2d, 3), (3, 4, 5)),
-    "batch norm 2d, not affine": Row(partial(nn.BatchNorm2d, 3, affine=False), (3, 4, 5)),
-    "batch norm 2d, momentum and eps": Row(
-        partial(nn.BatchNorm2d, 3, eps=0.1, momentum=0.3), (3, 4, 5)
-    ),
-    "batch norm 2d, predicting": Row(partial(nn.BatchNorm2d, 3), (3, 4, 5), training=False),
-    "batch norm 1d": Row(partial(nn.BatchNorm1d, 6), (6,)),
-    "batch norm 1d over time": Row(partial(nn.BatchNorm1d, 6), (6, 5)),
-    "batch norm 1d, predicting": Row(partial(nn.BatchNorm1d, 6), (6,), training=False),
+    **GROUPED["convolution"],
+    **GROUPED["batch norm"],
     "relu": Row(nn.ReLU, (3, 4, 5)),
     "gelu": Row(nn.GELU, (3, 4, 5)),
     "gelu by tanh": Row(partial(nn.GELU, approximate="tanh"), (3, 4, 5)),
     "silu": Row(nn.SiLU, (3, 4, 5)),
     "tanh": Row(nn.Tanh, (3, 4, 5)),
     "sigmoid": Row(nn.Sigmoid, (3, 4, 5)),
-    "linear": Row(partial(nn.Linear, 5, 3), (5,)),
-    "linear no bias": Row(partial(nn.Linear, 5, 3, bias=False), (5,)),
-    "linear over a sequence": Row(partial(nn.Linear, 5, 3), (4, 5)),
+    **GROUPED["linear"],
     "mean over the image": Row(Mean, (3, 4, 5)),
     "adaptive mean": Row(partial(nn.AdaptiveAvgPool2d, 1), (3, 4, 5)),
     "max pooling": Row(partial(nn.MaxPool2d, 2), (3, 4, 6)),
     "max pooling, overlapping": Row(partial(nn.MaxPool2d, 3, 2, 1), (3, 7, 8)),
     "log-softmax": Row(partial(nn.LogSoftmax, 1), (6,)),
 }
-REFUSED = {
-    "avg_pool2d_backward": Row(partial(nn.AvgPool2d, 2), (3, 4, 6)),
-    "_adaptive_avg_pool2d_backward": Row(partial(nn.AdaptiveAvgPool2d, 2), (3, 4, 6)),
-    "convolution_backward": Row(partial(nn.ConvTranspose2d, 3, 4, 3), (3, 4, 5)),
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A row as a signature (x, c, state) -> (gradients of sum(c * layer(x)), new statistics)."""
-
-    layer: nn.Module
-    signature: ProgramSignature
-
-    @classmethod
-    def of(cls, row: Row) -> "Case":
-        layer = row.build().train(row.training)
-        for module in layer.modules():
-            if hasattr(module, "num_batches_tracked"):
-                module.num_batches_tracked = None  # counting is no part of a layer's function
-        parameters = dict(layer.named_parameters())
-        buffers = dict(layer.named_buffers())
-        with torch.no_grad():
-            for value in (*parameters.values(), *buffers.values()):
-                value.add_(torch.rand(value.shape))
-            width = tuple(layer(torch.zeros(2, *row.shape)).shape[1:])
-
-        def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            statistics = {name: feeds[name].clone() for name in buffers}
-
-            def objective(moving: Mapping[str, Tensor]) -> Tensor:
-                own = {n: t for n, t in moving.items() if n != "x"}
-                output = functional_call(layer, {**own, **statistics}, (moving["x"],))
-                return (output * feeds["c"]).sum()
-
-            gradients, _ = grad_and_value(objective)({n: feeds[n] for n in ("x", *parameters)})
-            return {f"{name}+": t for name, t in {**gradients, **statistics}.items()}
-
-        state = [entry(n, tuple(t.shape)) for n, t in {**parameters, **buffers}.items()]
-        signature = ProgramSignature(
-            name="gradients",
-            inputs=(samples(row.shape), samples(width, "c"), *map(state_in, state)),
-            outputs=(samples(row.shape, "x+"), *map(state_out, state)),
-            function=function,
-        )
-        return cls(layer, signature)
-
-    def feeds(self, seed: int) -> dict[str, Tensor]:
-        """Random samples and the layer's own state, float32."""
-        generator = torch.Generator().manual_seed(seed)
-        state = self.layer.state_dict()
-        return {p.name: state.get(p.name, drawn(p, generator)) for p in self.signature.inputs}
-
-    def expected(self, feeds: Mapping[str, Tensor]) -> list[Tensor]:
-        """The outputs by loss.backward() in float64."""
-        layer = copy.deepcopy(self.layer).double()
-        x = feeds["x"].double().requires_grad_()
-        (layer(x) * feeds["c"].double()).sum().backward()
-        found = {name: value.grad for name, value in layer.named_parameters()} | {"x": x.grad}
-        found |= dict(layer.named_buffers())
-        return [found[port.name.removesuffix("+")] for port in self.signature.outputs]
-
-
-def entry(name: str, shape: tuple[int, ...]) -> TensorEntry:
-    return TensorEntry(name=name, role="parameter", dtype="float32", shape=shape)
-
-
-def drawn(port: Port, generator: torch.Generator) -> Tensor:
-    return torch.randn([n or BATCH for n in port.shape], generator=generator)
-
-
-def assert_close(case: Case, came: list[Tensor], expected: list[Tensor]) -> None:
-    for port, ours, theirs in zip(case.signature.outputs, came, expected, strict=True):
-        assert ours.shape == theirs.shape, port.name
-        error = float((ours.double() - theirs).norm() / theirs.norm())
-        assert error <= TOLERANCE, f"{port.name} is off by {error:.1e}"
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -230,26 +98,6 @@ def test_convolutions_take_the_cheaper_form(name: str) -> None:
     assert [node.args[6] for node in found] == CHEAPER[name]
 
 
-def together(cases: Mapping[str, Case]) -> ProgramSignature:
-    """Many signatures as one: lowering costs seconds however small the graph is."""
-
-    def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        results = {}
-        for name, case in cases.items():
-            own = {p.name: feeds[f"{name}/{p.name}"] for p in case.signature.inputs}
-            results |= {f"{name}/{k}": t for k, t in case.signature.function(own).items()}
-        return results
-
-    def prefixed(side: str) -> tuple[Port, ...]:
-        return tuple(
-            Port(name=f"{name}/{p.name}", kind=p.kind, dtype=p.dtype, shape=p.shape)
-            for name, case in cases.items()
-            for p in getattr(case.signature, side)
-        )
-
-    return ProgramSignature("together", prefixed("inputs"), prefixed("outputs"), function)
-
-
 LOWERED = {
     "convolutions": (
         "conv2d padding",
@@ -271,26 +119,8 @@ LOWERED = {
 def test_lowered_gradient(group: str, seed: int) -> None:
     torch.manual_seed(seed)
     names = LOWERED[group]
-    cases = {f"r{number}": Case.of(ROWS[name]) for number, name in enumerate(names)}
-    session = open_session(to_onnx(together(cases)))
-    feeds = {name: case.feeds(seed) for name, case in cases.items()}
-    flat = {f"{n}/{k}": t.numpy() for n, own in feeds.items() for k, t in own.items()}
-    results = dict(
-        zip([o.name for o in session.get_outputs()], session.run(None, flat), strict=True)
-    )
-    for name, case in cases.items():
-        came = [torch.from_numpy(results[f"{name}/{p.name}"]) for p in case.signature.outputs]
-        assert_close(case, came, case.expected(feeds[name]))
-
-
-def open_session(graph: bytes) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-
-
-@pytest.mark.parametrize("operator", REFUSED)
-def test_what_has_no_forward_form_is_refused_by_name(operator: str) -> None:
-    with pytest.raises(ExportError, match=rf"'gradients' .*aten::{re.escape(operator)}\b"):
-        trace(Case.of(REFUSED[operator]).signature)
+    cases = {name: Case.of(ROWS[name]) for name in names}
+    check_on_onnxruntime(cases, seed)
 
 
 def test_cross_entropy_and_its_gradient(seed: int) -> None:
@@ -321,7 +151,7 @@ def test_two_forms_of_one_operator_are_refused_by_both_names() -> None:
 
 
 def test_own_forms_come_ahead_of_pytorchs() -> None:
-    table = decompositions.table({})
+    table = decompositions.table()
     for group in decompositions.GROUPS:
         for operator, form in group.items():
             assert table[operator] is form

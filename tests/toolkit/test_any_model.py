@@ -287,7 +287,7 @@ def with_statistic(value: float) -> nn.Module:
         (with_parameter(torch.ones(0, 4)), r"'0.extra' has shape \(0, 4\), which holds no"),
         (with_parameter(torch.tensor([1.0, torch.nan])), r"'0.extra' holds a number that is not"),
         (with_statistic(torch.inf), r"'0.running_mean' holds a number that is not finite"),
-        (nn.Dropout(0.5), r"draws random numbers .* in '0'\); set dropout to 0"),
+        (nn.AlphaDropout(0.5), r"draws random numbers .* in '0'\), which .*; set dropout to 0"),
     ],
 )
 @pytest.mark.parametrize("spec", ["full", "low-rank:0.5", "slice:0.5", "cp:2.0", "width:0.5"])

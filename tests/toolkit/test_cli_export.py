@@ -27,7 +27,7 @@ from commands import edgetailor, refused
         (["--out", "b", "--learning-rate", "nan"], r"^learning_rate must be a number from 0 up"),
         (["--out", "b", "--momentum", "1"], r"^momentum must be below 1; it is 1\.0"),
         (["--out", "b", "--weight-decay", "-1"], r"^weight_decay must be a number from 0 up"),
-        (["--out", "b", "--format", "pickle"], r"'pickle' is not 'onnx'"),
+        (["--out", "b", "--format", "pickle"], r"'pickle' is not one of 'onnx', 'tflite'"),
         (["--out", "b", "--submodel", "slice:9"], r"^'slice:9': the capacity must be a number"),
         ([], r"^Missing option '--out'"),
     ],

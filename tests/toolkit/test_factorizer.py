@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from models_for_tests import INPUT_SHAPE
 from toolkit.factorizer import FEWEST, Factorizer
 from toolkit.federation import Federation
-from toolkit.subspace import TOLERANCE, leading, orthonormal, sketch
+from toolkit.subspace import TOLERANCE, Captured, converged, leading, orthonormal, spanned
 from toolkit.training import TrainingConfig
 from toolkit.weights import GlobalModel
 
@@ -201,7 +201,7 @@ def test_dependent_columns_still_get_an_orthonormal_basis(seed: int) -> None:
 def test_iteration_that_does_not_settle_says_so(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr("toolkit.subspace.MOST_STEPS", 2)
     matrix = random_matrix(300, 300, seed)
-    assert leading(matrix, 50, sketch(300, 50)) is None
+    assert leading(matrix, 50) is None
     # The exact SVD takes over.
     check_error(matrix, *Factorizer().truncated("layer", matrix, 50), allowed=0)
 
@@ -209,4 +209,33 @@ def test_iteration_that_does_not_settle_says_so(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_the_iteration_settles_without_the_exact_svd(spectrum: str, seed: int) -> None:
     matrix = with_spectrum(spectrum, 300, 300, seed)
-    assert leading(matrix, 50, sketch(300, 50)) is not None
+    assert leading(matrix, 50) is not None
+
+
+@pytest.mark.parametrize("q", [0.3, 0.6, 0.8, 0.9, 0.95, 0.99])
+@pytest.mark.parametrize("share", [None, 0.2, 0.5])
+def test_on_two_plateaus_the_estimate_allows_no_more_than_the_tolerance(
+    q: float, share: float | None
+) -> None:
+    """Of q times the energy: half-steps shrink the error by q, a leap by ((q - s) / (1 - s))^2."""
+    factor = q if share is None else ((q - share) / (1 - share)) ** 2
+    verdicts = []
+    for start in np.geomspace(1e-4, 0.5, 60):
+        left = start * np.array([1, factor, factor * q])
+        history = [Captured(torch.tensor([1 - lost]), share) for lost in left.tolist()]
+        total = 2.0
+        allowed = 2 * TOLERANCE * (total - 1 + left[-1])
+        # Few half-steps: the estimate for a spectrum without gaps has no say.
+        says = converged(0, history, total)
+        assert not says or left[-1] <= 1.01 * allowed or (left[1] - left[2]) <= 1e-4 * total
+        verdicts.append(says)
+    assert verdicts[0]
+
+
+@pytest.mark.parametrize("least", [1.0, 1e-3])
+def test_an_ill_conditioned_block_gets_an_orthonormal_basis(least: float, seed: int) -> None:
+    left, _, right = torch.linalg.svd(random_matrix(300, 20, seed), full_matrices=False)
+    block = (left * torch.logspace(0, np.log10(least), 20)) @ right
+    basis = spanned(block)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(20), rtol=0, atol=1e-5)
+    torch.testing.assert_close(basis @ (basis.T @ block), block, rtol=0, atol=1e-5)

@@ -16,10 +16,9 @@ from device_agent.update import TENSORS
 from exporters import export
 from exporters.capture import capture
 from exporters.signatures import binary_cross_entropy
-from profiles.errors import ExportError, InputError, ModelError
+from profiles.errors import InputError, ModelError
 from toolkit import Federation, TrainingConfig, split
 from toolkit.coordinator.conductor import read_held_out
-from toolkit.models.imdb_bilstm import ImdbBiLSTM
 from toolkit.weights import from_model
 
 WORDS, LENGTH = 20, 7
@@ -126,13 +125,6 @@ def test_a_bundle_trains_on_whole_numbers_as_torch_does(
         assert value.grad is not None
         expected = (value - RATE * value.grad).detach().numpy()
         np.testing.assert_allclose(update[name], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_recurrent_layer_is_not_exported_yet(tmp_path: Path) -> None:
-    model = ImdbBiLSTM(words=WORDS, width=4)
-    submodel = split(model, "slice:lstm", (LENGTH,))
-    with pytest.raises(ExportError, match=r"recurrent layer \(lstm\), which cannot be exported"):
-        export(submodel.program, submodel.cut(from_model(model)), tmp_path / "bundle", base="")
 
 
 def test_held_out_reviews(tmp_path: Path, seed: int) -> None:

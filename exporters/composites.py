@@ -1,0 +1,33 @@
+"""Forms of composite operators, which autograd takes apart before the table is asked."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+aten = torch.ops.aten
+
+
+class Composites(TorchFunctionMode):
+    """Replaces composite operators that PyTorch writes with copies into empty memory."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Replace circular padding; leave the rest."""
+        if func in (aten.pad.default, torch.nn.functional.pad):
+            return pad(func, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def pad(func: Any, x: Tensor, pads: list[int], mode: str = "constant", value: Any = None) -> Any:
+    """Padding by `func`; a circular one puts the far end of each axis in front, then the near."""
+    if mode != "circular" or min(pads) < 0:
+        return func(x, pads, mode, value)
+    for number, (front, behind) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        axis = x.dim() - 1 - number
+        size = x.shape[axis]
+        ends = [x.narrow(axis, size - front, front), x, x.narrow(axis, 0, behind)]
+        x = torch.cat([end for end in ends if end.shape[axis]], axis)
+    return x

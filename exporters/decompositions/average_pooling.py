@@ -1,0 +1,157 @@
+"""Average pooling of images and volumes, forward and backward, for any window."""
+
+import math
+from dataclasses import dataclass
+from functools import partial, reduce
+
+import torch
+from torch import Tensor
+
+from exporters.decompositions.constants import constant
+from exporters.decompositions.form import Forms
+from exporters.decompositions.slicing import stuff
+
+aten = torch.ops.aten
+PLAIN = {2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
+"""Pooling by its number of axes; without padding every runtime means the same by it."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of `kernel` elements on an axis of `size`, `step` apart, the first at -`front`."""
+
+    size: int
+    kernel: int
+    step: int
+    front: int
+    ceil_mode: bool
+
+    @property
+    def count(self) -> int:
+        """How many there are: in ceil mode also one that starts inside and ends outside."""
+        room = self.size + 2 * self.front - self.kernel
+        count = (-(-room // self.step) if self.ceil_mode else room // self.step) + 1
+        outside = (count - 1) * self.step >= self.size + self.front
+        return count - 1 if self.ceil_mode and outside else count
+
+    @property
+    def behind(self) -> int:
+        """Elements that the last window reaches beyond the axis."""
+        return (self.count - 1) * self.step + self.kernel - self.front - self.size
+
+    def counted(self, include_pad: bool) -> list[int]:
+        """Elements of each window that its mean divides by."""
+        low, high = (-self.front, self.size + self.front) if include_pad else (0, self.size)
+        starts = [place * self.step - self.front for place in range(self.count)]
+        return [min(start + self.kernel, high) - max(start, low) for start in starts]
+
+
+def windows(
+    x: Tensor, kernel: list[int], stride: list[int], padding: list[int], ceil_mode: bool, axes: int
+) -> list[Windows]:
+    """The windows along each of the last `axes` of `x`; sizes may be given once for all."""
+    kernel, padding = several(kernel, axes), several(padding, axes)
+    steps = several(stride, axes) if stride else kernel
+    return [
+        Windows(int(size), length, step, front, ceil_mode)
+        for size, length, step, front in zip(x.shape[-axes:], kernel, steps, padding, strict=True)
+    ]
+
+
+def several(sizes: list[int], axes: int) -> list[int]:
+    """A size for each axis."""
+    return list(sizes) * axes if len(sizes) == 1 else list(sizes)
+
+
+def average_pool(
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int] = [],  # noqa: B006 - ATen's schema
+    padding: list[int] = [0],  # noqa: B006
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    axes: int,
+) -> Tensor:
+    """y = mean over each window of the zero-padded `x`, times kernel size / elements counted.
+
+    Runtimes disagree on what counts at an edge. Pooling without edges is left to them
+    (NotImplemented).
+    """
+    along = windows(x, kernel, stride, padding, ceil_mode, axes)
+    if divisor_override is None and not any(w.front or ceil_mode for w in along):
+        return NotImplemented  # type: ignore[no-any-return]
+    frame = [n for w in reversed(along) for n in (w.front, max(w.behind, 0))]
+    pooled = plain(aten.constant_pad_nd(x, frame) if any(frame) else x, along)
+    return corrected(pooled, along, count_include_pad, divisor_override)
+
+
+def average_pool_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+    *,
+    axes: int,
+) -> Tensor:
+    """dX[i] = sum of grad[o] / elements counted in o, over the windows o that hold i.
+
+    Where windows lie side by side each value is repeated. Where they overlap, `grad` with
+    stride - 1 zeros behind each element is average-pooled at stride 1: again a sum over windows.
+    """
+    along = windows(x, kernel, stride, padding, ceil_mode, axes)
+    grad = corrected(grad, along, count_include_pad, divisor_override)
+    if all(w.step == w.kernel for w in along):
+        total = repeated(grad * (1 / math.prod(w.kernel for w in along)), along)
+        edges = [n for w in reversed(along) for n in (-w.front, -w.behind)]
+        return aten.constant_pad_nd(total, edges) if any(edges) else total
+    steps = [w.step for w in along]
+    spaced = stuff(grad, steps) if steps != [1] * axes else grad
+    frame: list[int] = []
+    for w in reversed(along):
+        frame += [w.kernel - 1 - w.front, w.size + w.front - w.count * w.step]
+    return plain(aten.constant_pad_nd(spaced, frame), along, [1] * axes)
+
+
+def plain(x: Tensor, along: list[Windows], steps: list[int] | None = None) -> Tensor:
+    """Means of windows inside `x`."""
+    steps = steps or [w.step for w in along]
+    return PLAIN[len(along)](x, [w.kernel for w in along], steps)  # type: ignore[no-any-return]
+
+
+def corrected(
+    means: Tensor, along: list[Windows], include_pad: bool, divisor: int | None
+) -> Tensor:
+    """`means` over whole windows as sums over windows / elements counted."""
+    whole = math.prod(w.kernel for w in along)
+    if divisor is not None:
+        return means * (whole / divisor)
+    counts = [w.counted(include_pad) for w in along]
+    if all(count == [w.kernel] * w.count for count, w in zip(counts, along, strict=True)):
+        return means
+    parts = [constant([1.0 * n for n in count], dtype=means.dtype) for count in counts]
+    elements = reduce(lambda product, part: product.unsqueeze(-1) * part, parts)
+    return means * (whole / elements)
+
+
+def repeated(x: Tensor, along: list[Windows]) -> Tensor:
+    """Each element of the last axes `kernel` times side by side."""
+    lead, tail = list(x.shape[: -len(along)]), list(x.shape[-len(along) :])
+    for axis in range(len(along)):
+        x = x.unsqueeze(x.dim() - 2 * axis)
+    pairs = [n for size, w in zip(tail, along, strict=True) for n in (size, w.kernel)]
+    sizes = [size * w.kernel for size, w in zip(tail, along, strict=True)]
+    return x.expand([*lead, *pairs]).reshape([*lead, *sizes])
+
+
+FORMS: Forms = {
+    aten.avg_pool2d.default: partial(average_pool, axes=2),
+    aten.avg_pool3d.default: partial(average_pool, axes=3),
+    aten.avg_pool2d_backward.default: partial(average_pool_backward, axes=2),
+    aten.avg_pool3d_backward.default: partial(average_pool_backward, axes=3),
+}

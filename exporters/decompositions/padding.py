@@ -1,0 +1,43 @@
+"""Gradients of padding with an image's own edge."""
+
+import torch
+from torch import Tensor
+
+from exporters.decompositions.form import Forms
+
+aten = torch.ops.aten
+
+
+def replication_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Tensor:
+    """The first and last element along each axis gather what was padded with them.
+
+    `padding` is (front, behind) of the last axis, then of the one before; none is negative.
+    """
+    if min(padding) < 0:
+        return NotImplemented  # type: ignore[no-any-return]
+    for number, (front, behind) in enumerate(zip(padding[::2], padding[1::2], strict=True)):
+        axis = x.dim() - 1 - number
+        if front or behind:
+            grad = folded(grad, axis, int(x.shape[axis]), front)
+    return grad
+
+
+def folded(grad: Tensor, axis: int, size: int, front: int) -> Tensor:
+    """`grad` along `axis` cut to `size`, the sums of what is outside added at the edges."""
+    if size == 1:
+        return grad.sum(axis, keepdim=True)
+    length = int(grad.shape[axis])
+    last = front + size - 1
+    parts = [
+        grad.narrow(axis, 0, front + 1).sum(axis, keepdim=True),
+        grad.narrow(axis, front + 1, size - 2),
+        grad.narrow(axis, last, length - last).sum(axis, keepdim=True),
+    ]
+    return torch.cat(parts if size > 2 else parts[::2], axis)
+
+
+FORMS: Forms = {
+    aten.replication_pad1d_backward.default: replication_backward,
+    aten.replication_pad2d_backward.default: replication_backward,
+    aten.replication_pad3d_backward.default: replication_backward,
+}

@@ -1,0 +1,40 @@
+"""Arithmetic of several tensors at once."""
+
+import torch
+from torch import Tensor
+
+from exporters.decompositions.form import Forms
+
+aten = torch.ops.aten
+LETTERS = "abcdefgh"
+
+
+def trilinear(
+    first: Tensor,
+    second: Tensor,
+    third: Tensor,
+    expand1: list[int],
+    expand2: list[int],
+    expand3: list[int],
+    sumdim: list[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    """Sum over the axes `sumdim` of first * second * third; each is constant along its `expand`.
+
+    It is what bilinear layers and their gradients are made of.
+    """
+    letters = LETTERS[: first.dim() + len(expand1)]
+
+    def without(axes: list[int]) -> str:
+        return "".join(letter for axis, letter in enumerate(letters) if axis not in axes)
+
+    operands = ",".join(map(without, (expand1, expand2, expand3)))
+    return torch.einsum(f"{operands}->{without(sumdim)}", first, second, third)
+
+
+def hypot(x: Tensor, y: Tensor) -> Tensor:
+    """sqrt(x^2 + y^2)."""
+    return torch.sqrt(x * x + y * y)
+
+
+FORMS: Forms = {aten._trilinear.default: trilinear, aten.hypot.default: hypot}

@@ -1,0 +1,26 @@
+"""Operators that ONNX has a plainer form of than the one torch.onnx gives them."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import onnx_ir
+import torch
+from onnxscript import opset18
+
+aten = torch.ops.aten
+onnx: Any = opset18
+
+
+def split(x: onnx_ir.Value, sizes: Sequence[int], axis: int = 0) -> Sequence[onnx_ir.Value]:
+    """One Split into equal parts or a Slice for each of them, in place of a sequence of tensors."""
+    if len(set(sizes)) == 1:
+        parts = onnx.Split(x, axis=axis, num_outputs=len(sizes))
+        return parts if isinstance(parts, Sequence) else [parts]
+    bounds = pairwise([0, *accumulate(sizes)])
+    return [onnx.Slice(x, [first], [end], [axis]) for first, end in bounds]
+
+
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    aten.split_with_sizes.default: split,
+}

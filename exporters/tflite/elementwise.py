@@ -1,0 +1,284 @@
+"""Arithmetic, comparisons and activations, number by number."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from exporters.tflite.flatbuffer import Size, Tensor, open_size
+from exporters.tflite.lowering import Forms, Lowering, Number, as_float
+from exporters.tflite.values import Value
+
+aten = torch.ops.aten
+Single = Callable[..., Value]
+"""A form of an operator that has one output."""
+
+ERF_LIMIT = 4.0
+# Rational approximation of erf on [-4, 4] by x * P(x^2) / Q(x^2), as in Eigen; error below 3e-7.
+ERF_ABOVE = (
+    -2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
+    -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02,
+)  # fmt: skip
+ERF_BELOW = (
+    -1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03,
+    -1.42647390514189e-02,
+)  # fmt: skip
+
+
+def apply(
+    lowering: Lowering,
+    code: str,
+    values: Sequence[Value],
+    options: str | None = None,
+    dtype: str | None = None,
+    **settings: object,
+) -> Value:
+    """The operator `code` on values that repeat along axes that they lack, in one common layout.
+
+    The largest one's layout is taken; the others follow, which is free where they are vectors.
+    """
+    lead = max(values, key=elements)
+    rank = max(len(v.held) for v in values)
+    shape = broadcast([v.held for v in values], rank)
+    if len(lead.order) < rank:
+        lead = lowering.reshaped(unexpanded(lead), (*[1] * (rank - len(lead.held)), *lead.held))
+    tensors = [aligned(lowering, v, lead.order) for v in values]
+    arranged: list[Size] = [0] * rank
+    for axis, place in enumerate(lead.order):
+        arranged[place] = shape[axis]
+    tensor = lowering.emit(code, tensors, arranged, options, dtype, **settings)
+    return Value(tensor, broadcast([v.shape for v in values], rank), lead.order)
+
+
+def elements(value: Value) -> tuple[int, int, int]:
+    """How much a tensor holds: open axes count most, then elements, then axes."""
+    known = math.prod(n for n in value.held if isinstance(n, int))
+    return sum(map(open_size, value.held)), known, len(value.held)
+
+
+def unexpanded(value: Value) -> Value:
+    """`value` as small as its tensor is."""
+    return Value(value.tensor, value.held, value.order)
+
+
+def aligned(lowering: Lowering, value: Value, order: tuple[int, ...]) -> Tensor:
+    """The tensor of `value` in the layout `order`, which may have more axes."""
+    if not value.order:
+        return value.tensor
+    if len(value.order) < len(order):
+        shape = (*[1] * (len(order) - len(value.held)), *value.held)
+        value = lowering.reshaped(unexpanded(value), shape)
+    return lowering.arranged(value, order)
+
+
+def broadcast(shapes: Sequence[Sequence[Size]], rank: int) -> tuple[Size, ...]:
+    """The common shape."""
+    padded = [(*[1] * (rank - len(shape)), *shape) for shape in shapes]
+    return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True))
+
+
+def binary(code: str, options: str | None, dtype: str | None = None) -> Single:
+    """An operator of two values or of a value and a number; `alpha` scales the second."""
+
+    def form(lowering: Lowering, a: Any, b: Any, *, alpha: Number = 1) -> Value:
+        kind = next(v.tensor.dtype for v in (a, b) if isinstance(v, Value))
+        kinds = [v.tensor.dtype for v in (a, b) if isinstance(v, Value)]
+        if len(set(kinds)) == 2 or ("bool" in kinds and not code.startswith("LOGICAL")):
+            kind = next((k for k in ("float32", "int64") if k in kinds), lowering.dtype)
+            a, b = (numeric(lowering, v, kind) for v in (a, b))
+        a, b = typed(lowering, a, kind), typed(lowering, b, kind)
+        if alpha != 1:
+            b = apply(lowering, "MUL", [b, lowering.scalar(alpha, kind)], "MulOptions")
+        return apply(lowering, code, [a, b], options, dtype)
+
+    return form
+
+
+def numeric(lowering: Lowering, operand: Any, dtype: str) -> Any:
+    """An operand in another type, in which true is 1."""
+    if isinstance(operand, Value) and operand.tensor.dtype != dtype:
+        return apply(lowering, "CAST", [operand], "CastOptions", dtype)
+    return operand
+
+
+def typed(lowering: Lowering, operand: Any, dtype: str) -> Value:
+    """An operand as a value; numbers that depend on the batch are computed."""
+    if isinstance(operand, Value):
+        return operand
+    if not isinstance(operand, bool | int | float):
+        return Value.plain(as_float(lowering, operand))
+    return lowering.scalar(operand, dtype)
+
+
+def unary(code: str, options: str | None = None) -> Single:
+    """An operator of one value."""
+
+    def form(lowering: Lowering, x: Value) -> Value:
+        return apply(lowering, code, [x], options)
+
+    return form
+
+
+def reversed_binary(code: str, options: str | None) -> Single:
+    """An operator whose first operand is a number."""
+
+    def form(lowering: Lowering, number: Number, x: Value) -> Value:
+        return apply(lowering, code, [lowering.scalar(number, x.tensor.dtype), x], options)
+
+    return form
+
+
+def power(lowering: Lowering, x: Value, exponent: Number) -> Value:
+    """x^exponent; squares and roots have operators of their own."""
+    if exponent == 2:
+        return apply(lowering, "MUL", [x, x], "MulOptions")
+    if exponent == 0.5:
+        return apply(lowering, "SQRT", [x])
+    return apply(lowering, "POW", [x, lowering.scalar(exponent, x.tensor.dtype)], "PowOptions")
+
+
+def reciprocal(lowering: Lowering, x: Value) -> Value:
+    """1 / x."""
+    return apply(lowering, "DIV", [lowering.scalar(1, x.tensor.dtype), x], "DivOptions")
+
+
+def where(lowering: Lowering, condition: Value, a: Value, b: Value) -> Value:
+    """Elements of `a` where the condition holds and of `b` elsewhere."""
+    return apply(lowering, "SELECT_V2", [condition, a, b], "SelectV2Options", a.tensor.dtype)
+
+
+def gelu(lowering: Lowering, x: Value, *, approximate: str = "none") -> Value:
+    """GELU, exact or by tanh."""
+    return apply(lowering, "GELU", [x], "GeluOptions", approximate=approximate == "tanh")
+
+
+def erf(lowering: Lowering, x: Value) -> Value:
+    """erf(x) = x * P(x^2) / Q(x^2) for x held to [-4, 4], beyond which float32 has 1."""
+
+    def const(number: float) -> Value:
+        return lowering.scalar(number, "float32")
+
+    x = apply(lowering, "MINIMUM", [x, const(ERF_LIMIT)], "MaximumMinimumOptions")
+    x = apply(lowering, "MAXIMUM", [x, const(-ERF_LIMIT)], "MaximumMinimumOptions")
+    square = apply(lowering, "MUL", [x, x], "MulOptions")
+
+    def polynomial(factors: Sequence[float]) -> Value:
+        total = const(factors[0])
+        for factor in factors[1:]:
+            total = apply(lowering, "MUL", [total, square], "MulOptions")
+            total = apply(lowering, "ADD", [total, const(factor)], "AddOptions")
+        return total
+
+    above = apply(lowering, "MUL", [x, polynomial(ERF_ABOVE)], "MulOptions")
+    return apply(lowering, "DIV", [above, polynomial(ERF_BELOW)], "DivOptions")
+
+
+def clamp(
+    lowering: Lowering, x: Value, low: Number | None = None, high: Number | None = None
+) -> Value:
+    """`x` held between two numbers."""
+    for code, bound in (("MAXIMUM", low), ("MINIMUM", high)):
+        if bound is not None:
+            limit = lowering.scalar(bound, x.tensor.dtype)
+            x = apply(lowering, code, [x, limit], "MaximumMinimumOptions")
+    return x
+
+
+def cast(lowering: Lowering, x: Value, **options: object) -> Value:
+    """`x` in the node's type; a device and a memory format are no concern of a graph."""
+    if x.tensor.dtype == lowering.dtype:
+        return x
+    return apply(lowering, "CAST", [x], "CastOptions", lowering.dtype)
+
+
+def full(lowering: Lowering, size: object, number: Number, **options: object) -> Value:
+    """One number at every place, held once."""
+    rank = len(lowering.shape)
+    values = np.full([1] * rank, number, lowering.dtype)
+    return Value.plain(lowering.graph.constant(values)).expanded(lowering.shape)
+
+
+def full_like(lowering: Lowering, x: Value, number: Number, **options: object) -> Value:
+    """One number at every place of the shape of `x`."""
+    return full(lowering, None, number)
+
+
+def scalar_tensor(lowering: Lowering, number: Number, **options: object) -> Value:
+    """A number."""
+    return full(lowering, None, number)
+
+
+def arange(lowering: Lowering, start: int, end: int, step: int = 1, **options: object) -> Value:
+    """Whole numbers, constant: there is no range as long as the batch."""
+    if not all(isinstance(n, int) for n in (start, end, step)):
+        raise NotImplementedError("a range as long as the batch")
+    return Value.plain(lowering.graph.constant(np.arange(start, end, step).astype(lowering.dtype)))
+
+
+ADD = binary("ADD", "AddOptions")
+SUB = binary("SUB", "SubOptions")
+MUL = binary("MUL", "MulOptions")
+DIV = binary("DIV", "DivOptions")
+
+FORMS: Forms = {
+    aten.add.Tensor: ADD,
+    aten.add.Scalar: ADD,
+    aten.sub.Tensor: SUB,
+    aten.sub.Scalar: SUB,
+    aten.mul.Tensor: MUL,
+    aten.mul.Scalar: MUL,
+    aten.div.Tensor: DIV,
+    aten.div.Scalar: DIV,
+    aten.maximum.default: binary("MAXIMUM", "MaximumMinimumOptions"),
+    aten.minimum.default: binary("MINIMUM", "MaximumMinimumOptions"),
+    aten.eq.Tensor: binary("EQUAL", "EqualOptions", "bool"),
+    aten.eq.Scalar: binary("EQUAL", "EqualOptions", "bool"),
+    aten.ne.Tensor: binary("NOT_EQUAL", "NotEqualOptions", "bool"),
+    aten.ne.Scalar: binary("NOT_EQUAL", "NotEqualOptions", "bool"),
+    aten.gt.Tensor: binary("GREATER", "GreaterOptions", "bool"),
+    aten.gt.Scalar: binary("GREATER", "GreaterOptions", "bool"),
+    aten.ge.Tensor: binary("GREATER_EQUAL", "GreaterEqualOptions", "bool"),
+    aten.ge.Scalar: binary("GREATER_EQUAL", "GreaterEqualOptions", "bool"),
+    aten.lt.Tensor: binary("LESS", "LessOptions", "bool"),
+    aten.lt.Scalar: binary("LESS", "LessOptions", "bool"),
+    aten.le.Tensor: binary("LESS_EQUAL", "LessEqualOptions", "bool"),
+    aten.le.Scalar: binary("LESS_EQUAL", "LessEqualOptions", "bool"),
+    aten.logical_and.default: binary("LOGICAL_AND", "LogicalAndOptions"),
+    aten.bitwise_and.Tensor: binary("LOGICAL_AND", "LogicalAndOptions"),
+    aten.logical_or.default: binary("LOGICAL_OR", "LogicalOrOptions"),
+    aten.bitwise_or.Tensor: binary("LOGICAL_OR", "LogicalOrOptions"),
+    aten.logical_not.default: unary("LOGICAL_NOT"),
+    aten.bitwise_not.default: unary("LOGICAL_NOT"),
+    aten.floor.default: unary("FLOOR"),
+    aten.ceil.default: unary("CEIL"),
+    aten.round.default: unary("ROUND"),
+    aten.exp2.default: lambda lowering, x: reversed_binary("POW", "PowOptions")(lowering, 2.0, x),
+    aten.neg.default: unary("NEG"),
+    aten.abs.default: unary("ABS"),
+    aten.exp.default: unary("EXP"),
+    aten.log.default: unary("LOG"),
+    aten.sqrt.default: unary("SQRT"),
+    aten.rsqrt.default: unary("RSQRT"),
+    aten.sin.default: unary("SIN"),
+    aten.cos.default: unary("COS"),
+    aten.sign.default: unary("SIGN"),
+    aten.relu.default: unary("RELU"),
+    aten.tanh.default: unary("TANH"),
+    aten.sigmoid.default: unary("LOGISTIC"),
+    aten.gelu.default: gelu,
+    aten.erf.default: erf,
+    aten.clamp.default: clamp,
+    aten.pow.Tensor_Scalar: power,
+    aten.pow.Tensor_Tensor: binary("POW", "PowOptions"),
+    aten.pow.Scalar: reversed_binary("POW", "PowOptions"),
+    aten.rsub.Scalar: lambda lowering, x, number, alpha=1: SUB(lowering, number, x),
+    aten.reciprocal.default: reciprocal,
+    aten.where.self: where,
+    aten._to_copy.default: cast,
+    aten.full.default: full,
+    aten.full_like.default: full_like,
+    aten.scalar_tensor.default: scalar_tensor,
+    aten.arange.start_step: arange,
+}

@@ -1,0 +1,197 @@
+"""Building a TFLite file: tensors, operators, constants and signatures.
+
+Everything is kept in order of first use and nothing else is stored, so the same calls give the
+same bytes.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import flatbuffers
+import numpy as np
+import sympy
+from ai_edge_litert import schema_py_generated as schema
+
+Size: TypeAlias = int | sympy.Expr
+"""Size of an axis; an expression of the batch where it is open."""
+
+TYPES = {
+    "float32": schema.TensorType.FLOAT32,
+    "int64": schema.TensorType.INT64,
+    "int32": schema.TensorType.INT32,
+    "bool": schema.TensorType.BOOL,
+}
+SCHEMA_VERSION = 3
+IDENTIFIER = b"TFL3"
+NEWEST_OLD_CODE = 127
+"""Operator codes above this do not fit the format's first, one-byte field."""
+VERSIONS = {schema.BuiltinOperator.BROADCAST_TO: 2}
+"""The first version of an operator that runtimes know, where it is not 1."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a subgraph: where it stands in it, its type and its shape."""
+
+    index: int
+    dtype: str
+    shape: tuple[Size, ...]
+
+
+@dataclass
+class Subgraph:
+    """One signature's graph while it is being built."""
+
+    name: str
+    tensors: list[Any] = field(default_factory=list)
+    operators: list[tuple[int, Any]] = field(default_factory=list)
+    data: list[bytes | None] = field(default_factory=list)
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    _known: dict[object, Tensor] = field(default_factory=dict)
+
+    def tensor(
+        self, dtype: str, shape: Sequence[Size], data: bytes | None = None, name: str = ""
+    ) -> Tensor:
+        """A new tensor, constant where it has `data`."""
+        made = schema.TensorT()
+        made.type = TYPES[dtype]
+        # Runtimes read the open axes from the signature; the shape must hold some size for them.
+        made.shape = np.asarray([1 if open_size(n) else n for n in shape], np.int32)
+        if any(open_size(n) for n in shape):
+            made.shapeSignature = np.asarray([-1 if open_size(n) else n for n in shape], np.int32)
+        made.hasRank = True
+        made.name = name or f"t{len(self.tensors)}"
+        self.tensors.append(made)
+        self.data.append(data)
+        return Tensor(len(self.tensors) - 1, dtype, tuple(shape))
+
+    def constant(self, values: np.ndarray) -> Tensor:
+        """A constant; equal ones are stored once."""
+        key = (values.dtype.name, values.shape, values.tobytes())
+        if key not in self._known:
+            self._known[key] = self.tensor(values.dtype.name, values.shape, values.tobytes())
+        return self._known[key]
+
+    def operator(
+        self,
+        code: str,
+        inputs: Sequence[Tensor],
+        dtype: str,
+        shape: Sequence[Size],
+        options: str | None = None,
+        **settings: object,
+    ) -> Tensor:
+        """The output of the operator `code`, of the type `dtype` and `shape`.
+
+        `options` names the schema's options table, `settings` are its fields.
+        """
+        key = (code, tuple(t.index for t in inputs), dtype, tuple(shape), tuple(settings.items()))
+        # What is as large as the batch is computed again rather than kept until it is needed again.
+        if key not in self._known or any(map(open_size, shape)):
+            output = self.tensor(dtype, shape)
+            made = schema.OperatorT()
+            made.inputs = np.asarray([t.index for t in inputs], np.int32)
+            made.outputs = np.asarray([output.index], np.int32)
+            if options is not None:
+                made.builtinOptionsType = getattr(schema.BuiltinOptions, options)
+                made.builtinOptions = getattr(schema, f"{options}T")()
+                for name, value in settings.items():
+                    setattr(made.builtinOptions, name, value)
+            self.operators.append((getattr(schema.BuiltinOperator, code), made))
+            self._known[key] = output
+        return self._known[key]
+
+    def pruned(self) -> "Subgraph":
+        """The same graph without operators and tensors that no output needs."""
+        needed = {t.index for t in (*self.inputs.values(), *self.outputs.values())}
+        operators = []
+        for code, made in reversed(self.operators):
+            if needed.intersection(made.outputs.tolist()):
+                needed.update(made.inputs.tolist())
+                operators.append((code, made))
+        place = {old: new for new, old in enumerate(sorted(needed))}
+
+        def moved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {n: Tensor(place[t.index], t.dtype, t.shape) for n, t in tensors.items()}
+
+        def renumbered(made: Any) -> Any:
+            twin = copy.copy(made)
+            twin.inputs = np.asarray([place[i] for i in made.inputs], np.int32)
+            twin.outputs = np.asarray([place[i] for i in made.outputs], np.int32)
+            return twin
+
+        return Subgraph(
+            self.name,
+            tensors=[copy.copy(self.tensors[i]) for i in sorted(needed)],
+            operators=[(code, renumbered(made)) for code, made in reversed(operators)],
+            data=[self.data[i] for i in sorted(needed)],
+            inputs=moved(self.inputs),
+            outputs=moved(self.outputs),
+        )
+
+
+def open_size(size: Size) -> bool:
+    """Whether `size` depends on the batch."""
+    return not isinstance(size, int)
+
+
+def serialize(subgraphs: Mapping[str, Subgraph]) -> bytes:
+    """One TFLite file with a signature for each subgraph, by name."""
+    codes = sorted({code for subgraph in subgraphs.values() for code, _ in subgraph.operators})
+    model = schema.ModelT()
+    model.version = SCHEMA_VERSION
+    model.description = "edgetailor"
+    model.operatorCodes = [operator_code(code) for code in codes]
+    model.buffers = [schema.BufferT()]  # by convention the first one is empty
+    stored: dict[bytes, int] = {}
+    model.subgraphs = []
+    model.signatureDefs = []
+    for place, (name, subgraph) in enumerate(subgraphs.items()):
+        for tensor, data in zip(subgraph.tensors, subgraph.data, strict=True):
+            tensor.buffer = 0 if data is None else buffer_of(data, model.buffers, stored)
+        made = schema.SubGraphT()
+        made.name = name
+        made.tensors = subgraph.tensors
+        made.inputs = np.asarray([t.index for t in subgraph.inputs.values()], np.int32)
+        made.outputs = np.asarray([t.index for t in subgraph.outputs.values()], np.int32)
+        made.operators = [operator for _, operator in subgraph.operators]
+        for code, operator in subgraph.operators:
+            operator.opcodeIndex = codes.index(code)
+        model.subgraphs.append(made)
+        signature = schema.SignatureDefT()
+        signature.signatureKey, signature.subgraphIndex = name, place
+        signature.inputs = [tensor_map(n, t) for n, t in subgraph.inputs.items()]
+        signature.outputs = [tensor_map(n, t) for n, t in subgraph.outputs.items()]
+        model.signatureDefs.append(signature)
+    builder = flatbuffers.Builder(1 << 16)
+    builder.Finish(model.Pack(builder), IDENTIFIER)
+    return bytes(builder.Output())
+
+
+def operator_code(code: int) -> Any:
+    """The file's entry for one kind of operator."""
+    made = schema.OperatorCodeT()
+    made.builtinCode = code
+    made.deprecatedBuiltinCode = min(code, NEWEST_OLD_CODE)
+    made.version = VERSIONS.get(code, 1)
+    return made
+
+
+def buffer_of(data: bytes, buffers: list[Any], stored: dict[bytes, int]) -> int:
+    """Place of `data` in the file's buffers, where equal ones are kept once."""
+    if data not in stored:
+        made = schema.BufferT()
+        made.data = np.frombuffer(data, np.uint8)
+        stored[data] = len(buffers)
+        buffers.append(made)
+    return stored[data]
+
+
+def tensor_map(name: str, tensor: Tensor) -> Any:
+    """One named port of a signature."""
+    made = schema.TensorMapT()
+    made.name, made.tensorIndex = name, tensor.index
+    return made

@@ -1,0 +1,254 @@
+"""Forms for the TFLite writer alone: what XNNPACK is quick at, and what TFLite has no operator for.
+
+They come ahead of the table that all writers share.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+
+from exporters.decompositions import convolution
+from exporters.decompositions.form import Forms
+from exporters.decompositions.slicing import cut
+from exporters.decompositions.transposition import UNTRANSPOSED
+
+aten = torch.ops.aten
+
+
+def convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: list[int] | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """As in `exporters.decompositions.convolution`, with the weight's gradient from here."""
+    found = convolution.convolution_backward(
+        grad,
+        x,
+        weight,
+        bias_sizes,
+        stride,
+        padding,
+        dilation,
+        transposed,
+        output_padding,
+        groups,
+        [output_mask[0], False, output_mask[2]],
+    )
+    if found is NotImplemented or not output_mask[1]:
+        return found
+    # A transposed convolution is the gradient of one, with image and gradient exchanged.
+    image, moved = (grad, x) if transposed else (x, grad)
+    line = x.dim() == 3
+    if line:
+        image, moved, weight = image.unsqueeze(2), moved.unsqueeze(2), weight.unsqueeze(2)
+        stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
+    window = convolution.Window(stride, padding, dilation, groups)
+    d_w = weight_gradient(moved, image, weight, window)
+    return found[0], d_w.squeeze(2) if line else d_w, found[2]
+
+
+def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: convolution.Window) -> Tensor:
+    """dW as one matrix product a sample, added up: (rows * O, places) times (places, columns * I).
+
+    Places are those of the padded image's rows. The windows of a row lie side by side on the right,
+    `grad` as often as the kernel has rows on the left, each time as many places further down.
+    """
+    outputs, inputs, rows, columns = weight.shape
+    if window.groups > 1:
+        own = convolution.Window(window.stride, window.padding, window.dilation, 1)
+        width = outputs // window.groups
+        own_parts = []
+        for group in range(window.groups):
+            part_of_grad = cut(grad, 1, group * width, 1, width)
+            image = cut(x, 1, group * inputs, 1, inputs)
+            own_parts.append(weight_gradient(part_of_grad, image, weight[:width], own))
+        return torch.cat(own_parts)
+    batch, _, high, wide = grad.shape
+    above, left = window.padding
+    image = aten.constant_pad_nd(x, [left, left, above, above]).permute(0, 2, 3, 1)
+    strip = torch.cat(
+        [cut(image, 2, n * window.dilation[1], window.stride[1], wide) for n in range(columns)], 3
+    )
+    grads = grad.permute(0, 2, 3, 1).reshape(batch, high * wide, outputs)
+    if window.stride[0] > 1:
+        products = []
+        for row in range(rows):
+            part = cut(strip, 1, row * window.dilation[0], window.stride[0], high)
+            part = part.reshape(batch, high * wide, columns * inputs)
+            products.append(torch.bmm(grads.transpose(1, 2), part).sum(0))
+        found = torch.stack(products)
+    else:
+        lines = image.shape[1]
+        shifts = [row * window.dilation[0] for row in range(rows)]
+        moved = [
+            aten.constant_pad_nd(grads, [0, 0, shift * wide, (lines - high - shift) * wide])
+            for shift in shifts
+        ]
+        strip = strip.reshape(batch, lines * wide, columns * inputs)
+        found = torch.bmm(torch.cat(moved, 2).transpose(1, 2), strip).sum(0)
+    return found.reshape(rows, outputs, columns, inputs).permute(1, 3, 0, 2)
+
+
+def average_pool(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """The mean of each window: shifted slices added up, over the places that count."""
+    kernel, padding = pair(kernel), pair(padding)
+    stride = pair(stride) if stride else kernel
+    size = [
+        windows(int(x.shape[2 + axis]), kernel[axis], stride[axis], padding[axis], ceil_mode)
+        for axis in (0, 1)
+    ]
+    pads = []
+    counts = []
+    for axis in (1, 0):
+        length, front = int(x.shape[2 + axis]), padding[axis]
+        span = (int(size[axis]) - 1) * stride[axis] + kernel[axis]
+        pads += [front, span - front - length]
+        ends = (-front, length + front) if count_include_pad else (0, length)
+        starts = [n * stride[axis] - front for n in range(int(size[axis]))]
+        counts.append([min(s + kernel[axis], ends[1]) - max(s, ends[0]) for s in starts])
+    framed = aten.constant_pad_nd(x, pads)
+    lines = [cut(framed, 2, n, stride[0], int(size[0])) for n in range(kernel[0])]
+    total = lines[0]
+    for line in lines[1:]:
+        total = total + line
+    places = [cut(total, 3, n, stride[1], int(size[1])) for n in range(kernel[1])]
+    total = places[0]
+    for place in places[1:]:
+        total = total + place
+    if divisor_override is not None:
+        return total / divisor_override
+    below = [[high * wide for wide in counts[0]] for high in counts[1]]
+    if len({n for row in below for n in row}) == 1:
+        return total / below[0][0]
+    for axis, sizes in ((2, counts[1]), (3, counts[0])):
+        parts = [total.select(axis, n).unsqueeze(axis) / count for n, count in enumerate(sizes)]
+        total = torch.cat(parts, axis)
+    return total
+
+
+def windows(length: int, kernel: int, stride: int, padding: int, ceil_mode: bool) -> int:
+    """How many windows there are; with `ceil_mode` also one that ends behind the padding."""
+    count = (length + 2 * padding - kernel + (stride - 1 if ceil_mode else 0)) // stride + 1
+    return count - 1 if ceil_mode and (count - 1) * stride >= length + padding else count
+
+
+def pair(sizes: Sequence[int]) -> list[int]:
+    """Both sizes of a square one."""
+    return list(sizes) * 2 if len(sizes) == 1 else list(sizes)
+
+
+def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
+    """dX = grad where x > threshold, 0 elsewhere: sign(relu(x - threshold)) is 1 there, else 0."""
+    return grad * torch.sign(torch.relu(x - threshold if threshold else x))
+
+
+def log1p(x: Tensor) -> Tensor:
+    """log(1 + x)."""
+    return torch.log(1 + x)
+
+
+def expm1(x: Tensor) -> Tensor:
+    """exp(x) - 1."""
+    return torch.exp(x) - 1
+
+
+def split(x: Tensor, sizes: Sequence[int], axis: int = 0) -> list[Tensor]:
+    """Parts of `sizes`, one after the other."""
+    starts = [sum(sizes[:n]) for n in range(len(sizes))]
+    return [cut(x, axis, start, 1, size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def slice_scatter(
+    x: Tensor,
+    part: Tensor,
+    axis: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Tensor:
+    """`x` with `part` in the place of a slice: what is ahead of it, the part, what is behind."""
+    if step == 1 and not start and (end is None or end >= sys.maxsize):
+        return part
+    if step != 1 or not isinstance(x.shape[axis], int):
+        return NotImplemented  # type: ignore[no-any-return]
+    first, last, _ = slice(start, end).indices(int(x.shape[axis]))
+    ahead, behind = first, int(x.shape[axis]) - last
+    pieces = [cut(x, axis, 0, 1, ahead)] if ahead else []
+    pieces.append(part)
+    pieces += [cut(x, axis, last, 1, behind)] if behind else []
+    return torch.cat(pieces, axis)
+
+
+def var(
+    x: Tensor,
+    axes: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Tensor:
+    """Sum of (x - mean)^2 over `axes`, by their number of elements less `correction` (1)."""
+    return var_mean(x, axes, correction=correction, keepdim=keepdim)[0]
+
+
+def var_mean(
+    x: Tensor,
+    axes: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Variance, see `var`, and mean."""
+    axes = list(axes) if axes else list(range(x.dim()))
+    mean = x.mean(axes, keepdim=True)
+    centred = x - mean
+    count = 1
+    for axis in axes:
+        count = count * x.shape[axis]
+    below = count - (1 if correction is None else correction)
+    found = (centred * centred).sum(axes, keepdim=keepdim) / below
+    return found, mean if keepdim else x.mean(axes)
+
+
+PYTORCHS = (
+    aten.native_layer_norm.default,
+    aten.native_group_norm.default,
+    aten.hardtanh.default,
+    aten.leaky_relu.default,
+    aten.elu.default,
+    aten.linalg_vector_norm.default,
+)
+"""What PyTorch itself can write in operators that TFLite has."""
+
+FORMS: Forms = {
+    **cast(Forms, get_decompositions(PYTORCHS)),
+    **UNTRANSPOSED,
+    aten.avg_pool2d.default: average_pool,
+    aten.split_with_sizes.default: split,
+    aten.slice_scatter.default: slice_scatter,
+    aten.var.correction: var,
+    aten.var_mean.correction: var_mean,
+    aten.log1p.default: log1p,
+    aten.expm1.default: expm1,
+    aten.convolution_backward.default: convolution_backward,
+    aten.threshold_backward.default: threshold_backward,
+}

@@ -1,0 +1,203 @@
+"""From one traced ATen graph to one TFLite subgraph.
+
+Each module of operators holds `FORMS`, a dict from ATen operator to the function that writes it.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import sympy
+import torch
+from torch import SymFloat, SymInt
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from exporters.graphs import attribute
+from exporters.program import ProgramSignature
+from exporters.tflite.flatbuffer import Size, Subgraph, Tensor, open_size
+from exporters.tflite.values import Layouts, Value
+from profiles.errors import ExportError
+
+Form = Callable[..., Any]
+"""Takes the lowering and an operator's arguments, values in place of tensors; returns a value, or
+as many as the operator has."""
+
+Forms = dict[OpOverload[..., Any], Form]
+Number = bool | int | float
+
+ARITHMETIC: dict[Any, str] = {
+    operator.add: "ADD",
+    operator.sub: "SUB",
+    operator.mul: "MUL",
+    operator.truediv: "DIV",
+}
+SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
+
+
+class Lowering(Layouts):
+    """Walks a graph and writes every node's operators. `shape` is that of the node's result."""
+
+    def __init__(self, graph: Subgraph) -> None:
+        super().__init__(graph)
+        self.shape: tuple[Size, ...] = ()
+        self.dtype = "float32"
+
+    def scalar(self, number: "Number | SymInt | SymFloat | Value", dtype: str) -> Value:
+        """A number as a tensor of no axes."""
+        if isinstance(number, Value):
+            return number
+        return Value.plain(self.graph.constant(np.asarray(number, dtype)))
+
+    def emit(
+        self,
+        code: str,
+        inputs: Sequence[Tensor],
+        shape: Sequence[Size],
+        options: str | None = None,
+        dtype: str | None = None,
+        **settings: object,
+    ) -> Tensor:
+        """One operator whose output has `shape`, and the first input's type unless `dtype` says."""
+        return self.graph.operator(
+            code, inputs, dtype or inputs[0].dtype, shape, options, **settings
+        )
+
+
+def lower(graph: GraphModule, signature: ProgramSignature, forms: Forms) -> Subgraph:
+    """The subgraph of a traced signature. Raises ExportError naming what TFLite has no form for."""
+    subgraph = Subgraph(signature.name)
+    lowering = Lowering(subgraph)
+    known: dict[Node, Any] = {}
+    ports = iter(signature.inputs)
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            port = next(ports)
+            value = node.meta["val"]
+            tensor = subgraph.tensor(dtype_of(value), shape_of(value), name=port.name)
+            subgraph.inputs[port.name] = tensor
+            known[node] = Value.plain(tensor)
+            if lowering.batch is None and tensor.shape and open_size(tensor.shape[0]):
+                lowering.batch = batch_of(lowering, tensor)
+        elif node.op == "get_attr":
+            known[node] = Value.plain(subgraph.constant(attribute(graph, node.target).numpy()))
+        elif node.op == "call_function":
+            known[node] = call(lowering, node, known, forms, signature.name)
+        else:
+            finish(lowering, [known[n] for n in node.args[0]], signature)
+    return subgraph.pruned()
+
+
+def call(
+    lowering: Lowering, node: Node, known: dict[Node, Any], forms: Forms, signature: str
+) -> Any:
+    """The value of one operator's node."""
+    if node.target is operator.getitem:
+        return known[cast(Node, node.args[0])][cast(int, node.args[1])]
+    result = node.meta.get("val")
+    if node.target in SIZES or isinstance(result, SymInt | SymFloat):
+        return number_of(lowering, node, known)
+    form = forms.get(cast(Any, node.target))
+    if form is None:
+        name = getattr(node.target, "_schema", None)
+        raise ExportError(
+            f"Signature {signature!r} needs the operator {name.name if name else node.target}, "
+            "which has no TFLite form here: export it with --format onnx, or use another layer."
+        )
+    first = result[0] if isinstance(result, tuple | list) else result
+    assert isinstance(first, torch.Tensor)
+    lowering.shape, lowering.dtype = shape_of(first), dtype_of(first)
+    args, options = torch.fx.map_arg((node.args, node.kwargs), lambda n: known[n])
+    try:
+        return form(lowering, *args, **options)
+    except (NotImplementedError, TypeError) as error:  # sympy: an open size is no int
+        raise ExportError(
+            f"Signature {signature!r}: {node.target} has no TFLite form as it is used here: "
+            f"{error}. Export it with --format onnx, or use another layer."
+        ) from error
+
+
+def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
+    """A number that depends on the batch: a size as it is, what is computed from sizes a tensor."""
+    result = node.meta["val"]
+    if not isinstance(result, SymFloat):
+        return size_of(result)
+    first, second = (as_float(lowering, known[a] if isinstance(a, Node) else a) for a in node.args)
+    return Value.plain(
+        lowering.emit(
+            ARITHMETIC[node.target],
+            [first, second],
+            (),
+            f"{ARITHMETIC[node.target].capitalize()}Options",
+        )
+    )
+
+
+def as_float(lowering: Lowering, number: Any) -> Tensor:
+    """A float32 tensor of no axes: a constant, a computed number, or a polynomial of the batch."""
+    if isinstance(number, Value):
+        return number.tensor
+    if not open_size(number):
+        return lowering.graph.constant(np.asarray(number, np.float32))
+    (symbol,) = number.free_symbols
+    assert lowering.batch is not None
+    batch = lowering.emit(
+        "CAST", [lowering.reshape(lowering.batch, ())], (), "CastOptions", "float32"
+    )
+    total: Tensor | None = None
+    for factor in sympy.Poly(number, symbol).all_coeffs():
+        if total is not None:
+            total = lowering.emit("MUL", [total, batch], (), "MulOptions")
+        term = lowering.graph.constant(np.asarray(float(factor), np.float32))
+        if total is None:
+            total = term
+        elif factor != 0:
+            total = lowering.emit("ADD", [total, term], (), "AddOptions")
+    assert total is not None
+    return total
+
+
+def batch_of(lowering: Lowering, tensor: Tensor) -> Tensor:
+    """The first size of `tensor` as one int32."""
+    shape = lowering.emit(
+        "SHAPE", [tensor], (len(tensor.shape),), "ShapeOptions", "int32", outType=2
+    )
+    ends = [lowering.integers([n]) for n in (0, 1)]
+    return lowering.emit("SLICE", [shape, *ends], (1,), "SliceOptions")
+
+
+def finish(lowering: Lowering, results: Sequence[Value], signature: ProgramSignature) -> None:
+    """Name the outputs. An input that is returned, or a value that is returned twice, is copied."""
+    taken = {t.index for t in lowering.graph.inputs.values()}
+    for port, value in zip(signature.outputs, results, strict=True):
+        tensor = lowering.dense(value)
+        constant = lowering.graph.data[tensor.index] is not None
+        if tensor.index in taken or constant:
+            zero = lowering.graph.constant(np.zeros((), tensor.dtype))
+            tensor = lowering.graph.operator(
+                "ADD", [tensor, zero], tensor.dtype, tensor.shape, "AddOptions", copy=port.name
+            )
+        taken.add(tensor.index)
+        lowering.graph.outputs[port.name] = tensor
+
+
+def size_of(size: int | SymInt) -> Size:
+    """A size as an int, or as an expression of the batch."""
+    if isinstance(size, int):
+        return size
+    expression = size.node.expr
+    return int(expression) if expression.is_number else expression
+
+
+def shape_of(value: torch.Tensor) -> tuple[Size, ...]:
+    """The shape of a traced tensor."""
+    return tuple(size_of(n) for n in value.shape)
+
+
+def dtype_of(value: torch.Tensor) -> str:
+    """The type of a traced tensor by its name. Raises ExportError for one that is not written."""
+    name = str(value.dtype).removeprefix("torch.")
+    if name not in ("float32", "int64", "int32", "bool"):
+        raise ExportError(f"A tensor of type {name} has no TFLite form here.")
+    return name

@@ -1,0 +1,43 @@
+"""Lower traced signatures to one TFLite file, with a named signature for each.
+
+The operators are TFLite's own, without Flex, and are written here: litert-torch has no open
+batch. Weights are inputs, as in the ONNX graphs.
+"""
+
+from collections.abc import Sequence
+
+from exporters.bundle_writer import Graph
+from exporters.program import Program, ProgramSignature, Report
+from exporters.tflite import elementwise, gradients, products, shape
+from exporters.tflite.flatbuffer import Subgraph, serialize
+from exporters.tflite.lowering import Forms, lower
+from exporters.tracing import trace
+
+FILE = "model.tflite"
+FORMS: Forms = {**elementwise.FORMS, **shape.FORMS, **products.FORMS}
+
+
+def to_subgraph(signature: ProgramSignature) -> Subgraph:
+    """One traced signature in TFLite's operators. Raises ExportError naming one without a form."""
+    return lower(trace(signature, gradients.FORMS), signature, FORMS)
+
+
+def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
+    """All signatures of `program` in one TFLite file; see `exporters.compile_graphs`."""
+    subgraphs = {}
+    for signature in program.signatures:
+        report(f"lowering {signature.name}")
+        subgraphs[signature.name] = to_subgraph(signature)
+    data = serialize(subgraphs)
+    return {
+        name: Graph("litert", FILE, data, len(own.operators), len(serialize({name: own})))
+        for name, own in subgraphs.items()
+    }
+
+
+def to_tflite(signatures: Sequence[ProgramSignature]) -> bytes:
+    """A TFLite file of `signatures`, whose inputs and outputs have the ports' names.
+
+    Raises ExportError naming the signature and the operator that has no TFLite form.
+    """
+    return serialize({s.name: to_subgraph(s) for s in signatures})

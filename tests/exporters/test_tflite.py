@@ -1,0 +1,283 @@
+"""TFLite: gradients of every coverage row, whole bundles on the agent, what is refused."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oracles
+from bundles import CLASSES as TINY_CLASSES
+from bundles import SAMPLE_SHAPE as TINY_SHAPE
+from bundles import tiny_model, write_data
+from commands import ROOT, edgetailor, environment, refusal
+from device_agent.bundle import open_bundle
+from device_agent.litert_runtime import LitertSession
+from device_agent.training import train_bundle
+from device_agent.update import read_update
+from exporters import export
+from layer_cases import Case, assert_close, together
+from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
+from operator_rows import ROWS
+from oracles import Device, Plan
+from profiles.errors import BundleError, ExportError
+from toolkit import TrainingConfig, load_model, split
+from toolkit.weights import from_model
+
+pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+
+from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found]
+
+from exporters.tflite_writer import to_tflite
+
+WITHOUT: dict[str, set[str]] = {
+    "matrix product": {"bilinear"},
+    "normalisation": {
+        "group",
+        "group over time",
+        "group of one channel",
+        "instance, affine",
+        "instance over time",
+        "instance, running statistics",
+        "local response",
+    },
+    "max pooling": {"dilation", "adaptive", "adaptive to one"},
+    "average pooling": {"3d", "3d, overlapping"},
+    "embedding": {"one-hot"},
+    "shape": {
+        "slice with a step",
+        "roll",
+        "diagonal",
+        "diagonal below",
+        "diagonal above",
+        "unfold",
+        "meshgrid",
+    },
+    "padding": {"reflect", "reflect, 1d", "convolution that reflects"},
+    "indexing": {"gather", "gather where the data say", "topk", "sort", "scatter"},
+    "reduction": {"max", "min"},
+    "arithmetic": {"log2", "tan", "atan", "atan2", "sinh_cosh", "asinh", "floor_and_remainder"},
+}
+"""Rows that TFLite has no form for yet."""
+PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.0)
+TRAINING = TrainingConfig(
+    batch_size=PLAN.batch_size,
+    epochs=PLAN.epochs,
+    learning_rate=PLAN.rate,
+    momentum=PLAN.momentum,
+)
+SPECS = ("full", "low-rank:0.5", "slice:units.2")
+
+
+@pytest.mark.parametrize("group", ROWS)
+def test_gradients_on_litert(group: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    rows = {n: row for n, row in ROWS[group].items() if n not in WITHOUT.get(group, ())}
+    cases = {name: Case.of(row, record=True) for name, row in rows.items()}
+    short = {f"r{number}": case for number, case in enumerate(cases.values())}
+    data = to_tflite([together(short)])
+    run = Interpreter(model_content=data, num_threads=1).get_signature_runner("together")
+    feeds = {name: case.feeds(seed) for name, case in short.items()}
+    results = run(**{f"{n}/{k}": t.numpy() for n, own in feeds.items() for k, t in own.items()})
+    for (key, case), name in zip(short.items(), cases, strict=True):
+        came = [torch.from_numpy(results[f"{key}/{p.name}"]) for p in case.signature.outputs]
+        assert_close(case, came, case.expected(feeds[key]), name)
+
+
+@pytest.mark.parametrize(
+    ("group", "name"), [(group, name) for group, names in WITHOUT.items() for name in sorted(names)]
+)
+def test_what_tflite_has_no_form_for_is_refused(group: str, name: str) -> None:
+    with pytest.raises(ExportError, match=r"'gradients'"):
+        to_tflite([Case.of(ROWS[group][name], record=True).signature])
+
+
+def one_round(
+    model: nn.Module, spec: str, format: str, data: Path, out: Path, seed: int
+) -> Mapping[str, np.ndarray]:
+    """The update of a device that trains `spec` once, exported in `format`."""
+    source = from_model(model)
+    shape = np.load(data)["x"].shape[1:]
+    submodel = split(model, spec, shape, TRAINING)
+    base = source.fingerprint()
+    bundle = out / "bundle"
+    export(submodel.program, submodel.cut(source), bundle, base=base, format=format, check=False)  # type: ignore[arg-type]
+    train_bundle(bundle, str(data), out / "update", threads=1, seed=seed)
+    return read_update(out / "update")[1]
+
+
+def local_data(path: Path, count: int, shape: tuple[int, ...], classes: int, seed: int) -> Device:
+    draw = np.random.default_rng(seed)
+    x = draw.normal(0.3, 1.2, (count, *shape)).astype(np.float32)
+    y = draw.integers(classes, size=count)
+    np.savez(path, x=x, y=y)
+    return Device(x, y, seed=seed % 1000)
+
+
+@pytest.mark.parametrize("count", [21, 17, 9])  # last batches of 5, of 9 and of 9: one joins
+def test_the_last_batch_is_as_in_pytorch(count: int, seed: int, tmp_path: Path) -> None:
+    model = smooth_cnn()
+    device = local_data(tmp_path / "data.npz", count, INPUT_SHAPE, CLASSES, seed)
+    old, expected = oracles.state_of(model), oracles.train_full(model, device, PLAN)
+    came = one_round(model, "full", "tflite", tmp_path / "data.npz", tmp_path, device.seed)
+    assert came.keys() == expected.keys()
+    for name, value in expected.items():
+        difference = float((torch.from_numpy(came[name]).double() - value).norm())
+        change = float((value - old[name]).norm())
+        assert difference <= 1e-3 * change + 5e-7 * float(value.norm()), name
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_round_is_as_in_onnxruntime(spec: str, seed: int, tmp_path: Path) -> None:
+    """ONNX bundles are held to plain PyTorch in tests/toolkit/test_round_oracle.py."""
+    model = load_model("toolkit.models:digits_cnn", seed=seed % 1000)
+    data = tmp_path / "data.npz"
+    local_data(data, 21, (1, 8, 8), 10, seed)
+    ours = one_round(model, spec, "tflite", data, tmp_path / "tflite", 3)
+    theirs = one_round(model, spec, "onnx", data, tmp_path / "onnx", 3)
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert np.linalg.norm(ours[name] - value) <= 1e-4 * np.linalg.norm(value) + 1e-6, name
+
+
+def test_a_round_of_cp(seed: int, tmp_path: Path) -> None:
+    """Its training amplifies rounding over the steps, so each signature is compared by itself."""
+    model = load_model("toolkit.models:digits_cnn", seed=seed % 1000)
+    source = from_model(model)
+    submodel = split(model, "cp:2.0", (1, 8, 8), TRAINING)
+    out = tmp_path / "bundle"
+    exported = export(
+        submodel.program, submodel.cut(source), out, base=source.fingerprint(), format="tflite"
+    )
+    assert exported.verdict is not None
+    assert exported.verdict.error <= 1e-3
+    local_data(tmp_path / "data.npz", 21, (1, 8, 8), 10, seed)
+    done = train_bundle(out, str(tmp_path / "data.npz"), tmp_path / "update", threads=1)
+    assert done.personal
+    assert np.isfinite(done.record.loss_last)
+
+
+def export_tiny(out: Path) -> None:
+    model, source = tiny_model()
+    submodel = split(model, "full", TINY_SHAPE, TRAINING)
+    base = source.fingerprint()
+    export(submodel.program, submodel.cut(source), out, base=base, format="tflite")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A verified TFLite bundle of the tiny model."""
+    out = tmp_path_factory.mktemp("tflite") / "bundle"
+    export_tiny(out)
+    return out
+
+
+def test_a_bundle_is_one_file_with_named_signatures(bundle: Path) -> None:
+    assert {path.name for path in bundle.iterdir()} == {
+        "manifest.json",
+        "model.tflite",
+        "weights.safetensors",
+    }
+    manifest = open_bundle(bundle).manifest
+    assert manifest.runtime == "litert"
+    assert {s.graph for s in manifest.signatures.values()} == {"model.tflite"}
+    found = Interpreter(str(bundle / "model.tflite")).get_signature_list()
+    for name, signature in manifest.signatures.items():
+        assert set(found[name]["inputs"]) == {port.name for port in signature.inputs}
+        assert set(found[name]["outputs"]) == {port.name for port in signature.outputs}
+
+
+def test_same_export_gives_the_same_bytes_and_no_paths(bundle: Path, tmp_path: Path) -> None:
+    export_tiny(tmp_path / "again")
+    for path in bundle.iterdir():
+        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
+    data = (bundle / "model.tflite").read_bytes()
+    assert str(ROOT).encode() not in data
+    assert b".py" not in data
+
+
+def test_one_session_runs_batches_of_any_size(bundle: Path, seed: int) -> None:
+    model = tiny_model()[0].eval()
+    opened = open_bundle(bundle)
+    signature = opened.manifest.signatures["predict"]
+    state = opened.load(port.state for port in signature.inputs if port.state is not None)
+    session = LitertSession(bundle / "model.tflite", "predict", 1)
+    for count in (8, 3, 1, 8):
+        x = torch.randn(count, *TINY_SHAPE, generator=torch.Generator().manual_seed(seed))
+        (came,) = session.run({"x": x.numpy(), **state}).values()
+        expected: Tensor = model(x).detach()
+        assert came.shape == (count, TINY_CLASSES)
+        torch.testing.assert_close(torch.from_numpy(came), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_file_that_litert_refuses(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.tflite").write_bytes(b"no graph")
+    with pytest.raises(BundleError, match=r"model\.tflite is refused by ai-edge-litert \d"):
+        LitertSession(tmp_path / "model.tflite", "predict", 1)
+    with pytest.raises(BundleError, match=r"refused by ai-edge-litert .*unknown"):
+        LitertSession(bundle / "model.tflite", "unknown", 1)
+
+
+def test_without_litert_the_remedy_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
+    with pytest.raises(BundleError, match=r"pip install 'edgetailor\[litert\]'.*--format onnx"):
+        LitertSession(bundle / "model.tflite", "predict", 1)
+
+
+def test_recurrent_layers_are_refused(tmp_path: Path) -> None:
+    done = edgetailor(
+        "export", "toolkit.models:imdb_bilstm", "--input-shape", "12", "--format", "tflite",
+        "--out", "b", cwd=tmp_path,
+    )  # fmt: skip
+    assert "recurrent" in refusal(done, code=3)
+    assert not (tmp_path / "b").exists()
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    done = edgetailor(
+        "export", "toolkit.models:digits_cnn", "--input-shape", "1,8,8", "--batch", "8",
+        "--format", "tflite", "--out", "bundle", "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.code == 0, done.stderr
+    described = json.loads(done.stdout)
+    assert [s["name"] for s in described["signatures"]] == ["train", "predict"]
+    assert all(s["operators"] > 10 and s["graph_bytes"] > 1000 for s in described["signatures"])
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((21, 1, 8, 8), dtype=np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=draw.integers(10, size=21))
+    agent = [sys.executable, "-m", "device_agent.cli"]
+    for arguments, said in (
+        (["train", "bundle", "--data", "data.npz", "--out", "update"], "full: 3 steps on 21"),
+        (["profile", "bundle", "--threads", "1"], "threads 1, ai-edge-litert "),
+    ):
+        ended = subprocess.run(
+            [*agent, *arguments], cwd=tmp_path, env=environment(), capture_output=True, text=True
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert said in ended.stdout
+
+
+def test_the_device_needs_no_training_framework(bundle: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundle, tmp_path / "bundle")
+    write_data(tmp_path / "data.npz")
+    code = (
+        "import sys; from device_agent.training import train_bundle;"
+        "train_bundle('bundle', 'data.npz', 'update', threads=1); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "ai_edge_litert" in loaded
+    assert not loaded & {"torch", "onnx", "onnxscript", "exporters", "toolkit", "flatbuffers"}

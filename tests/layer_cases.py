@@ -1,0 +1,165 @@
+"""A layer's gradients as a signature, and the same by float64 autograd."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import onnxruntime
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+
+from device_agent.manifest import Port, TensorEntry
+from exporters.capture import recorded
+from exporters.onnx_writer import to_onnx
+from exporters.program import ProgramSignature, samples, state_in, state_out
+from exporters.tracing import EXAMPLE_BATCH
+
+BATCH = EXAMPLE_BATCH + 2
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Row:
+    """A layer, the shape of one sample, and whether it is in train mode.
+
+    Samples are numbers around zero; with `limit` whole ones below it, with `positive` above zero.
+    Up to `offset` is added to every parameter, so that none keeps a first value like 0 or 1; where
+    layers follow each other less, or else PyTorch's own float32 gradients are off by 1e-5.
+    """
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    training: bool = True
+    limit: int | None = None
+    positive: bool = False
+    offset: float = 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row as a signature (x, c, state) -> (gradients of sum(c * layer(x)), new statistics)."""
+
+    row: Row
+    layer: nn.Module
+    signature: ProgramSignature
+
+    @classmethod
+    def of(cls, row: Row, record: bool = False) -> "Case":
+        """With `record` of the layer as models are recorded, else of the layer itself."""
+        layer = row.build().train(row.training)
+        for module in layer.modules():
+            if hasattr(module, "num_batches_tracked"):
+                module.num_batches_tracked = None  # counting is no part of a layer's function
+        parameters = dict(layer.named_parameters())
+        buffers = dict(layer.named_buffers())
+        with torch.no_grad():
+            for value in (*parameters.values(), *buffers.values()):
+                value.add_(row.offset * torch.rand(value.shape))
+            zeros = torch.zeros(2, *row.shape, dtype=torch.int64 if row.limit else torch.float32)
+            width = tuple(copy.deepcopy(layer)(zeros).shape[1:])
+        dtype = "int64" if row.limit else "float32"
+        runs = recorded(copy.deepcopy(layer), row.shape, dtype) if record else layer
+        moved = [*([] if row.limit else ["x"]), *parameters]
+
+        def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            statistics = {name: feeds[name].clone() for name in buffers}
+
+            def objective(moving: Mapping[str, Tensor]) -> Tensor:
+                own = {n: t for n, t in moving.items() if n != "x"}
+                x = moving.get("x", feeds["x"])
+                output = functional_call(runs, {**own, **statistics}, (x,))
+                return (output * feeds["c"]).sum()
+
+            gradients, _ = grad_and_value(objective)({n: feeds[n] for n in moved})
+            return {f"{name}+": t for name, t in {**gradients, **statistics}.items()}
+
+        state = [entry(n, tuple(t.shape)) for n, t in {**parameters, **buffers}.items()]
+        d_x = [] if row.limit else [samples(row.shape, "x+")]
+        signature = ProgramSignature(
+            name="gradients",
+            inputs=(samples(row.shape, dtype=dtype), samples(width, "c"), *map(state_in, state)),
+            outputs=(*d_x, *map(state_out, state)),
+            function=function,
+            source=runs if record else None,
+        )
+        return cls(row, layer, signature)
+
+    def feeds(self, seed: int) -> dict[str, Tensor]:
+        """Random samples and the layer's own state, float32."""
+        generator = torch.Generator().manual_seed(seed)
+        state = self.layer.state_dict()
+        feeds = {p.name: state.get(p.name, drawn(p, generator)) for p in self.signature.inputs}
+        if self.row.limit is not None:
+            shape = feeds["x"].shape
+            feeds["x"] = torch.randint(self.row.limit, shape, generator=generator)
+        if self.row.positive:
+            feeds["x"] = feeds["x"].abs() + 0.1
+        return feeds
+
+    def expected(self, feeds: Mapping[str, Tensor]) -> list[Tensor]:
+        """The outputs by loss.backward() in float64."""
+        layer = copy.deepcopy(self.layer).double()
+        x = feeds["x"] if self.row.limit else feeds["x"].double().requires_grad_()
+        (layer(x) * feeds["c"].double()).sum().backward()
+        found = {name: value.grad for name, value in layer.named_parameters()} | {"x": x.grad}
+        found |= dict(layer.named_buffers())
+        return [found[port.name.removesuffix("+")] for port in self.signature.outputs]
+
+
+def entry(name: str, shape: tuple[int, ...]) -> TensorEntry:
+    return TensorEntry(name=name, role="parameter", dtype="float32", shape=shape)
+
+
+def drawn(port: Port, generator: torch.Generator) -> Tensor:
+    return torch.randn([n or BATCH for n in port.shape], generator=generator)
+
+
+def assert_close(case: Case, came: list[Tensor], expected: list[Tensor], name: str = "") -> None:
+    for port, ours, theirs in zip(case.signature.outputs, came, expected, strict=True):
+        assert ours.shape == theirs.shape, f"{name} {port.name}"
+        error = float((ours.double() - theirs).norm() / theirs.norm())
+        assert error <= TOLERANCE, f"{name} {port.name} is off by {error:.1e}"
+
+
+def together(cases: Mapping[str, Case]) -> ProgramSignature:
+    """Many signatures as one: lowering costs seconds however small the graph is."""
+
+    def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        results = {}
+        for name, case in cases.items():
+            own = {p.name: feeds[f"{name}/{p.name}"] for p in case.signature.inputs}
+            results |= {f"{name}/{k}": t for k, t in case.signature.function(own).items()}
+        return results
+
+    def prefixed(side: str) -> tuple[Port, ...]:
+        return tuple(
+            Port(name=f"{name}/{p.name}", kind=p.kind, dtype=p.dtype, shape=p.shape)
+            for name, case in cases.items()
+            for p in getattr(case.signature, side)
+        )
+
+    return ProgramSignature("together", prefixed("inputs"), prefixed("outputs"), function)
+
+
+def check_on_onnxruntime(cases: Mapping[str, Case], seed: int) -> None:
+    """All `cases` in one ONNX graph against float64 autograd."""
+    short = {f"r{number}": case for number, case in enumerate(cases.values())}
+    session = open_session(to_onnx(together(short)))
+    feeds = {name: case.feeds(seed) for name, case in short.items()}
+    flat = {f"{n}/{k}": t.numpy() for n, own in feeds.items() for k, t in own.items()}
+    known = {port.name for port in session.get_inputs()}
+    results = dict(
+        zip(
+            [o.name for o in session.get_outputs()],
+            session.run(None, {name: value for name, value in flat.items() if name in known}),
+            strict=True,
+        )
+    )
+    for (short_name, case), name in zip(short.items(), cases, strict=True):
+        came = [torch.from_numpy(results[f"{short_name}/{p.name}"]) for p in case.signature.outputs]
+        assert_close(case, came, case.expected(feeds[short_name]), name)
+
+
+def open_session(graph: bytes) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
