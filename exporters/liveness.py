@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import onnx_ir as ir
-from onnx import ModelProto, shape_inference
+from onnx import GraphProto, ModelProto, shape_inference
 from onnx_ir import Graph, Node, Value
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxscript.optimizer import fold_constants
@@ -85,16 +85,27 @@ def at_batch(model: ModelProto, batch: int) -> ir.Model:
     """A copy of `model` for this batch, with every tensor's shape."""
     fixed = ModelProto()
     fixed.CopyFrom(model)
-    for value in (*fixed.graph.input, *fixed.graph.output):
-        for size in value.type.tensor_type.shape.dim:
-            if not size.HasField("dim_value"):
-                size.dim_value = batch
+    shapes = [value.type.tensor_type.shape for value in fixed.graph.input]
+    fix_sizes(fixed.graph, {n.dim_param: batch for s in shapes for n in s.dim if n.dim_param})
     # Shapes that the graph computes are constants now, and what depends on them follows.
     folded = ir.from_proto(shape_inference.infer_shapes(fixed, strict_mode=True, data_prop=True))
     fold_constants(folded)
     RemoveUnusedNodesPass()(folded)
-    inferred = shape_inference.infer_shapes(ir.to_proto(folded), strict_mode=True, data_prop=True)
-    return ir.from_proto(inferred)
+    again = ir.to_proto(folded)
+    del again.graph.value_info[:]
+    return ir.from_proto(shape_inference.infer_shapes(again, strict_mode=True, data_prop=True))
+
+
+def fix_sizes(graph: GraphProto, sizes: Mapping[str, int]) -> None:
+    """Let the open dimensions that are named in `sizes` have these, in bodies too."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param in sizes:
+                size.dim_value = sizes[size.dim_param]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                fix_sizes(attribute.g, sizes)
 
 
 def graph_liveness(graph: Graph) -> Liveness:
