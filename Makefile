@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long bench-families bench-step check format
+.PHONY: help setup demo test test-long bench-families bench-step bench-memory check format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ bench-families: setup ## time the server's factorizations and aggregation (minut
 
 bench-step: setup ## time training steps against PyTorch (minutes); options in ARGS
 	$(BIN)/python tests/benchmarks/bench_step.py $(ARGS)
+
+bench-memory: setup ## peak memory of training steps, predicted, measured and PyTorch's (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_memory.py $(ARGS)
 
 check: setup ## lint, formatting, strict types, import rule
 	$(BIN)/ruff check .

@@ -49,11 +49,14 @@ class Signature(Struct, frozen=True, kw_only=True):
     """A graph and its ports; outputs of kind `state` replace the tensors they name.
 
     `graph` is the file that holds it. A TFLite file holds all signatures of a bundle, by name.
+    `peak_bytes` is the memory that running it on one batch adds to the idle agent, as predicted
+    from the graph: session, tensors, inputs and outputs. None where no prediction was made.
     """
 
     graph: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    peak_bytes: int | None = None
 
 
 class TensorEntry(Struct, frozen=True, kw_only=True):

@@ -14,8 +14,10 @@ from device_agent.manifest import (
     Manifest,
     Runtime,
     Signature,
+    Train,
     encode,
 )
+from exporters.footprint import footprint
 from exporters.program import Program
 from profiles.errors import ExportError
 
@@ -57,6 +59,7 @@ def bundle_files(
             stored[entry.name] = value.detach().contiguous()
     files = {graph.file: graph.data for graph in graphs.values()}
     files[WEIGHTS] = save(stored)
+    batch = max((i.batch_size for i in program.schedule if isinstance(i, Train)), default=1)
     manifest = Manifest(
         version=FORMAT_VERSION,
         submodel=program.submodel,
@@ -67,7 +70,12 @@ def bundle_files(
         sample_dtype=program.sample_dtype,
         sample_limit=program.sample_limit,
         signatures={
-            s.name: Signature(graph=graphs[s.name].file, inputs=s.inputs, outputs=s.outputs)
+            s.name: Signature(
+                graph=graphs[s.name].file,
+                inputs=s.inputs,
+                outputs=s.outputs,
+                peak_bytes=peak_bytes(graphs[s.name], batch),
+            )
             for s in program.signatures
         },
         tensors=program.tensors,
@@ -75,3 +83,13 @@ def bundle_files(
         files={name: fingerprint(data) for name, data in files.items()},
     )
     return {MANIFEST: encode(manifest), **files}
+
+
+def peak_bytes(graph: Graph, batch: int) -> int | None:
+    """The predicted peak of a run; None for TFLite and where shapes depend on the data."""
+    if graph.runtime != "onnx":
+        return None
+    try:
+        return footprint(graph.data, batch).process
+    except ExportError:
+        return None

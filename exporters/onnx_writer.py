@@ -19,6 +19,7 @@ from onnx_ir.passes.common import (
     IdentityEliminationPass,
     RemoveUnusedNodesPass,
 )
+from onnxscript.optimizer import fold_constants
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
@@ -34,12 +35,16 @@ from exporters.onnx_translations import TRANSLATIONS
 from exporters.passes import shorten
 from exporters.places import place
 from exporters.program import Program, ProgramSignature, Report
+from exporters.recomputation import RecomputeActivations
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
 from profiles.errors import ExportError
 
 OPSET = 18
 IR_VERSION = 10
 """The newest that onnxruntime 1.19 reads."""
+
+FOLDED_NUMBERS = 1024
+"""Constants up to this are computed at export; larger ones would make the file large."""
 
 
 def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
@@ -95,11 +100,13 @@ def to_onnx(signature: ProgramSignature) -> bytes:
         lowered = lower_either_way(program, signature)
     except OnnxExporterError as error:
         raise ExportError(no_form(signature, str(error.__cause__ or error))) from error
+    fold_constants(lowered.model, output_size_limit=FOLDED_NUMBERS)
     Sequential(
         IdentityEliminationPass(),
         DeduplicateInitializersPass(),
         CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),
+        *(RecomputeActivations(p.name) for p in signature.outputs if p.kind == "metric"),
     )(lowered.model)
     finish_scans(lowered.model)
     separate_outputs(lowered.model.graph, [port.name for port in signature.outputs])

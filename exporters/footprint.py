@@ -1,0 +1,50 @@
+"""The peak memory of one run of a graph in the device agent, from the graph alone."""
+
+from dataclasses import dataclass
+
+import onnx
+
+from exporters.arena import arena_bytes
+from exporters.liveness import Buffer, liveness
+
+SESSION_BYTES = 11 * 2**20
+"""Code and tables of ONNX Runtime that one session brings into memory, whatever its graph."""
+NODE_BYTES = 5300
+"""What a session keeps for each node of the graph."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Three figures, bytes; each holds what the one before it leaves out.
+
+    `planned`: tensors alive at once, inputs included. `arena`: what the runtime's arena takes for
+    those that it makes itself, gaps included, outputs not. `process`: growth of the process above
+    its idle state, arena, inputs, outputs and session together. `alive` are the buffers at the
+    planned peak, largest first.
+    """
+
+    planned: int
+    arena: int
+    process: int
+    alive: tuple[Buffer, ...]
+
+
+def footprint(graph: bytes, batch: int) -> Footprint:
+    """The memory that a serialized ONNX graph needs for batches of `batch` samples, on one thread.
+
+    Inputs and outputs are arrays of the agent's, so a state is held twice during a run.
+    process = inputs + outputs + arena + SESSION_BYTES + NODE_BYTES * nodes.
+
+    Raises ExportError where a tensor's size does not follow from the batch.
+    """
+    model = onnx.load_from_string(graph)
+    found = liveness(model, batch)
+    outputs = {value.name for value in model.graph.output}
+    arena = arena_bytes(buffer for buffer in found.buffers if buffer.name not in outputs)
+    session = SESSION_BYTES + NODE_BYTES * len(model.graph.node)
+    return Footprint(
+        planned=found.inputs + found.planned,
+        arena=arena,
+        process=found.inputs + found.outputs + arena + session,
+        alive=found.at_peak(),
+    )

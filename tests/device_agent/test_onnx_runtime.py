@@ -1,0 +1,78 @@
+"""Whose memory a session's results are, and what stays when it is dropped."""
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from device_agent import memory
+from device_agent.onnx_runtime import OnnxSession
+
+COLUMNS = 2**20
+
+
+def write(path: Path) -> Path:
+    """x -> exp(exp(x)) and its sum, x: (n, COLUMNS)."""
+    nodes = [
+        helper.make_node("Exp", ["x"], ["once"]),
+        helper.make_node("Exp", ["once"], ["twice"]),
+        helper.make_node("ReduceSum", ["twice"], ["sum"], keepdims=0),
+    ]
+    shape = ("n", COLUMNS)
+    x, twice, total = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, size)
+        for name, size in (("x", shape), ("twice", shape), ("sum", ()))
+    )
+    graph = helper.make_graph(nodes, "graph", [x], [twice, total])
+    versions = [helper.make_opsetid("", 18)]
+    model = helper.make_model(graph, opset_imports=versions, ir_version=10)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_results_are_the_callers(tmp_path: Path) -> None:
+    session = OnnxSession(write(tmp_path / "graph.onnx"), 1)
+    # Every other row, backwards: not in one piece.
+    x = np.linspace(-1, 0, 6 * COLUMNS, dtype=np.float32).reshape(6, COLUMNS)[::-2]
+    before = x.copy()
+    results = session.run({"x": x})
+    np.testing.assert_array_equal(x, before)
+    np.testing.assert_allclose(results["twice"], np.exp(np.exp(x)), rtol=1e-6)
+    assert results["sum"].shape == ()
+    assert all(array.flags.owndata for array in results.values())
+    first = results["twice"].copy()
+    session.run({"x": 2 * x})
+    np.testing.assert_array_equal(results["twice"], first)
+
+
+def given_back(path: Path) -> float:
+    """What goes when a session is dropped while its results are kept, in tensors of x."""
+    session = OnnxSession(path, 1)
+    x = np.zeros((16, COLUMNS), np.float32)
+    results = session.run({"x": x})
+    running = memory.resident_bytes()
+    del session
+    gc.collect()
+    left = memory.resident_bytes()
+    assert running is not None
+    assert left is not None
+    assert results["twice"].shape == x.shape
+    return (running - left) / x.nbytes
+
+
+@pytest.mark.skipif(memory.resident_bytes() is None, reason="the system does not count memory")
+def test_a_dropped_session_gives_its_memory_back(tmp_path: Path) -> None:
+    code = "import sys, test_onnx_runtime as t; print(t.given_back(t.Path(sys.argv[1])))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(write(tmp_path / "graph.onnx"))],
+        env={"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[2]}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # `once` and the result of unknown size, which the session had made for itself.
+    assert float(done.stdout) > 1.9
