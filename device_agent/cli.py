@@ -53,7 +53,7 @@ def main_group() -> None:
 @click.option(
     "--personal",
     type=click.Path(path_type=Path),
-    help="The personal model of a cp bundle: read where it exists, written after training.",
+    help="The personal model of a cp or pfedme bundle: read if it exists, written after training.",
 )
 @click.option("--force", is_flag=True, help="Replace the update that is there.")
 @threads_option

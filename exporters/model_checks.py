@@ -27,6 +27,7 @@ RANDOM = ("rand", "bernoulli", "dropout", "normal_", ".normal.", "uniform", "rre
 DROPS = dict.fromkeys(RECURRENT, 5)
 """Operators whose own dropout has no seed, and the place of its probability in their arguments."""
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 VIEWS = ("aten.detach", "aten.alias", "aten.view", "aten.slice", "aten.select", "aten.transpose")
 
 
@@ -35,6 +36,7 @@ def check_parameters(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, WEIGHTED) and module.weight is None:
             raise ModelError(f"{name!r} has no weight: its `weight` is None.")
+        check_layer(name, module)
     owners: dict[int, str] = {}
     for name, value in model.named_parameters(remove_duplicate=False):
         if isinstance(value, UninitializedParameter):
@@ -66,6 +68,21 @@ def check_parameters(model: nn.Module) -> None:
         raise ModelError(
             "All parameters of the model are frozen (requires_grad=False), so there is nothing to "
             "train."
+        )
+
+
+def check_layer(name: str, module: nn.Module) -> None:
+    """Raise ModelError for a layer that can be recorded, if at all, but never exported."""
+    if isinstance(module, nn.RNNCellBase):
+        kind = type(module).__name__
+        raise ModelError(
+            f"{name!r} is a {kind}, whose training step cannot be exported; take the layer "
+            f"nn.{kind.removesuffix('Cell')}, which goes along the whole sequence."
+        )
+    if isinstance(module, NORMS) and module.running_mean is not None and module.momentum is None:
+        raise ModelError(
+            f"{name!r} averages its statistics over all batches so far (momentum=None), which "
+            "depends on their number; give it a momentum, like 0.1."
         )
 
 

@@ -52,6 +52,33 @@ def alone():
     return nn.Linear(4, 2)
 
 
+class Words(nn.Module):
+    """(N, 6) words of 20 -> (N, 3)."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.lstm = nn.LSTM(8, 12, batch_first=True)
+        self.classifier = nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.classifier(self.lstm(self.embedding(x))[0][:, -1])
+
+
+def separable():
+    """Depthwise and 1 x 1 convolutions, which hold most of the weights."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.Conv2d(16, 16, 3, padding=1, groups=16),
+        nn.Conv2d(16, 64, 1),
+        nn.Conv2d(64, 64, 3, padding=1, groups=64),
+        nn.Conv2d(64, 128, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(128, 3),
+    )
+
+
 def dropping():
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.AlphaDropout(0.5))
 

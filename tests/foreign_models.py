@@ -108,6 +108,22 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(self.encoders(tokens)).mean(1))
 
 
+class StockTransformer(nn.Module):
+    """PyTorch's own encoder layers, which read weights of the layers inside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Linear(6, 12)
+        layer = nn.TransformerEncoderLayer(
+            12, 2, 16, dropout=0.0, activation=F.gelu, batch_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(torch.tanh(self.tokens(x))).mean(1))
+
+
 class Signal(nn.Module):
     """1-D convolutions with stride, dilation and batch norm."""
 
@@ -184,6 +200,7 @@ FOREIGN = {
     "separable": Foreign(DepthwiseSeparable, (3, 10, 10)),
     "unet": Foreign(UNet, (2, 8, 8)),
     "transformer": Foreign(VisionTransformer, (3, 8, 8)),
+    "stock-transformer": Foreign(StockTransformer, (5, 6)),
     "signal": Foreign(Signal, (2, 16)),
     "recurrent": Foreign(Recurrent, (7, 6)),
     "called-twice": Foreign(CalledTwice, (2, 6, 6)),

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import click
 
 from device_agent.console import EXIT_CODES, run
+from profiles.errors import SpecError
 from toolkit.policy import AggregationPolicy, Factors, Weights
 from toolkit.training import TrainingConfig
 
@@ -68,8 +69,19 @@ def main_group() -> None:
     MODEL is a reference like toolkit.models:resnet20: a function of yours without arguments that
     returns an nn.Module. The current folder is importable.
 
-    A submodel is a family and its size: full, low-rank:0.25 (rank ratio), slice:0.42 (largest
-    capacity) or slice:blocks.3 (first trained module), cp:2.0 (compression rate).
+    A submodel is a family and its size; options follow after commas:
+
+    \b
+    full                      the whole model
+    low-rank:0.25             rank ratio; keep=, decay=
+    slice:0.42                largest capacity; skip=
+    slice:blocks.3            first trained module; skip=
+    slice:0.42+low-rank:0.25  a slice of low-rank layers
+    cp:2.0                    compression rate; penalty=, personal-steps=,
+                              factor-steps=, factor-rate=
+    width:0.5                 channel ratio
+    pfedme                    the whole model and a personal one; penalty=,
+                              personal-steps=, local-rate=
     """
 
 
@@ -103,14 +115,19 @@ def inspect(
     from toolkit.loading import load_model
 
     loaded = load_model(model, weights, seed)
-    found = inspection.inspect(loaded, input_shape, specs, batch)
+    found = inspection.inspect_each(loaded, input_shape, specs, batch)
+    failed = [f for f in found if isinstance(f, inspection.NotPossible)]
+    if len(specs) == len(failed) == 1 and not cut_points:
+        raise SpecError(failed[0].error)
     places = inspection.cut_places(loaded, input_shape, batch) if cut_points else None
     if as_json:
         click.echo(json.dumps(inspection.as_json(found, places), indent=1))
-        return
-    tables.show_inspections(found, batch)
-    if places is not None:
-        tables.show_cut_places(places)
+    else:
+        tables.show_inspections(found, batch)
+        if places is not None:
+            tables.show_cut_places(places)
+    if failed:
+        click.get_current_context().exit(SpecError.exit_code)
 
 
 def list_operators(context: click.Context, option: click.Parameter, asked: bool) -> None:
@@ -144,19 +161,28 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="New bundle folder.")
 @click.option(
-    "--epochs", default=TrainingConfig.epochs, show_default=True, help="Local passes over the data."
+    "--epochs",
+    default=TrainingConfig.epochs,
+    show_default=True,
+    help="Local passes over the data, at least 1.",
 )
 @click.option(
     "--learning-rate",
     default=TrainingConfig.learning_rate,
     show_default=True,
-    help="Learning rate.",
+    help="Learning rate, from 0 up.",
 )
 @click.option(
-    "--momentum", default=TrainingConfig.momentum, show_default=True, help="SGD momentum."
+    "--momentum",
+    default=TrainingConfig.momentum,
+    show_default=True,
+    help="SGD momentum, from 0 to below 1.",
 )
 @click.option(
-    "--weight-decay", default=TrainingConfig.weight_decay, show_default=True, help="Weight decay."
+    "--weight-decay",
+    default=TrainingConfig.weight_decay,
+    show_default=True,
+    help="Weight decay, from 0 up.",
 )
 @click.option(
     "--save-weights",

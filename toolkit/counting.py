@@ -9,7 +9,7 @@ a sample; so such layers do not count here. Other recurrent layers count by thei
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -57,8 +57,13 @@ def weighted_nodes(graph: GraphModule) -> Iterator[Node]:
 
 
 def elements(node: Node, batch: int) -> int:
-    """Numbers in the value of `node` for `batch` samples."""
-    return batch * math.prod(int(size) for size in node.meta["val"].shape[1:])
+    """Numbers in the value of `node` for `batch` samples, wherever their axis is."""
+    return math.prod(
+        int(size.node.expr.subs(dict.fromkeys(size.node.expr.free_symbols, batch)))
+        if isinstance(size, torch.SymInt)
+        else size
+        for size in node.meta["val"].shape
+    )
 
 
 def lstm_nodes(graph: GraphModule) -> Iterator[Node]:
@@ -104,6 +109,6 @@ def macs(graph: GraphModule, batch: int) -> int:
     return total
 
 
-def parameter_count(graph: GraphModule, parameters: dict[str, torch.Tensor]) -> int:
+def parameter_count(graph: GraphModule, parameters: Mapping[str, torch.Tensor]) -> int:
     """Numbers in those of `parameters` that `graph` reads."""
     return sum(parameters[n].numel() for n in attributes_read(graph) if n in parameters)

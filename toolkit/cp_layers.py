@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
+from toolkit.factorization import compose
 from toolkit.layers import Convolution, keep_settings
 
 
@@ -20,8 +21,15 @@ def factors_for(weight: Tensor, rank: int) -> nn.ParameterList:
     return nn.ParameterList([torch.zeros(size, rank) for size in weight.shape])
 
 
+def composed_weight(layer: nn.Module) -> Tensor:
+    """The dense weight, for a model that looks at its layers, like stock transformer encoders."""
+    return compose(list(layer.factors))  # type: ignore[arg-type]
+
+
 class TensorizedConvolution(nn.Module):
     """See the module; in every group of channels the same factors of the input side."""
+
+    weight = property(composed_weight)
 
     def __init__(self, dense: Convolution, rank: int) -> None:
         super().__init__()
@@ -71,6 +79,8 @@ class TensorizedConvolution(nn.Module):
 
 class TensorizedLinear(nn.Module):
     """Two linear layers: to R features and on (eq. 6)."""
+
+    weight = property(composed_weight)
 
     def __init__(self, dense: nn.Linear, rank: int) -> None:
         super().__init__()

@@ -22,7 +22,8 @@ from toolkit.counting import activations, elements, parameter_count
 class CutPoint:
     """The place behind the `place`-th operator: `node`'s value is the only one needed later.
 
-    `module` is the first module with parameters behind it.
+    `module` is the first module with parameters behind it, or the parameter itself where the model
+    reads one of its own, outside of all modules.
     """
 
     place: int
@@ -90,7 +91,9 @@ def cut_points(graph: GraphModule) -> list[CutPoint]:
         shared = any(first <= i < last for first, last in spans)
         useful = later and weighted[0] <= i and is_recordable(graph, node) and not shared
         if crossing == [node] and useful:
-            found.append(CutPoint(i, node, module_of(ordered[later[0]])))
+            first = later[0]
+            own = next(name for name, places in uses.items() if first in places)
+            found.append(CutPoint(i, node, module_of(ordered[first]) or own))
     return found
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from torch import nn
 
 from exporters.capture import capture
+from profiles.errors import ModelError, SpecError
 from toolkit.counting import activations, parameter_count
 from toolkit.cutting import Cutter
 from toolkit.splitting import split
@@ -19,7 +20,7 @@ INSPECTION_VERSION = 1
 class Inspection:
     """One submodel's sizes for one batch; `bytes` is what the device receives as weights.
 
-    See `toolkit.counting` for what is counted.
+    See `toolkit.counting` for what is counted. `note` says so where hardly anything is saved.
     """
 
     submodel: str
@@ -30,14 +31,23 @@ class Inspection:
     bytes: int
     exchanged_params: int
     layers: tuple[Treatment, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class NotPossible:
+    """A submodel that the model cannot give, and why."""
+
+    submodel: str
+    error: str
 
 
 @dataclass(frozen=True)
 class CutPlace:
     """A place to cut a model, and the slice behind it for one batch.
 
-    `module` is the slice's first module with parameters, `recorded` how many numbers the device
-    keeps on disk for one sample.
+    `module` is the slice's first module with parameters, or a parameter of the model's own that it
+    reads first; `recorded` how many numbers the device keeps on disk for one sample.
     """
 
     module: str
@@ -56,6 +66,25 @@ def inspect(
     return [describe(split(model, spec, sample_shape, training), full) for spec in specs]
 
 
+def inspect_each(
+    model: nn.Module, sample_shape: tuple[int, ...], specs: Sequence[str], batch: int
+) -> list[Inspection | NotPossible]:
+    """As `inspect`, with the reason in place of a submodel that `model` cannot give.
+
+    Raises ModelError where the model can give none at all.
+    """
+    training = TrainingConfig(batch_size=batch)
+    full = split(model, "full", sample_shape, training)
+
+    def look(spec: str) -> Inspection | NotPossible:
+        try:
+            return describe(split(model, spec, sample_shape, training), full)
+        except (SpecError, ModelError) as error:
+            return NotPossible(spec, str(error))
+
+    return [look(spec) for spec in specs]
+
+
 def describe(submodel: Submodel, full: Submodel) -> Inspection:
     """The sizes of `submodel`, its capacity against `full`."""
     counts = submodel.counts
@@ -68,7 +97,35 @@ def describe(submodel: Submodel, full: Submodel) -> Inspection:
         bytes=submodel.bytes,
         exchanged_params=counts.exchanged,
         layers=submodel.treatments,
+        note=note(submodel, full),
     )
+
+
+LITTLE = 0.1
+"""Share of the full model's weights below which saving them is hardly worth a family's trouble."""
+
+
+def note(submodel: Submodel, full: Submodel) -> str:
+    """A word on a submodel with factors or fewer channels that gains little; empty for others."""
+    tensors = submodel.program.tensors
+    cut_down = any(e.factor is not None or e.part is not None for e in tensors)
+    # A personal model is what one asks for, and what it costs.
+    cut_down = cut_down and not any(e.role == "personal" for e in tensors)
+    capacity = submodel.counts.capacity(full.counts)
+    weights = 1 - submodel.bytes / full.bytes
+    little = weights < LITTLE and capacity > 1 - LITTLE
+    if not cut_down or not (little or capacity > 1):
+        return ""
+    macs = 1 - submodel.counts.macs / full.counts.macs
+    sentence = (
+        f"{submodel.spec} saves {max(weights, 0):.0%} of the weights and {max(macs, 0):.0%} of the "
+        f"MACs at capacity {capacity:.2f}"
+    )
+    if not little:
+        return f"{sentence}: less to send, more to hold in training than the full model."
+    if submodel.spec.family == "width":
+        return f"{sentence}; a smaller ratio saves more."
+    return f"{sentence}; width or slice may suit this model better."
 
 
 def cut_places(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> list[CutPlace]:
@@ -95,7 +152,7 @@ def cut_places(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> l
 
 
 def as_json(
-    inspections: Sequence[Inspection], places: Sequence[CutPlace] | None = None
+    inspections: Sequence[Inspection | NotPossible], places: Sequence[CutPlace] | None = None
 ) -> dict[str, object]:
     """The document that `inspect --json` prints; with `--cut-points` it has the `places`."""
     document: dict[str, object] = {

@@ -88,11 +88,25 @@ def product(u: Tensor, v: Tensor) -> Product:
     )
 
 
+def composed_weight(layer: nn.Module) -> Tensor:
+    """The dense weight, for a model that looks at its layers, like stock transformer encoders."""
+    found = aligned(layer.u.weight, layer.v.weight)  # type: ignore[arg-type, union-attr]
+    return found.dense() if isinstance(found, Product) else found
+
+
+def own_bias(layer: nn.Module) -> Tensor | None:
+    """The bias that the layer `v` adds."""
+    return layer.v.bias  # type: ignore[return-value, union-attr]
+
+
 class FactorizedConvolution(nn.Module):
     """A kh x 1 convolution `u` to `rank` channels a group, then a 1 x kw convolution `v`.
 
     A 1-D convolution becomes one with its kernel and one of kernel 1.
     """
+
+    weight = property(composed_weight)
+    bias = property(own_bias)
 
     def __init__(self, dense: Convolution, rank: int) -> None:
         super().__init__()
@@ -139,6 +153,9 @@ def one_axis(dense: Convolution, axis: int, inputs: int, outputs: int, bias: boo
 
 class FactorizedLinear(nn.Module):
     """A linear layer `u` to `rank` features, then a linear layer `v`."""
+
+    weight = property(composed_weight)
+    bias = property(own_bias)
 
     def __init__(self, dense: nn.Linear, rank: int) -> None:
         super().__init__()

@@ -46,7 +46,8 @@ def aggregate_files(
             if record.base != base:
                 raise UpdateError(
                     f"{folder} was trained from another global model than {global_file}: it is of "
-                    "another round. Aggregate it into the weights that its bundle was cut from."
+                    "another model or another round. Aggregate it into the weights that its bundle "
+                    "was cut from."
                 )
             if record.file.sha256 in seen:
                 raise UpdateError(

@@ -3,7 +3,8 @@
 A family that only exchanges layers makes one of these; it can then be trained whole or sliced.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from device_agent.manifest import Role, TensorEntry
 from exporters.capture import Captured
 from exporters.signatures import Penalty
+from profiles.errors import ModelError, SpecError
 from toolkit.entries import dense_entries
+from toolkit.spec import Spec
 from toolkit.submodel import Treatment
 from toolkit.weights import GlobalModel
 
@@ -58,3 +61,19 @@ class Rewritten:
             e.name: factors[e.name] if e.name in factors else weights.tensors[str(e.stands_for)]
             for e in entries
         }
+
+
+@contextmanager
+def with_factors(spec: Spec, treatments: Iterable[Treatment]) -> Iterator[None]:
+    """Raise SpecError where a model, recorded with factors as `treatments` say, raises ModelError.
+
+    The model has been recorded with its own layers before: it asks one of them for what only these
+    have.
+    """
+    try:
+        yield
+    except ModelError as error:
+        layers = ", ".join(t.layer for t in treatments if t.form != "dense")
+        raise SpecError(
+            f"{str(spec)!r}: the model does not run with factors in place of {layers}. {error}"
+        ) from error

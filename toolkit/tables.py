@@ -1,5 +1,6 @@
 """Tables and stages for people: tables on stdout, stages on stderr."""
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ from rich.table import Table
 from device_agent.wording import counted
 from toolkit.evaluation import Evaluation
 from toolkit.exporting import Exported
-from toolkit.inspection import CutPlace, Inspection
+from toolkit.inspection import CutPlace, Inspection, NotPossible
 from toolkit.offline import Aggregated
 
 
@@ -42,22 +43,37 @@ def table(*columns: str) -> Table:
     return made
 
 
-def show_inspections(inspections: Sequence[Inspection], batch: int) -> None:
+def capacity(value: float) -> str:
+    """A capacity with two decimals, or with two digits where that would read 0.00."""
+    return f"{value:.2f}" if value >= 0.005 else f"{value:.{1 - math.floor(math.log10(value))}f}"
+
+
+def show_inspections(inspections: Sequence[Inspection | NotPossible], batch: int) -> None:
     """The sizes of each submodel, and what it does with which layer."""
     console = Console(highlight=False)
+    possible = [found for found in inspections if isinstance(found, Inspection)]
     sizes = table("submodel", "params", "activations", "MACs", "capacity", "weights")
-    for found in inspections:
+    for found in possible:
         sizes.add_row(
             found.submodel,
             f"{found.params:,}",
             f"{found.activations:,}",
             f"{found.macs / 1e6:,.1f} M",
-            f"{found.capacity:.2f}",
+            capacity(found.capacity),
             size(found.bytes),
         )
     console.print(sizes)
     console.print(f"activations and MACs for a batch of {batch}")
-    for found in inspections:
+    for found in possible:
+        if found.note:
+            console.print(f"note: {found.note}", markup=False)
+    for missing in inspections:
+        if isinstance(missing, NotPossible):
+            name = "" if missing.error.startswith(repr(missing.submodel)) else missing.submodel
+            console.print(
+                f"not possible: {name and repr(name) + ': '}{missing.error}", markup=False
+            )
+    for found in possible:
         if found.layers:
             console.print()
             layers = Table("layer", "form", "why", box=None, pad_edge=False, title=found.submodel)
@@ -85,7 +101,7 @@ def show_cut_places(places: Sequence[CutPlace]) -> None:
                 place.module,
                 f"{place.params:,}",
                 f"{place.activations:,}",
-                f"{place.capacity:.2f}",
+                capacity(place.capacity),
                 f"{place.recorded:,}",
             )
         console.print(rows)
@@ -103,9 +119,11 @@ def show_export(exported: Exported) -> None:
     console = Console(highlight=False, soft_wrap=True)
     found = exported.inspection
     console.print(
-        f"{found.submodel}: {found.params:,} trained parameters, capacity {found.capacity:.2f}, "
-        f"{size(found.bytes)} of weights"
+        f"{found.submodel}: {found.params:,} trained parameters, "
+        f"capacity {capacity(found.capacity)}, {size(found.bytes)} of weights"
     )
+    if found.note:
+        console.print(f"note: {found.note}", markup=False)
     if exported.bundle_sha256 is None:
         console.print(f"dry run: {exported.out} was not written", markup=False)
         return

@@ -4,6 +4,7 @@ The oracle knows a submodel by its table only: it composes the dense weights by 
 user's own module.
 """
 
+import contextlib
 import copy
 import itertools
 import re
@@ -17,9 +18,11 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 import eager
+from exporters.capture import capture
 from foreign_models import CLASSES, FOREIGN, Tied
 from profiles.errors import ModelError, SpecError
 from toolkit import TrainingConfig, split
+from toolkit.cutting import Cutter
 from toolkit.families import family_named
 from toolkit.submodel import Submodel
 from toolkit.weights import GlobalModel, from_model
@@ -240,6 +243,10 @@ def test_no_cut_between_two_calls_of_one_module() -> None:
         ("low-rank:0.9", r"layers.3: rank 9 would be no smaller; .*\. Ratios up to 0.7 make one"),
         ("low-rank:0.5,keep=99", r"layers.5: one of the first 99 layers; head: the classifier\.$"),
         ("slice:0.001", r"the smallest slice of this model has capacity 0.027; allow at least"),
+        (
+            "slice:head+low-rank:0.3",
+            r"^'slice:head\+low-rank:0.3': no layer of the slice, which beg",
+        ),
         ("slice:0.5+cp:2.0", r"a slice can be combined with low-rank only, like slice:0.42"),
         ("slice:0.5,skip=2+low-rank:0.5", r"a slice along time takes no second family"),
         ("cp:0.1", r"the rank 53, more than any .* \(8, 2, 5\) .* from 0.667 to 13\."),
@@ -253,6 +260,46 @@ def test_no_cut_between_two_calls_of_one_module() -> None:
 def test_what_this_model_cannot_give_is_refused_with_what_it_can(spec: str, words: str) -> None:
     with pytest.raises(SpecError, match=words):
         split(FOREIGN["signal"].build(), spec, FOREIGN["signal"].shape)
+
+
+@pytest.mark.parametrize("inner", ["", "+low-rank:0.3"])
+@pytest.mark.parametrize("name", ["signal", "separable"])
+def test_the_capacity_that_a_refusal_names_is_accepted(name: str, inner: str) -> None:
+    foreign = FOREIGN[name]
+    model, training = foreign.build(), TrainingConfig(batch_size=999)  # hardly any weights count
+    with pytest.raises(SpecError, match=r"'slice:0.000001\S*': the smallest slice") as refused:
+        split(model, f"slice:0.000001{inner}", foreign.shape, training)
+    named = re.search(r"has capacity (0\.\d+); allow at least that", str(refused.value))
+    assert named is not None
+    full = split(model, "full", foreign.shape, training).counts
+    smallest = split(model, "slice:head", foreign.shape, training).counts.capacity(full)
+    assert smallest <= float(named[1]) <= 1.1 * smallest + 0.0005
+    if not inner:
+        split(model, f"slice:{named[1]}", foreign.shape, training)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("separable", 0.45), ("signal", 0.71)])
+def test_the_capacity_limit_holds_with_factors_too(name: str, limit: float) -> None:
+    """Factors add activations to the one model and take parameters from the other."""
+    foreign = FOREIGN[name]
+    model, training = foreign.build(), TrainingConfig(batch_size=BATCH)
+    full = split(model, "full", foreign.shape, training).counts
+    places = Cutter(capture(model, foreign.shape)).points
+    found = []
+    for module in dict.fromkeys(point.module for point in places):
+        with contextlib.suppress(SpecError):
+            found.append(
+                split(model, f"slice:{module}+low-rank:0.3", foreign.shape, training).counts
+            )
+    came = split(model, f"slice:{limit}+low-rank:0.3", foreign.shape, training).counts
+    assert came.capacity(full) == max(c.capacity(full) for c in found if c.capacity(full) <= limit)
+
+
+def test_a_refusal_says_what_keeping_no_layer_dense_would_give() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+    with pytest.raises(SpecError, match=r"0: the first layer; .*With keep=0 0 would get smaller"):
+        split(model, "low-rank:0.25", (16,))
+    split(model, "low-rank:0.25,keep=0", (16,))
 
 
 def with_layer(layer: nn.Module) -> nn.Module:
@@ -277,6 +324,11 @@ def with_statistic(value: float) -> nn.Module:
     return layer
 
 
+def test_a_batch_norm_that_keeps_no_statistics_needs_no_momentum() -> None:
+    norm = nn.BatchNorm1d(4, momentum=None, track_running_stats=False)
+    assert split(with_layer(norm), "full", (4,)).counts.params == 4 + 4 + 4 * CLASSES + CLASSES
+
+
 @pytest.mark.parametrize(
     ("layer", "words"),
     [
@@ -287,6 +339,8 @@ def with_statistic(value: float) -> nn.Module:
         (with_parameter(torch.ones(0, 4)), r"'0.extra' has shape \(0, 4\), which holds no"),
         (with_parameter(torch.tensor([1.0, torch.nan])), r"'0.extra' holds a number that is not"),
         (with_statistic(torch.inf), r"'0.running_mean' holds a number that is not finite"),
+        (nn.BatchNorm1d(4, momentum=None), r"^'0' averages .*; give it a momentum, like 0\.1"),
+        (nn.GRUCell(4, 4), r"^'0' is a GRUCell, .* take the layer nn\.GRU, which"),
         (nn.AlphaDropout(0.5), r"draws random numbers .* in '0'\), which .*; set dropout to 0"),
     ],
 )

@@ -130,7 +130,10 @@ def in_place_of_two(folder: Path) -> None:
 
 REFUSED = {
     "another round": (another_round, r"^one was trained from another global model than global\.s"),
-    "another model": (another_model, r"it is of another round\. Aggregate it into the weights"),
+    "another model": (
+        another_model,
+        r"it is of another model or another round\. Aggregate it into",
+    ),
     "passed off": (passed_off, r"'classifier\.weight'.* (global model|model's)"),
     "altered": (lambda f: flip_a_bit(f / "two" / TENSORS), r"^two/update\.safetensors is not the "),
     "nan": (lambda f: retensor(f / "one", not_finite), r"'classifier\.bias' .* is not finite"),

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from commands import EXIT_CODES, edgetailor, run
+from toolkit.families import FAMILIES
+from toolkit.spec import parse_spec
 
 
 def test_help_lists_commands_and_exit_codes(tmp_path: Path) -> None:
@@ -15,6 +17,17 @@ def test_help_lists_commands_and_exit_codes(tmp_path: Path) -> None:
         "aggregate", "demo", "evaluate", "export", "inspect", "serve",
     ]  # fmt: skip
     assert done.stdout.endswith(EXIT_CODES)
+
+
+def test_help_lists_families_and_their_options(tmp_path: Path) -> None:
+    done = edgetailor("--help", cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    specs = [line.split()[0] for line in lines if re.match("  [a-z]\\S+  +[a-z]", line)]
+    assert {parse_spec(spec).family for spec in specs} == FAMILIES.keys()
+    assert "slice:0.42+low-rank:0.25" in specs
+    options = {word for family in FAMILIES.values() for word in re.findall(r"\S+=", family.summary)}
+    assert options == set(re.findall(r"[a-z-]+=", done.stdout))
 
 
 @pytest.mark.parametrize("command", ["aggregate", "demo", "evaluate", "export", "inspect", "serve"])

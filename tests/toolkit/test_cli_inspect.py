@@ -1,11 +1,15 @@
 """`edgetailor inspect`: its tables, the places to cut, and both as JSON."""
 
 import json
+import re
 from pathlib import Path
+
+import pytest
 
 from bundles import everything
 from command_models import DIGITS
 from commands import edgetailor, run
+from toolkit.tables import capacity
 
 RESNET20 = (
     "inspect", "toolkit.models:resnet20", "--input-shape", "3,32,32", "--batch", "32",
@@ -103,6 +107,97 @@ def test_a_model_that_can_be_cut_nowhere(folder: Path) -> None:
     )
     assert (done.code, done.stderr) == (0, "")
     assert [line.rstrip() for line in done.stdout.splitlines()] == NOWHERE.splitlines()
+
+
+WORDS = """\
+submodel             params  activations   MACs  capacity  weights
+width:0.5               389       11,616  0.0 M      0.49   1.6 kB
+low-rank:0.5,keep=0     991       23,136  0.2 M      0.99   4.0 kB
+activations and MACs for a batch of 32
+not possible: 'low-rank:0.5': no layer of this model gets smaller; embedding:
+Embedding has no factorized form; lstm: the first layer; classifier: the
+classifier. With keep=0 lstm would get smaller.
+not possible: 'tiny:1': There is no submodel family 'tiny'; there are cp:RATE,
+full, low-rank:RATIO, pfedme, slice:CAPACITY or slice:MODULE, width:RATIO.
+
+width:0.5
+layer       form                             why
+embedding   4 of 8 channels out
+lstm        4 of 8 channels in, 6 of 12 out
+classifier  6 of 12 channels in, 3 of 3 out
+
+low-rank:0.5,keep=0
+layer       form    why
+embedding   dense   Embedding has no factorized form
+lstm        rank 6
+classifier  dense   the classifier
+
+cut ahead of  params  activations  capacity  recorded
+lstm           1,095       23,136      0.99        48
+classifier        39           96      0.01        12
+recorded: numbers on the device's disk for each sample
+This model can be cut at two places only: a cut needs parameters on both sides
+and a single activation that crosses.
+"""
+
+
+def test_what_is_not_possible_leaves_the_rest_of_the_table(folder: Path) -> None:
+    specs = ("low-rank:0.5", "width:0.5", "tiny:1", "low-rank:0.5,keep=0")
+    arguments = (
+        "inspect", "nets:Words", "--input-shape", "6", "--cut-points",
+        *(word for spec in specs for word in ("--submodel", spec)),
+    )  # fmt: skip
+    done = edgetailor(*arguments, cwd=folder)
+    assert (done.code, done.stderr) == (2, "")
+    assert [line.rstrip() for line in done.stdout.splitlines()] == WORDS.splitlines()
+    as_json = edgetailor(*arguments, "--json", cwd=folder)
+    document = json.loads(as_json.stdout)
+    assert (as_json.code, as_json.stderr) == (2, "")
+    assert [entry["submodel"] for entry in document["submodels"]] == list(specs)
+    errors = [entry.get("error", "").partition(";")[0] for entry in document["submodels"]]
+    assert errors == [
+        "'low-rank:0.5': no layer of this model gets smaller", "",
+        "There is no submodel family 'tiny'", "",
+    ]  # fmt: skip
+    assert len(document["cut_points"]) == 2
+
+
+def test_a_submodel_that_saves_little_is_noted(folder: Path) -> None:
+    specs = (
+        "low-rank:0.25",
+        "low-rank:1",
+        "width:0.99",
+        "width:0.5",
+        "slice:4",
+        "cp:2.0",
+        "pfedme",
+    )
+    done = edgetailor(
+        "inspect", "nets:separable", "--input-shape", "1,8,8",
+        *(word for spec in specs for word in ("--submodel", spec)), cwd=folder,
+    )  # fmt: skip
+    assert done.code == 0
+    said = " ".join(done.stdout.split())
+    # Of 3 x 3 kernels in 80 groups, 9 numbers become 6; factors add as many outputs as they read.
+    params = 10 * 16 + 10 * 16 + 17 * 64 + 10 * 64 + 65 * 128 + 129 * 3
+    outputs = 64 * (16 + 16 + 64 + 64 + 128) + 3
+    macs = 64 * (9 * 16 + 9 * 16 + 16 * 64 + 9 * 64 + 64 * 128) + 128 * 3
+    load = 1 + (32 * 64 * 80 - 3 * 80) / (params + 32 * outputs)
+    assert re.findall(r"note: (.*?\w)\. ", said) == [
+        f"low-rank:0.25 saves {3 * 80 / params:.0%} of the weights and "
+        f"{64 * 3 * 80 / macs:.0%} of the MACs at capacity {load:.2f}; width or slice may "
+        "suit this model better",
+        "width:0.99 saves 1% of the weights and 1% of the MACs at capacity 1.00; a smaller ratio "
+        "saves more",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(1.0, "1.00"), (0.0061, "0.01"), (0.0049, "0.0049"), (0.00123, "0.0012"), (1e-6, "0.0000010")],
+)
+def test_no_capacity_reads_as_zero(value: float, words: str) -> None:
+    assert capacity(value) == words
 
 
 def macs(first_block: int = 0) -> int:

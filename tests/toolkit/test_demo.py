@@ -284,6 +284,17 @@ def test_without_a_terminal_each_round_is_one_line() -> None:
     ]
 
 
+def test_all_graphs_are_told_of_though_the_first_round_begins_with_the_last() -> None:
+    said: list[str] = []
+    lines = Lines(said.append)
+    for seen in (status(0, ready=1), status(1), status(1, ready=2), status(2, ready=0)):
+        lines.show(seen)
+    assert said == [
+        "Making graphs of training steps, 1 of 4 kinds",
+        "Making graphs of training steps, 4 of 4 kinds",
+    ]
+
+
 def test_the_picture_has_a_line_for_each_device() -> None:
     picture = Picture(["board-1", "board-2"], time.monotonic())
     picture.show(status(2, *result().history[:2]))

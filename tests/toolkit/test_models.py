@@ -143,3 +143,14 @@ def test_transposed_convolutions_count() -> None:
     counts = split(model, "full", (1, 12, 12), TrainingConfig(batch_size=32)).counts
     assert counts.activations == 32 * (4 * 14 * 14 + 5)
     assert counts.macs == 32 * (12 * 12 * 4 * 9 + 784 * 5)
+
+
+def test_layers_that_put_the_batch_second_count() -> None:
+    width, inner, steps, classes = 8, 12, 5, 3
+    layer = nn.TransformerEncoderLayer(width, 2, inner, dropout=0.0, batch_first=True)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(width * steps, classes))
+    counts = split(model, "full", (steps, width), TrainingConfig(batch_size=32)).counts
+    outputs = 3 * width + width + inner + width  # in and out projection, two linear layers
+    assert counts.activations == 32 * (steps * outputs + classes)
+    weights = 3 * width * width + width * width + 2 * width * inner
+    assert counts.macs == 32 * (steps * weights + width * steps * classes)

@@ -1,6 +1,7 @@
 """What users do beside layers: taken as it is meant, or refused by name; never silently wrong."""
 
 import itertools
+import re
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 
 import eager
 from profiles.errors import ModelError, SpecError
-from toolkit import split
+from toolkit import inspection, split
+from toolkit.cp_layers import tensorized
+from toolkit.families.low_rank import replacement
 from toolkit.submodel import Submodel
 from toolkit.weights import from_model
 
@@ -175,6 +178,47 @@ def test_layers_asked_for_their_sizes() -> None:
     model = Net(lambda own, y: y.reshape(-1, own.b.in_features))
     for spec in ("low-rank:0.3,keep=1", "cp:2.0"):
         split(model, spec, (6,))
+
+
+@pytest.mark.parametrize("spec", ["low-rank:0.3,keep=1", "slice:b+low-rank:0.3", "cp:2.0"])
+def test_layers_asked_for_their_tensors(spec: str) -> None:
+    # Asked only: what is computed does not depend on them, so that factors can take their place.
+    net = Net(lambda own, y: y.to(own.b.weight.dtype)[:, : len(own.b.weight) + len(own.b.bias)])
+    submodel = split(net, spec, (6,))
+    assert any(t.layer == "b" and t.form != "dense" for t in submodel.treatments)
+
+
+@pytest.mark.parametrize("spec", ["low-rank:0.3,keep=1", "slice:b+low-rank:0.3", "cp:2.0"])
+def test_layers_asked_for_what_only_the_users_own_have(spec: str) -> None:
+    model = Net(lambda own, y: y * own.b.gain)
+    model.b.gain = 2.0
+    with pytest.raises(SpecError, match=rf"'{re.escape(spec)}': .* in place of .*b.*'gain'"):
+        split(model, spec, (6,))
+
+
+@pytest.mark.parametrize("kind", ["Linear", "Conv1d", "Conv2d"])
+def test_factorized_layers_still_say_their_weight(kind: str) -> None:
+    dense = nn.Linear(6, 4) if kind == "Linear" else getattr(nn, kind)(6, 4, 3, groups=2)
+    low_rank = replacement(dense, {"weight": 2})
+    assert low_rank.weight.shape == dense.weight.shape
+    assert low_rank.bias is dense.bias
+    compressed = tensorized(nn.Sequential(dense), {"0.weight": 3})[0]
+    for factor in compressed.factors:
+        nn.init.normal_(factor)
+    dense.weight.data = compressed.weight.data
+    x = torch.randn(2, 6, *[5] * (dense.weight.dim() - 2))
+    torch.testing.assert_close(compressed(x), dense(x))
+    dense.weight.data = low_rank.weight.data
+    torch.testing.assert_close(low_rank(x), dense(x))
+
+
+def test_a_cut_ahead_of_a_parameter_of_the_models_own() -> None:
+    model = Net(lambda own, y: y * own.scale)
+    model.scale = nn.Parameter(torch.rand(8))
+    places = inspection.cut_places(model, (6,), 32)
+    assert [place.module for place in places] == ["scale", "b", "h"]
+    submodel = assert_right(model, "slice:scale")
+    assert submodel.counts.params == 8 + 8 * 8 + 8 + 8 * C + C
 
 
 def test_a_model_that_is_one_layer() -> None:

@@ -30,9 +30,9 @@ class Need:
 
 @dataclass(frozen=True)
 class Layer:
-    """The channels that a convolution or linear layer takes and gives."""
+    """The channels that a layer takes and gives; an embedding takes none."""
 
-    inputs: Axis
+    inputs: Axis | None
     outputs: Axis
 
 

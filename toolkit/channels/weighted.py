@@ -6,8 +6,8 @@ from toolkit.channels.step import Layer, Rule, Step, Value, name_of
 from toolkit.channels.units import Axes, Axis, Kept, fixed
 
 
-def layer(step: Step, inputs: Axis, outputs: Axis) -> None:
-    """Note what the convolution or linear layer at `step` takes and gives."""
+def layer(step: Step, inputs: Axis | None, outputs: Axis) -> None:
+    """Note what the convolution, linear layer or embedding at `step` takes and gives."""
     name = name_of(step.argument("weight"), step.node)
     step.followed.layers[name] = Layer(inputs, outputs)
 
@@ -77,6 +77,7 @@ def embedding(step: Step) -> Value:
     entries, outputs = step.axes("weight")
     step.units.fix(entries)
     step.units.compute(outputs)
+    layer(step, None, outputs)
     return (*step.axes("indices"), outputs)
 
 

@@ -43,9 +43,11 @@ class Lines:
         """Tell what is new in `status`."""
         for result in status.history[self._told :]:
             self._say(told(result, status.rounds))
-        if status.round == 0 and status.kinds_ready > self._ready:
-            self._say(graphs(status))
-            self._ready = status.kinds_ready
+        # The first round begins as soon as the last graph is made, between two looks.
+        ready = status.kinds if status.round else status.kinds_ready
+        if ready > self._ready:
+            self._say(graphs(ready, status.kinds))
+            self._ready = ready
         self._told = len(status.history)
 
 
@@ -88,13 +90,13 @@ def stage(status: Status) -> str:
         return f"All {status.rounds} rounds are over"
     if status.round == 0:
         there = f"{len(status.devices)} of {status.expected_devices} devices"
-        return f"{graphs(status)}, {there}"
+        return f"{graphs(status.kinds_ready, status.kinds)}, {there}"
     return f"Round {status.round} of {status.rounds}, {status.state}"
 
 
-def graphs(status: Status) -> str:
+def graphs(ready: int, kinds: int) -> str:
     """How far the graphs are, before the first round."""
-    return f"Making graphs of training steps, {status.kinds_ready} of {status.kinds} kinds"
+    return f"Making graphs of training steps, {ready} of {kinds} kinds"
 
 
 def accuracy(status: Status) -> str:

@@ -20,6 +20,7 @@ from toolkit.bilevel import BiLevel, bi_level
 from toolkit.cp_layers import tensorized as tensorized_model
 from toolkit.factorization import compose, cp_decompose, cp_rank, cp_refit
 from toolkit.layers import Convolution, weighted_layers
+from toolkit.rewriting import with_factors
 from toolkit.spec import Spec
 from toolkit.submodel import Shapes, Submodel, Treatment, factors_of, recover_dense
 from toolkit.tensorized import Tensorized, factor_name
@@ -124,6 +125,8 @@ class CP:
         captured = capture(model, sample_shape)
         ranks, treatments = plan(model, captured, spec)
         tensorized = Tensorized(captured, ranks)
+        with with_factors(spec, treatments):
+            predicting = compressed(model, captured, ranks)
 
         def factors(weights: GlobalModel) -> dict[str, Tensor]:
             kept = weights.kept.get(spec.head) or decompose(tensorized, weights)
@@ -145,7 +148,7 @@ class CP:
             factors,
             local_name="factor_step",
             treatments=treatments,
-            compressed=compressed(model, captured, ranks),
+            compressed=predicting,
         )
 
     def strength(self, spec: Spec) -> float:

@@ -29,7 +29,7 @@ from toolkit.low_rank_layers import (
     groups_of,
 )
 from toolkit.product import Product
-from toolkit.rewriting import Origin, Rewritten
+from toolkit.rewriting import Origin, Rewritten, with_factors
 from toolkit.spec import Spec
 from toolkit.submodel import Shapes, Stateless, Submodel, Treatment, factors_of, recover_dense
 from toolkit.training import TrainingConfig
@@ -116,6 +116,25 @@ def greatest_ratio(layers: Sequence[Layer], treatments: Sequence[Treatment]) -> 
     return math.floor(max(ratios) * 1000) / 1000
 
 
+def check_smaller(spec: Spec, rewritten: Rewritten, layers: Sequence[Layer]) -> None:
+    """Raise SpecError where `spec` makes none of `layers` smaller, saying what would."""
+    ratio = FAMILY.strength(spec)
+    if rewritten.origins or ratio == 1:
+        return
+    message = f"{str(spec)!r}: no layer of this model gets smaller; {reasons(rewritten)}."
+    best = greatest_ratio(layers, rewritten.treatments)
+    if best:
+        message += f" Ratios up to {best:.3g} make one smaller."
+    if "keep" not in spec.options and (first := plan(layers, ratio, 0)[0]):
+        message += f" With keep=0 {' and '.join(first)} would get smaller."
+    raise SpecError(message)
+
+
+def reasons(rewritten: Rewritten) -> str:
+    """Why each layer of `rewritten` that is dense is so."""
+    return "; ".join(f"{t.layer}: {t.reason}" for t in rewritten.treatments if t.reason)
+
+
 def factorized(model: nn.Module, ranks: Ranks) -> nn.Module:
     """A copy of `model` with the layers in `ranks` replaced by factorized ones."""
     model = copy.deepcopy(model)
@@ -173,8 +192,11 @@ class LowRank(Stateless):
     ) -> Submodel:
         """See Family."""
         spec.check_no_inner()
-        rewritten = self.rewrite(model, capture(model, sample_shape), spec)
-        captured = capture(rewritten.model, sample_shape)
+        dense = capture(model, sample_shape)
+        rewritten = self.rewrite(model, dense, spec)
+        check_smaller(spec, rewritten, weighted_layers(model, dense))
+        with with_factors(spec, rewritten.treatments):
+            captured = capture(rewritten.model, sample_shape)
         entries = (
             *rewritten.entries(captured, captured.parameters, "parameter"),
             *rewritten.entries(captured, captured.buffers, statistics_role(training)),
@@ -205,21 +227,13 @@ class LowRank(Stateless):
     ) -> Rewritten:
         """`model` with the layers `among` (all where None) factorized as `spec` says.
 
-        `keep` is how many first layers stay dense where `spec` does not say. Raises SpecError where
-        no layer would get smaller.
+        `keep` is how many first layers stay dense where `spec` does not say.
         """
         spec.check_options("keep", "decay")
         ratio = self.strength(spec)
         strength = spec.option("decay", DECAY)
         layers = weighted_layers(model, captured)
         ranks, treatments = plan(layers, ratio, spec.whole("keep", keep), among)
-        if not ranks and ratio < 1:
-            reasons = "; ".join(f"{t.layer}: {t.reason}" for t in treatments)
-            best = greatest_ratio(layers, treatments)
-            possible = f" Ratios up to {best:.3g} make one smaller." if best else ""
-            raise SpecError(
-                f"{str(spec)!r}: no layer of this model gets smaller; {reasons}.{possible}"
-            )
         new = factorized(model, ranks)
         origins = {
             join(layer, own): origin(layer, own)

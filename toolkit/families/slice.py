@@ -8,26 +8,31 @@ then read in a stage and trained behind it: all stages run before the training b
 are the weights that the device received.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Decimal
 
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from device_agent.manifest import SAMPLES, Instruction, Record, TensorEntry
-from exporters.capture import capture
+from device_agent.wording import counted
+from exporters.capture import capture, record
 from exporters.graphs import output_node
 from exporters.program import Program, ProgramSignature
 from exporters.signatures import apply, train
 from profiles.errors import SpecError
 from toolkit.assembly import momentum_sgd, one_pass
-from toolkit.counting import Counts, activations, macs
-from toolkit.cutting import CutPoint, Cutter, tensors_read
+from toolkit.counting import Counts, activations, macs, parameter_count
+from toolkit.cutting import CutPoint, Cutter, steps, subgraph, tensors_read
 from toolkit.entries import dense_entries, statistics_role
 from toolkit.families.low_rank import FAMILY as LOW_RANK
+from toolkit.families.low_rank import reasons
 from toolkit.layers import weighted_layers
 from toolkit.product import Product
-from toolkit.rewriting import Rewritten
+from toolkit.rewriting import Rewritten, with_factors
 from toolkit.spec import Spec, as_number
 from toolkit.submodel import Shapes, Stateless, Submodel, Treatment
 from toolkit.timecut import time_cut
@@ -66,9 +71,14 @@ def pieces_at(cutter: Cutter, point: CutPoint, batch: int) -> Pieces:
     return Pieces(f"ahead of {point.module}", stages, part, cutter.predicting(point.place))
 
 
-def choose(cutter: Cutter, spec: Spec, batch: int) -> CutPoint:
+Load = Callable[[CutPoint], int]
+"""Trained parameters plus activations of the slice behind a cut point."""
+
+
+def choose(cutter: Cutter, spec: Spec, batch: int, load: Load | None = None) -> CutPoint:
     """The cut point that `spec` asks for, by name or by largest capacity.
 
+    `load` is the slice's own where it is not what `cutter` cuts.
     Raises SpecError naming what is possible where there is none.
     """
     if spec.size is None:
@@ -84,7 +94,8 @@ def choose(cutter: Cutter, spec: Spec, batch: int) -> CutPoint:
     named = any(within(point.module, spec.size) for point in cutter.points)
     if (named and not decimal) or value is None:
         return by_name(cutter, spec)
-    return by_capacity(cutter, spec, spec.number("capacity", 0, 1, "slice:0.42"), batch)
+    limit = spec.number("capacity", 0, 1, "slice:0.42")
+    return by_capacity(cutter, spec, limit, batch, load or slice_load(cutter, batch))
 
 
 def by_name(cutter: Cutter, spec: Spec) -> CutPoint:
@@ -102,20 +113,34 @@ def within(module: str, name: str) -> bool:
     return module == name or module.startswith(f"{name}.")
 
 
-def by_capacity(cutter: Cutter, spec: Spec, limit: float, batch: int) -> CutPoint:
+def by_capacity(cutter: Cutter, spec: Spec, limit: float, batch: int, load: Load) -> CutPoint:
     """The largest slice of at most `limit`; of equal ones that with the smallest recording."""
     full = cutter.load(cutter.captured.training, batch)
-    sized = [(cutter.load(cutter.trained(p.place), batch) / full, p) for p in cutter.points]
-    fitting = [(capacity, point) for capacity, point in sized if capacity <= limit]
-    if not fitting:
-        smallest = min(capacity for capacity, _ in sized)
+    # A slice is a part of those that begin before it, so that loads only fall. With `keep` inside
+    # they may rise where another layer stays dense: what is found is within the limit all the same.
+    first = bisect_left(cutter.points, True, key=lambda point: load(point) / full <= limit)
+    if first == len(cutter.points):
+        smallest = rounded_up(load(cutter.points[-1]) / full)
         raise SpecError(
-            f"{str(spec)!r}: the smallest slice of this model has capacity {smallest:.3f}; "
+            f"{str(spec)!r}: the smallest slice of this model has capacity {smallest}; "
             "allow at least that."
         )
-    best = max(capacity for capacity, _ in fitting)
-    equal = [point for capacity, point in fitting if capacity == best]
+    own = slice_load(cutter, batch)
+    best = own(cutter.points[first])
+    equal = [point for point in cutter.points if own(point) == best]
     return min(equal, key=lambda point: (point.recorded, -point.place))
+
+
+def slice_load(cutter: Cutter, batch: int) -> Load:
+    """The load of slices as `cutter` cuts them."""
+    return lambda point: cutter.load(cutter.trained(point.place), batch)
+
+
+def rounded_up(capacity: float) -> str:
+    """`capacity` to three decimals or two digits, whichever says more, and no less than it is."""
+    places = max(3, 1 - math.floor(math.log10(capacity)))
+    step = Decimal(1).scaleb(-places)
+    return f"{Decimal(capacity).quantize(step, ROUND_CEILING):f}"
 
 
 def activation(stage: int) -> str:
@@ -146,12 +171,19 @@ class Slice(Stateless):
         cutter = Cutter(captured)
         batch = training.batch_size
         rewritten = Rewritten(model)
+        check_inner(spec)
         if spec.inner is None:
             cut_up = pieces(cutter, spec, batch)
         else:
-            point = choose(cutter, spec, batch)
-            rewritten = inside(model, cutter, point, spec, spec.inner)
-            captured = capture(rewritten.model, sample_shape)
+            point = choose(cutter, spec, batch, lambda p: inner_load(model, cutter, p, spec, batch))
+            rewritten = inside(model, cutter, point, spec)
+            if not rewritten.origins and LOW_RANK.strength(spec.inner) < 1:
+                raise SpecError(
+                    f"{str(spec)!r}: no layer of the slice, which begins at {point.module}, gets "
+                    f"smaller; {reasons(rewritten)}."
+                )
+            with with_factors(spec, rewritten.treatments):
+                captured = capture(rewritten.model, sample_shape)
             cutter = Cutter(captured)
             cut_up = replace(
                 pieces_at(cutter, same_place(cutter, point), batch),
@@ -229,7 +261,7 @@ class Slice(Stateless):
                 Treatment(
                     cut_up.where,
                     "frozen",
-                    f"{len(stages)} stages of the multi-step forward pass",
+                    f"{counted(len(stages), 'stage')} of the multi-step forward pass",
                 ),
                 *rewritten.treatments,
             ),
@@ -243,25 +275,42 @@ class Slice(Stateless):
         return LOW_RANK.recover(tensors, table, shapes)
 
 
-def inside(model: nn.Module, cutter: Cutter, point: CutPoint, spec: Spec, inner: Spec) -> Rewritten:
-    """`model` with the layers behind `point` as the spec `inner` says.
-
-    No further layers stay dense unless `inner` says so: those ahead of the cut do already.
-    """
-    if "skip" in spec.options:
+def check_inner(spec: Spec) -> None:
+    """Raise SpecError where the slice `spec` cannot be combined with the spec inside it."""
+    inner = spec.inner
+    if inner is not None and "skip" in spec.options:
         raise SpecError(f"{str(spec)!r}: a slice along time takes no second family.")
-    if inner.family != LOW_RANK.name or inner.inner is not None:
+    if inner is not None and (inner.family != LOW_RANK.name or inner.inner is not None):
         raise SpecError(
             f"{str(spec)!r}: a slice can be combined with low-rank only, "
             "like slice:0.42+low-rank:0.25."
         )
+
+
+def inside(model: nn.Module, cutter: Cutter, point: CutPoint, spec: Spec) -> Rewritten:
+    """`model` with the layers behind `point` as the spec inside `spec` says.
+
+    No further layers stay dense unless that says so: those ahead of the cut do already.
+    """
+    assert spec.inner is not None
     trained = set(tensors_read([cutter.trained(point.place)]))
     behind = {
         layer.name
         for layer in weighted_layers(model, cutter.captured)
         if any(layer.path(weight) in trained for weight in layer.weights())
     }
-    return LOW_RANK.rewrite(model, cutter.captured, inner, among=behind, keep=0)
+    return LOW_RANK.rewrite(model, cutter.captured, spec.inner, among=behind, keep=0)
+
+
+def inner_load(model: nn.Module, cutter: Cutter, point: CutPoint, spec: Spec, batch: int) -> int:
+    """Trained parameters plus activations of the slice behind `point`, with factors in it."""
+    rewritten = inside(model, cutter, point, spec)
+    captured = cutter.captured
+    with with_factors(spec, rewritten.treatments):
+        graph = record(rewritten.model, captured.sample_shape, captured.sample_dtype, training=True)
+    part = subgraph(graph, point.place, len(steps(graph)) - 1)
+    trained = {n: v for n, v in rewritten.model.named_parameters() if v.requires_grad}
+    return parameter_count(part, trained) + activations(part, batch)
 
 
 def same_place(cutter: Cutter, point: CutPoint) -> CutPoint:

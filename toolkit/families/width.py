@@ -13,6 +13,7 @@ from exporters.capture import capture
 from profiles.errors import SpecError
 from toolkit.assembly import whole_network
 from toolkit.channels.narrowing import Narrowed, narrow
+from toolkit.channels.step import Layer
 from toolkit.entries import dense_entries, statistics_role
 from toolkit.parts import held
 from toolkit.spec import Spec
@@ -71,16 +72,16 @@ class Width(Stateless):
 
 
 def treatments(narrowed: Narrowed) -> list[Treatment]:
-    """How many channels every convolution and linear layer has left."""
+    """How many channels every weighted layer has left."""
     kept = narrowed.kept
-    return [
-        Treatment(
-            name,
-            f"{kept.count(layer.inputs)} of {len(layer.inputs)} channels in, "
-            f"{kept.count(layer.outputs)} of {len(layer.outputs)} out",
-        )
-        for name, layer in narrowed.layers.items()
-    ]
+
+    def left(layer: Layer) -> str:
+        out = f"{kept.count(layer.outputs)} of {len(layer.outputs)}"
+        if layer.inputs is None:
+            return f"{out} channels out"
+        return f"{kept.count(layer.inputs)} of {len(layer.inputs)} channels in, {out} out"
+
+    return [Treatment(name, left(layer)) for name, layer in narrowed.layers.items()]
 
 
 FAMILY = Width()
