@@ -5,11 +5,16 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+OLDEST := .venv-oldest
 STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help setup demo test test-long bench-families bench-step bench-memory check format
+=======
+.PHONY: help setup demo test test-long test-oldest bench-families bench-step check format
+>>>>>>> h-speed
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +30,14 @@ test: setup ## run the tests; options in ARGS, e.g. make test ARGS="-k cp"
 
 test-long: setup ## run the tests that take minutes
 	$(BIN)/python -m pytest -m long $(ARGS)
+
+# onnxruntime 1.19.2 has wheels up to Python 3.12, and numpy 1 only.
+test-oldest: setup ## run exported graphs on the oldest onnxruntime that is supported (minutes)
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  onnxruntime==1.19.2 'numpy<2'
+	PYTHONPATH=.:tests $(BIN)/python tests/oldest_runtime.py write $(OLDEST)/graphs
+	$(OLDEST)/bin/python tests/oldest_runtime.py check $(OLDEST)/graphs
 
 # One thread, as for tests: on shared cores two threads wait for each other, an SVD's most of all.
 bench-families: setup ## time the server's factorizations and aggregation (minutes)
