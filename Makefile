@@ -10,11 +10,7 @@ STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help setup demo test test-long bench-families bench-step bench-memory check format
-=======
-.PHONY: help setup demo test test-long test-oldest bench-families bench-step check format
->>>>>>> h-speed
+.PHONY: help setup demo test test-long test-oldest bench-families bench-step bench-memory check format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
