@@ -11,10 +11,9 @@ from exporters import export
 from exporters.export import Report, silent
 from exporters.verify import Verdict
 from profiles.errors import InputError
-from toolkit import weights
 from toolkit.approximation import Fit, fit
 from toolkit.inspection import Inspection, describe
-from toolkit.loading import load_model
+from toolkit.loading import load_global
 from toolkit.splitting import split
 from toolkit.training import TrainingConfig
 
@@ -60,10 +59,7 @@ def export_bundle(request: Request, report: Report = silent) -> Exported:
     """
     check_places(request)
     report("loading the model")
-    model = load_model(request.model, request.weights, request.seed)
-    source = weights.from_model(model)
-    if request.weights is not None:
-        source = weights.from_file(request.weights)
+    model, source = load_global(request.model, request.weights, request.seed)
     report(f"splitting {request.spec}")
     full = split(model, "full", request.sample_shape, request.training)
     submodel = split(model, request.spec, request.sample_shape, request.training)

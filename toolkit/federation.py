@@ -12,7 +12,7 @@ from toolkit import weights
 from toolkit.aggregation import Received, aggregate
 from toolkit.assembly import slowed
 from toolkit.evaluation import evaluate, take_statistics
-from toolkit.loading import load_model
+from toolkit.loading import load_global
 from toolkit.policy import AggregationPolicy
 from toolkit.splitting import split
 from toolkit.submodel import Submodel
@@ -35,13 +35,10 @@ class Federation:
         policy: AggregationPolicy | None = None,
     ) -> None:
         """Build the model with `seed`. Raises ModelError or InputError as `load_model` does."""
-        self.module = load_model(model_reference, weights_file, seed)
+        self.module, self.model = load_global(model_reference, weights_file, seed)
         self.input_shape = input_shape
         self.training = training
         self.policy = policy or AggregationPolicy()
-        self.model = weights.from_model(self.module)
-        if weights_file is not None:
-            self.model = weights.from_file(weights_file)
         self._submodels: dict[str, Submodel] = {}
         self._graphs: dict[str, dict[str, bytes]] = {}
         self._bundles: dict[tuple[str, int], dict[str, bytes]] = {}

@@ -10,6 +10,7 @@ from torch import nn
 
 from profiles.errors import ModelError
 from toolkit import weights
+from toolkit.weights import GlobalModel
 
 
 def load_model(reference: str, weights_file: str | Path | None = None, seed: int = 0) -> nn.Module:
@@ -18,6 +19,32 @@ def load_model(reference: str, weights_file: str | Path | None = None, seed: int
     The current folder is importable. Raises ModelError where the reference names nothing that
     returns a module, InputError where `weights_file` does not fit it.
     """
+    model = build(reference, seed)
+    if weights_file is not None:
+        fill(model, weights_file)
+    return model
+
+
+def load_global(
+    reference: str, weights_file: str | Path | None = None, seed: int = 0
+) -> tuple[nn.Module, GlobalModel]:
+    """As `load_model`, and the global model that it is: the file's, kept factors included."""
+    model = build(reference, seed)
+    if weights_file is None:
+        return model, weights.from_model(model)
+    return model, fill(model, weights_file)
+
+
+def fill(model: nn.Module, weights_file: str | Path) -> GlobalModel:
+    """Give `model` the numbers of a weights file. Raises InputError where they do not fit."""
+    loaded = weights.from_file(weights_file)
+    weights.check_fits(loaded, model, str(weights_file))
+    loaded.load_into(model)
+    return loaded
+
+
+def build(reference: str, seed: int) -> nn.Module:
+    """Build the model that `reference` names. Raises ModelError where it names none."""
     module_name, colon, name = reference.partition(":")
     if not (module_name and colon and name):
         raise ModelError(
@@ -40,8 +67,4 @@ def load_model(reference: str, weights_file: str | Path | None = None, seed: int
         raise ModelError(f"{reference!r} failed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{reference!r} returned a {type(model).__name__}, not an nn.Module.")
-    if weights_file is not None:
-        loaded = weights.from_file(weights_file)
-        weights.check_fits(loaded, model, str(weights_file))
-        loaded.load_into(model)
     return model
