@@ -28,6 +28,11 @@ def one_pass(source: str, training: TrainingConfig) -> Train:
     )
 
 
+def momentum_sgd(training: TrainingConfig, undecayed: frozenset[str] = frozenset()) -> SGD:
+    """The usual optimizer; weight decay leaves the tensors `undecayed` alone."""
+    return SGD(momentum=training.momentum, weight_decay=training.weight_decay, undecayed=undecayed)
+
+
 def slowed(program: Program, factor: float) -> Program:
     """`program` with all learning rates of its schedule times `factor`."""
     schedule = tuple(
@@ -48,21 +53,23 @@ def whole_network(
     spec: Spec,
     captured: Captured,
     entries: Sequence[TensorEntry],
-    optimizer: SGD,
     training: TrainingConfig,
     cut: Callable[[GlobalModel], dict[str, Tensor]],
     *,
+    undecayed: frozenset[str] = frozenset(),
     penalty: Penalty | None = None,
     treatments: Sequence[Treatment] = (),
 ) -> Submodel:
     """A submodel that trains all of `captured`.
 
-    `entries` are its parameters, buffers and frozen parameters.
+    `entries` are its parameters, buffers and frozen parameters; weight decay leaves `undecayed`
+    alone.
     """
     parameters = [entry for entry in entries if entry.role == "parameter"]
     buffers = [entry for entry in entries if entry.role == "buffer"]
     frozen = [entry for entry in entries if entry.role == "frozen"]
     shape = captured.sample_shape
+    optimizer = momentum_sgd(training, undecayed)
     step = train(
         captured.training,
         shape,

@@ -3,7 +3,6 @@
 from torch import Tensor, nn
 
 from exporters.capture import capture
-from exporters.optimizers import SGD
 from toolkit.assembly import whole_network
 from toolkit.entries import dense_entries, statistics_role
 from toolkit.spec import Spec
@@ -36,12 +35,11 @@ class Full(Stateless):
             *dense_entries(captured, captured.frozen, "frozen"),
             *dense_entries(captured, captured.buffers, statistics_role(training)),
         )
-        optimizer = SGD(momentum=training.momentum, weight_decay=training.weight_decay)
 
         def cut(weights: GlobalModel) -> dict[str, Tensor]:
             return {entry.name: weights.tensors[entry.name] for entry in entries}
 
-        return whole_network(spec, captured, entries, optimizer, training, cut)
+        return whole_network(spec, captured, entries, training, cut)
 
 
 FAMILY = Full()

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from device_agent.manifest import TensorEntry
 from exporters.capture import Captured, capture
-from exporters.optimizers import SGD
 from exporters.program import Tensors
 from profiles.errors import SpecError
 from toolkit.assembly import whole_network
@@ -187,18 +186,13 @@ class LowRank(Stateless):
             *rewritten.entries(captured, captured.buffers, statistics_role(training)),
             *rewritten.entries(captured, captured.frozen, "frozen"),
         )
-        optimizer = SGD(
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-            undecayed=rewritten.undecayed,
-        )
         return whole_network(
             spec,
             captured,
             entries,
-            optimizer,
             training,
             lambda weights: rewritten.values(weights, entries),
+            undecayed=rewritten.undecayed,
             penalty=rewritten.penalty,
             treatments=rewritten.treatments,
         )

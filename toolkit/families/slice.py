@@ -17,11 +17,10 @@ from torch.fx import GraphModule
 from device_agent.manifest import SAMPLES, Instruction, Record, TensorEntry
 from exporters.capture import capture
 from exporters.graphs import output_node
-from exporters.optimizers import SGD
 from exporters.program import Program, ProgramSignature
 from exporters.signatures import apply, train
 from profiles.errors import SpecError
-from toolkit.assembly import one_pass
+from toolkit.assembly import momentum_sgd, one_pass
 from toolkit.counting import Counts, activations, macs
 from toolkit.cutting import CutPoint, Cutter, tensors_read
 from toolkit.entries import dense_entries, statistics_role
@@ -173,11 +172,7 @@ class Slice(Stateless):
         )
         ahead = [n for n in tensors_read(stages) if n not in read and n in captured.tensors]
         frozen = (*dense_entries(captured, ahead, "frozen"), *fixed)
-        optimizer = SGD(
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-            undecayed=rewritten.undecayed,
-        )
+        optimizer = momentum_sgd(training, rewritten.undecayed)
 
         signatures: list[ProgramSignature] = []
         schedule: list[Instruction] = []

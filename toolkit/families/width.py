@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from exporters.capture import capture
-from exporters.optimizers import SGD
 from profiles.errors import SpecError
 from toolkit.assembly import whole_network
 from toolkit.channels.narrowing import Narrowed, held, narrow
@@ -54,7 +53,6 @@ class Width(Stateless):
                 *dense_entries(small, small.frozen, "frozen"),
             )
         )
-        optimizer = SGD(momentum=training.momentum, weight_decay=training.weight_decay)
 
         def cut(weights: GlobalModel) -> dict[str, Tensor]:
             return {
@@ -64,9 +62,7 @@ class Width(Stateless):
                 for entry in entries
             }
 
-        return whole_network(
-            spec, small, entries, optimizer, training, cut, treatments=treatments(narrowed)
-        )
+        return whole_network(spec, small, entries, training, cut, treatments=treatments(narrowed))
 
 
 def treatments(narrowed: Narrowed) -> list[Treatment]:
