@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from device_agent.console import EXIT_CODES, run
 from toolkit.policy import AggregationPolicy, Factors, Weights
+from toolkit.training import TrainingConfig
 
 Decorated = Callable[..., Any]
 SEED = click.IntRange(0, 2**31 - 1)
@@ -44,7 +45,11 @@ def model_options(command: Decorated) -> Decorated:
         ),
         click.option("--weights", type=click.Path(path_type=Path), help="Weights (.safetensors)."),
         click.option(
-            "--batch", default=32, show_default=True, type=click.IntRange(2), help="Batch size."
+            "--batch",
+            default=TrainingConfig.batch_size,
+            show_default=True,
+            type=click.IntRange(2),
+            help="Batch size.",
         ),
         click.option(
             "--input-shape", type=Shape(), required=True, help="One sample's shape, like 3,32,32."
@@ -120,10 +125,21 @@ def inspect(
     help="Runtime on the device.",
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="New bundle folder.")
-@click.option("--epochs", default=1, show_default=True, help="Local passes over the data.")
-@click.option("--learning-rate", default=0.05, show_default=True, help="Learning rate.")
-@click.option("--momentum", default=0.9, show_default=True, help="SGD momentum.")
-@click.option("--weight-decay", default=0.0, show_default=True, help="Weight decay.")
+@click.option(
+    "--epochs", default=TrainingConfig.epochs, show_default=True, help="Local passes over the data."
+)
+@click.option(
+    "--learning-rate",
+    default=TrainingConfig.learning_rate,
+    show_default=True,
+    help="Learning rate.",
+)
+@click.option(
+    "--momentum", default=TrainingConfig.momentum, show_default=True, help="SGD momentum."
+)
+@click.option(
+    "--weight-decay", default=TrainingConfig.weight_decay, show_default=True, help="Weight decay."
+)
 @click.option(
     "--save-weights",
     type=click.Path(path_type=Path),
@@ -162,7 +178,6 @@ def export(
         --save-weights global.safetensors
     """
     from toolkit import exporting, tables
-    from toolkit.training import TrainingConfig
 
     result = exporting.export_bundle(
         exporting.Request(
@@ -192,27 +207,27 @@ def export(
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="New weights file.")
 @click.option(
     "--weights",
-    type=click.Choice(["samples", "uniform", "softmax"]),
-    default="samples",
+    type=click.Choice(get_args(Weights)),
+    default=AggregationPolicy.weights,
     show_default=True,
     help="What an update counts; softmax is FedHM's, over the submodels' strengths.",
 )
 @click.option(
     "--temperature",
-    default=5.0,
+    default=AggregationPolicy.temperature,
     show_default=True,
     help="Of the softmax, from 0.05 up; inf makes all equal.",
 )
 @click.option(
     "--factors",
-    type=click.Choice(["afm", "act"]),
-    default="afm",
+    type=click.Choice(get_args(Factors)),
+    default=AggregationPolicy.factors,
     show_default=True,
     help="For cp: average the factors, or the tensors that they compose.",
 )
 @click.option(
     "--beta",
-    default=1.0,
+    default=AggregationPolicy.beta,
     show_default=True,
     help="How far to go from the old model to the mean, up to 10; beyond the mean above 1.",
 )
