@@ -52,11 +52,6 @@ def samples(shape: tuple[int, ...], name: str = "x", dtype: Dtype = "float32") -
     return Port(name=name, kind="samples", dtype=dtype, shape=(None, *shape))
 
 
-def labels() -> Port:
-    """A batch of class indices."""
-    return Port(name="y", kind="labels", dtype="int64", shape=(None,))
-
-
 def present(classes: int) -> Port:
     """Which of the classes the device has samples of."""
     return Port(name="present", kind="classes", dtype="float32", shape=(classes,))

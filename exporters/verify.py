@@ -106,6 +106,8 @@ def example(
 ) -> Tensor:
     """An input for `port`: the stored value, or something random of its kind."""
     shape = [BATCH if size is None else size for size in port.shape]
+    if port.kind == "labels" and port.dtype == "float32":
+        return torch.randn(shape, generator=generator)
     if port.kind == "labels":
         return torch.randint(labels_of(program.classes), shape, generator=generator)
     if port.state is not None and port.state in values:

@@ -9,7 +9,7 @@ import click
 
 from device_agent.console import EXIT_CODES, run
 from toolkit.policy import AggregationPolicy, Factors, Weights
-from toolkit.training import TrainingConfig
+from toolkit.training import Loss, Optimizer, TrainingConfig
 
 Decorated = Callable[..., Any]
 SEED = click.IntRange(0, 2**31 - 1)
@@ -58,6 +58,15 @@ def model_options(command: Decorated) -> Decorated:
     ):
         command = option(command)
     return command
+
+
+loss_option = click.option(
+    "--loss",
+    type=click.Choice(get_args(Loss)),
+    default=TrainingConfig.loss,
+    show_default=True,
+    help="What is minimised; mse is for regressions.",
+)
 
 
 @click.group(epilog=EXIT_CODES, context_settings={"max_content_width": 100})
@@ -134,11 +143,31 @@ def inspect(
     show_default=True,
     help="Learning rate.",
 )
+@loss_option
 @click.option(
-    "--momentum", default=TrainingConfig.momentum, show_default=True, help="SGD momentum."
+    "--optimizer",
+    type=click.Choice(get_args(Optimizer)),
+    default=TrainingConfig.optimizer,
+    show_default=True,
+    help="What takes the steps.",
 )
 @click.option(
-    "--weight-decay", default=TrainingConfig.weight_decay, show_default=True, help="Weight decay."
+    "--momentum",
+    default=TrainingConfig.momentum,
+    show_default=True,
+    help="Momentum of sgd and nesterov.",
+)
+@click.option(
+    "--weight-decay",
+    default=TrainingConfig.weight_decay,
+    show_default=True,
+    help="Added to the gradient; with adamw taken off the parameters.",
+)
+@click.option(
+    "--proximal",
+    default=TrainingConfig.proximal,
+    show_default=True,
+    help="FedProx's mu, which holds a device near the weights it got.",
 )
 @click.option(
     "--save-weights",
@@ -160,8 +189,11 @@ def export(
     out: Path,
     epochs: int,
     learning_rate: float,
+    loss: Loss,
+    optimizer: Optimizer,
     momentum: float,
     weight_decay: float,
+    proximal: float,
     save_weights: Path | None,
     no_verify: bool,
     force: bool,
@@ -187,7 +219,16 @@ def export(
             out=out,
             weights=weights,
             seed=seed,
-            training=TrainingConfig(batch, epochs, learning_rate, momentum, weight_decay),
+            training=TrainingConfig(
+                batch,
+                epochs,
+                learning_rate,
+                momentum,
+                weight_decay,
+                loss=loss,
+                optimizer=optimizer,
+                proximal=proximal,
+            ),
             save_weights=save_weights,
             verify=not no_verify,
             force=force,
@@ -273,9 +314,10 @@ def aggregate(
     "--input-shape", type=Shape(), required=True, help="One sample's shape, like 3,32,32."
 )
 @click.option("--data", required=True, help="FILE.npz with x and y, or module:callable.")
+@loss_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate(
-    model: str, weights: Path, input_shape: tuple[int, ...], data: str, as_json: bool
+    model: str, weights: Path, input_shape: tuple[int, ...], data: str, loss: Loss, as_json: bool
 ) -> None:
     """Judge MODEL with the weights of a file: accuracy and loss on data that none trained on.
 
@@ -285,7 +327,7 @@ def evaluate(
     """
     from toolkit import evaluation, tables
 
-    found = evaluation.evaluate_file(model, weights, input_shape, data)
+    found = evaluation.evaluate_file(model, weights, input_shape, data, loss)
     if as_json:
         click.echo(json.dumps(evaluation.as_json(found), indent=1))
     else:

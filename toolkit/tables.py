@@ -131,7 +131,8 @@ def show_export(exported: Exported) -> None:
 def show_evaluation(found: Evaluation) -> None:
     """How good a model is."""
     samples = counted(found.samples, "sample")
-    print(f"accuracy {found.accuracy:.1%}, loss {found.loss:.4f} on {samples}")
+    accuracy = "" if found.accuracy is None else f"accuracy {found.accuracy:.1%}, "
+    print(f"{accuracy}loss {found.loss:.4f} on {samples}")
 
 
 def show_aggregated(aggregated: Aggregated) -> None:
