@@ -1,7 +1,8 @@
 """Check exported graphs against PyTorch's own kernels in float64, on fresh random inputs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnxruntime
@@ -12,22 +13,43 @@ from device_agent.manifest import SAFE_LIMIT, Port, labels_of
 from exporters.bundle_writer import Graphs
 from exporters.program import Program, ProgramSignature
 
+Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+Results = Sequence[Mapping[str, Tensor]]
+
 TOLERANCE = 5e-3
 """Largest error of a tensor relative to its norm. A wrong formula is off by far more; a value
 within rounding of a ReLU's kink can move a deep net's gradient by 1e-3 in a correct one."""
 
-BATCH = 8
+NUDGE = 1e-6
+NUDGES = 4
+"""Where a tensor misses, twice what PyTorch's own float64 moves by is allowed besides, when its
+inputs are off by rounding: so much the kinks of these very inputs are worth."""
+
+MOST = 10 * TOLERANCE
+"""No kinks excuse more."""
+
+ROUNDING = 1e-4
+"""Numbers this small beside 1, and changes beside their tensor, are rounding times the inverse of
+the tolerance."""
+
+BATCHES = (8, 8, 5)
+"""Samples of each consecutive step: the last batch of local data may be smaller."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The worst of all outputs of all signatures: its relative error and where it is."""
+    """The worst of all outputs of all signatures: its relative error and where it is.
+
+    `step` (from 1) says after which of a training signature's `steps` consecutive steps.
+    """
 
     error: float
     signature: str
     output: str
     seed: int
     tolerance: float = TOLERANCE
+    step: int = 1
+    steps: int = 1
 
     @property
     def passed(self) -> bool:
@@ -45,7 +67,8 @@ class Verdict:
     @property
     def worst(self) -> str:
         """Where the error is."""
-        return f"worst tensor: {self.output!r} of {self.signature!r}"
+        place = f"worst tensor: {self.output!r} of {self.signature!r}"
+        return place if self.steps == 1 else f"{place}, step {self.step} of {self.steps}"
 
     def __str__(self) -> str:
         """All of it as one sentence."""
@@ -55,10 +78,11 @@ class Verdict:
 def verify(
     program: Program, graphs: Graphs, values: Mapping[str, Tensor], seed: int | None = None
 ) -> Verdict:
-    """Run every signature once in onnxruntime and once in PyTorch and compare all outputs.
+    """Run every signature in onnxruntime and in PyTorch and compare all outputs.
 
-    State that the bundle stores is the real one, the rest is random; `seed` fixes the inputs
-    (default: a fresh one, named in the verdict).
+    A signature that trains runs three consecutive steps, each on new samples; both sides carry
+    their own state on. State that the bundle stores starts as the real one, the rest is random;
+    `seed` fixes the inputs (default: a fresh one, named in the verdict).
     """
     if seed is None:
         seed = int(np.random.SeedSequence().generate_state(1)[0])
@@ -67,7 +91,7 @@ def verify(
         compare(signature, graphs[signature.name], program, values, generator, seed)
         for signature in program.signatures
     ]
-    return max(verdicts, key=lambda verdict: verdict.error)
+    return worst(verdicts)
 
 
 def compare(
@@ -78,34 +102,113 @@ def compare(
     generator: torch.Generator,
     seed: int,
 ) -> Verdict:
-    """Worst output of one signature."""
-    feeds = {p.name: example(p, program, values, generator) for p in signature.inputs}
-    wide = {n: t.double() if t.is_floating_point() else t for n, t in feeds.items()}
-    try:
-        expected = signature.function(wide)
-    except RuntimeError:  # constants that the model makes in float32 do not mix with float64
-        expected = signature.function(feeds)
+    """Worst output of one signature over all its steps."""
+    batches = BATCHES if trains(signature) else BATCHES[:1]
+
+    def draw(ports: Iterable[Port], batch: int) -> dict[str, Tensor]:
+        return {p.name: example(p, program, values, generator, batch) for p in ports}
+
+    start = draw((p for p in signature.inputs if p.state is not None), batches[0])
+    feeds = [draw((p for p in signature.inputs if p.state is None), size) for size in batches]
+    came = carried(signature, runner(graph), start, feeds)
+    right = carried(signature, partial(reference, signature), start, feeds)
+    places = [(step, port) for step in range(len(batches)) for port in signature.outputs]
+
+    def errors(results: Results) -> list[float]:
+        return [
+            relative_error(
+                results[step][port.name], right[step][port.name], start.get(str(port.state))
+            )
+            for step, port in places
+        ]
+
+    found = errors(came)
+    allowed = [TOLERANCE] * len(found)
+    if max(found) > TOLERANCE:
+        for _ in range(NUDGES):
+            nudged = [nudge(inputs, generator) for inputs in (start, *feeds)]
+            moved = carried(signature, partial(reference, signature), nudged[0], nudged[1:])
+            more = [min(TOLERANCE + 2 * error, MOST) for error in errors(moved)]
+            allowed = list(map(max, allowed, more))
+    verdicts = [
+        Verdict(error, signature.name, port.name, seed, limit, step + 1, len(batches))
+        for (step, port), error, limit in zip(places, found, allowed, strict=True)
+    ]
+    return worst(verdicts)
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict whose error is the most beside its tolerance."""
+    return max(verdicts, key=lambda verdict: verdict.error / verdict.tolerance)
+
+
+def carried(
+    signature: ProgramSignature, run: Run, start: Mapping[str, Tensor], feeds: Results
+) -> Results:
+    """The outputs of consecutive runs, the first on the state `start`, each on its `feeds`."""
+    state, results = dict(start), []
+    for inputs in feeds:
+        outputs = run({**inputs, **state})
+        results.append({name: value.detach() for name, value in outputs.items()})
+        for port in signature.outputs:
+            if port.state in state:
+                state[port.state] = outputs[port.name].detach()
+    return results
+
+
+def nudge(inputs: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    """`inputs`, each number off by about NUDGE of itself."""
+    return {
+        name: value * (1 + NUDGE * torch.randn(value.shape, generator=generator))
+        if value.is_floating_point()
+        else value
+        for name, value in inputs.items()
+    }
+
+
+def trains(signature: ProgramSignature) -> bool:
+    """Whether `signature` gives new values of state that it reads."""
+    read = {port.state for port in signature.inputs if port.state is not None}
+    return any(port.state in read for port in signature.outputs)
+
+
+def runner(graph: bytes) -> Run:
+    """`graph` in onnxruntime as a function of its inputs by name."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    results = session.run(
-        [port.name for port in signature.outputs], {n: t.numpy() for n, t in feeds.items()}
-    )
-    worst = max(
-        (
-            relative_error(torch.from_numpy(np.asarray(came)), expected[port.name].detach()),
-            port.name,
+    names = [output.name for output in session.get_outputs()]
+
+    def run(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        results = session.run(names, {name: value.numpy() for name, value in feeds.items()})
+        return {n: torch.from_numpy(np.asarray(r)) for n, r in zip(names, results, strict=True)}
+
+    return run
+
+
+def reference(signature: ProgramSignature, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The outputs of `signature` in float64."""
+
+    def call(dtype: torch.dtype) -> dict[str, Tensor]:
+        return signature.function(
+            {n: t.to(dtype) if t.is_floating_point() else t for n, t in feeds.items()}
         )
-        for port, came in zip(signature.outputs, results, strict=True)
-    )
-    return Verdict(error=worst[0], signature=signature.name, output=worst[1], seed=seed)
+
+    try:
+        return call(torch.float64)
+    except RuntimeError:  # constants that the model makes in float32 do not mix with float64
+        return call(torch.float32)
 
 
 def example(
-    port: Port, program: Program, values: Mapping[str, Tensor], generator: torch.Generator
+    port: Port,
+    program: Program,
+    values: Mapping[str, Tensor],
+    generator: torch.Generator,
+    batch: int,
 ) -> Tensor:
     """An input for `port`: the stored value, or something random of its kind."""
-    shape = [BATCH if size is None else size for size in port.shape]
+    shape = [batch if size is None else size for size in port.shape]
     if port.kind == "labels" and port.dtype == "float32":
         return torch.randn(shape, generator=generator)
     if port.kind == "labels":
@@ -124,14 +227,21 @@ def example(
     return torch.rand(shape, generator=generator) * 0.1
 
 
-def relative_error(came: Tensor, expected: Tensor) -> float:
+def relative_error(came: Tensor, expected: Tensor, before: Tensor | None = None) -> float:
     """Norm of the difference over the norm of `expected`; infinite where `came` is not finite.
 
-    Tensors that are zero but for rounding (the gradient of a bias ahead of a batch norm) are held
+    Of state it is over the norm of the change since `before`: a wrong gradient times a learning
+    rate would be little beside the weights themselves. Tensors that are zero but for rounding (the
+    gradient of a bias ahead of a batch norm), and changes of that size beside the tensor, are held
     to an absolute bound instead.
     """
-    difference = float((came.double() - expected.double()).norm())
+    right = expected.double()
+    difference: float = (came.double() - right).norm().item()
     if not np.isfinite(difference):
         return float("inf")
-    floor = 1e-4 * max(1.0, expected.numel()) ** 0.5
-    return float(difference / max(float(expected.double().norm()), floor))
+    size: float = right.norm().item()
+    floor: float = ROUNDING * max(1.0, expected.numel()) ** 0.5
+    if before is None:
+        return difference / max(size, floor)
+    change: float = (right - before.double()).norm().item()
+    return difference / max(change, ROUNDING * size, floor)
