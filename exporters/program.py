@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.fx import GraphModule
 
 from device_agent.manifest import Dtype, Instruction, Port, TensorEntry
 
@@ -20,13 +21,15 @@ class ProgramSignature:
     """A pure function to be exported: reads its inputs by port name, returns its outputs likewise.
 
     `function` may use autograd transforms (`torch.func`): tracing turns them into forward
-    operators. It must not keep state between calls.
+    operators. It must not keep state between calls. `graph` is the recorded model in it, where
+    there is one: messages name the line that an operator comes from.
     """
 
     name: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     function: Function
+    graph: GraphModule | None = None
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ def train(
         inputs=(*inputs, *map(state_in, (*written, *reads))),
         outputs=(metric("loss"), *map(state_out, written)),
         function=step,
+        graph=graph,
     )
 
 
@@ -132,6 +133,7 @@ def apply(
         inputs=(samples(sample_shape, dtype=sample_dtype(graph)), *map(state_in, reads)),
         outputs=(samples(shape, "output"),),
         function=function,
+        graph=graph,
     )
 
 
@@ -163,4 +165,5 @@ def evaluate(
         inputs=(*inputs, *map(state_in, reads)),
         outputs=tuple(map(metric, known)),
         function=function,
+        graph=graph,
     )

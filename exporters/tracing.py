@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.overrides import TorchFunctionMode
 
 from device_agent.manifest import Port
+from exporters import source_lines
 from exporters.decompositions import table
 from exporters.program import ProgramSignature
 from profiles.errors import EdgeTailorError, ExportError
@@ -62,7 +63,7 @@ def trace(signature: ProgramSignature) -> GraphModule:
         )
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    check_forward_only(graph, signature.name)
+    check_forward_only(graph, signature)
     return graph
 
 
@@ -126,13 +127,15 @@ def open_batch(mode: FakeTensorMode) -> SymInt:
     return batch
 
 
-def check_forward_only(graph: GraphModule, signature: str) -> None:
+def check_forward_only(graph: GraphModule, signature: ProgramSignature) -> None:
     """Raise ExportError for operators that no inference runtime has."""
     for name in operators(graph):
         if "backward" in name or name.endswith("_") or name in TRAINING_ONLY:
+            place = source_lines.of_operator(signature.graph, name)
             raise ExportError(
-                f"Signature {signature!r} needs the operator {name}, which has no forward form "
-                "here yet: add one under exporters/decompositions/, or use another layer."
+                f"Signature {signature.name!r} needs the operator {name}{place}, which has no "
+                "forward form here yet: add one under exporters/decompositions/, or use another "
+                "layer."
             )
 
 

@@ -1,8 +1,7 @@
 """Check exported graphs against PyTorch's own kernels in float64, on fresh random inputs."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import onnxruntime
@@ -14,7 +13,6 @@ from exporters.bundle_writer import Graphs
 from exporters.program import Program, ProgramSignature
 
 Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
-Results = Sequence[Mapping[str, Tensor]]
 
 TOLERANCE = 5e-3
 """Largest error of a tensor relative to its norm. A wrong formula is off by far more; a value
@@ -80,9 +78,11 @@ def verify(
 ) -> Verdict:
     """Run every signature in onnxruntime and in PyTorch and compare all outputs.
 
-    A signature that trains runs three consecutive steps, each on new samples; both sides carry
-    their own state on. State that the bundle stores starts as the real one, the rest is random;
-    `seed` fixes the inputs (default: a fresh one, named in the verdict).
+    A signature that trains runs three consecutive steps, each on new samples and on the state that
+    the step before it left; each is compared with PyTorch's step from that very state: two
+    trajectories of a net with kinks part by themselves. State that the bundle stores starts as the
+    real one, the rest is random; `seed` fixes the inputs (default: a fresh one, named in the
+    verdict).
     """
     if seed is None:
         seed = int(np.random.SeedSequence().generate_state(1)[0])
@@ -108,52 +108,51 @@ def compare(
     def draw(ports: Iterable[Port], batch: int) -> dict[str, Tensor]:
         return {p.name: example(p, program, values, generator, batch) for p in ports}
 
-    start = draw((p for p in signature.inputs if p.state is not None), batches[0])
-    feeds = [draw((p for p in signature.inputs if p.state is None), size) for size in batches]
-    came = carried(signature, runner(graph), start, feeds)
-    right = carried(signature, partial(reference, signature), start, feeds)
-    places = [(step, port) for step in range(len(batches)) for port in signature.outputs]
+    run = runner(graph)
+    state = draw((p for p in signature.inputs if p.state is not None), batches[0])
+    verdicts = []
+    for step, size in enumerate(batches, 1):
+        fresh = draw((p for p in signature.inputs if p.state is None), size)
+        came = run({**fresh, **state})
+        errors = compare_step(signature, came, {**fresh, **state}, generator)
+        verdicts += [
+            Verdict(error, signature.name, port.name, seed, limit, step, len(batches))
+            for port, (error, limit) in zip(signature.outputs, errors, strict=True)
+        ]
+        state |= {str(p.state): came[p.name] for p in signature.outputs if p.state in state}
+    return worst(verdicts)
 
-    def errors(results: Results) -> list[float]:
+
+def compare_step(
+    signature: ProgramSignature,
+    came: Mapping[str, Tensor],
+    feeds: Mapping[str, Tensor],
+    generator: torch.Generator,
+) -> list[tuple[float, float]]:
+    """Error and tolerance of every output that `came` of `feeds`."""
+    right = reference(signature, feeds)
+
+    def errors(results: Mapping[str, Tensor]) -> list[float]:
         return [
-            relative_error(
-                results[step][port.name], right[step][port.name], start.get(str(port.state))
-            )
-            for step, port in places
+            relative_error(results[port.name], right[port.name], feeds.get(str(port.state)))
+            for port in signature.outputs
         ]
 
     found = errors(came)
     allowed = [TOLERANCE] * len(found)
     if max(found) > TOLERANCE:
         for _ in range(NUDGES):
-            nudged = [nudge(inputs, generator) for inputs in (start, *feeds)]
-            moved = carried(signature, partial(reference, signature), nudged[0], nudged[1:])
-            more = [min(TOLERANCE + 2 * error, MOST) for error in errors(moved)]
-            allowed = list(map(max, allowed, more))
-    verdicts = [
-        Verdict(error, signature.name, port.name, seed, limit, step + 1, len(batches))
-        for (step, port), error, limit in zip(places, found, allowed, strict=True)
-    ]
-    return worst(verdicts)
+            moved = errors(reference(signature, nudge(feeds, generator)))
+            allowed = [
+                max(old, min(TOLERANCE + 2 * error, MOST))
+                for old, error in zip(allowed, moved, strict=True)
+            ]
+    return list(zip(found, allowed, strict=True))
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict whose error is the most beside its tolerance."""
     return max(verdicts, key=lambda verdict: verdict.error / verdict.tolerance)
-
-
-def carried(
-    signature: ProgramSignature, run: Run, start: Mapping[str, Tensor], feeds: Results
-) -> Results:
-    """The outputs of consecutive runs, the first on the state `start`, each on its `feeds`."""
-    state, results = dict(start), []
-    for inputs in feeds:
-        outputs = run({**inputs, **state})
-        results.append({name: value.detach() for name, value in outputs.items()})
-        for port in signature.outputs:
-            if port.state in state:
-                state[port.state] = outputs[port.name].detach()
-    return results
 
 
 def nudge(inputs: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
@@ -195,9 +194,10 @@ def reference(signature: ProgramSignature, feeds: Mapping[str, Tensor]) -> dict[
         )
 
     try:
-        return call(torch.float64)
+        results = call(torch.float64)
     except RuntimeError:  # constants that the model makes in float32 do not mix with float64
-        return call(torch.float32)
+        results = call(torch.float32)
+    return {name: value.detach() for name, value in results.items()}
 
 
 def example(

@@ -124,7 +124,15 @@ def inspect(
 
 @main_group.command()
 @model_options
-@click.option("--submodel", "spec", default="full", show_default=True, help="SPEC to export.")
+@click.option(
+    "--submodel", "specs", multiple=True, help="SPEC to export; repeatable.  [default: full]"
+)
+@click.option(
+    "--tiers",
+    "tiers_file",
+    type=click.Path(path_type=Path),
+    help="TOML file of [[tiers]], each with a name and a submodel.",
+)
 @click.option(
     "--format",
     "runtime",
@@ -133,7 +141,12 @@ def inspect(
     show_default=True,
     help="Runtime on the device.",
 )
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="New bundle folder.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="New bundle folder; of several bundles the folder around them.",
+)
 @click.option(
     "--epochs", default=TrainingConfig.epochs, show_default=True, help="Local passes over the data."
 )
@@ -184,7 +197,8 @@ def export(
     batch: int,
     weights: Path | None,
     seed: int,
-    spec: str,
+    specs: tuple[str, ...],
+    tiers_file: Path | None,
     runtime: str,
     out: Path,
     epochs: int,
@@ -202,44 +216,55 @@ def export(
 ) -> None:
     """Export a submodel with its training step as a bundle for `edgetailor-agent train`.
 
-    The bundle is checked against PyTorch on fresh random inputs; a miss exits 4.
+    The bundle is checked against PyTorch on fresh random inputs; a miss exits 4. Several submodels,
+    or the tiers of a file, become a folder each under --out; one that fails does not stop the
+    others, and the exit code is the worst.
 
     \b
     edgetailor export toolkit.models:resnet20 --input-shape 3,32,32 \\
         --submodel low-rank:0.25 --out bundles/phone \\
         --save-weights global.safetensors
     """
-    from toolkit import exporting, tables
+    from toolkit import exporting, tables, tiers
 
-    result = exporting.export_bundle(
-        exporting.Request(
-            model=model,
-            sample_shape=input_shape,
-            spec=spec,
-            out=out,
-            weights=weights,
-            seed=seed,
-            training=TrainingConfig(
-                batch,
-                epochs,
-                learning_rate,
-                momentum,
-                weight_decay,
-                loss=loss,
-                optimizer=optimizer,
-                proximal=proximal,
-            ),
-            save_weights=save_weights,
-            verify=not no_verify,
-            force=force,
-            dry_run=dry_run,
+    if specs and tiers_file is not None:
+        raise click.UsageError("Give --submodel or --tiers, not both.")
+    request = exporting.Request(
+        model=model,
+        sample_shape=input_shape,
+        spec=specs[0] if specs else "full",
+        out=out,
+        weights=weights,
+        seed=seed,
+        training=TrainingConfig(
+            batch,
+            epochs,
+            learning_rate,
+            momentum,
+            weight_decay,
+            loss=loss,
+            optimizer=optimizer,
+            proximal=proximal,
         ),
-        report=tables.Stages(),
+        save_weights=save_weights,
+        verify=not no_verify,
+        force=force,
+        dry_run=dry_run,
     )
+    if tiers_file is None and len(specs) < 2:
+        result = exporting.export_bundle(request, report=tables.Stages())
+        if as_json:
+            click.echo(json.dumps(exporting.as_json(result), indent=1))
+        else:
+            tables.show_export(result, batch)
+        return
+    wanted = tiers.read_tiers(tiers_file) if tiers_file is not None else tiers.tiers_of(specs)
+    results = tiers.export_tiers(request, wanted, report=tables.Stages())
     if as_json:
-        click.echo(json.dumps(exporting.as_json(result), indent=1))
+        click.echo(json.dumps(tiers.tiers_as_json(results), indent=1))
     else:
-        tables.show_export(result)
+        tables.show_tiers(results)
+    raise click.exceptions.Exit(tiers.exit_code(results))
 
 
 @main_group.command()
