@@ -246,7 +246,7 @@ def test_the_commands(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.code == 0, done.stderr
     described = json.loads(done.stdout)
-    assert [s["name"] for s in described["signatures"]] == ["train", "predict"]
+    assert [s["name"] for s in described["signatures"]] == ["train", "predict", "evaluate"]
     assert all(s["operators"] > 10 and s["graph_bytes"] > 1000 for s in described["signatures"])
     draw = np.random.default_rng(0)
     x = draw.standard_normal((21, 1, 8, 8), dtype=np.float32)
