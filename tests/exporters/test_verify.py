@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import onnxruntime
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from bundles import tiny_model
 from exporters import compile_graphs, export
+from exporters.bundle_writer import Graphs
+from exporters.export import Format
 from exporters.program import Program, ProgramSignature, Tensors, samples
 from exporters.verify import MOST, TOLERANCE, verify
 from profiles.errors import VerificationError
@@ -122,9 +125,18 @@ def with_fault(program: Program, fault: Callable[[Tensors, dict[str, Tensor]], N
     return replace(program, signatures=(replace(step, function=function),))
 
 
-def test_a_right_training_step_passes_three_times() -> None:
-    program, values = training(Mirrored(), momentum=0.9)
-    verdict = verify(program, compile_graphs(program), values)
+def lowered(program: Program, format: Format) -> Graphs:
+    """The graphs of `program`, where there is what runs them."""
+    if format == "tflite":
+        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    return compile_graphs(program, format=format)
+
+
+@pytest.mark.parametrize("format", get_args(Format))
+def test_a_right_training_step_passes_three_times(format: Format) -> None:
+    layers = nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3)
+    program, values = training(nn.Sequential(nn.Flatten(), *layers), momentum=0.9)
+    verdict = verify(program, lowered(program, format), values)
     assert verdict.passed
     assert verdict.steps == 3
     assert re.search(r"worst tensor: '\S+' of 'train', step [123] of 3$", verdict.worst)
@@ -143,13 +155,14 @@ def test_a_gradient_that_is_little_beside_its_weight_is_seen(seed: int) -> None:
     assert verdict.error == pytest.approx(0.1, rel=0.05)
 
 
-def test_a_step_that_knows_one_batch_size_only_is_seen() -> None:
+@pytest.mark.parametrize("format", get_args(Format))
+def test_a_step_that_knows_one_batch_size_only_is_seen(format: Format) -> None:
     program, values = training(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)))
 
     def fault(feeds: Tensors, results: dict[str, Tensor]) -> None:
         results["loss"] = results["loss"] * feeds["x"].shape[0] / 8
 
-    verdict = verify(program, compile_graphs(with_fault(program, fault)), values)
+    verdict = verify(program, lowered(with_fault(program, fault), format), values)
     assert (verdict.passed, verdict.output, verdict.step) == (False, "loss", 3)
 
 
