@@ -27,7 +27,12 @@ REPAIR = "Copy or export the bundle again."
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle: its folder, its manifest and the manifest's SHA-256 (the bundle's name)."""
+    """An opened bundle: its folder, its manifest and the manifest's SHA-256 (the bundle's name).
+
+    Every bundle has the signatures `predict` (samples -> output) and `evaluate` (samples, labels ->
+    loss, and the number of correct samples of a classification), which
+    `device_agent.evaluation.evaluate_bundle` runs; the schedule names those that train.
+    """
 
     folder: Path
     manifest: Manifest

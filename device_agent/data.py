@@ -18,7 +18,10 @@ LEAST = 2
 
 @dataclass(frozen=True)
 class LocalData:
-    """Samples `x` (n, *sample_shape) of the bundle's type and labels `y` (n,) int64."""
+    """Samples `x` (n, *sample_shape) of the bundle's type and labels `y`.
+
+    Those are classes (n,) int64, or for a regression numbers (n, outputs) float32.
+    """
 
     x: np.ndarray
     y: np.ndarray
@@ -34,10 +37,12 @@ def load_data(
     dtype: Dtype = "float32",
     limit: int | None = None,
     least: int = LEAST,
+    labels: Dtype = "int64",
 ) -> LocalData:
     """Load `source`, a path to an .npz file with `x` and `y` or `module:callable` returning them.
 
     `dtype` is the samples' type; whole numbers are below `limit`, and int32 ones are converted.
+    `labels` is the labels' type: classes, or float32 numbers for each of `classes` outputs.
     Raises DataError naming what does not fit: shapes, types, labels that a model with `classes`
     outputs cannot tell, numbers that are not finite or outside their range, fewer than `least`
     samples.
@@ -45,7 +50,7 @@ def load_data(
     x, y = from_callable(source) if is_reference(source) else from_npz(Path(source))
     if dtype == "int64" and x.dtype == np.int32:
         x = x.astype(np.int64)
-    check(x, y, sample_shape, classes, source, dtype, limit, least)
+    check(x, y, sample_shape, classes, source, dtype, limit, least, labels)
     return LocalData(x, y)
 
 
@@ -93,33 +98,53 @@ def check(
     x: np.ndarray,
     y: np.ndarray,
     sample_shape: tuple[int, ...],
-    classes: int,
+    classes: int | None,
     origin: str,
     dtype: Dtype = "float32",
     limit: int | None = None,
     least: int = LEAST,
+    labels: Dtype = "int64",
 ) -> None:
-    """Raise DataError unless `x` and `y` fit a model of such samples and `classes` outputs."""
-    if x.dtype != dtype or y.dtype != np.int64:
+    """Raise DataError unless `x` and `y` fit a model of such samples and `classes` outputs.
+
+    `classes` is None where the model is not known yet.
+    """
+    if x.dtype != dtype or y.dtype != labels:
         raise DataError(
-            f"{origin}: x must be {dtype} and y int64; they are {x.dtype} and {y.dtype}."
+            f"{origin}: x must be {dtype} and y {labels}; they are {x.dtype} and {y.dtype}."
         )
-    if x.shape[1:] != sample_shape or y.ndim != 1 or len(x) != len(y):
-        sizes = ", ".join(map(str, sample_shape))
+    widths = () if labels == "int64" else ("outputs" if classes is None else classes,)
+    fitting = y.ndim == 1 + len(widths) and (classes is None or y.shape[1:] == widths)
+    if x.shape[1:] != sample_shape or not fitting or len(x) != len(y):
         raise DataError(
-            f"{origin}: x must be (n, {sizes}) and y (n,); they are {x.shape} and {y.shape}."
+            f"{origin}: x must be {batch_of(sample_shape)} and y {batch_of(widths)}; they are "
+            f"{x.shape} and {y.shape}."
         )
     if len(y) < least:
         needed = "training needs at least two" if least == LEAST else "give some"
         raise DataError(f"{origin} holds {counted(len(y), 'sample')}; {needed}.")
-    top = labels_of(classes) - 1
-    if y.min() < 0 or y.max() > top:
-        wrong = int(y.min() if y.min() < 0 else y.max())
-        raise DataError(f"{origin}: the label {wrong} is outside the model's classes 0 to {top}.")
+    if labels == "int64":
+        check_classes(y, classes, origin)
+    elif not np.isfinite(y).all():
+        raise DataError(f"{origin}: y holds a number that is not finite; clean the data first.")
     if dtype == "int64":
         check_whole(x, limit, origin)
     elif not np.isfinite(x).all():
         raise DataError(f"{origin}: x holds a number that is not finite; clean the data first.")
+
+
+def batch_of(shape: tuple[int | str, ...]) -> str:
+    """The shape of a batch of `shape`, for a person."""
+    return f"(n, {', '.join(map(str, shape))})" if shape else "(n,)"
+
+
+def check_classes(y: np.ndarray, classes: int | None, origin: str) -> None:
+    """Raise DataError where `y` holds a label that a model of `classes` outputs cannot tell."""
+    top = None if classes is None else labels_of(classes) - 1
+    if y.min() < 0 or (top is not None and y.max() > top):
+        wrong = int(y.min() if y.min() < 0 else y.max())
+        known = "from 0 up" if top is None else f"0 to {top}"
+        raise DataError(f"{origin}: the label {wrong} is outside the model's classes {known}.")
 
 
 def check_whole(x: np.ndarray, limit: int | None, origin: str) -> None:

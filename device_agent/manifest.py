@@ -32,7 +32,8 @@ class Port(Struct, frozen=True, kw_only=True):
     """One named input or output of a graph.
 
     `shape` has None where the batch goes. `kind` says what the agent feeds or does with it:
-    `samples` a batch of the source data set, `labels` its labels, `classes` 1 for every class that
+    `samples` a batch of the source data set, `labels` its labels (int64 classes, or float32 numbers
+    in the shape of the model's output), `classes` 1 for every class that
     the device has samples of and 0 for the others, `scalar` a number that the schedule gives,
     `seed` a fresh random whole number from 0 below 2^31 - 1 (for dropout), `state` the tensor
     called `state`, `metric` a number to report.
@@ -152,6 +153,12 @@ class Manifest(Struct, frozen=True, kw_only=True):
 def labels_of(classes: int) -> int:
     """Labels of a model with `classes` outputs are below this."""
     return max(classes, 2)
+
+
+def label_dtype(manifest: Manifest) -> Dtype:
+    """The labels' type: int64 for classes, float32 for the numbers of a regression."""
+    ports = (port for signature in manifest.signatures.values() for port in signature.inputs)
+    return next((port.dtype for port in ports if port.kind == "labels"), "int64")
 
 
 def encode(record: msgspec.Struct) -> bytes:

@@ -12,31 +12,25 @@ import numpy as np
 from device_agent import memory
 from device_agent.bundle import Bundle, open_bundle
 from device_agent.data import LocalData
-from device_agent.manifest import SAFE_LIMIT, Initialise, Record, labels_of
+from device_agent.manifest import SAFE_LIMIT, label_dtype, labels_of
 from device_agent.profiler import RUNS, WARM_UP, Measurement, training_of
 from device_agent.training import ScheduleRun, quiet
 
 
 def synthetic(bundle: Bundle, samples: int) -> LocalData:
-    """Random samples of the right shape and labels that exist."""
+    """Random samples of the right shape and labels of the right kind."""
     order = np.random.default_rng(0)
     about = bundle.manifest
     shape = (samples, *about.sample_shape)
+    regression = label_dtype(about) == "float32"
     return LocalData(
         x=order.integers(about.sample_limit or SAFE_LIMIT, size=shape)
         if about.sample_dtype == "int64"
         else order.standard_normal(shape, dtype=np.float32),
-        y=order.integers(labels_of(about.classes), size=samples),
+        y=order.standard_normal((samples, about.classes), dtype=np.float32)
+        if regression
+        else order.integers(labels_of(about.classes), size=samples),
     )
-
-
-def prepare(run: ScheduleRun) -> None:
-    """Everything that the schedule does ahead of the training itself."""
-    for instruction in run.bundle.manifest.schedule:
-        if isinstance(instruction, Record):
-            run.record(instruction)
-        elif isinstance(instruction, Initialise):
-            run.initialise(instruction)
 
 
 def forward_pass(run: ScheduleRun) -> Callable[[], object]:
@@ -76,7 +70,7 @@ def measure(folder: Path, what: str, threads: int) -> Measurement:
     local = synthetic(bundle, training_of(bundle).batch_size)
     with tempfile.TemporaryDirectory() as scratch:
         run = ScheduleRun(bundle, local, Path(scratch), threads, 0, {}, quiet)
-        prepare(run)
+        run.prepare()
         action = forward_pass(run) if what == "forward" else training_step(run)
         seconds = timed(action)
     return Measurement(

@@ -86,12 +86,20 @@ class DeviceStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundResult:
-    """The global model after `round` (0: before any training) on the held-out data."""
+    """The global model after `round` (0: before any training) on the held-out data.
+
+    A regression has no accuracy.
+    """
 
     round: int
-    accuracy: float
+    accuracy: float | None
     loss: float
     updates: int
+
+    def quality(self) -> str:
+        """How good the model is, for a person."""
+        accuracy = "" if self.accuracy is None else f"accuracy {self.accuracy:.4f}, "
+        return f"{accuracy}loss {self.loss:.4f}"
 
 
 @dataclass(frozen=True, kw_only=True)

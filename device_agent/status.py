@@ -30,7 +30,9 @@ def lines(status: Status) -> list[str]:
     """The status as plain text: the round, then a line a device."""
     head = f"round {status.round} of {status.rounds}, {status.state}"
     if status.history:
-        head += f", global accuracy {status.history[-1].accuracy:.1%}"
+        last = status.history[-1]
+        accuracy = None if last.accuracy is None else f"accuracy {last.accuracy:.1%}"
+        head += f", global {accuracy or f'loss {last.loss:.4f}'}"
     rows = [
         f"  {d.device:<14} {d.submodel:<16} {d.state:<12} "
         + ("" if d.loss is None else f"loss {d.loss:.4f}")

@@ -21,6 +21,7 @@ from device_agent.manifest import (
     Signature,
     TensorEntry,
     Train,
+    label_dtype,
     uploaded,
 )
 from device_agent.runtime import Session, open_session
@@ -67,10 +68,7 @@ def train_bundle(
     out = Path(out)
     check_place(out, force)
     bundle = open_bundle(Path(folder))
-    about = bundle.manifest
-    local = load_data(
-        data, about.sample_shape, about.classes, about.sample_dtype, about.sample_limit
-    )
+    local = local_data(bundle, data)
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=".recordings."))
     try:
@@ -79,6 +77,19 @@ def train_bundle(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return run.finish(out, force)
+
+
+def local_data(bundle: Bundle, source: str) -> LocalData:
+    """The data of `source` for `bundle`. Raises DataError where they do not fit it."""
+    about = bundle.manifest
+    return load_data(
+        source,
+        about.sample_shape,
+        about.classes,
+        about.sample_dtype,
+        about.sample_limit,
+        labels=label_dtype(about),
+    )
 
 
 @dataclass
@@ -112,6 +123,14 @@ class ScheduleRun:
                     self.initialise(instruction)
                 case Train():
                     self.train(instruction)
+
+    def prepare(self) -> None:
+        """Everything that the schedule does ahead of the training itself."""
+        for instruction in self.bundle.manifest.schedule:
+            if isinstance(instruction, Record):
+                self.record(instruction)
+            elif isinstance(instruction, Initialise):
+                self.initialise(instruction)
 
     def record(self, instruction: Record) -> None:
         """Run one frozen stage over all samples; its weights and graph are held only here."""

@@ -7,13 +7,18 @@ open. Parameters keep the names that they have in the model.
 import copy
 import logging
 import warnings
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field
+from io import StringIO
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import UserError, UserErrorType
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from device_agent.manifest import Dtype
+from exporters import source_lines
 from exporters.graphs import MINIMUM_BATCH, input_node, is_impure, is_integer_attribute, output_node
 from exporters.lstm_shapes import lstm_shapes_only
 from exporters.model_checks import (
@@ -21,6 +26,7 @@ from exporters.model_checks import (
     check_faithful,
     check_output,
     check_parameters,
+    check_sizes,
     check_writes,
 )
 from exporters.recurrent_layers import RECURRENT
@@ -72,6 +78,7 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     check_parameters(model)
     training, dtype = record_either_way(model, sample_shape)
     inference = record(model, sample_shape, dtype, training=False)
+    check_sizes(training)
     check_deterministic(training)
     check_writes(training)
     output = output_node(training).meta["val"]
@@ -126,18 +133,33 @@ def recorded(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype) -> G
     batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
     example = torch.zeros(MINIMUM_BATCH + 1, *sample_shape, dtype=DTYPES[dtype])
     # What torch logs on the way to an exception, the exception says too.
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+    for noisy in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), lstm_shapes_only():
+        # torch prints the graph so far on stderr when it gives up.
+        with warnings.catch_warnings(), lstm_shapes_only(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             program = torch.export.export(
                 model, (example,), dynamic_shapes=({0: batch},), strict=False
             )
+    except GuardOnDataDependentSymNode as error:
+        raise ModelError(
+            "The model decides by the numbers that flow through it"
+            f"{source_lines.of_error(error)}; it must compute the same for every batch. Choose "
+            "with torch.where, or take the decision out of the model."
+        ) from error
     except Exception as error:  # torch raises whatever the model's own code raises
-        reason = str(error).strip().split("\n")[0]
+        if isinstance(error, UserError) and error.error_type is UserErrorType.CONSTRAINT_VIOLATION:
+            raise ModelError(
+                "The model cannot be recorded for batches of any size, only for some: its code "
+                "fixes or asks how many samples there are. Write -1 for the batch in reshape and "
+                "view, and decide nothing by len(x) or x.shape[0]."
+            ) from error
+        reason = str(error).strip().split("\n")[0].rstrip(".")
         kind = "whole-number " if dtype == "int64" else ""
         raise ModelError(
             f"The model cannot be recorded for {kind}samples of shape {sample_shape}: {reason}"
+            f"{source_lines.of_error(error)}"
         ) from error
     graph = program.module()
     assert isinstance(graph, GraphModule)

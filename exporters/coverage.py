@@ -6,7 +6,7 @@ test rows under the same name, which hold its gradients to 1e-5 of float64 autog
 
 from dataclasses import dataclass
 
-from exporters.places import stem
+from exporters.source_lines import stem
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn.parameter import UninitializedParameter
 
 from device_agent.manifest import SAFE_LIMIT
+from exporters import source_lines
 from exporters.dropout import SEEDED, SeededBernoulli
 from exporters.graphs import MINIMUM_BATCH, writes_in_place
 from exporters.recurrent_layers import RECURRENT
@@ -93,8 +95,27 @@ def check_output(output: object, batch: object) -> None:
     if not isinstance(output, Tensor) or output.dim() != 2 or not output.is_floating_point():
         raise ModelError(rule)
     rows, classes = output.shape
-    if not (isinstance(rows, torch.SymInt) and bool(rows == batch)) or not isinstance(classes, int):
+    # Expressions are compared: asking whether the numbers are equal needs the numbers.
+    same = (
+        isinstance(rows, torch.SymInt)
+        and isinstance(batch, torch.SymInt)
+        and rows.node.expr == batch.node.expr
+    )
+    if not same or not isinstance(classes, int):
         raise ModelError(rule)
+
+
+def check_sizes(graph: GraphModule) -> None:
+    """Raise ModelError where a size depends on anything but the batch."""
+    for node in graph.graph.nodes:
+        value = node.meta.get("val")
+        sizes = value.shape if isinstance(value, Tensor) else ()
+        if any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in sizes):
+            raise ModelError(
+                f"The size of {node.target}{source_lines.of_node(node)} depends on the numbers "
+                "that flow through the model; only the batch may vary. Mask with torch.where "
+                "instead of selecting."
+            )
 
 
 def check_deterministic(graph: GraphModule) -> None:

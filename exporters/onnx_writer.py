@@ -26,6 +26,7 @@ from torch.fx import GraphModule
 from torch.onnx import OnnxExporterError, ONNXProgram
 
 from device_agent.manifest import Port
+from exporters import source_lines
 from exporters.bundle_writer import Graph
 from exporters.coverage import advice
 from exporters.decompositions.transposition import ONNX_RUNTIME
@@ -33,7 +34,6 @@ from exporters.graphs import MINIMUM_BATCH
 from exporters.onnx_loops import finish_scans, separate_outputs, to_scans
 from exporters.onnx_translations import TRANSLATIONS
 from exporters.passes import shorten
-from exporters.places import place
 from exporters.program import Program, ProgramSignature, Report
 from exporters.recomputation import RecomputeActivations
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
@@ -120,8 +120,9 @@ def no_form(signature: ProgramSignature, reason: str) -> str:
         first = reason.strip().split("\n")[0]
         return f"Signature {signature.name!r} has no ONNX form: {first}"
     name = f"aten::{named[1]}"
+    place = source_lines.of_operator(signature.source, name)
     return (
-        f"Signature {signature.name!r} needs the operator {name}{place(signature.source, name)}, "
+        f"Signature {signature.name!r} needs the operator {name}{place}, "
         f"which has no ONNX form: {advice(name)}"
     )
 

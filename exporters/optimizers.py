@@ -75,14 +75,23 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """Kingma and Ba's Adam: p' = p - rate * (m' / (1 - b1^t)) / (sqrt(v' / (1 - b2^t)) + eps)."""
+    """Kingma and Ba's Adam: p' = p - rate * (m' / (1 - b1^t)) / (sqrt(v' / (1 - b2^t)) + eps).
+
+    Weight decay adds weight_decay * p to the gradient; with `decoupled` (Loshchilov and Hutter's
+    AdamW) it is rate * weight_decay * p off the parameter instead. Parameters in `undecayed` have
+    none. `counter` names the number of steps: two in one program need two names.
+    """
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    undecayed: frozenset[str] = frozenset()
+    counter: str = "adam_steps"
 
     def state(self, parameters: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
         """First and second moments, and the number of steps taken so far."""
-        count = entry("adam_steps", ())
+        count = entry(self.counter, ())
         return (count, *twins("adam_m", parameters), *twins("adam_v", parameters))
 
     def update(
@@ -90,17 +99,47 @@ class Adam:
     ) -> dict[str, Tensor]:
         """See the class."""
         first, second = self.betas
-        count = state["adam_steps"] + 1
-        new: dict[str, Tensor] = {"adam_steps": count}
+        count = state[self.counter] + 1
+        new: dict[str, Tensor] = {self.counter: count}
         mean_scale = rate / (1 - torch.pow(first, count))
         square_scale = 1 / (1 - torch.pow(second, count))
         for name, value in parameters.items():
-            gradient = gradients[name]
+            gradient, start = gradients[name], value
+            if self.weight_decay and name not in self.undecayed:
+                if self.decoupled:
+                    start = value - rate * self.weight_decay * value
+                else:
+                    gradient = gradient + self.weight_decay * value
             mean = first * state[f"adam_m:{name}"] + (1 - first) * gradient
             square = second * state[f"adam_v:{name}"] + (1 - second) * gradient * gradient
             new[f"adam_m:{name}"], new[f"adam_v:{name}"] = mean, square
-            new[name] = value - mean_scale * mean / (torch.sqrt(square * square_scale) + self.eps)
+            new[name] = start - mean_scale * mean / (torch.sqrt(square * square_scale) + self.eps)
         return new
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """FedProx: `optimizer` on the objective plus strength / 2 * ||p - p_0||^2 (Li et al., eq. 2).
+
+    p_0 are the parameters that the device received. They need not be kept: the distance from them,
+    `moved`, is state that starts as zeros in every round, as an optimizer's does.
+    """
+
+    optimizer: Optimizer
+    strength: float
+
+    def state(self, parameters: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
+        """How far each parameter has moved, and the optimizer's own state."""
+        return (*twins("moved", parameters), *self.optimizer.state(parameters))
+
+    def update(
+        self, parameters: Tensors, gradients: Tensors, state: Tensors, rate: Tensor
+    ) -> dict[str, Tensor]:
+        """See the class."""
+        pulled = {n: g + self.strength * state[f"moved:{n}"] for n, g in gradients.items()}
+        new = self.optimizer.update(parameters, pulled, state, rate)
+        moved = {f"moved:{n}": state[f"moved:{n}"] + new[n] - p for n, p in parameters.items()}
+        return {**new, **moved}
 
 
 def select(tensors: Tensors, entries: Sequence[TensorEntry]) -> Mapping[str, Tensor]:

@@ -28,7 +28,7 @@ class ProgramSignature:
 
     `function` may use autograd transforms (`torch.func`): tracing turns them into forward
     operators. It must not keep state between calls. `source` is the recorded model that it runs, if
-    any: refusals find places in it.
+    any: messages name the line of it that an operator comes from.
     """
 
     name: str
@@ -59,11 +59,6 @@ class Program:
 def samples(shape: tuple[int, ...], name: str = "x", dtype: Dtype = "float32") -> Port:
     """A batch of samples of `shape`."""
     return Port(name=name, kind="samples", dtype=dtype, shape=(None, *shape))
-
-
-def labels() -> Port:
-    """A batch of class indices."""
-    return Port(name="y", kind="labels", dtype="int64", shape=(None,))
 
 
 def present(classes: int) -> Port:

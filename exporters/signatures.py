@@ -1,4 +1,4 @@
-"""Builders of the signatures that families put together: train, predict, record.
+"""Builders of the signatures that families put together: train, evaluate, predict, record.
 
 All of them run a captured graph with the tensors of the device's state in place of its own.
 """
@@ -14,11 +14,11 @@ from torch.fx import GraphModule
 from device_agent.manifest import Dtype, TensorEntry
 from exporters.dropout import SeededDropout, drops
 from exporters.graphs import attributes_read, input_node, output_node
+from exporters.objectives import objective
 from exporters.optimizers import Optimizer, select
 from exporters.program import (
     ProgramSignature,
     Tensors,
-    labels,
     metric,
     present,
     samples,
@@ -40,33 +40,14 @@ def own_name(name: str) -> str:
     return name
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the batch of -log softmax(logits)[label]; logits (batch, classes).
-
-    The label's term is picked by a comparison: it needs neither gather nor scatter.
-    """
-    picked = labels.unsqueeze(1) == torch.arange(logits.shape[1])
-    return -(torch.log_softmax(logits, 1) * picked.to(logits.dtype)).sum(1).mean()
-
-
-def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the batch of -log of the label's probability, sigmoid(z) for 1; logits (batch, 1).
-
-    That is max(z, 0) - z * y + log(1 + exp(-|z|)), written so that its gradient is right at z = 0.
-    """
-    z, y = logits.squeeze(1), labels.to(logits.dtype)
-    log_sigmoid = torch.nn.functional.logsigmoid
-    return -(y * log_sigmoid(z) + (1 - y) * log_sigmoid(-z)).mean()
-
-
-def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy; binary where the model has a single output."""
-    return (binary_cross_entropy if logits.shape[1] == 1 else cross_entropy)(logits, labels)
-
-
 def sample_dtype(graph: GraphModule) -> Dtype:
     """The type of the samples or recorded activations that `graph` takes."""
     return "int64" if input_node(graph).meta["val"].dtype == torch.int64 else "float32"
+
+
+def outputs(graph: GraphModule) -> int:
+    """How many numbers `graph` returns for one sample, as a row."""
+    return int(output_node(graph).meta["val"].shape[1])
 
 
 def run(graph: GraphModule, tensors: Tensors, x: Tensor, names: Names = own_name) -> Tensor:
@@ -90,19 +71,22 @@ def train(
     penalty: Penalty | None = None,
     reads: Sequence[TensorEntry] = (),
     names: Names = own_name,
+    loss: str = "cross-entropy",
     masked: bool = False,
 ) -> ProgramSignature:
     """One step: (x, y, rate, state) -> (loss, parameters', optimizer state', buffers').
 
-    `loss` is the cross-entropy alone; the gradient is that of cross-entropy plus `penalty`. Both
-    may also look at the tensors `reads`. Statistics among them (static batch norm) stay as they
-    are. With `masked` the logits of classes that the device has no samples of count as zero
-    (HeteroFL's masked cross-entropy, for models of two classes and more). Where `graph` has
-    dropout, a `seed` is an input too.
+    The output `loss` is the loss of that name (exporters/objectives.py) alone; the gradient is that
+    of the loss plus `penalty`. Both may also look at the tensors `reads`. Statistics among them
+    (static batch norm) stay as they are. With `masked` the logits of classes that the device has no
+    samples of count as zero (HeteroFL's masked cross-entropy, for models of two classes and more).
+    Where `graph` has dropout, a `seed` is an input too. Raises ModelError where the loss does not
+    fit the model's output.
     """
     kept = optimizer.state(parameters)
     written = (*parameters, *kept, *buffers)
-    classes = int(output_node(graph).meta["val"].shape[1])
+    classes = outputs(graph)
+    aim = objective(loss, classes)
     mask = present(classes) if masked and classes > 1 else None
     random = seed() if drops(graph) else None
 
@@ -112,20 +96,20 @@ def train(
         fixed = {e.name: feeds[e.name].clone() for e in reads if e.role == "frozen"}
         fixed |= {e.name: feeds[e.name] for e in reads if e.role != "frozen"}
 
-        def objective(trained: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        def minimised(trained: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
             with nullcontext() if random is None else SeededDropout(feeds[random.name]):
                 logits = run(graph, {**fixed, **trained, **statistics}, feeds["x"], names)
-            loss = loss_of(logits if mask is None else logits * feeds[mask.name], feeds["y"])
-            total = loss if penalty is None else loss + penalty({**fixed, **trained})
-            return total, loss
+            value = aim.loss(logits if mask is None else logits * feeds[mask.name], feeds["y"])
+            total = value if penalty is None else value + penalty({**fixed, **trained})
+            return total, value
 
         current = select(feeds, parameters)
-        gradients, (_, loss) = grad_and_value(objective, has_aux=True)(current)
+        gradients, (_, value) = grad_and_value(minimised, has_aux=True)(current)
         new = optimizer.update(current, gradients, select(feeds, kept), feeds["rate"])
-        results = {f"{key}+": value for key, value in {**new, **statistics}.items()}
-        return {"loss": loss, **results}
+        results = {f"{key}+": tensor for key, tensor in {**new, **statistics}.items()}
+        return {"loss": value, **results}
 
-    inputs = [samples(sample_shape, dtype=sample_dtype(graph)), labels(), scalar("rate")]
+    inputs = [samples(sample_shape, dtype=sample_dtype(graph)), aim.labels(classes), scalar("rate")]
     inputs += [port for port in (mask, random) if port is not None]
     return ProgramSignature(
         name=name,
@@ -154,6 +138,38 @@ def apply(
         name=name,
         inputs=(samples(sample_shape, dtype=sample_dtype(graph)), *map(state_in, reads)),
         outputs=(samples(shape, "output"),),
+        function=function,
+        source=graph,
+    )
+
+
+def evaluate(
+    graph: GraphModule,
+    sample_shape: tuple[int, ...],
+    reads: Sequence[TensorEntry],
+    loss: str = "cross-entropy",
+    *,
+    names: Names = own_name,
+) -> ProgramSignature:
+    """Judge predictions of `graph`: (x, y, state) -> (loss, correct), both float32.
+
+    The loss is the mean over the batch, `correct` the number of samples whose class is predicted;
+    a regression has no such output. Raises ModelError where the loss does not fit.
+    """
+    width = outputs(graph)
+    aim = objective(loss, width)
+    measures = {"loss": aim.loss, "correct": aim.correct}
+    known = {key: measure for key, measure in measures.items() if measure is not None}
+
+    def function(feeds: Tensors) -> dict[str, Tensor]:
+        output = run(graph, feeds, feeds["x"], names)
+        return {key: measure(output, feeds["y"]) for key, measure in known.items()}
+
+    inputs = (samples(sample_shape, dtype=sample_dtype(graph)), aim.labels(width))
+    return ProgramSignature(
+        name="evaluate",
+        inputs=(*inputs, *map(state_in, reads)),
+        outputs=tuple(map(metric, known)),
         function=function,
         source=graph,
     )

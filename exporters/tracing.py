@@ -19,11 +19,11 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.overrides import TorchFunctionMode
 
 from device_agent.manifest import Port
+from exporters import source_lines
 from exporters.composites import Composites
 from exporters.coverage import advice
 from exporters.decompositions import table
 from exporters.decompositions.form import Forms
-from exporters.places import place
 from exporters.program import ProgramSignature
 from exporters.recurrent_layers import OpenRecurrence
 from profiles.errors import EdgeTailorError, ExportError
@@ -121,9 +121,10 @@ def check_forward_only(graph: GraphModule, signature: ProgramSignature) -> None:
     """Raise ExportError for operators that no inference runtime has."""
     for name in operators(graph):
         if "backward" in name or name.endswith("_") or name in TRAINING_ONLY:
+            place = source_lines.of_operator(signature.source, name)
             raise ExportError(
-                f"Signature {signature.name!r} needs the operator {name}"
-                f"{place(signature.source, name)}, which has no forward form: {advice(name)}"
+                f"Signature {signature.name!r} needs the operator {name}{place}, which has no "
+                f"forward form: {advice(name)}"
             )
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from device_agent.manifest import SAMPLES, Step, TensorEntry, Train
 from exporters.capture import Captured
-from exporters.optimizers import SGD
+from exporters.optimizers import SGD, Adam, Optimizer, Proximal
 from exporters.program import Program
-from exporters.signatures import Penalty, apply, train
+from exporters.signatures import Penalty, apply, evaluate, train
 from toolkit.counting import Counts, activations, macs
 from toolkit.spec import Spec
 from toolkit.submodel import Submodel, Treatment, count
@@ -28,9 +28,26 @@ def one_pass(source: str, training: TrainingConfig) -> Train:
     )
 
 
-def momentum_sgd(training: TrainingConfig, undecayed: frozenset[str] = frozenset()) -> SGD:
-    """The usual optimizer; weight decay leaves the tensors `undecayed` alone."""
-    return SGD(momentum=training.momentum, weight_decay=training.weight_decay, undecayed=undecayed)
+def optimizer_of(
+    training: TrainingConfig,
+    undecayed: frozenset[str] = frozenset(),
+    counter: str = Adam.counter,
+) -> Optimizer:
+    """The devices' optimizer; weight decay leaves the tensors `undecayed` alone.
+
+    `counter` names what an Adam counts its steps in.
+    """
+    decay = training.weight_decay
+    optimizer: Optimizer
+    if training.optimizer in ("adam", "adamw"):
+        decoupled = training.optimizer == "adamw"
+        optimizer = Adam(
+            weight_decay=decay, decoupled=decoupled, undecayed=undecayed, counter=counter
+        )
+    else:
+        nesterov = training.optimizer == "nesterov"
+        optimizer = SGD(training.momentum, nesterov, decay, undecayed)
+    return Proximal(optimizer, training.proximal) if training.proximal else optimizer
 
 
 def slowed(program: Program, factor: float) -> Program:
@@ -69,7 +86,7 @@ def whole_network(
     buffers = [entry for entry in entries if entry.role == "buffer"]
     frozen = [entry for entry in entries if entry.role == "frozen"]
     shape = captured.sample_shape
-    optimizer = momentum_sgd(training, undecayed)
+    optimizer = optimizer_of(training, undecayed)
     step = train(
         captured.training,
         shape,
@@ -78,13 +95,16 @@ def whole_network(
         optimizer,
         penalty=penalty,
         reads=frozen,
+        loss=training.loss,
         masked=training.masked,
     )
+    predict = apply("predict", captured.inference, shape, entries)
+    judge = evaluate(captured.inference, shape, entries, training.loss)
     program = Program(
         submodel=str(spec),
         sample_shape=shape,
         classes=captured.classes,
-        signatures=(step, apply("predict", captured.inference, shape, entries)),
+        signatures=(step, predict, judge),
         tensors=(*entries, *optimizer.state(parameters)),
         schedule=(one_pass(SAMPLES, training),),
         sample_dtype=captured.sample_dtype,

@@ -6,7 +6,7 @@ dense). theta never leaves the device.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 from torch.fx import GraphModule
@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from device_agent.manifest import SAMPLES, Initialise, Step, TensorEntry, Train
 from exporters.capture import Captured
 from exporters.graphs import input_node, output_node
-from exporters.optimizers import SGD, Optimizer, select
+from exporters.optimizers import Optimizer, select
 from exporters.program import (
     Program,
     ProgramSignature,
@@ -25,7 +25,8 @@ from exporters.program import (
     state_in,
     state_out,
 )
-from exporters.signatures import apply, run, sample_dtype, train
+from exporters.signatures import apply, evaluate, run, sample_dtype, train
+from toolkit.assembly import optimizer_of
 from toolkit.counting import Counts, activations, macs
 from toolkit.entries import dense_entries, statistics_role
 from toolkit.spec import Spec
@@ -44,6 +45,17 @@ class BiLevel:
     local_steps: int
     rate: float
     optimizer: Optimizer
+
+
+def personal_optimizer(training: TrainingConfig) -> Optimizer:
+    """The personal model's: Nesterov's steps where others take SGD's (TDPFed eq. 15).
+
+    No proximal term: lambda's is in its objective. The local model's Adam counts its own steps.
+    """
+    own = replace(training, proximal=0.0)
+    if own.optimizer == "sgd" and own.momentum > 0:
+        own = replace(own, optimizer="nesterov")
+    return optimizer_of(own, counter="personal_steps")
 
 
 def initialise_step(tensorized: Tensorized) -> ProgramSignature:
@@ -128,11 +140,7 @@ def bi_level(
     buffers = [entry for entry in tracked if entry.role == "buffer"]
     still = [entry for entry in tracked if entry.role == "frozen"]
     frozen = (*still, *dense_entries(captured, captured.frozen, "frozen"))
-    nesterov = SGD(
-        momentum=training.momentum,
-        nesterov=training.momentum > 0,
-        weight_decay=training.weight_decay,
-    )
+    optimizer = personal_optimizer(training)
 
     def names(name: str) -> str:
         return personal(name) if name in captured.parameters else name
@@ -142,20 +150,18 @@ def bi_level(
         captured.sample_shape,
         tensorized.personal,
         buffers,
-        nesterov,
+        optimizer,
         name="personal_step",
         penalty=lambda tensors: 0.5 * settings.penalty * distance(tensorized.gaps(tensors)),
         reads=(*tensorized.uploaded, *frozen),
         names=names,
+        loss=training.loss,
         masked=training.masked,
     )
-    predict = apply(
-        "predict",
-        captured.inference,
-        captured.sample_shape,
-        (*tensorized.personal, *buffers, *frozen),
-        names=names,
-    )
+    reads = (*tensorized.personal, *buffers, *frozen)
+    inference, shape = captured.inference, captured.sample_shape
+    predict = apply("predict", inference, shape, reads, names=names)
+    judge = evaluate(inference, shape, reads, training.loss, names=names)
     extra = []
     if compressed is not None:
         extra = [local_prediction(compressed, tensorized, (*buffers, *frozen))]
@@ -176,6 +182,7 @@ def bi_level(
             personal_step,
             local_step(local_name, tensorized, settings),
             predict,
+            judge,
             *extra,
         ),
         tensors=(
@@ -183,7 +190,7 @@ def bi_level(
             *buffers,
             *frozen,
             *tensorized.personal,
-            *nesterov.state(tensorized.personal),
+            *optimizer.state(tensorized.personal),
             *settings.optimizer.state(tensorized.uploaded),
         ),
         schedule=(

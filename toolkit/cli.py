@@ -10,7 +10,7 @@ import click
 from device_agent.console import EXIT_CODES, run
 from profiles.errors import SpecError
 from toolkit.policy import AggregationPolicy, Factors, Weights
-from toolkit.training import TrainingConfig
+from toolkit.training import Loss, Optimizer, TrainingConfig
 
 Decorated = Callable[..., Any]
 SEED = click.IntRange(0, 2**31 - 1)
@@ -59,6 +59,15 @@ def model_options(command: Decorated) -> Decorated:
     ):
         command = option(command)
     return command
+
+
+loss_option = click.option(
+    "--loss",
+    type=click.Choice(get_args(Loss)),
+    default=TrainingConfig.loss,
+    show_default=True,
+    help="What is minimised; mse is for regressions.",
+)
 
 
 @click.group(epilog=EXIT_CODES, context_settings={"max_content_width": 100})
@@ -150,7 +159,15 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
     callback=list_operators,
     help="Print which operators a model may have, and exit.",
 )
-@click.option("--submodel", "spec", default="full", show_default=True, help="SPEC to export.")
+@click.option(
+    "--submodel", "specs", multiple=True, help="SPEC to export; repeatable.  [default: full]"
+)
+@click.option(
+    "--tiers",
+    "tiers_file",
+    type=click.Path(path_type=Path),
+    help="TOML file of [[tiers]], each with a name and a submodel.",
+)
 @click.option(
     "--format",
     "format_",
@@ -159,7 +176,12 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
     show_default=True,
     help="Graphs for onnxruntime, or one file for LiteRT.",
 )
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="New bundle folder.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="New bundle folder; of several bundles the folder around them.",
+)
 @click.option(
     "--epochs",
     default=TrainingConfig.epochs,
@@ -172,17 +194,31 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
     show_default=True,
     help="Learning rate, from 0 up.",
 )
+@loss_option
+@click.option(
+    "--optimizer",
+    type=click.Choice(get_args(Optimizer)),
+    default=TrainingConfig.optimizer,
+    show_default=True,
+    help="What takes the steps.",
+)
 @click.option(
     "--momentum",
     default=TrainingConfig.momentum,
     show_default=True,
-    help="SGD momentum, from 0 to below 1.",
+    help="Momentum of sgd and nesterov, from 0 to below 1.",
 )
 @click.option(
     "--weight-decay",
     default=TrainingConfig.weight_decay,
     show_default=True,
-    help="Weight decay, from 0 up.",
+    help="Added to the gradient; with adamw taken off the parameters.",
+)
+@click.option(
+    "--proximal",
+    default=TrainingConfig.proximal,
+    show_default=True,
+    help="FedProx's mu, which holds a device near the weights it got.",
 )
 @click.option(
     "--save-weights",
@@ -199,13 +235,17 @@ def export(
     batch: int,
     weights: Path | None,
     seed: int,
-    spec: str,
+    specs: tuple[str, ...],
+    tiers_file: Path | None,
     format_: Literal["onnx", "tflite"],
     out: Path,
     epochs: int,
     learning_rate: float,
+    loss: Loss,
+    optimizer: Optimizer,
     momentum: float,
     weight_decay: float,
+    proximal: float,
     save_weights: Path | None,
     no_verify: bool,
     force: bool,
@@ -214,36 +254,56 @@ def export(
 ) -> None:
     """Export a submodel with its training step as a bundle for `edgetailor-agent train`.
 
-    The bundle is checked against PyTorch on fresh random inputs; a miss exits 4.
+    The bundle is checked against PyTorch on fresh random inputs; a miss exits 4. Several submodels,
+    or the tiers of a file, become a folder each under --out; one that fails does not stop the
+    others, and the exit code is the worst.
 
     \b
     edgetailor export toolkit.models:resnet20 --input-shape 3,32,32 \\
         --submodel low-rank:0.25 --out bundles/phone \\
         --save-weights global.safetensors
     """
-    from toolkit import exporting, tables
+    from toolkit import exporting, tables, tiers
 
-    result = exporting.export_bundle(
-        exporting.Request(
-            model=model,
-            sample_shape=input_shape,
-            spec=spec,
-            out=out,
-            weights=weights,
-            seed=seed,
-            format=format_,
-            training=TrainingConfig(batch, epochs, learning_rate, momentum, weight_decay),
-            save_weights=save_weights,
-            verify=not no_verify,
-            force=force,
-            dry_run=dry_run,
+    if specs and tiers_file is not None:
+        raise click.UsageError("Give --submodel or --tiers, not both.")
+    request = exporting.Request(
+        model=model,
+        sample_shape=input_shape,
+        spec=specs[0] if specs else "full",
+        out=out,
+        weights=weights,
+        seed=seed,
+        format=format_,
+        training=TrainingConfig(
+            batch,
+            epochs,
+            learning_rate,
+            momentum,
+            weight_decay,
+            loss=loss,
+            optimizer=optimizer,
+            proximal=proximal,
         ),
-        report=tables.Stages(),
+        save_weights=save_weights,
+        verify=not no_verify,
+        force=force,
+        dry_run=dry_run,
     )
+    if tiers_file is None and len(specs) < 2:
+        result = exporting.export_bundle(request, report=tables.Stages())
+        if as_json:
+            click.echo(json.dumps(exporting.as_json(result), indent=1))
+        else:
+            tables.show_export(result, batch)
+        return
+    wanted = tiers.read_tiers(tiers_file) if tiers_file is not None else tiers.tiers_of(specs)
+    results = tiers.export_tiers(request, wanted, report=tables.Stages())
     if as_json:
-        click.echo(json.dumps(exporting.as_json(result), indent=1))
+        click.echo(json.dumps(tiers.tiers_as_json(results), indent=1))
     else:
-        tables.show_export(result)
+        tables.show_tiers(results)
+    raise click.exceptions.Exit(tiers.exit_code(results))
 
 
 @main_group.command()
@@ -317,9 +377,10 @@ def aggregate(
     "--input-shape", type=Shape(), required=True, help="One sample's shape, like 3,32,32."
 )
 @click.option("--data", required=True, help="FILE.npz with x and y, or module:callable.")
+@loss_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate(
-    model: str, weights: Path, input_shape: tuple[int, ...], data: str, as_json: bool
+    model: str, weights: Path, input_shape: tuple[int, ...], data: str, loss: Loss, as_json: bool
 ) -> None:
     """Judge MODEL with the weights of a file: accuracy and loss on data that none trained on.
 
@@ -329,7 +390,7 @@ def evaluate(
     """
     from toolkit import evaluation, tables
 
-    found = evaluation.evaluate_file(model, weights, input_shape, data)
+    found = evaluation.evaluate_file(model, weights, input_shape, data, loss)
     if as_json:
         click.echo(json.dumps(evaluation.as_json(found), indent=1))
     else:

@@ -1,4 +1,4 @@
-"""Judging a model: accuracy and mean cross-entropy on samples that no device trained on."""
+"""Judging a model: accuracy and mean loss on samples that no device trained on."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,9 +9,10 @@ from torch import nn
 
 from device_agent.data import load_data
 from device_agent.manifest import Dtype, labels_of
-from exporters.signatures import loss_of
+from exporters.objectives import Objective, objective
 from profiles.errors import InputError, ModelError
 from toolkit.loading import load_model
+from toolkit.training import Loss, TrainingConfig
 
 EVALUATION_VERSION = 1
 PIECE = 256
@@ -20,34 +21,35 @@ PIECE = 256
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good a model is on `samples` samples: `accuracy` from 0 to 1, mean cross-entropy."""
+    """How good a model is on `samples` samples: `accuracy` from 0 to 1, mean loss.
+
+    A regression has no accuracy.
+    """
 
     samples: int
-    accuracy: float
+    accuracy: float | None
     loss: float
 
 
-def evaluate(module: nn.Module, x: np.ndarray, y: np.ndarray, origin: str) -> Evaluation:
-    """Judge `module` as it is on samples `x` (n, *shape) and labels `y` (n,) int64.
+def evaluate(
+    module: nn.Module, x: np.ndarray, y: np.ndarray, origin: str, loss: Loss = "cross-entropy"
+) -> Evaluation:
+    """Judge `module` as it is on samples `x` (n, *shape) and labels `y` by the loss called `loss`.
 
-    Raises ModelError where it cannot take the samples, InputError naming `origin` for labels that
-    it has no class for.
+    Labels are classes (n,) int64, of a regression (n, outputs) float32. Raises ModelError where the
+    model cannot take the samples or the loss does not fit it, InputError naming `origin` for labels
+    that do not fit its output.
     """
     module.eval()
-    loss, right, low, high = 0.0, 0, y.min(), y.max()
+    total, right = 0.0, 0
     for start in range(0, len(y), PIECE):
         target = torch.from_numpy(y[start : start + PIECE])
-        logits = _logits(module, torch.from_numpy(x[start : start + PIECE]))
-        top = labels_of(logits.shape[1]) - 1
-        if low < 0 or high > top:
-            raise InputError(
-                f"{origin} has labels from {low} to {high}; the model's classes are 0 to {top}."
-            )
-        loss += float(loss_of(logits.double(), target)) * len(target)
-        # A single output is a logit: above 0 it says 1.
-        chosen = logits.argmax(1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
-        right += int((chosen == target).sum())
-    return Evaluation(len(y), right / len(y), loss / len(y))
+        output = _output(module, torch.from_numpy(x[start : start + PIECE])).double()
+        aim = objective(loss, output.shape[1])
+        _check_labels(y, output.shape[1], aim, origin)
+        total += float(aim.loss(output, target)) * len(target)
+        right += int(aim.correct(output, target)) if aim.correct else 0
+    return Evaluation(len(y), right / len(y) if aim.correct else None, total / len(y))
 
 
 def take_statistics(module: nn.Module, x: np.ndarray) -> None:
@@ -62,23 +64,29 @@ def take_statistics(module: nn.Module, x: np.ndarray) -> None:
         norm.momentum = None  # PyTorch's sign for a plain mean
         norm.train()
     for piece in np.array_split(x, -(-len(x) // PIECE)):
-        _logits(module, torch.from_numpy(piece))
+        _output(module, torch.from_numpy(piece))
     for norm, momentum in zip(norms, before, strict=True):
         norm.momentum = momentum
     module.eval()
 
 
 def evaluate_file(
-    model: str, weights_file: str | Path, sample_shape: tuple[int, ...], data: str
+    model: str,
+    weights_file: str | Path,
+    sample_shape: tuple[int, ...],
+    data: str,
+    loss: Loss = "cross-entropy",
 ) -> Evaluation:
     """Judge the model reference `model` with the weights of `weights_file` on `data` (data.py).
 
-    Raises ModelError, DataError or InputError for what cannot be used.
+    `loss` is what it was trained on. Raises ModelError, DataError or InputError for what cannot be
+    used.
     """
     module = load_model(model, weights_file)
-    classes, dtype = _takes(module.eval(), sample_shape)
-    local = load_data(data, sample_shape, classes, dtype, least=1)
-    return evaluate(module, local.x, local.y, data)
+    outputs, dtype = _takes(module.eval(), sample_shape)
+    labels = TrainingConfig(loss=loss).labels
+    local = load_data(data, sample_shape, outputs, dtype, least=1, labels=labels)
+    return evaluate(module, local.x, local.y, data, loss)
 
 
 def as_json(found: Evaluation) -> dict[str, object]:
@@ -86,26 +94,41 @@ def as_json(found: Evaluation) -> dict[str, object]:
     return {"version": EVALUATION_VERSION, **asdict(found)}
 
 
+def _check_labels(y: np.ndarray, outputs: int, aim: Objective, origin: str) -> None:
+    """Raise InputError where labels do not fit a model of `outputs` outputs."""
+    if aim.correct is None:
+        if y.shape[1:] != (outputs,):
+            raise InputError(
+                f"{origin} has labels of shape {y.shape}; the model's output is (n, {outputs})."
+            )
+        return
+    low, high, top = y.min(), y.max(), labels_of(outputs) - 1
+    if low < 0 or high > top:
+        raise InputError(
+            f"{origin} has labels from {low} to {high}; the model's classes are 0 to {top}."
+        )
+
+
 def _takes(module: nn.Module, sample_shape: tuple[int, ...]) -> tuple[int, Dtype]:
     """Outputs of `module`, and the type of samples that it takes."""
     zeros = torch.zeros(1, *sample_shape)
     try:
-        return _logits(module, zeros).shape[1], "float32"
+        return _output(module, zeros).shape[1], "float32"
     except ModelError:
         if not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in module.modules()):
             raise
-    return _logits(module, zeros.long()).shape[1], "int64"
+    return _output(module, zeros.long()).shape[1], "int64"
 
 
-def _logits(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def _output(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     try:
         with torch.no_grad():
-            logits = module(x)
+            output = module(x)
     except Exception as error:  # the user's code may raise anything
         reason = str(error).partition("\n")[0]
         raise ModelError(
             f"The model cannot take samples of shape {tuple(x.shape[1:])}: {reason}"
         ) from error
-    if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
+    if not isinstance(output, torch.Tensor) or output.ndim != 2:
         raise ModelError("The model must return one tensor of shape (batch, classes).")
-    return logits
+    return output

@@ -3,18 +3,24 @@
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from torch import nn
+
 from device_agent.files import check_file_place, fingerprint, refuse_existing, write_file
 from device_agent.manifest import MANIFEST
 from exporters import export
+from exporters.bundle_writer import Graph
+from exporters.costs import macs
 from exporters.export import Format
-from exporters.program import Report, silent
+from exporters.program import ProgramSignature, Report, silent
 from exporters.verify import Verdict
 from profiles.errors import InputError
 from toolkit.approximation import Fit, fit
 from toolkit.inspection import Inspection, describe
 from toolkit.loading import load_global
 from toolkit.splitting import split
+from toolkit.submodel import Submodel
 from toolkit.training import TrainingConfig
+from toolkit.weights import GlobalModel
 
 EXPORT_VERSION = 1
 
@@ -38,18 +44,38 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Exported:
-    """One exported bundle; `signatures` gives operators and graph bytes by signature.
+class SignatureCost:
+    """One graph: its operators, the multiply-accumulates of one batch, and its size in bytes."""
 
-    A dry run has no bundle hash, no signatures, no verdict and no fit.
+    name: str
+    operators: int
+    macs: int
+    graph_bytes: int
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One exported bundle of `bytes` in all.
+
+    A dry run has no bundle hash, no size, no signatures, no verdict and no fit.
     """
 
     out: Path
     inspection: Inspection
-    bundle_sha256: str | None
-    signatures: dict[str, tuple[int, int]]
-    verdict: Verdict | None
+    bundle_sha256: str | None = None
+    bytes: int | None = None
+    signatures: tuple[SignatureCost, ...] = ()
+    verdict: Verdict | None = None
     fit: Fit | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The model that bundles are cut from, its numbers and its whole as a submodel."""
+
+    model: nn.Module
+    numbers: GlobalModel
+    full: Submodel
 
 
 def export_bundle(request: Request, report: Report = silent) -> Exported:
@@ -58,37 +84,62 @@ def export_bundle(request: Request, report: Report = silent) -> Exported:
     Raises InputError, ExportError or VerificationError; nothing is left half-written.
     """
     check_places(request)
+    origin = load_origin(request, report)
+    exported = export_from(origin, request, report)
+    save_weights(origin, request)
+    return exported
+
+
+def load_origin(request: Request, report: Report) -> Origin:
+    """The model that `request` names. Raises ModelError or InputError."""
     report("loading the model")
-    model, source = load_global(request.model, request.weights, request.seed)
+    model, numbers = load_global(request.model, request.weights, request.seed)
+    return Origin(model, numbers, split(model, "full", request.sample_shape, request.training))
+
+
+def save_weights(origin: Origin, request: Request) -> None:
+    """Write the global model where `request` asks for it."""
+    if request.save_weights is not None and not request.dry_run:
+        write_file(request.save_weights, origin.numbers.save())
+
+
+def export_from(origin: Origin, request: Request, report: Report) -> Exported:
+    """Export the submodel of `request`, cut from `origin`; raises as `export_bundle` does."""
     report(f"splitting {request.spec}")
-    full = split(model, "full", request.sample_shape, request.training)
-    submodel = split(model, request.spec, request.sample_shape, request.training)
-    inspection = describe(submodel, full)
+    submodel = split(origin.model, request.spec, request.sample_shape, request.training)
+    inspection = describe(submodel, origin.full)
     if request.dry_run:
-        return Exported(request.out, inspection, None, {}, None)
+        return Exported(request.out, inspection)
     if any(entry.factor is not None for entry in submodel.program.tensors):
         report("factorizing the weights")
-    values = submodel.cut(source)
+    values = submodel.cut(origin.numbers)
     exported = export(
         submodel.program,
         values,
         request.out,
-        base=source.fingerprint(),
+        base=origin.numbers.fingerprint(),
         format=request.format,
         check=request.verify,
         force=request.force,
         report=report,
     )
-    if request.save_weights is not None:
-        write_file(request.save_weights, source.save())
     return Exported(
         out=request.out,
         inspection=inspection,
         bundle_sha256=fingerprint((request.out / MANIFEST).read_bytes()).sha256,
-        signatures={name: (graph.operators, graph.size) for name, graph in exported.graphs.items()},
+        bytes=sum(file.stat().st_size for file in request.out.iterdir()),
+        signatures=tuple(
+            cost(signature, exported.graphs[signature.name], request.training.batch_size)
+            for signature in submodel.program.signatures
+        ),
         verdict=exported.verdict,
-        fit=fit(submodel, values, source),
+        fit=fit(submodel, values, origin.numbers),
     )
+
+
+def cost(signature: ProgramSignature, graph: Graph, batch: int) -> SignatureCost:
+    """What `signature`, lowered to `graph`, costs for `batch` samples."""
+    return SignatureCost(signature.name, graph.operators, macs(signature, batch), graph.size)
 
 
 def check_places(request: Request) -> None:
@@ -129,16 +180,16 @@ def as_json(exported: Exported) -> dict[str, object]:
         "weights_bytes": exported.inspection.bytes,
         "fit": exported.fit and asdict(exported.fit),
         "bundle_sha256": exported.bundle_sha256,
-        "signatures": [
-            {"name": name, "operators": operators, "graph_bytes": size}
-            for name, (operators, size) in exported.signatures.items()
-        ],
+        "bundle_bytes": exported.bytes,
+        "signatures": [asdict(signature) for signature in exported.signatures],
         "verification": verdict
         and {
             "relative_error": verdict.error,
             "tolerance": verdict.tolerance,
             "signature": verdict.signature,
             "output": verdict.output,
+            "step": verdict.step,
+            "steps": verdict.steps,
             "seed": verdict.seed,
         },
     }

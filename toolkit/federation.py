@@ -67,8 +67,10 @@ class Federation:
         # The last round's subspaces are where this round's factorizations start.
         self._replace(replace(new, factorizer=self.model.factorizer))
 
-    def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-        """Accuracy and mean cross-entropy of the global model on samples `x`, labels `y`.
+    def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float | None, float]:
+        """Accuracy and mean loss of the global model on samples `x`, labels `y`.
+
+        A regression has no accuracy.
 
         With static batch norm the model takes its statistics from `x` first. Raises ModelError for
         samples that the model does not take, InputError for labels that it has no class for.
@@ -77,7 +79,7 @@ class Federation:
         if self.training.batch_norm == "static":
             take_statistics(self.module, x)
             self._replace(replace(self.model, tensors=weights.from_model(self.module).tensors))
-        found = evaluate(self.module, x, y, "The held-out data")
+        found = evaluate(self.module, x, y, "The held-out data", self.training.loss)
         return found.accuracy, found.loss
 
     def save(self) -> bytes:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from textwrap import fill
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +13,7 @@ from toolkit.evaluation import Evaluation
 from toolkit.exporting import Exported
 from toolkit.inspection import CutPlace, Inspection, NotPossible
 from toolkit.offline import Aggregated
+from toolkit.tiers import TierResult
 
 
 def size(count: float) -> str:
@@ -21,6 +23,11 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
+
+
+def products(macs: int) -> str:
+    """Multiply-accumulates for people."""
+    return f"{macs / 1e6:,.1f} M" if macs >= 1e6 else f"{macs / 1e3:.1f} k"
 
 
 class Stages:
@@ -114,7 +121,7 @@ def show_cut_places(places: Sequence[CutPlace]) -> None:
         )
 
 
-def show_export(exported: Exported) -> None:
+def show_export(exported: Exported, batch: int) -> None:
     """The signatures of a bundle and where it is."""
     console = Console(highlight=False, soft_wrap=True)
     found = exported.inspection
@@ -129,10 +136,11 @@ def show_export(exported: Exported) -> None:
         return
     if exported.fit is not None:
         console.print(str(exported.fit), markup=False)
-    graphs = table("signature", "operators", "graph")
-    for name, (operators, length) in exported.signatures.items():
-        graphs.add_row(name, f"{operators:,}", size(length))
+    graphs = table("signature", "operators", "MACs", "graph")
+    for one in exported.signatures:
+        graphs.add_row(one.name, f"{one.operators:,}", products(one.macs), size(one.graph_bytes))
     console.print(graphs)
+    console.print(f"MACs for a batch of {batch}")
     if exported.verdict is None:
         console.print("not verified (--no-verify)")
     else:
@@ -141,10 +149,39 @@ def show_export(exported: Exported) -> None:
     console.print(f"bundle: {exported.out}", markup=False)
 
 
+def show_tiers(tiers: Sequence[TierResult]) -> None:
+    """One row a bundle, and below them why those failed that did."""
+    rows = table("bundle", "submodel", "params", "operators", "size", "error")
+    rows.columns[1].justify = "left"
+    for one in tiers:
+        rows.add_row(one.tier.name, one.tier.submodel, *figures(one))
+    console = Console(highlight=False)
+    console.print(rows)
+    console.print("error: the worst tensor's, relative to its norm, against PyTorch in float64")
+    for one in tiers:
+        if one.error is not None:
+            reason = f"{one.tier.name}: {one.error}"
+            print(fill(reason, console.width, subsequent_indent="  ", break_long_words=False))
+
+
+def figures(one: TierResult) -> tuple[str, str, str, str]:
+    """Parameters, operators, size and error of a bundle, as far as they are known."""
+    if one.exported is None:
+        return "", "", "", "failed"
+    found = one.exported
+    params = f"{found.inspection.params:,}"
+    if found.bytes is None:
+        return params, "", size(found.inspection.bytes), "dry run"
+    operators = f"{sum(signature.operators for signature in found.signatures):,}"
+    error = "not verified" if found.verdict is None else f"{found.verdict.error:.1e}"
+    return params, operators, size(found.bytes), error
+
+
 def show_evaluation(found: Evaluation) -> None:
     """How good a model is."""
     samples = counted(found.samples, "sample")
-    print(f"accuracy {found.accuracy:.1%}, loss {found.loss:.4f} on {samples}")
+    accuracy = "" if found.accuracy is None else f"accuracy {found.accuracy:.1%}, "
+    print(f"{accuracy}loss {found.loss:.4f} on {samples}")
 
 
 def show_aggregated(aggregated: Aggregated) -> None:

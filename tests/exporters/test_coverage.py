@@ -50,7 +50,7 @@ def shrunk(x: Tensor) -> Tensor:
     return functional.interpolate(x, (2, 3), mode="bilinear", antialias=True)
 
 
-IN_FUNCTION = r"operator_rows\.py:\d+"
+IN_FUNCTION = r"operator_rows\.py, line \d+: "
 VOLUME = (3, 4, 4, 6)
 REFUSED = {
     "3-D convolution": (Row(Volume, VOLUME), "module 'body'"),

@@ -16,10 +16,10 @@ from device_agent.manifest import Port
 from exporters import decompositions
 from exporters.decompositions.form import Forms
 from exporters.decompositions.transposition import ONNX_RUNTIME, UNTRANSPOSED
+from exporters.objectives import cross_entropy
 from exporters.onnx_writer import to_onnx
 from exporters.optimizers import SGD, Adam, Optimizer
 from exporters.program import ProgramSignature, metric, samples, scalar, state_in, state_out
-from exporters.signatures import cross_entropy
 from exporters.tracing import operators, trace
 from layer_cases import (
     TOLERANCE,
@@ -169,6 +169,14 @@ OPTIMIZERS: dict[str, tuple[Optimizer, Callable[..., torch.optim.Optimizer]]] = 
         partial(torch.optim.SGD, momentum=0.8, nesterov=True, weight_decay=0.01),
     ),
     "adam": (Adam(), torch.optim.Adam),
+    "adam, decay": (
+        Adam(weight_decay=0.3),
+        partial(torch.optim.Adam, weight_decay=0.3),
+    ),
+    "adamw": (
+        Adam(weight_decay=0.3, decoupled=True),
+        partial(torch.optim.AdamW, weight_decay=0.3),
+    ),
     "adam, other betas": (
         Adam(betas=(0.5, 0.9), eps=1e-3),
         partial(torch.optim.Adam, betas=(0.5, 0.9), eps=1e-3),
@@ -197,10 +205,15 @@ def test_optimizer_is_pytorchs(name: str, seed: int) -> None:
         torch.testing.assert_close(value, theirs[name_].detach(), rtol=1e-7, atol=1e-8)
 
 
-def test_undecayed_parameters_have_no_weight_decay() -> None:
-    optimizer = SGD(weight_decay=0.5, undecayed=frozenset({"w"}))
+@pytest.mark.parametrize("build", [SGD, partial(Adam, decoupled=True)], ids=["sgd", "adamw"])
+def test_undecayed_parameters_have_no_weight_decay(build: Callable[..., Optimizer]) -> None:
+    optimizer = build(weight_decay=0.5, undecayed=frozenset({"w"}))
     ones, zeros = torch.ones(2), torch.zeros(2)
-    new = optimizer.update({"w": ones, "b": ones}, {"w": zeros, "b": zeros}, {}, torch.tensor(1.0))
+    kept = optimizer.state([entry("w", (2,)), entry("b", (2,))])
+    state = {e.name: torch.zeros(e.shape) for e in kept}
+    new = optimizer.update(
+        {"w": ones, "b": ones}, {"w": zeros, "b": zeros}, state, torch.tensor(1.0)
+    )
     assert torch.equal(new["w"], ones)
     assert torch.equal(new["b"], ones / 2)
 

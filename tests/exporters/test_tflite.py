@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import oracles
 from bundles import CLASSES as TINY_CLASSES
@@ -18,6 +19,7 @@ from bundles import SAMPLE_SHAPE as TINY_SHAPE
 from bundles import tiny_model, write_data
 from commands import ROOT, edgetailor, environment, refusal
 from device_agent.bundle import open_bundle
+from device_agent.evaluation import evaluate_bundle
 from device_agent.litert_runtime import LitertSession
 from device_agent.training import train_bundle
 from device_agent.update import read_update
@@ -28,6 +30,7 @@ from operator_rows import ROWS
 from oracles import Device, Plan
 from profiles.errors import BundleError, ExportError
 from toolkit import TrainingConfig, load_model, split
+from toolkit.training import Loss, Optimizer
 from toolkit.weights import from_model
 
 pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
@@ -163,6 +166,40 @@ def test_a_round_of_cp(seed: int, tmp_path: Path) -> None:
     assert np.isfinite(done.record.loss_last)
 
 
+@pytest.mark.parametrize(
+    ("loss", "outputs", "optimizer"),
+    [("cross-entropy", 4, "adamw"), ("cross-entropy", 1, "adam"), ("mse", 3, "nesterov")],
+)
+def test_losses_and_optimizers(
+    loss: Loss, outputs: int, optimizer: Optimizer, seed: int, tmp_path: Path
+) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, outputs))
+    training = TrainingConfig(
+        batch_size=8, weight_decay=0.1, loss=loss, optimizer=optimizer, proximal=0.1
+    )
+    submodel = split(model, "full", (1, 4, 4), training)
+    values, out = submodel.cut(from_model(model)), tmp_path / "bundle"
+    exported = export(submodel.program, values, out, base="", format="tflite")
+    assert exported.verdict is not None
+    assert exported.verdict.error <= 1e-3
+    x = torch.randn(21, 1, 4, 4)
+    y = torch.randn(21, outputs) if loss == "mse" else torch.randint(max(outputs, 2), (21,))
+    np.savez(tmp_path / "data.npz", x=x.numpy(), y=y.numpy())
+    found = evaluate_bundle(out, str(tmp_path / "data.npz"), threads=1)
+    output = model(x).detach()
+    if loss == "mse":
+        expected, correct = functional.mse_loss(output, y), None
+    elif outputs == 1:
+        expected = functional.binary_cross_entropy_with_logits(output[:, 0], y.float())
+        correct = int(((output[:, 0] > 0) == (y == 1)).sum())
+    else:
+        expected = functional.cross_entropy(output, y)
+        correct = int((output.argmax(1) == y).sum())
+    assert (found.samples, found.correct) == (21, correct)
+    assert found.loss == pytest.approx(float(expected), rel=1e-5)
+
+
 def export_tiny(out: Path) -> None:
     model, source = tiny_model()
     submodel = split(model, "full", TINY_SHAPE, TRAINING)
@@ -246,7 +283,7 @@ def test_the_commands(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.code == 0, done.stderr
     described = json.loads(done.stdout)
-    assert [s["name"] for s in described["signatures"]] == ["train", "predict"]
+    assert [s["name"] for s in described["signatures"]] == ["train", "predict", "evaluate"]
     assert all(s["operators"] > 10 and s["graph_bytes"] > 1000 for s in described["signatures"])
     draw = np.random.default_rng(0)
     x = draw.standard_normal((21, 1, 8, 8), dtype=np.float32)

@@ -1,7 +1,10 @@
 """Verification of graphs against PyTorch, and what becomes of a bundle that fails it."""
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import onnxruntime
 import pytest
@@ -10,10 +13,12 @@ from torch import Tensor, nn
 
 from bundles import tiny_model
 from exporters import compile_graphs, export
-from exporters.program import Program, Tensors
-from exporters.verify import verify
+from exporters.bundle_writer import Graphs
+from exporters.export import Format
+from exporters.program import Program, ProgramSignature, Tensors, samples
+from exporters.verify import MOST, TOLERANCE, verify
 from profiles.errors import VerificationError
-from toolkit import split
+from toolkit import TrainingConfig, split
 from toolkit.weights import from_model
 
 
@@ -97,3 +102,83 @@ def test_a_wrong_graph_with_a_float32_constant_does_not_pass() -> None:
     verdict = verify(program, compile_graphs(another_when_traced(program)), values)
     assert not verdict.passed
     assert verdict.error == pytest.approx(1, rel=1e-3)
+
+
+def training(model: nn.Module, momentum: float = 0.0) -> tuple[Program, dict[str, Tensor]]:
+    """The program of `model`, cut down to its training step, and its weights."""
+    settings = TrainingConfig(momentum=momentum, learning_rate=0.01)
+    submodel = split(model, "full", (1, 6, 6), settings)
+    step = next(s for s in submodel.program.signatures if s.name == "train")
+    return replace(submodel.program, signatures=(step,)), submodel.cut(from_model(model))
+
+
+def with_fault(program: Program, fault: Callable[[Tensors, dict[str, Tensor]], None]) -> Program:
+    """`program` whose graph, but not whose float64, has `fault` in its results."""
+    (step,) = program.signatures
+
+    def function(feeds: Tensors) -> dict[str, Tensor]:
+        results = step.function(feeds)
+        if feeds["x"].dtype == torch.float32:
+            fault(feeds, results)
+        return results
+
+    return replace(program, signatures=(replace(step, function=function),))
+
+
+def lowered(program: Program, format: Format) -> Graphs:
+    """The graphs of `program`, where there is what runs them."""
+    if format == "tflite":
+        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    return compile_graphs(program, format=format)
+
+
+@pytest.mark.parametrize("format", get_args(Format))
+def test_a_right_training_step_passes_three_times(format: Format) -> None:
+    layers = nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3)
+    program, values = training(nn.Sequential(nn.Flatten(), *layers), momentum=0.9)
+    verdict = verify(program, lowered(program, format), values)
+    assert verdict.passed
+    assert verdict.steps == 3
+    assert re.search(r"worst tensor: '\S+' of 'train', step [123] of 3$", verdict.worst)
+
+
+def test_a_gradient_that_is_little_beside_its_weight_is_seen(seed: int) -> None:
+    """Off by a tenth: beside the weights, which a step changes little, far below the tolerance."""
+    torch.manual_seed(seed)
+    program, values = training(nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Linear(8, 3)))
+
+    def fault(feeds: Tensors, results: dict[str, Tensor]) -> None:
+        results["1.weight+"] += 0.1 * (results["1.weight+"] - feeds["1.weight"])
+
+    verdict = verify(program, compile_graphs(with_fault(program, fault)), values)
+    assert (verdict.passed, verdict.output) == (False, "1.weight+")
+    assert verdict.error == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("format", get_args(Format))
+def test_a_step_that_knows_one_batch_size_only_is_seen(format: Format) -> None:
+    program, values = training(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)))
+
+    def fault(feeds: Tensors, results: dict[str, Tensor]) -> None:
+        results["loss"] = results["loss"] * feeds["x"].shape[0] / 8
+
+    verdict = verify(program, lowered(with_fault(program, fault), format), values)
+    assert (verdict.passed, verdict.output, verdict.step) == (False, "loss", 3)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_rounding_does_to_the_same_inputs_is_allowed(wrong: bool, seed: int) -> None:
+    """Rounding turns this sine by hundredths of a radian; a wrong sign is not excused."""
+    x = samples((50,))
+    slope, sign = 4e5, -1 if wrong else 1
+
+    def function(feeds: Tensors) -> dict[str, Tensor]:
+        single = feeds["x"].dtype == torch.float32
+        return {"output": torch.sin(feeds["x"] * slope) * (sign if single else 1)}
+
+    signature = ProgramSignature("wave", (x,), (samples((50,), "output"),), function)
+    program = Program("wave", (50,), 2, (signature,), (), ())
+    verdict = verify(program, compile_graphs(program), {}, seed)
+    assert verdict.error > TOLERANCE
+    assert verdict.passed is not wrong
+    assert verdict.tolerance == MOST

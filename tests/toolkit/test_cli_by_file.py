@@ -14,14 +14,16 @@ from commands import Done, refused, run
 
 EXPORTED = r"""cp:2\.0: 510 trained parameters, capacity 1\.33, 712 B of weights
 fit of the factors 0\.\d\d, least 0\.\d\d for '\w+\.weight'
-signature +operators +graph
-personal_init +\d+ +[\d.]+ kB
-personal_step +\d+ +[\d.]+ kB
-factor_step +\d+ +[\d.]+ kB
-predict +\d+ +[\d.]+ kB
-predict_local +\d+ +[\d.]+ kB
+signature +operators +MACs +graph
+personal_init +\d+ +[\d.]+ k +[\d.]+ kB
+personal_step +\d+ +[\d.]+ k +[\d.]+ kB
+factor_step +\d+ +[\d.]+ k +[\d.]+ kB
+predict +\d+ +[\d.]+ k +[\d.]+ kB
+evaluate +\d+ +[\d.]+ k +[\d.]+ kB
+predict_local +\d+ +[\d.]+ k +[\d.]+ kB
+MACs for a batch of 4
 verified: relative error \d\.\de-\d\d \(tolerance 5e-03, seed \d+\)
-  worst tensor: '\S+' of '\w+'
+  worst tensor: '\S+' of '\w+'(?:, step [123] of 3)?
 bundle: cp-1
 """
 
@@ -50,7 +52,7 @@ def test_two_rounds_through_files_alone(folder: Path) -> None:
         "loading the model", "splitting cp:2.0", "factorizing the weights",
         "lowering personal_init",
         "lowering personal_step", "lowering factor_step", "lowering predict",
-        "lowering predict_local",
+        "lowering evaluate", "lowering predict_local",
         "verifying against PyTorch",
     ]  # fmt: skip
     here(

@@ -63,5 +63,5 @@ def test_what_an_export_returns_is_short_to_print(tmp_path: Path) -> None:
         submodel.program, submodel.cut(source), out, base=source.fingerprint(), check=False
     )
     assert repr(exported) == f"ExportedBundle(out={Path(out)!r}, verdict=None)"
-    assert exported.graphs.keys() == {"train", "predict"}
+    assert exported.graphs.keys() == {"train", "predict", "evaluate"}
     assert (tmp_path / "bundle" / "manifest.json").is_file()

@@ -15,7 +15,7 @@ from device_agent.training import train_bundle
 from device_agent.update import TENSORS
 from exporters import export
 from exporters.capture import capture
-from exporters.signatures import binary_cross_entropy
+from exporters.objectives import binary_cross_entropy
 from profiles.errors import InputError, ModelError
 from toolkit import Federation, TrainingConfig, split
 from toolkit.coordinator.conductor import read_held_out

@@ -70,7 +70,7 @@ def values(submodel: Submodel, model: nn.Module) -> dict[str, Tensor]:
 
 def recorded(submodel: Submodel, state: dict[str, Tensor], x: Tensor) -> Tensor:
     """What the stages make of `x`, one after the other."""
-    for signature in submodel.program.signatures[:-2]:
+    for signature in submodel.program.signatures[:-3]:
         x = signature.function({**state, "x": x})["output"]
     return x
 
@@ -94,7 +94,7 @@ def test_outputs_and_one_step_are_those_of_a_loop(name: str, skip: int, seed: in
     submodel = split(model, f"slice:lstm,skip={skip}", shape, TRAINING)
     state = values(submodel, model)
     recording = recorded(submodel, state, x)
-    train, predict = submodel.program.signatures[-2:]
+    train, predict, _ = submodel.program.signatures[-3:]
     feeds = {**state, "x": recording, "y": y, "rate": torch.tensor(RATE, dtype=torch.float64)}
     came = train.function(feeds)
 
@@ -122,7 +122,7 @@ def test_a_slice_of_all_steps_is_the_model(name: str, seed: int) -> None:
     model, shape, x, _ = case(name, seed)
     submodel = split(model, "slice:classifier", shape, TRAINING)
     state = values(submodel, model)
-    came = submodel.program.signatures[-1].function({**state, "x": recorded(submodel, state, x)})
+    came = submodel.program.signatures[-2].function({**state, "x": recorded(submodel, state, x)})
     with torch.no_grad():
         expected = model.double()(x)
     torch.testing.assert_close(came["output"], expected, rtol=1e-10, atol=1e-12)
@@ -138,7 +138,7 @@ def test_what_is_trained_and_what_is_frozen() -> None:
     }
     assert len(submodel.program.tensors) == len(roles) == 11
     # Both states of the forward direction, and the words behind the first four.
-    train = submodel.program.signatures[-2]
+    train = submodel.program.signatures[-3]
     assert train.inputs[0].shape == (None, 2 * WIDTH + (LENGTH - 4) * WIDTH)
     assert train.inputs[0].dtype == "float32"
     assert submodel.program.signatures[0].inputs[0].dtype == "int64"

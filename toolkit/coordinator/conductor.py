@@ -38,8 +38,8 @@ class Model(Protocol):
     def fold(self, updates: Iterable[Update]) -> None:
         """Fold updates into the global model."""
 
-    def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-        """Accuracy and loss of the global model."""
+    def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float | None, float]:
+        """Accuracy and loss of the global model; a regression has no accuracy."""
 
     def save(self) -> bytes:
         """The whole state."""
@@ -168,7 +168,7 @@ class Conductor:
 
     def _evaluate(self, round_: int, updates: int) -> None:
         accuracy, loss = self._model.evaluate(*self._held_out)
-        if not is_finite(accuracy, loss):
+        if not is_finite(loss):
             raise EdgeTailorError(
                 f"The global model diverged: its loss after round {round_} is {loss}. Lower "
                 "learning_rate in [training] and start again with another `state` folder."
@@ -178,8 +178,8 @@ class Conductor:
         self._coordinator.store.add_result(result, data)
         self._publish(data)
         self._say(
-            f"Round {round_} of {self._coordinator.rounds.total}: accuracy {accuracy:.4f}, "
-            f"loss {loss:.4f}, from {counted(updates, 'update')}"
+            f"Round {round_} of {self._coordinator.rounds.total}: {result.quality()}, "
+            f"from {counted(updates, 'update')}"
         )
 
     def _publish(self, model: bytes) -> None:
@@ -191,9 +191,14 @@ class Conductor:
         write_file(state / "history.json", json.dumps(document, indent=1).encode() + b"\n")
 
 
-def read_held_out(path: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Held-out samples of `shape` and their labels. Raises DataError for another kind of file."""
+def read_held_out(
+    path: Path, shape: tuple[int, ...], labels: Dtype = "int64"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Held-out samples of `shape` and their labels of the type `labels`.
+
+    Raises DataError for another kind of file.
+    """
     x, y = from_npz(path)
     dtype: Dtype = "int64" if x.dtype == np.int64 else "float32"
-    check(x, y, shape, np.iinfo(np.int64).max, f"`held_out` {path}", dtype)
+    check(x, y, shape, None, f"`held_out` {path}", dtype, labels=labels)
     return x, y

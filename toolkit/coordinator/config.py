@@ -1,56 +1,32 @@
 """The configuration of one federation: the TOML file that `edgetailor serve` is given."""
 
-import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
-from profiles.errors import InputError, SpecError
-from toolkit.families import family_named
+from profiles.errors import InputError
 from toolkit.policy import AggregationPolicy
-from toolkit.spec import parse_spec
+from toolkit.toml_files import Place, Table, Tier, read_table, repeated
 from toolkit.training import TrainingConfig
-
-UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-"""What pydantic calls a key that is not known, in a table and in a dataclass."""
 
 Positive = Annotated[int, Field(ge=1)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DeviceKind(_Table):
+class DeviceKind(Tier):
     """A kind of device: `count` devices that all train `submodel`."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=40)]
-    submodel: str
     count: Positive = 1
 
-    @field_validator("submodel")
-    @classmethod
-    def _is_spec(cls, text: str) -> str:
-        try:
-            spec = parse_spec(text)
-            family_named(spec.family)
-            return str(spec)
-        except SpecError as error:
-            raise ValueError(str(error)) from None
 
-
-class CoordinatorConfig(_Table):
+class CoordinatorConfig(Table):
     """All of the file; after `load_config` its paths are absolute.
 
     `deadline_s` is in seconds, `port` 0 means any free one.
@@ -82,10 +58,9 @@ class CoordinatorConfig(_Table):
 
     @model_validator(mode="after")
     def _unique_kinds(self) -> Self:
-        names = [kind.name for kind in self.devices]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = repeated([kind.name for kind in self.devices])
         if twice:
-            raise ValueError(f"devices are named twice: {', '.join(twice)}; give each its own name")
+            raise ValueError(f"devices are named twice: {twice}; give each its own name")
         return self
 
     @property
@@ -103,13 +78,7 @@ def load_config(path: Path) -> CoordinatorConfig:
 
     Raises InputError, one sentence that names file, key, what came and what is allowed.
     """
-    content = _read(path)
-    try:
-        config = CoordinatorConfig.model_validate(content)
-    except ValidationError as error:
-        raise InputError(_sentence(path, _first(error))) from None
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+    config = read_table(path, CoordinatorConfig, _known_keys)
     places = {key: getattr(config, key) for key in ("weights", "held_out", "state")}
     folder = path.resolve().parent
     return config.model_copy(
@@ -117,42 +86,11 @@ def load_config(path: Path) -> CoordinatorConfig:
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is no TOML file: it is not UTF-8 text.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is no TOML file: {error}.") from None
-
-
-def _first(error: ValidationError) -> ErrorDetails:
-    """The mistake to name; a key that is not known explains one that is missing."""
-    return min(error.errors(), key=lambda mistake: mistake["type"] not in UNKNOWN)
-
-
-def _sentence(path: Path, error: ErrorDetails) -> str:
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
-    key = key.removeprefix(".")
-    if error["type"] in UNKNOWN:
-        return f"{path}: there is no key `{key}`; {_known_keys(error['loc'])}."
-    if error["type"] == "missing":
-        return f"{path}: the key `{key}` is missing; {_known_keys(error['loc'])}."
-    problem = error["msg"].removeprefix("Value error, ").rstrip(".")
-    if not key:
-        return f"{path}: {problem}."
-    return f"{path}: `{key}` is {error['input']!r}: {problem}."
-
-
-def _known_keys(place: tuple[int | str, ...]) -> str:
-    if len(place) > 1 and place[0] == "training":
-        names = list(TrainingConfig.__dataclass_fields__)
-    elif len(place) > 1 and place[0] == "aggregation":
-        names = list(AggregationPolicy.__dataclass_fields__)
-    elif len(place) > 1 and place[0] == "devices":
-        names = list(DeviceKind.model_fields)
-    else:
-        names = list(CoordinatorConfig.model_fields)
-    return f"the keys here are {', '.join(names)}"
+def _known_keys(place: Place) -> list[str]:
+    table = place[0] if len(place) > 1 else ""
+    known: dict[str, Iterable[str]] = {
+        "training": TrainingConfig.__dataclass_fields__,
+        "aggregation": AggregationPolicy.__dataclass_fields__,
+        "devices": DeviceKind.model_fields,
+    }
+    return list(known.get(str(table), CoordinatorConfig.model_fields))

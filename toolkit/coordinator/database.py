@@ -23,7 +23,7 @@ CREATE TABLE IF NOT EXISTS updates (
     round INTEGER, device TEXT, sha256 TEXT NOT NULL, record BLOB NOT NULL,
     PRIMARY KEY (round, device));
 CREATE TABLE IF NOT EXISTS history (
-    round INTEGER PRIMARY KEY, accuracy REAL NOT NULL, loss REAL NOT NULL,
+    round INTEGER PRIMARY KEY, accuracy REAL, loss REAL NOT NULL,
     updates INTEGER NOT NULL, model TEXT NOT NULL);
 """
 

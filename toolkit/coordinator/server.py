@@ -74,7 +74,7 @@ class Server:
         self, config: CoordinatorConfig, model: Model, origin: Path, say: Say = to_stderr
     ) -> None:
         self.config = config
-        held_out = read_held_out(config.held_out, config.input_shape)
+        held_out = read_held_out(config.held_out, config.input_shape, config.training.labels)
         self._socket = _bind(config.host, config.port, origin)
         try:
             self._store = Store(config.state)

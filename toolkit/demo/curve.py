@@ -14,8 +14,9 @@ def draw(result: DemoResult, to: Path) -> None:
     """Write accuracy over rounds as the PNG file `to`."""
     figure = Figure(figsize=(8, 4.5), dpi=144, layout="constrained")
     axes = figure.add_subplot()
-    rounds = [r.round for r in result.history]
-    axes.plot(rounds, [r.accuracy for r in result.history], color=BLUE, marker="o", markersize=5)
+    points = [(r.round, r.accuracy) for r in result.history if r.accuracy is not None]
+    rounds, accuracies = zip(*points, strict=True)
+    axes.plot(rounds, accuracies, color=BLUE, marker="o", markersize=5)
     axes.annotate(
         f"{result.accuracy:.1%}",
         (result.rounds, result.accuracy),

@@ -46,7 +46,9 @@ class DemoResult:
     @property
     def accuracy(self) -> float:
         """The last round's accuracy on the held-out digits, from 0 to 1."""
-        return self.history[-1].accuracy
+        accuracy = self.history[-1].accuracy
+        assert accuracy is not None  # digits are classes
+        return accuracy
 
     @property
     def rounds(self) -> int:

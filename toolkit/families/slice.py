@@ -22,9 +22,9 @@ from device_agent.wording import counted
 from exporters.capture import capture, record
 from exporters.graphs import output_node
 from exporters.program import Program, ProgramSignature
-from exporters.signatures import apply, train
+from exporters.signatures import apply, evaluate, train
 from profiles.errors import SpecError
-from toolkit.assembly import momentum_sgd, one_pass
+from toolkit.assembly import one_pass, optimizer_of
 from toolkit.counting import Counts, activations, macs, parameter_count
 from toolkit.cutting import CutPoint, Cutter, steps, subgraph, tensors_read
 from toolkit.entries import dense_entries, statistics_role
@@ -204,7 +204,7 @@ class Slice(Stateless):
         )
         ahead = [n for n in tensors_read(stages) if n not in read and n in captured.tensors]
         frozen = (*dense_entries(captured, ahead, "frozen"), *fixed)
-        optimizer = momentum_sgd(training, rewritten.undecayed)
+        optimizer = optimizer_of(training, rewritten.undecayed)
 
         signatures: list[ProgramSignature] = []
         schedule: list[Instruction] = []
@@ -227,12 +227,13 @@ class Slice(Stateless):
                 optimizer,
                 penalty=rewritten.penalty,
                 reads=fixed,
+                loss=training.loss,
                 masked=training.masked,
             )
         )
-        signatures.append(
-            apply("predict", cut_up.predicting, shape, (*parameters, *buffers, *fixed))
-        )
+        reads = [*parameters, *buffers, *fixed]
+        signatures.append(apply("predict", cut_up.predicting, shape, reads))
+        signatures.append(evaluate(cut_up.predicting, shape, reads, training.loss))
         program = Program(
             submodel=str(spec),
             sample_shape=sample_shape,

@@ -1,0 +1,140 @@
+"""Models that cannot be recorded or lowered: the sentence, and the line of their own source."""
+
+import inspect
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exporters import compile_graphs
+from exporters.capture import capture
+from exporters.source_lines import is_users
+from profiles.errors import ExportError, ModelError
+from toolkit import split
+
+SHAPE = (1, 6, 6)
+
+
+class Model(nn.Module):
+    """(N, 1, 6, 6) -> (N, 3), when `forward` allows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(36, 3)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1))
+
+
+class Decides(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.logits(x)
+        if y.sum() > 0:  # here
+            y = y * 2
+        return y
+
+
+class Reads(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.logits(x)
+        return y * float(y.max())  # here
+
+
+class Selects(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.logits(x)
+        return y + y[y > 0].mean()  # here
+
+
+class Drops(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.logits(x)
+        return y[y[:, 0] > 0]  # here
+
+
+class Fails(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(2)[:, 0, :7])  # here
+
+
+class Counts(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(x * 2 if len(x) > 4 else x)
+
+
+class Fixes(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.reshape(3, 36))
+
+
+class Samples(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        grid = torch.zeros(1, 6, 6, 2).expand(x.shape[0], 6, 6, 2)
+        y = nn.functional.grid_sample(self.layer.bias.mean() * x, grid, align_corners=False)  # here
+        return self.logits(y)
+
+
+def place(model: nn.Module) -> str:
+    """File and line that the comment `here` marks."""
+    lines, first = inspect.getsourcelines(type(model))
+    (offset,) = [number for number, line in enumerate(lines) if line.endswith("# here\n")]
+    return f"test_source_lines.py, line {first + offset}: {lines[offset].strip()})"
+
+
+@pytest.mark.parametrize(
+    ("model", "rule", "remedy"),
+    [
+        (Decides(), "decides by the numbers that flow through it", "Choose with torch.where"),
+        (Reads(), "decides by the numbers that flow through it", "Choose with torch.where"),
+        (Selects(), "The size of aten.index.Tensor", "Mask with torch.where instead"),
+        (Drops(), "The size of aten.index.Tensor", "Mask with torch.where instead"),
+        (Fails(), "cannot be recorded for samples of shape (1, 6, 6)", "same reduction dim"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_what_cannot_be_recorded(
+    model: nn.Module, rule: str, remedy: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ModelError) as error:
+        capture(model, SHAPE)
+    for part in (rule, place(model), remedy):
+        assert part in str(error.value)
+    assert "\n" not in str(error.value)
+    assert capfd.readouterr().err == ""  # nor does torch talk
+
+
+@pytest.mark.parametrize("model", [Counts(), Fixes()], ids=["asks", "fixes"])
+def test_batches_of_some_sizes_only(model: nn.Module) -> None:
+    with pytest.raises(ModelError) as error:
+        capture(model, SHAPE)
+    assert str(error.value) == (
+        "The model cannot be recorded for batches of any size, only for some: its code fixes or "
+        "asks how many samples there are. Write -1 for the batch in reshape and view, and decide "
+        "nothing by len(x) or x.shape[0]."
+    )
+
+
+def test_an_operator_without_a_forward_form() -> None:
+    model = Samples()
+    with pytest.raises(ExportError) as error:
+        compile_graphs(split(model, "full", SHAPE).program)
+    assert "aten::grid_sampler_2d_backward (" in str(error.value)
+    assert place(model) in str(error.value)
+    assert str(error.value).endswith(
+        "has no forward form: grid sampling (no gradient) is not covered; nearest: nn.Upsample."
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "own"),
+    [
+        (__file__, True),
+        (torch.nn.__file__, False),
+        (inspect.getsourcefile(capture), False),
+        (inspect.__file__, False),
+        ("<eval_with_key>.3", False),
+        ("/usr/lib/python3/site-packages/their_models/net.py", True),
+    ],
+)
+def test_whose_a_file_is(file: str, own: bool) -> None:
+    assert is_users(file) is own
