@@ -8,7 +8,7 @@ from torch import nn
 from device_agent.files import check_file_place, fingerprint, refuse_existing, write_file
 from device_agent.manifest import MANIFEST
 from exporters import export
-from exporters.bundle_writer import Graph
+from exporters.bundle_writer import Graph, peak_bytes
 from exporters.costs import macs
 from exporters.export import Format
 from exporters.program import ProgramSignature, Report, silent
@@ -45,12 +45,17 @@ class Request:
 
 @dataclass(frozen=True)
 class SignatureCost:
-    """One graph: its operators, the multiply-accumulates of one batch, and its size in bytes."""
+    """One graph: its operators, the multiply-accumulates of one batch, and its size in bytes.
+
+    `peak_bytes` is what a run on one batch is predicted to add to an idle agent's memory; None
+    where that is not known.
+    """
 
     name: str
     operators: int
     macs: int
     graph_bytes: int
+    peak_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,13 @@ def export_from(origin: Origin, request: Request, report: Report) -> Exported:
 
 def cost(signature: ProgramSignature, graph: Graph, batch: int) -> SignatureCost:
     """What `signature`, lowered to `graph`, costs for `batch` samples."""
-    return SignatureCost(signature.name, graph.operators, macs(signature, batch), graph.size)
+    return SignatureCost(
+        name=signature.name,
+        operators=graph.operators,
+        macs=macs(signature, batch),
+        graph_bytes=graph.size,
+        peak_bytes=peak_bytes(graph, batch),
+    )
 
 
 def check_places(request: Request) -> None:

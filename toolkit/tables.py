@@ -136,11 +136,14 @@ def show_export(exported: Exported, batch: int) -> None:
         return
     if exported.fit is not None:
         console.print(str(exported.fit), markup=False)
-    graphs = table("signature", "operators", "MACs", "graph")
+    graphs = table("signature", "operators", "MACs", "graph", "peak memory")
     for one in exported.signatures:
-        graphs.add_row(one.name, f"{one.operators:,}", products(one.macs), size(one.graph_bytes))
+        peak = "unknown" if one.peak_bytes is None else size(one.peak_bytes)
+        graphs.add_row(
+            one.name, f"{one.operators:,}", products(one.macs), size(one.graph_bytes), peak
+        )
     console.print(graphs)
-    console.print(f"MACs for a batch of {batch}")
+    console.print(f"for a batch of {batch}; peak memory: predicted, above the idle agent")
     if exported.verdict is None:
         console.print("not verified (--no-verify)")
     else:

@@ -14,14 +14,14 @@ from commands import Done, refused, run
 
 EXPORTED = r"""cp:2\.0: 510 trained parameters, capacity 1\.33, 712 B of weights
 fit of the factors 0\.\d\d, least 0\.\d\d for '\w+\.weight'
-signature +operators +MACs +graph
-personal_init +\d+ +[\d.]+ k +[\d.]+ kB
-personal_step +\d+ +[\d.]+ k +[\d.]+ kB
-factor_step +\d+ +[\d.]+ k +[\d.]+ kB
-predict +\d+ +[\d.]+ k +[\d.]+ kB
-evaluate +\d+ +[\d.]+ k +[\d.]+ kB
-predict_local +\d+ +[\d.]+ k +[\d.]+ kB
-MACs for a batch of 4
+signature +operators +MACs +graph +peak memory
+personal_init +\d+ +[\d.]+ k +[\d.]+ kB +[\d.]+ MB
+personal_step +\d+ +[\d.]+ k +[\d.]+ kB +[\d.]+ MB
+factor_step +\d+ +[\d.]+ k +[\d.]+ kB +[\d.]+ MB
+predict +\d+ +[\d.]+ k +[\d.]+ kB +[\d.]+ MB
+evaluate +\d+ +[\d.]+ k +[\d.]+ kB +[\d.]+ MB
+predict_local +\d+ +[\d.]+ k +[\d.]+ kB +[\d.]+ MB
+for a batch of 4; peak memory: predicted, above the idle agent
 verified: relative error \d\.\de-\d\d \(tolerance 5e-03, seed \d+\)
   worst tensor: '\S+' of '\w+'(?:, step [123] of 3)?
 bundle: cp-1
