@@ -1,8 +1,8 @@
 """Child process of `bench_step.py`: one peer, one training step, steps on request.
 
-`python step_worker.py PEER CASE GRAPH THREADS` answers on standard output, one JSON value a line:
-first the peer's name and version, then for every line that it reads: `time` the seconds of one
-step, `memory` the bytes that steps take above the idle process.
+`python step_worker.py PEER CASE GRAPH THREADS` (PEER pytorch, onnx or litert) answers on standard
+output, one JSON value a line: first the peer's name and version, then for every line that it reads:
+`time` the seconds of one step, `memory` the bytes that steps take above the idle process.
 """
 
 import json
@@ -42,21 +42,22 @@ def pytorch(case: str, threads: int) -> tuple[str, int, Step]:
     return f"PyTorch {torch.__version__}", status("VmRSS"), eager_step(CASES[case])
 
 
-def onnx(graph: str, threads: int) -> tuple[str, int, Step]:
-    """ONNX Runtime as the agent opens it."""
+def agent(runtime: str, graph: str, threads: int) -> tuple[str, int, Step]:
+    """A runtime as the agent opens it, running the one signature that GRAPH is named after."""
     import numpy as np
 
-    from device_agent.onnx_runtime import DESCRIPTION, OnnxSession
+    from device_agent.runtime import describe, open_session
 
     idle = status("VmRSS")
-    session = OnnxSession(Path(graph), threads)
-    feeds = dict(np.load(Path(graph).with_suffix(".npz")))
+    path = Path(graph)
+    session = open_session(runtime, path, path.stem, threads)
+    feeds = dict(np.load(path.with_suffix(".npz")))
 
     def step() -> None:
         results = session.run(feeds)
         feeds.update({n.removesuffix("+"): v for n, v in results.items() if n.endswith("+")})
 
-    return DESCRIPTION, idle, step
+    return describe(runtime), idle, step
 
 
 def answer(name: str, idle: int, step: Step) -> None:
@@ -75,5 +76,7 @@ def answer(name: str, idle: int, step: Step) -> None:
 
 if __name__ == "__main__":
     peer, case, graph, threads = sys.argv[1:]
-    started = pytorch(case, int(threads)) if peer == "pytorch" else onnx(graph, int(threads))
-    answer(*started)
+    if peer == "pytorch":
+        answer(*pytorch(case, int(threads)))
+    else:
+        answer(*agent(peer, graph, int(threads)))
