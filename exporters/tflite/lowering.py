@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from exporters.graphs import attribute
+from exporters.loops import loop
 from exporters.program import ProgramSignature
 from exporters.tflite.flatbuffer import Size, Subgraph, Tensor, open_size
 from exporters.tflite.values import Layouts, Value
@@ -100,10 +101,13 @@ def call(
         return number_of(lowering, node, known)
     form = forms.get(cast(Any, node.target))
     if form is None:
-        name = getattr(node.target, "_schema", None)
+        schema = getattr(node.target, "_schema", None)
+        needed = f"the operator {schema.name if schema else node.target}"
+        if node.target is loop:
+            needed = "recurrent layers"
         raise ExportError(
-            f"Signature {signature!r} needs the operator {name.name if name else node.target}, "
-            "which has no TFLite form here: export it with --format onnx, or use another layer."
+            f"Signature {signature!r} needs {needed}, which TFLite has no form for here: export it "
+            "with --format onnx, or use another layer."
         )
     first = result[0] if isinstance(result, tuple | list) else result
     assert isinstance(first, torch.Tensor)

@@ -40,7 +40,6 @@ from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-fo
 from exporters.tflite_writer import to_tflite
 
 WITHOUT: dict[str, set[str]] = {
-    "matrix product": {"bilinear"},
     "normalisation": {
         "group",
         "group over time",
