@@ -36,7 +36,7 @@ def report(name: str, alive: int) -> None:
     """Print the row of one case, and the `alive` largest tensors of its planned peak."""
     case, signature = (CASES[name], "train") if name in CASES else (PERSONAL[name], "personal_step")
     with tempfile.TemporaryDirectory() as scratch:
-        graph = write_graph(case, signature, Path(scratch))
+        graph = write_graph(case, signature, "onnx", Path(scratch))
         found = footprint(graph.read_bytes(), BATCH)
         peak = memory("onnx", name, graph)
         row = [f"{bytes_ / MB:.1f}" for bytes_ in (found.planned, found.arena, found.process, peak)]
