@@ -210,13 +210,6 @@ def scalar_tensor(lowering: Lowering, number: Number, **options: object) -> Valu
     return full(lowering, None, number)
 
 
-def arange(lowering: Lowering, start: int, end: int, step: int = 1, **options: object) -> Value:
-    """Whole numbers, constant: there is no range as long as the batch."""
-    if not all(isinstance(n, int) for n in (start, end, step)):
-        raise NotImplementedError("a range as long as the batch")
-    return Value.plain(lowering.graph.constant(np.arange(start, end, step).astype(lowering.dtype)))
-
-
 ADD = binary("ADD", "AddOptions")
 SUB = binary("SUB", "SubOptions")
 MUL = binary("MUL", "MulOptions")
@@ -233,6 +226,9 @@ FORMS: Forms = {
     aten.div.Scalar: DIV,
     aten.maximum.default: binary("MAXIMUM", "MaximumMinimumOptions"),
     aten.minimum.default: binary("MINIMUM", "MaximumMinimumOptions"),
+    aten.atan2.default: binary("ATAN2", "ATan2Options"),
+    aten.remainder.Tensor: binary("FLOOR_MOD", "FloorModOptions"),
+    aten.remainder.Scalar: binary("FLOOR_MOD", "FloorModOptions"),
     aten.eq.Tensor: binary("EQUAL", "EqualOptions", "bool"),
     aten.eq.Scalar: binary("EQUAL", "EqualOptions", "bool"),
     aten.ne.Tensor: binary("NOT_EQUAL", "NotEqualOptions", "bool"),
@@ -280,5 +276,4 @@ FORMS: Forms = {
     aten.full.default: full,
     aten.full_like.default: full_like,
     aten.scalar_tensor.default: scalar_tensor,
-    aten.arange.start_step: arange,
 }

@@ -14,7 +14,10 @@ from torch import SymFloat, SymInt
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from exporters.coverage import advice
 from exporters.graphs import attribute
+from exporters.loops import loop
+from exporters.places import place
 from exporters.program import ProgramSignature
 from exporters.tflite.flatbuffer import Size, Subgraph, Tensor, open_size
 from exporters.tflite.values import Layouts, Value
@@ -83,14 +86,18 @@ def lower(graph: GraphModule, signature: ProgramSignature, forms: Forms) -> Subg
         elif node.op == "get_attr":
             known[node] = Value.plain(subgraph.constant(attribute(graph, node.target).numpy()))
         elif node.op == "call_function":
-            known[node] = call(lowering, node, known, forms, signature.name)
+            known[node] = call(lowering, node, known, forms, signature)
         else:
             finish(lowering, [known[n] for n in node.args[0]], signature)
     return subgraph.pruned()
 
 
 def call(
-    lowering: Lowering, node: Node, known: dict[Node, Any], forms: Forms, signature: str
+    lowering: Lowering,
+    node: Node,
+    known: dict[Node, Any],
+    forms: Forms,
+    signature: ProgramSignature,
 ) -> Any:
     """The value of one operator's node."""
     if node.target is operator.getitem:
@@ -98,13 +105,7 @@ def call(
     result = node.meta.get("val")
     if node.target in SIZES or isinstance(result, SymInt | SymFloat):
         return number_of(lowering, node, known)
-    form = forms.get(cast(Any, node.target))
-    if form is None:
-        name = getattr(node.target, "_schema", None)
-        raise ExportError(
-            f"Signature {signature!r} needs the operator {name.name if name else node.target}, "
-            "which has no TFLite form here: export it with --format onnx, or use another layer."
-        )
+    form = form_of(cast(Any, node.target), forms, signature)
     first = result[0] if isinstance(result, tuple | list) else result
     assert isinstance(first, torch.Tensor)
     lowering.shape, lowering.dtype = shape_of(first), dtype_of(first)
@@ -112,10 +113,28 @@ def call(
     try:
         return form(lowering, *args, **options)
     except (NotImplementedError, TypeError) as error:  # sympy: an open size is no int
+        where = place(signature.source, cast(Any, node.target)._schema.name)
         raise ExportError(
-            f"Signature {signature!r}: {node.target} has no TFLite form as it is used here: "
-            f"{error}. Export it with --format onnx, or use another layer."
+            f"Signature {signature.name!r}: {node.target}{where} has no TFLite form as it is used "
+            f"here: {error}. Export it with --format onnx, or use another layer."
         ) from error
+
+
+def form_of(operator: OpOverload[..., Any], forms: Forms, signature: ProgramSignature) -> Form:
+    """The form of an operator. Raises ExportError where there is none."""
+    if operator is loop:
+        raise ExportError(
+            f"Signature {signature.name!r} has a recurrent layer, whose loop over time is written "
+            "for ONNX only, so far: export it with --format onnx."
+        )
+    form = forms.get(operator)
+    if form is None:
+        name = operator._schema.name
+        raise ExportError(
+            f"Signature {signature.name!r} needs the operator {name}"
+            f"{place(signature.source, name)}, which has no TFLite form: {advice(name)}"
+        )
+    return form
 
 
 def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
@@ -165,6 +184,15 @@ def batch_of(lowering: Lowering, tensor: Tensor) -> Tensor:
     )
     ends = [lowering.integers([n]) for n in (0, 1)]
     return lowering.emit("SLICE", [shape, *ends], (1,), "SliceOptions")
+
+
+def counted(lowering: Lowering, count: Size) -> Tensor:
+    """0, 1, .. ahead of `count` as int32."""
+    if not open_size(count):
+        return lowering.graph.constant(np.arange(int(count), dtype=np.int32))
+    start, step = (lowering.graph.constant(np.asarray(n, np.int32)) for n in (0, 1))
+    end = lowering.reshape(lowering.open_size(count), ())
+    return lowering.emit("RANGE", [start, end, step], (count,), "RangeOptions")
 
 
 def finish(lowering: Lowering, results: Sequence[Value], signature: ProgramSignature) -> None:

@@ -42,8 +42,16 @@ def expand(lowering: Lowering, x: Value, size: object, **options: object) -> Val
 
 
 def repeat(lowering: Lowering, x: Value, times: Sequence[int]) -> Value:
-    """`x` side by side with itself, `times` along each axis."""
-    dense = lowering.dense(lowering.reshaped(x, (*[1] * (len(times) - len(x.shape)), *x.shape)))
+    """`x` side by side with itself, `times` along each axis; as often as the batch says by
+    expanding a new axis ahead.
+    """
+    whole = lowering.shape
+    lead = (*[1] * (len(times) - len(x.shape)), *x.shape)
+    if any(map(open_size, times)):
+        new = lowering.reshaped(x, [n for size in lead for n in (1, size)])
+        pairs = [n for pair in zip(times, lead, strict=True) for n in pair]
+        return lowering.reshaped(new.expanded(pairs), whole)
+    dense = lowering.dense(lowering.reshaped(x, lead))
     tensor = lowering.emit(
         "TILE", [dense, lowering.integers([int(n) for n in times])], lowering.shape, "TileOptions"
     )
