@@ -186,6 +186,22 @@ def clamp(
     return x
 
 
+def relu(lowering: Lowering, x: Value) -> Value:
+    """max(x, 0), which is `x` where that is one already."""
+    if x.tensor.index in lowering.rectified:
+        return x
+    found = apply(lowering, "RELU", [x])
+    lowering.rectified.add(found.tensor.index)
+    return found
+
+
+def hardtanh(lowering: Lowering, x: Value, low: Number = -1, high: Number = 1) -> Value:
+    """`x` held between two numbers, at once for -1 and 1."""
+    if (low, high) == (-1, 1):
+        return apply(lowering, "RELU_N1_TO_1", [x])
+    return clamp(lowering, x, low, high)
+
+
 def cast(lowering: Lowering, x: Value, **options: object) -> Value:
     """`x` in the node's type; a device and a memory format are no concern of a graph."""
     if x.tensor.dtype == lowering.dtype:
@@ -260,12 +276,13 @@ FORMS: Forms = {
     aten.sin.default: unary("SIN"),
     aten.cos.default: unary("COS"),
     aten.sign.default: unary("SIGN"),
-    aten.relu.default: unary("RELU"),
+    aten.relu.default: relu,
     aten.tanh.default: unary("TANH"),
     aten.sigmoid.default: unary("LOGISTIC"),
     aten.gelu.default: gelu,
     aten.erf.default: erf,
     aten.clamp.default: clamp,
+    aten.hardtanh.default: hardtanh,
     aten.pow.Tensor_Scalar: power,
     aten.pow.Tensor_Tensor: binary("POW", "PowOptions"),
     aten.pow.Scalar: reversed_binary("POW", "PowOptions"),

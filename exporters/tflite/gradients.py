@@ -129,8 +129,19 @@ def average_pool(
 
 
 def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
-    """dX = grad where x > threshold, 0 elsewhere: sign(relu(x - threshold)) is 1 there, else 0."""
-    return grad * torch.sign(torch.relu(x - threshold if threshold else x))
+    """dX = grad where z = relu(x - threshold) > 0, 0 elsewhere: min(z, 1) rounded up.
+
+    XNNPACK has these, but neither comparisons nor signs: what it does not take splits its graph,
+    and everything that is ready runs, and is kept, before the split.
+    """
+    above = torch.relu(x - threshold if threshold else x)
+    return grad * torch.ceil(aten.hardtanh(above, -1.0, 1.0))
+
+
+def log_softmax(x: Tensor, axis: int, half_to_float: bool) -> Tensor:
+    """z - log(sum(exp(z))) with z = x - max(x)."""
+    moved = x - x.amax(axis, keepdim=True)
+    return moved - torch.log(torch.exp(moved).sum(axis, keepdim=True))
 
 
 def log1p(x: Tensor) -> Tensor:
@@ -212,7 +223,6 @@ def var_mean(
 
 PYTORCHS = (
     aten.native_layer_norm.default,
-    aten.hardtanh.default,
     aten.leaky_relu.default,
     aten.elu.default,
     aten.linalg_vector_norm.default,
@@ -229,6 +239,7 @@ FORMS: Forms = {
     aten.slice_scatter.default: slice_scatter,
     aten.var.correction: var,
     aten.var_mean.correction: var_mean,
+    aten._log_softmax.default: log_softmax,
     aten.log1p.default: log1p,
     aten.expm1.default: expm1,
     aten.convolution_backward.default: convolution_backward,

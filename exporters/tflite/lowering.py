@@ -46,6 +46,7 @@ class Lowering(Layouts):
         super().__init__(graph)
         self.shape: tuple[Size, ...] = ()
         self.dtype = "float32"
+        self.rectified: set[int] = set()  # tensors without negative numbers
 
     def scalar(self, number: "Number | SymInt | SymFloat | Value", dtype: str) -> Value:
         """A number as a tensor of no axes."""
@@ -70,6 +71,7 @@ class Lowering(Layouts):
 
 def lower(graph: GraphModule, signature: ProgramSignature, forms: Forms) -> Subgraph:
     """The subgraph of a traced signature. Raises ExportError naming what TFLite has no form for."""
+    check_forms(graph, forms, signature)
     subgraph = Subgraph(signature.name)
     lowering = Lowering(subgraph)
     known: dict[Node, Any] = {}
@@ -105,7 +107,7 @@ def call(
     result = node.meta.get("val")
     if node.target in SIZES or isinstance(result, SymInt | SymFloat):
         return number_of(lowering, node, known)
-    form = form_of(cast(Any, node.target), forms, signature)
+    form = forms[cast(Any, node.target)]
     first = result[0] if isinstance(result, tuple | list) else result
     assert isinstance(first, torch.Tensor)
     lowering.shape, lowering.dtype = shape_of(first), dtype_of(first)
@@ -120,21 +122,22 @@ def call(
         ) from error
 
 
-def form_of(operator: OpOverload[..., Any], forms: Forms, signature: ProgramSignature) -> Form:
-    """The form of an operator. Raises ExportError where there is none."""
-    if operator is loop:
-        raise ExportError(
-            f"Signature {signature.name!r} has a recurrent layer, whose loop over time is written "
-            "for ONNX only, so far: export it with --format onnx."
-        )
-    form = forms.get(operator)
-    if form is None:
-        name = operator._schema.name
+def check_forms(graph: GraphModule, forms: Forms, signature: ProgramSignature) -> None:
+    """Raise ExportError for the first operator that has no form."""
+    for node in graph.graph.nodes:
+        target = node.target
+        if not isinstance(target, OpOverload) or target in SIZES or target in forms:
+            continue
+        if target is loop:
+            raise ExportError(
+                f"Signature {signature.name!r} has a recurrent layer, whose loop over time is "
+                "written for ONNX only, so far: export it with --format onnx."
+            )
+        name = target._schema.name
         raise ExportError(
             f"Signature {signature.name!r} needs the operator {name}"
             f"{place(signature.source, name)}, which has no TFLite form: {advice(name)}"
         )
-    return form
 
 
 def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:

@@ -95,7 +95,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(10, *SHAPE)).astype(np.float32)
     np.savez(folder / "data.npz", x=x, y=draw.integers(CLASSES, size=10))
-    session = open_session(done.graphs["predict"])
+    session = open_session(done.graphs["predict"].data)
     stored = {n: t.numpy() for n, t in values.items()}
     fed = {i.name: x if i.name == "x" else stored[i.name] for i in session.get_inputs()}
     with torch.no_grad():

@@ -30,7 +30,7 @@ from exporters.coverage import GROUPS, REFUSALS
 from exporters.onnx_writer import to_onnx
 from layer_cases import Case, Row, assert_close, open_session, together
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
-from operator_rows import ROWS, of
+from operator_rows import PLACES, ROWS, of
 from oracles import Device, Plan
 from profiles.errors import BundleError, ExportError
 from toolkit import TrainingConfig, load_model, split
@@ -85,7 +85,8 @@ def test_what_is_not_covered_is_refused_with_the_nearest_way(name: str) -> None:
 
 
 def test_a_use_without_a_form_is_refused_with_its_place() -> None:
-    case = Case.of(Row(of(lambda x: x.roll(1, 0)), (3,)), record=True)
+    row = Row(of(lambda x: x.scatter(1, PLACES[:1].expand(x.shape[0], -1), x.sin())), (4,))
+    case = Case.of(row, record=True)
     with pytest.raises(ExportError, match=r"test_tflite\.py:\d+.* TFLite form.*--format onnx"):
         to_tflite([case.signature])
 
