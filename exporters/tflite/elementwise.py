@@ -9,7 +9,7 @@ import torch
 
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
 from exporters.tflite.lowering import Forms, Lowering, Number, as_float
-from exporters.tflite.values import Value
+from exporters.tflite.values import IMAGE, Value
 
 aten = torch.ops.aten
 Single = Callable[..., Value]
@@ -37,9 +37,10 @@ def apply(
 ) -> Value:
     """The operator `code` on values that repeat along axes that they lack, in one common layout.
 
-    The largest one's layout is taken; the others follow, which is free where they are vectors.
+    The largest one's layout is taken, of equals that of convolutions; the others follow, which is
+    free where they are vectors.
     """
-    lead = max(values, key=elements)
+    lead = max(values, key=lambda value: (elements(value), value.order == IMAGE))
     rank = max(len(v.held) for v in values)
     shape = broadcast([v.held for v in values], rank)
     if len(lead.order) < rank:
@@ -202,10 +203,24 @@ def hardtanh(lowering: Lowering, x: Value, low: Number = -1, high: Number = 1) -
     return clamp(lowering, x, low, high)
 
 
+def greater(lowering: Lowering, a: Any, b: Any) -> Value:
+    """Where a > b."""
+    found = COMPARE(lowering, a, b)
+    if isinstance(a, Value) and isinstance(b, Value) and a.tensor.dtype == "float32":
+        lowering.greater[found] = a, b
+    return found
+
+
 def cast(lowering: Lowering, x: Value, **options: object) -> Value:
-    """`x` in the node's type; a device and a memory format are no concern of a graph."""
+    """`x` in the node's type; a device and a memory format are no concern of a graph.
+
+    Whether a > b is min(relu(a - b), 1) rounded up as float32: XNNPACK takes that, no comparison.
+    """
     if x.tensor.dtype == lowering.dtype:
         return x
+    if x in lowering.greater and lowering.dtype == "float32":
+        above = apply(lowering, "RELU", [SUB(lowering, *lowering.greater[x])])
+        return apply(lowering, "CEIL", [hardtanh(lowering, above)])
     return apply(lowering, "CAST", [x], "CastOptions", lowering.dtype)
 
 
@@ -227,6 +242,7 @@ def scalar_tensor(lowering: Lowering, number: Number, **options: object) -> Valu
 
 
 ADD = binary("ADD", "AddOptions")
+COMPARE = binary("GREATER", "GreaterOptions", "bool")
 SUB = binary("SUB", "SubOptions")
 MUL = binary("MUL", "MulOptions")
 DIV = binary("DIV", "DivOptions")
@@ -249,7 +265,7 @@ FORMS: Forms = {
     aten.eq.Scalar: binary("EQUAL", "EqualOptions", "bool"),
     aten.ne.Tensor: binary("NOT_EQUAL", "NotEqualOptions", "bool"),
     aten.ne.Scalar: binary("NOT_EQUAL", "NotEqualOptions", "bool"),
-    aten.gt.Tensor: binary("GREATER", "GreaterOptions", "bool"),
+    aten.gt.Tensor: greater,
     aten.gt.Scalar: binary("GREATER", "GreaterOptions", "bool"),
     aten.ge.Tensor: binary("GREATER_EQUAL", "GreaterEqualOptions", "bool"),
     aten.ge.Scalar: binary("GREATER_EQUAL", "GreaterEqualOptions", "bool"),

@@ -46,6 +46,7 @@ class Lowering(Layouts):
         super().__init__(graph)
         self.shape: tuple[Size, ...] = ()
         self.dtype = "float32"
+        self.greater: dict[Value, tuple[Value, Value]] = {}  # what was compared
         self.rectified: set[int] = set()  # tensors without negative numbers
 
     def scalar(self, number: "Number | SymInt | SymFloat | Value", dtype: str) -> Value:

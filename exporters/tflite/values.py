@@ -15,6 +15,12 @@ import sympy
 
 from exporters.tflite.flatbuffer import Size, Subgraph, Tensor, open_size
 
+IMAGE = (0, 3, 1, 2)
+"""Where (N, C, H, W) are in TFLite's images (N, H, W, C)."""
+
+SMALL = 4096
+"""Elements up to which ones are stored."""
+
 
 @dataclass(frozen=True)
 class Value:
@@ -133,9 +139,15 @@ class Layouts:
         return Value(self.dense(value, value.order), value.shape, value.order)
 
     def broadcast(self, tensor: Tensor, shape: Sequence[Size]) -> Tensor:
-        """`tensor` repeated to `shape`, which has the same rank."""
+        """`tensor` repeated to `shape`, which has the same rank; by ones where that is small.
+
+        XNNPACK takes no BROADCAST_TO.
+        """
         if tensor.shape == tuple(shape):
             return tensor
+        if not any(map(open_size, shape)) and tensor.dtype == "float32" and product(shape) <= SMALL:
+            ones = self.graph.constant(np.ones([int(n) for n in shape], np.float32))
+            return self.graph.operator("MUL", [tensor, ones], "float32", shape, "MulOptions")
         return self.graph.operator(
             "BROADCAST_TO",
             [tensor, self.sizes(shape)],

@@ -1,10 +1,11 @@
-"""Training steps in ONNX Runtime against PyTorch eager: time, memory, and what slices save.
+"""Training steps in ONNX Runtime and TFLite against PyTorch eager: time and memory.
 
 Every peer runs in a process of its own; they take turns, one step each, so that whatever else the
 machine does meets both alike. Run `make bench-step`; options: --case NAME, --threads N, --steps N.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -22,11 +23,13 @@ from step_cases import BATCH, CASES, Case
 from device_agent.manifest import Port
 from exporters.onnx_writer import to_onnx
 from exporters.program import ProgramSignature
+from exporters.tflite_writer import to_tflite
+from profiles.errors import ExportError
 from toolkit.submodel import Submodel
 from toolkit.weights import from_model
 
 WORKER = Path(__file__).with_name("step_worker.py")
-FORWARD = "predict"
+PEERS = ("pytorch", "onnx", "tflite")
 
 
 class Peer:
@@ -63,10 +66,10 @@ class Peer:
 
 
 class Turn(NamedTuple):
-    """Medians of one case: seconds of a step and bytes above the idle process, by peer."""
+    """Medians of one case by peer: seconds of a step, the same over PyTorch's, bytes above idle."""
 
     seconds: dict[str, float]
-    ratio: float
+    ratio: dict[str, float]
     memory: dict[str, float]
 
 
@@ -97,13 +100,16 @@ def write_graph(case: Case, name: str, folder: Path) -> Path:
     chosen = signature(submodel, name)
     graph = folder / f"{name}.onnx"
     graph.write_bytes(to_onnx(chosen))
+    with contextlib.suppress(ExportError):  # TFLite has no recurrent layers
+        graph.with_suffix(".tflite").write_bytes(to_tflite([chosen]))
     np.savez(graph.with_suffix(".npz"), **arrays(case, submodel, chosen.inputs))
     return graph
 
 
 def compare(name: str, graph: Path, threads: int, steps: int) -> Turn:
     """One case, step by step in turns."""
-    peers = {kind: Peer(kind, name, graph, threads) for kind in ("pytorch", "onnx")}
+    known = PEERS if graph.with_suffix(".tflite").exists() else PEERS[:2]
+    peers = {kind: Peer(kind, name, graph, threads) for kind in known}
     seconds: dict[str, list[float]] = {kind: [] for kind in peers}
     for _ in range(steps):
         for kind, peer in peers.items():
@@ -113,7 +119,10 @@ def compare(name: str, graph: Path, threads: int, steps: int) -> Turn:
         peer.stop()
     return Turn(
         {kind: statistics.median(s) for kind, s in seconds.items()},
-        statistics.median(a / b for a, b in zip(seconds["onnx"], seconds["pytorch"], strict=True)),
+        {
+            kind: statistics.median(a / b for a, b in zip(own, seconds["pytorch"], strict=True))
+            for kind, own in seconds.items()
+        },
         memory,
     )
 
@@ -125,25 +134,39 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=20)
     chosen = options.parse_args()
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
-    print("| case | threads | PyTorch | ONNX | ratio | memory: PyTorch | ONNX | ratio |")
-    print("|---|---|---|---|---|---|---|---|")
-    ratios: dict[int, list[float]] = {}
+    sides = "PyTorch | ONNX | ratio | TFLite | ratio"
+    print(f"| case | threads | {sides} | memory: {sides} |")
+    print(f"|{'---|' * 12}")
+    ratios: dict[tuple[str, int], list[float]] = {}
     for name in chosen.case or CASES:
         with tempfile.TemporaryDirectory() as scratch:
             graph = write_graph(CASES[name], "train", Path(scratch))
             for threads in chosen.threads or (1, 2):
                 turn = compare(name, graph, threads, chosen.steps)
-                ratios.setdefault(threads, []).append(turn.ratio)
+                for kind, ratio in turn.ratio.items():
+                    ratios.setdefault((kind, threads), []).append(ratio)
                 print(row(name, threads, turn), flush=True)
-    for threads, found in ratios.items():
-        print(f"Median over the models, {threads} threads: {statistics.median(found):.2f}")
+    for (kind, threads), found in ratios.items():
+        print(f"Median over the models, {kind}, {threads} threads: {statistics.median(found):.2f}")
 
 
 def row(name: str, threads: int, turn: Turn) -> str:
-    times = " | ".join(f"{1e3 * turn.seconds[kind]:.1f} ms" for kind in ("pytorch", "onnx"))
-    sizes = " | ".join(f"{turn.memory[kind] / 1e6:.0f} MB" for kind in ("pytorch", "onnx"))
-    less = turn.memory["onnx"] / turn.memory["pytorch"]
-    return f"| {name} | {threads} | {times} | {turn.ratio:.2f} | {sizes} | {less:.2f} |"
+    cells = [name, str(threads)]
+    cells += columns(turn.seconds, turn.ratio, 1e3, "{:.1f} ms")
+    less = {kind: size / turn.memory["pytorch"] for kind, size in turn.memory.items()}
+    cells += columns(turn.memory, less, 1e-6, "{:.0f} MB")
+    return f"| {' | '.join(cells)} |"
+
+
+def columns(
+    values: dict[str, float], ratios: dict[str, float], scale: float, form: str
+) -> list[str]:
+    """PyTorch's value, then the others' with their ratios; dashes for a peer that is absent."""
+    cells = [form.format(scale * values["pytorch"])]
+    for kind in PEERS[1:]:
+        there = kind in values
+        cells += [form.format(scale * values[kind]), f"{ratios[kind]:.2f}"] if there else ["-", "-"]
+    return cells
 
 
 if __name__ == "__main__":

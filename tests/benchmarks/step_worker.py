@@ -59,6 +59,23 @@ def onnx(graph: str, threads: int) -> tuple[str, int, Step]:
     return DESCRIPTION, idle, step
 
 
+def tflite(graph: str, threads: int) -> tuple[str, int, Step]:
+    """LiteRT as the agent opens it."""
+    import numpy as np
+
+    from device_agent.litert_runtime import LitertSession, description
+
+    idle = status("VmRSS")
+    session = LitertSession(Path(graph).with_suffix(".tflite"), Path(graph).stem, threads)
+    feeds = dict(np.load(Path(graph).with_suffix(".npz")))
+
+    def step() -> None:
+        results = session.run(feeds)
+        feeds.update({n.removesuffix("+"): v for n, v in results.items() if n.endswith("+")})
+
+    return description(), idle, step
+
+
 def answer(name: str, idle: int, step: Step) -> None:
     """Serve requests until standard input ends."""
     for _ in range(WARM_UP):
@@ -75,5 +92,7 @@ def answer(name: str, idle: int, step: Step) -> None:
 
 if __name__ == "__main__":
     peer, case, graph, threads = sys.argv[1:]
-    started = pytorch(case, int(threads)) if peer == "pytorch" else onnx(graph, int(threads))
-    answer(*started)
+    if peer == "pytorch":
+        answer(*pytorch(case, int(threads)))
+    else:
+        answer(*{"onnx": onnx, "tflite": tflite}[peer](graph, int(threads)))

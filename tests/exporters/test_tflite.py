@@ -30,7 +30,7 @@ from exporters.coverage import GROUPS, REFUSALS
 from exporters.onnx_writer import to_onnx
 from layer_cases import Case, Row, assert_close, open_session, together
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
-from operator_rows import PLACES, ROWS, of
+from operator_rows import PICK, ROWS, of
 from oracles import Device, Plan
 from profiles.errors import BundleError, ExportError
 from toolkit import TrainingConfig, load_model, split
@@ -85,9 +85,11 @@ def test_what_is_not_covered_is_refused_with_the_nearest_way(name: str) -> None:
 
 
 def test_a_use_without_a_form_is_refused_with_its_place() -> None:
-    row = Row(of(lambda x: x.scatter(1, PLACES[:1].expand(x.shape[0], -1), x.sin())), (4,))
+    row = Row(of(lambda x: x[:, PICK, :, PICK].sin().transpose(0, 1)), (3, 4, 5))
     case = Case.of(row, record=True)
-    with pytest.raises(ExportError, match=r"test_tflite\.py:\d+.* TFLite form.*--format onnx"):
+    with pytest.raises(
+        ExportError, match=r"operator_rows\.py:\d+.* axes that are apart.*--format onnx"
+    ):
         to_tflite([case.signature])
 
 
@@ -108,6 +110,16 @@ def test_dropout_is_as_in_onnxruntime(seed: int) -> None:
         names = [output.name for output in theirs.get_outputs()]
         for name, value in zip(names, theirs.run(None, feeds), strict=True):
             np.testing.assert_allclose(came[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_xnnpack_takes_the_step_as_a_whole() -> None:
+    """Otherwise what is ready before an operator that it does not take is computed and kept."""
+    model = load_model("toolkit.models:digits_cnn", seed=0)
+    program = split(model, "full", (1, 8, 8), TRAINING).program
+    train = next(s for s in program.signatures if s.name == "train")
+    run = Interpreter(model_content=to_tflite([train]), num_threads=1)
+    names = [operator["op_name"] for operator in run._get_ops_details()]
+    assert names.count("DELEGATE") == 1
 
 
 def one_round(
