@@ -86,23 +86,25 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: convolution
     strip = torch.cat(
         [cut(image, 2, n * window.dilation[1], window.stride[1], wide) for n in range(columns)], 3
     )
-    grads = grad.permute(0, 2, 3, 1).reshape(batch, high * wide, outputs)
+    # In this order before it is repeated: XNNPACK turns the left factor of a product by a copy.
+    grads = grad.reshape(batch, outputs, high * wide)
+    grads = grads.clone(memory_format=torch.contiguous_format)
     if window.stride[0] > 1:
         products = []
         for row in range(rows):
             part = cut(strip, 1, row * window.dilation[0], window.stride[0], high)
             part = part.reshape(batch, high * wide, columns * inputs)
-            products.append(torch.bmm(grads.transpose(1, 2), part).sum(0))
+            products.append(torch.bmm(grads, part).sum(0))
         found = torch.stack(products)
     else:
         lines = image.shape[1]
         shifts = [row * window.dilation[0] for row in range(rows)]
         moved = [
-            aten.constant_pad_nd(grads, [0, 0, shift * wide, (lines - high - shift) * wide])
+            aten.constant_pad_nd(grads, [shift * wide, (lines - high - shift) * wide])
             for shift in shifts
         ]
         strip = strip.reshape(batch, lines * wide, columns * inputs)
-        found = torch.bmm(torch.cat(moved, 2).transpose(1, 2), strip).sum(0)
+        found = torch.bmm(torch.cat(moved, 1), strip).sum(0)
     return found.reshape(rows, outputs, columns, inputs).permute(1, 3, 0, 2)
 
 

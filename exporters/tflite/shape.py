@@ -24,6 +24,13 @@ def same(lowering: Lowering, x: Value, **options: object) -> Value:
     return x
 
 
+def clone(lowering: Lowering, x: Value, memory_format: object = None) -> Value:
+    """`x` itself, with its elements in order where that is asked for."""
+    if memory_format is torch.contiguous_format and x.held == x.shape:
+        return Value.plain(lowering.dense(x))
+    return x
+
+
 def view(lowering: Lowering, x: Value, size: object) -> Value:
     """`x` in the node's shape."""
     return lowering.reshaped(x, lowering.shape)
@@ -404,7 +411,7 @@ def cumsum(lowering: Lowering, x: Value, axis: int, **options: object) -> Value:
 SUM = reduction("SUM")
 
 FORMS: Forms = {
-    aten.clone.default: same,
+    aten.clone.default: clone,
     aten.alias.default: same,
     aten.detach.default: same,
     aten.lift_fresh_copy.default: same,

@@ -118,6 +118,7 @@ def test_xnnpack_takes_the_step_as_a_whole() -> None:
     program = split(model, "full", (1, 8, 8), TRAINING).program
     train = next(s for s in program.signatures if s.name == "train")
     run = Interpreter(model_content=to_tflite([train]), num_threads=1)
+    run.allocate_tensors()
     names = [operator["op_name"] for operator in run._get_ops_details()]
     assert names.count("DELEGATE") == 1
 
