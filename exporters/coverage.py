@@ -16,6 +16,7 @@ class Group:
     name: str
     covers: str
     onnx: str = "yes"
+    tflite: str = "yes"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ GROUPS = (
     Group(
         "recurrence",
         "nn.LSTM, nn.GRU, nn.RNN: any number of layers, one direction or both, as loops over time",
+        tflite="no: the loops are written for ONNX only, so far",
     ),
     Group("batch norm", "1-D and 2-D, by the batch or by running statistics"),
     Group(
@@ -92,9 +94,14 @@ REFUSALS = (
         "bags of any length have no forward form",
         "nn.Embedding and a sum or mean over its axis 1",
     ),
-    Refusal("median", ("median", "kthvalue", "mode"), "not in ONNX", "torch.topk or torch.sort"),
     Refusal(
-        "product over an axis", ("prod", "cumprod"), "not in ONNX", "exp of the sum of logarithms"
+        "median", ("median", "kthvalue", "mode"), "in neither format", "torch.topk or torch.sort"
+    ),
+    Refusal(
+        "product over an axis",
+        ("prod", "cumprod"),
+        "in neither format",
+        "exp of the sum of logarithms",
     ),
     Refusal(
         "antialiased interpolation",
@@ -106,10 +113,10 @@ REFUSALS = (
     Refusal(
         "inverses and decompositions",
         ("linalg", "inverse", "cholesky", "svd"),
-        "not in ONNX",
+        "in neither format",
         "products, as of a fixed number of iterations",
     ),
-    Refusal("sparse gradients", ("sparse",), "not in ONNX", "sparse=False"),
+    Refusal("sparse gradients", ("sparse",), "in neither format", "sparse=False"),
     Refusal("grid sampling", ("grid_sampler",), "no gradient", "nn.Upsample"),
 )
 
@@ -130,9 +137,10 @@ def advice(operator: str) -> str:
 
 def document() -> str:
     """The whole of docs/operators.md."""
-    yes = [(group.name, group.covers, group.onnx) for group in GROUPS]
-    no = [(r.name, f"use {r.nearest}", f"no: {r.reason}") for r in REFUSALS]
-    return "\n".join([*INTRODUCTION, *markdown([("operators", "what of them", "ONNX"), *yes, *no])])
+    head = ("operators", "what of them", "ONNX", "TFLite")
+    yes = [(group.name, group.covers, group.onnx, group.tflite) for group in GROUPS]
+    no = [(r.name, f"use {r.nearest}", *[f"no: {r.reason}"] * 2) for r in REFUSALS]
+    return "\n".join([*INTRODUCTION, *markdown([head, *yes, *no])])
 
 
 INTRODUCTION = (

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from exporters.bundle_writer import Graph
 from exporters.program import Program, ProgramSignature, Report
-from exporters.tflite import elementwise, gradients, products, shape
+from exporters.tflite import elementwise, gradients, products, selection, shape
 from exporters.tflite.flatbuffer import Subgraph, serialize
 from exporters.tflite.lowering import Forms, lower
 from exporters.tracing import trace
 
 FILE = "model.tflite"
-FORMS: Forms = {**elementwise.FORMS, **shape.FORMS, **products.FORMS}
+FORMS: Forms = {**elementwise.FORMS, **shape.FORMS, **products.FORMS, **selection.FORMS}
 
 
 def to_subgraph(signature: ProgramSignature) -> Subgraph:

@@ -3,14 +3,12 @@
 Window o of n along an axis of s elements holds those from floor(o s / n) to ceil((o + 1) s / n).
 """
 
-import math
-
 import torch
 from torch import Tensor
 
 from exporters.decompositions.constants import constant
 from exporters.decompositions.form import Forms
-from exporters.decompositions.pooling import shares
+from exporters.decompositions.pooling import LOWEST, shares
 
 aten = torch.ops.aten
 
@@ -110,7 +108,7 @@ def picks(size: int, count: int) -> list[list[int]]:
 
 
 def windows(x: Tensor, out: list[int]) -> tuple[list[Tensor], list[Tensor]]:
-    """For each place in a window, row by row: its elements, -inf outside, and where they lie."""
+    """For each place in a window, row by row: its elements, LOWEST outside, and where they lie."""
     height, width = (int(n) for n in x.shape[-2:])
     slices, places = [], []
     for row in picks(height, out[0]):
@@ -118,7 +116,7 @@ def windows(x: Tensor, out: list[int]) -> tuple[list[Tensor], list[Tensor]]:
         for column in picks(width, out[1]):
             values = strip.index_select(-1, constant([max(j, 0) for j in column]))
             inside = [[i >= 0 and j >= 0 for j in column] for i in row]
-            slices.append(torch.where(constant(inside), values, -math.inf))
+            slices.append(torch.where(constant(inside), values, LOWEST))
             places.append(constant([[i * width + j for j in column] for i in row]))
     return slices, places
 

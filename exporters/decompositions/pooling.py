@@ -1,7 +1,5 @@
 """Gradient of max pooling, for any window: overlapping, padded, dilated."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -9,6 +7,8 @@ from exporters.decompositions.form import Forms
 from exporters.decompositions.slicing import cut, stuff
 
 aten = torch.ops.aten
+LOWEST = torch.finfo(torch.float32).min
+"""Around an image in place of -inf, of which the difference of two would be no number."""
 
 
 def max_pool_backward(
@@ -31,7 +31,7 @@ def max_pool_backward(
     out = [int(size) for size in grad.shape[2:]]
     spans = [(out[a] - 1) * stride[a] + dilation[a] * (kernel[a] - 1) + 1 for a in (0, 1)]
     behind = [spans[a] - int(x.shape[2 + a]) - padding[a] for a in (0, 1)]
-    framed = aten.constant_pad_nd(x, [padding[1], behind[1], padding[0], behind[0]], -math.inf)
+    framed = aten.constant_pad_nd(x, [padding[1], behind[1], padding[0], behind[0]], LOWEST)
     starts = [
         (i * dilation[0], j * dilation[1]) for i in range(kernel[0]) for j in range(kernel[1])
     ]

@@ -9,7 +9,7 @@ import torch
 
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
 from exporters.tflite.lowering import Forms, Lowering, Number, as_float
-from exporters.tflite.values import Value
+from exporters.tflite.values import IMAGE, Value
 
 aten = torch.ops.aten
 Single = Callable[..., Value]
@@ -37,9 +37,10 @@ def apply(
 ) -> Value:
     """The operator `code` on values that repeat along axes that they lack, in one common layout.
 
-    The largest one's layout is taken; the others follow, which is free where they are vectors.
+    The largest one's layout is taken, of equals that of convolutions; the others follow, which is
+    free where they are vectors.
     """
-    lead = max(values, key=elements)
+    lead = max(values, key=lambda value: (elements(value), value.order == IMAGE))
     rank = max(len(v.held) for v in values)
     shape = broadcast([v.held for v in values], rank)
     if len(lead.order) < rank:
@@ -186,10 +187,40 @@ def clamp(
     return x
 
 
+def relu(lowering: Lowering, x: Value) -> Value:
+    """max(x, 0), which is `x` where that is one already."""
+    if x.tensor.index in lowering.rectified:
+        return x
+    found = apply(lowering, "RELU", [x])
+    lowering.rectified.add(found.tensor.index)
+    return found
+
+
+def hardtanh(lowering: Lowering, x: Value, low: Number = -1, high: Number = 1) -> Value:
+    """`x` held between two numbers, at once for -1 and 1."""
+    if (low, high) == (-1, 1):
+        return apply(lowering, "RELU_N1_TO_1", [x])
+    return clamp(lowering, x, low, high)
+
+
+def greater(lowering: Lowering, a: Any, b: Any) -> Value:
+    """Where a > b."""
+    found = COMPARE(lowering, a, b)
+    if isinstance(a, Value) and isinstance(b, Value) and a.tensor.dtype == "float32":
+        lowering.greater[found] = a, b
+    return found
+
+
 def cast(lowering: Lowering, x: Value, **options: object) -> Value:
-    """`x` in the node's type; a device and a memory format are no concern of a graph."""
+    """`x` in the node's type; a device and a memory format are no concern of a graph.
+
+    Whether a > b is min(relu(a - b), 1) rounded up as float32: XNNPACK takes that, no comparison.
+    """
     if x.tensor.dtype == lowering.dtype:
         return x
+    if x in lowering.greater and lowering.dtype == "float32":
+        above = apply(lowering, "RELU", [SUB(lowering, *lowering.greater[x])])
+        return apply(lowering, "CEIL", [hardtanh(lowering, above)])
     return apply(lowering, "CAST", [x], "CastOptions", lowering.dtype)
 
 
@@ -210,14 +241,8 @@ def scalar_tensor(lowering: Lowering, number: Number, **options: object) -> Valu
     return full(lowering, None, number)
 
 
-def arange(lowering: Lowering, start: int, end: int, step: int = 1, **options: object) -> Value:
-    """Whole numbers, constant: there is no range as long as the batch."""
-    if not all(isinstance(n, int) for n in (start, end, step)):
-        raise NotImplementedError("a range as long as the batch")
-    return Value.plain(lowering.graph.constant(np.arange(start, end, step).astype(lowering.dtype)))
-
-
 ADD = binary("ADD", "AddOptions")
+COMPARE = binary("GREATER", "GreaterOptions", "bool")
 SUB = binary("SUB", "SubOptions")
 MUL = binary("MUL", "MulOptions")
 DIV = binary("DIV", "DivOptions")
@@ -233,11 +258,14 @@ FORMS: Forms = {
     aten.div.Scalar: DIV,
     aten.maximum.default: binary("MAXIMUM", "MaximumMinimumOptions"),
     aten.minimum.default: binary("MINIMUM", "MaximumMinimumOptions"),
+    aten.atan2.default: binary("ATAN2", "ATan2Options"),
+    aten.remainder.Tensor: binary("FLOOR_MOD", "FloorModOptions"),
+    aten.remainder.Scalar: binary("FLOOR_MOD", "FloorModOptions"),
     aten.eq.Tensor: binary("EQUAL", "EqualOptions", "bool"),
     aten.eq.Scalar: binary("EQUAL", "EqualOptions", "bool"),
     aten.ne.Tensor: binary("NOT_EQUAL", "NotEqualOptions", "bool"),
     aten.ne.Scalar: binary("NOT_EQUAL", "NotEqualOptions", "bool"),
-    aten.gt.Tensor: binary("GREATER", "GreaterOptions", "bool"),
+    aten.gt.Tensor: greater,
     aten.gt.Scalar: binary("GREATER", "GreaterOptions", "bool"),
     aten.ge.Tensor: binary("GREATER_EQUAL", "GreaterEqualOptions", "bool"),
     aten.ge.Scalar: binary("GREATER_EQUAL", "GreaterEqualOptions", "bool"),
@@ -264,12 +292,13 @@ FORMS: Forms = {
     aten.sin.default: unary("SIN"),
     aten.cos.default: unary("COS"),
     aten.sign.default: unary("SIGN"),
-    aten.relu.default: unary("RELU"),
+    aten.relu.default: relu,
     aten.tanh.default: unary("TANH"),
     aten.sigmoid.default: unary("LOGISTIC"),
     aten.gelu.default: gelu,
     aten.erf.default: erf,
     aten.clamp.default: clamp,
+    aten.hardtanh.default: hardtanh,
     aten.pow.Tensor_Scalar: power,
     aten.pow.Tensor_Tensor: binary("POW", "PowOptions"),
     aten.pow.Scalar: reversed_binary("POW", "PowOptions"),
@@ -280,5 +309,4 @@ FORMS: Forms = {
     aten.full.default: full,
     aten.full_like.default: full_like,
     aten.scalar_tensor.default: scalar_tensor,
-    aten.arange.start_step: arange,
 }

@@ -50,7 +50,8 @@ class Subgraph:
     data: list[bytes | None] = field(default_factory=list)
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
-    _known: dict[object, Tensor] = field(default_factory=dict)
+    _constants: dict[object, Tensor] = field(default_factory=dict)
+    _outputs: dict[object, list[Tensor]] = field(default_factory=dict)
 
     def tensor(
         self, dtype: str, shape: Sequence[Size], data: bytes | None = None, name: str = ""
@@ -71,9 +72,9 @@ class Subgraph:
     def constant(self, values: np.ndarray) -> Tensor:
         """A constant; equal ones are stored once."""
         key = (values.dtype.name, values.shape, values.tobytes())
-        if key not in self._known:
-            self._known[key] = self.tensor(values.dtype.name, values.shape, values.tobytes())
-        return self._known[key]
+        if key not in self._constants:
+            self._constants[key] = self.tensor(values.dtype.name, values.shape, values.tobytes())
+        return self._constants[key]
 
     def operator(
         self,
@@ -88,21 +89,33 @@ class Subgraph:
 
         `options` names the schema's options table, `settings` are its fields.
         """
-        key = (code, tuple(t.index for t in inputs), dtype, tuple(shape), tuple(settings.items()))
+        return self.several(code, inputs, [(dtype, shape)], options, **settings)[0]
+
+    def several(
+        self,
+        code: str,
+        inputs: Sequence[Tensor],
+        results: Sequence[tuple[str, Sequence[Size]]],
+        options: str | None = None,
+        **settings: object,
+    ) -> list[Tensor]:
+        """As `operator`, for an operator of several outputs, by their types and shapes."""
+        kinds = tuple((dtype, tuple(shape)) for dtype, shape in results)
+        key = (code, tuple(t.index for t in inputs), kinds, tuple(settings.items()))
         # What is as large as the batch is computed again rather than kept until it is needed again.
-        if key not in self._known or any(map(open_size, shape)):
-            output = self.tensor(dtype, shape)
+        if key not in self._outputs or any(open_size(n) for _, shape in kinds for n in shape):
+            outputs = [self.tensor(dtype, shape) for dtype, shape in kinds]
             made = schema.OperatorT()
             made.inputs = np.asarray([t.index for t in inputs], np.int32)
-            made.outputs = np.asarray([output.index], np.int32)
+            made.outputs = np.asarray([t.index for t in outputs], np.int32)
             if options is not None:
                 made.builtinOptionsType = getattr(schema.BuiltinOptions, options)
                 made.builtinOptions = getattr(schema, f"{options}T")()
                 for name, value in settings.items():
                     setattr(made.builtinOptions, name, value)
             self.operators.append((getattr(schema.BuiltinOperator, code), made))
-            self._known[key] = output
-        return self._known[key]
+            self._outputs[key] = outputs
+        return self._outputs[key]
 
     def pruned(self) -> "Subgraph":
         """The same graph without operators and tensors that no output needs."""
@@ -110,7 +123,7 @@ class Subgraph:
         operators = []
         for code, made in reversed(self.operators):
             if needed.intersection(made.outputs.tolist()):
-                needed.update(made.inputs.tolist())
+                needed.update(made.inputs.tolist(), made.outputs.tolist())
                 operators.append((code, made))
         place = {old: new for new, old in enumerate(sorted(needed))}
 

@@ -3,8 +3,10 @@
 They come ahead of the table that all writers share.
 """
 
+import math
 import sys
 from collections.abc import Sequence
+from functools import partial, reduce
 from typing import cast
 
 import torch
@@ -12,9 +14,12 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 
 from exporters.decompositions import convolution
+from exporters.decompositions.average_pooling import corrected, windows
+from exporters.decompositions.constants import constant
 from exporters.decompositions.form import Forms
-from exporters.decompositions.slicing import cut
+from exporters.decompositions.slicing import cut, stuff
 from exporters.decompositions.transposition import UNTRANSPOSED
+from exporters.tflite import functions
 
 aten = torch.ops.aten
 
@@ -81,85 +86,64 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: convolution
     strip = torch.cat(
         [cut(image, 2, n * window.dilation[1], window.stride[1], wide) for n in range(columns)], 3
     )
-    grads = grad.permute(0, 2, 3, 1).reshape(batch, high * wide, outputs)
+    # In this order before it is repeated: XNNPACK turns the left factor of a product by a copy.
+    grads = grad.reshape(batch, outputs, high * wide)
+    grads = grads.clone(memory_format=torch.contiguous_format)
     if window.stride[0] > 1:
         products = []
         for row in range(rows):
             part = cut(strip, 1, row * window.dilation[0], window.stride[0], high)
             part = part.reshape(batch, high * wide, columns * inputs)
-            products.append(torch.bmm(grads.transpose(1, 2), part).sum(0))
+            products.append(torch.bmm(grads, part).sum(0))
         found = torch.stack(products)
     else:
         lines = image.shape[1]
         shifts = [row * window.dilation[0] for row in range(rows)]
         moved = [
-            aten.constant_pad_nd(grads, [0, 0, shift * wide, (lines - high - shift) * wide])
+            aten.constant_pad_nd(grads, [shift * wide, (lines - high - shift) * wide])
             for shift in shifts
         ]
         strip = strip.reshape(batch, lines * wide, columns * inputs)
-        found = torch.bmm(torch.cat(moved, 2).transpose(1, 2), strip).sum(0)
+        found = torch.bmm(torch.cat(moved, 1), strip).sum(0)
     return found.reshape(rows, outputs, columns, inputs).permute(1, 3, 0, 2)
 
 
 def average_pool(
     x: Tensor,
-    kernel: Sequence[int],
+    kernel: list[int],
     stride: Sequence[int] = (),
     padding: Sequence[int] = (0,),
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
+    *,
+    axes: int,
 ) -> Tensor:
-    """The mean of each window: shifted slices added up, over the places that count."""
-    kernel, padding = pair(kernel), pair(padding)
-    stride = pair(stride) if stride else kernel
-    size = [
-        windows(int(x.shape[2 + axis]), kernel[axis], stride[axis], padding[axis], ceil_mode)
-        for axis in (0, 1)
-    ]
-    pads = []
-    counts = []
-    for axis in (1, 0):
-        length, front = int(x.shape[2 + axis]), padding[axis]
-        span = (int(size[axis]) - 1) * stride[axis] + kernel[axis]
-        pads += [front, span - front - length]
-        ends = (-front, length + front) if count_include_pad else (0, length)
-        starts = [n * stride[axis] - front for n in range(int(size[axis]))]
-        counts.append([min(s + kernel[axis], ends[1]) - max(s, ends[0]) for s in starts])
-    framed = aten.constant_pad_nd(x, pads)
-    lines = [cut(framed, 2, n, stride[0], int(size[0])) for n in range(kernel[0])]
-    total = lines[0]
-    for line in lines[1:]:
-        total = total + line
-    places = [cut(total, 3, n, stride[1], int(size[1])) for n in range(kernel[1])]
-    total = places[0]
-    for place in places[1:]:
-        total = total + place
-    if divisor_override is not None:
-        return total / divisor_override
-    below = [[high * wide for wide in counts[0]] for high in counts[1]]
-    if len({n for row in below for n in row}) == 1:
-        return total / below[0][0]
-    for axis, sizes in ((2, counts[1]), (3, counts[0])):
-        parts = [total.select(axis, n).unsqueeze(axis) / count for n, count in enumerate(sizes)]
-        total = torch.cat(parts, axis)
-    return total
-
-
-def windows(length: int, kernel: int, stride: int, padding: int, ceil_mode: bool) -> int:
-    """How many windows there are; with `ceil_mode` also one that ends behind the padding."""
-    count = (length + 2 * padding - kernel + (stride - 1 if ceil_mode else 0)) // stride + 1
-    return count - 1 if ceil_mode and (count - 1) * stride >= length + padding else count
-
-
-def pair(sizes: Sequence[int]) -> list[int]:
-    """Both sizes of a square one."""
-    return list(sizes) * 2 if len(sizes) == 1 else list(sizes)
+    """The mean of each window: shifted slices added up, over the elements that count."""
+    along = windows(x, kernel, list(stride), list(padding), ceil_mode, axes)
+    total: Tensor = aten.constant_pad_nd(
+        x, [n for w in reversed(along) for n in (w.front, w.behind)]
+    )
+    for axis, w in enumerate(along, x.dim() - axes):
+        total = reduce(torch.add, [cut(total, axis, n, w.step, w.count) for n in range(w.kernel)])
+    means = total * (1 / math.prod(w.kernel for w in along))
+    return corrected(means, along, count_include_pad, divisor_override)
 
 
 def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
-    """dX = grad where x > threshold, 0 elsewhere: sign(relu(x - threshold)) is 1 there, else 0."""
-    return grad * torch.sign(torch.relu(x - threshold if threshold else x))
+    """dX = grad where z = relu(x - threshold) > 0, 0 elsewhere: min(z, 1) rounded up.
+
+    XNNPACK has these, but neither comparisons nor signs: what it does not take splits its graph,
+    and everything that is ready runs, and is kept, before the split.
+    """
+    above = torch.relu(x - threshold if threshold else x)
+    return grad * torch.ceil(aten.hardtanh(above, -1.0, 1.0))
+
+
+def log_softmax(x: Tensor, axis: int, half_to_float: bool) -> Tensor:
+    """z - log(sum(exp(z))) with z = x - max(x)."""
+    moved = x - x.amax(axis, keepdim=True)
+    return moved - torch.log(torch.exp(moved).sum(axis, keepdim=True))
 
 
 def log1p(x: Tensor) -> Tensor:
@@ -186,12 +170,22 @@ def slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> Tensor:
-    """`x` with `part` in the place of a slice: what is ahead of it, the part, what is behind."""
+    """`x` with `part` in the place of a slice: what is ahead of it, the part, what is behind.
+
+    A part of every `step`-th element gets zeros between them, which `x` replaces.
+    """
     if step == 1 and not start and (end is None or end >= sys.maxsize):
         return part
-    if step != 1 or not isinstance(x.shape[axis], int):
+    if not isinstance(x.shape[axis], int):
         return NotImplemented  # type: ignore[no-any-return]
     first, last, _ = slice(start, end).indices(int(x.shape[axis]))
+    if step != 1:
+        axis %= x.dim()
+        taken = range(first, last, step)
+        spaced = stuff(part.movedim(axis, -1), [step])
+        spaced = aten.constant_pad_nd(spaced, [first, x.shape[axis] - first - spaced.shape[-1]])
+        inside = constant([place in taken for place in range(x.shape[axis])])
+        return torch.where(inside, spaced, x.movedim(axis, -1)).movedim(-1, axis)
     ahead, behind = first, int(x.shape[axis]) - last
     pieces = [cut(x, axis, 0, 1, ahead)] if ahead else []
     pieces.append(part)
@@ -231,8 +225,6 @@ def var_mean(
 
 PYTORCHS = (
     aten.native_layer_norm.default,
-    aten.native_group_norm.default,
-    aten.hardtanh.default,
     aten.leaky_relu.default,
     aten.elu.default,
     aten.linalg_vector_norm.default,
@@ -242,11 +234,14 @@ PYTORCHS = (
 FORMS: Forms = {
     **cast(Forms, get_decompositions(PYTORCHS)),
     **UNTRANSPOSED,
-    aten.avg_pool2d.default: average_pool,
+    **functions.FORMS,
+    aten.avg_pool2d.default: partial(average_pool, axes=2),
+    aten.avg_pool3d.default: partial(average_pool, axes=3),
     aten.split_with_sizes.default: split,
     aten.slice_scatter.default: slice_scatter,
     aten.var.correction: var,
     aten.var_mean.correction: var_mean,
+    aten._log_softmax.default: log_softmax,
     aten.log1p.default: log1p,
     aten.expm1.default: expm1,
     aten.convolution_backward.default: convolution_backward,

@@ -14,9 +14,11 @@ from torch import SymFloat, SymInt
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from exporters.coverage import advice
 from exporters.graphs import attribute
 from exporters.loops import loop
 from exporters.program import ProgramSignature
+from exporters.source_lines import of_operator
 from exporters.tflite.flatbuffer import Size, Subgraph, Tensor, open_size
 from exporters.tflite.values import Layouts, Value
 from profiles.errors import ExportError
@@ -44,6 +46,8 @@ class Lowering(Layouts):
         super().__init__(graph)
         self.shape: tuple[Size, ...] = ()
         self.dtype = "float32"
+        self.greater: dict[Value, tuple[Value, Value]] = {}  # what was compared
+        self.rectified: set[int] = set()  # tensors without negative numbers
 
     def scalar(self, number: "Number | SymInt | SymFloat | Value", dtype: str) -> Value:
         """A number as a tensor of no axes."""
@@ -68,6 +72,7 @@ class Lowering(Layouts):
 
 def lower(graph: GraphModule, signature: ProgramSignature, forms: Forms) -> Subgraph:
     """The subgraph of a traced signature. Raises ExportError naming what TFLite has no form for."""
+    check_forms(graph, forms, signature)
     subgraph = Subgraph(signature.name)
     lowering = Lowering(subgraph)
     known: dict[Node, Any] = {}
@@ -84,14 +89,18 @@ def lower(graph: GraphModule, signature: ProgramSignature, forms: Forms) -> Subg
         elif node.op == "get_attr":
             known[node] = Value.plain(subgraph.constant(attribute(graph, node.target).numpy()))
         elif node.op == "call_function":
-            known[node] = call(lowering, node, known, forms, signature.name)
+            known[node] = call(lowering, node, known, forms, signature)
         else:
             finish(lowering, [known[n] for n in node.args[0]], signature)
     return subgraph.pruned()
 
 
 def call(
-    lowering: Lowering, node: Node, known: dict[Node, Any], forms: Forms, signature: str
+    lowering: Lowering,
+    node: Node,
+    known: dict[Node, Any],
+    forms: Forms,
+    signature: ProgramSignature,
 ) -> Any:
     """The value of one operator's node."""
     if node.target is operator.getitem:
@@ -99,16 +108,7 @@ def call(
     result = node.meta.get("val")
     if node.target in SIZES or isinstance(result, SymInt | SymFloat):
         return number_of(lowering, node, known)
-    form = forms.get(cast(Any, node.target))
-    if form is None:
-        schema = getattr(node.target, "_schema", None)
-        needed = f"the operator {schema.name if schema else node.target}"
-        if node.target is loop:
-            needed = "recurrent layers"
-        raise ExportError(
-            f"Signature {signature!r} needs {needed}, which TFLite has no form for here: export it "
-            "with --format onnx, or use another layer."
-        )
+    form = forms[cast(Any, node.target)]
     first = result[0] if isinstance(result, tuple | list) else result
     assert isinstance(first, torch.Tensor)
     lowering.shape, lowering.dtype = shape_of(first), dtype_of(first)
@@ -116,10 +116,29 @@ def call(
     try:
         return form(lowering, *args, **options)
     except (NotImplementedError, TypeError) as error:  # sympy: an open size is no int
+        where = of_operator(signature.source, cast(Any, node.target)._schema.name)
         raise ExportError(
-            f"Signature {signature!r}: {node.target} has no TFLite form as it is used here: "
-            f"{error}. Export it with --format onnx, or use another layer."
+            f"Signature {signature.name!r}: {node.target}{where} has no TFLite form as it is used "
+            f"here: {error}. Export it with --format onnx, or use another layer."
         ) from error
+
+
+def check_forms(graph: GraphModule, forms: Forms, signature: ProgramSignature) -> None:
+    """Raise ExportError for the first operator that has no form."""
+    for node in graph.graph.nodes:
+        target = node.target
+        if not isinstance(target, OpOverload) or target in SIZES or target in forms:
+            continue
+        if target is loop:
+            raise ExportError(
+                f"Signature {signature.name!r} has a recurrent layer, whose loop over time is "
+                "written for ONNX only, so far: export it with --format onnx."
+            )
+        name = target._schema.name
+        raise ExportError(
+            f"Signature {signature.name!r} needs the operator {name}"
+            f"{of_operator(signature.source, name)}, which has no TFLite form: {advice(name)}"
+        )
 
 
 def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
@@ -169,6 +188,15 @@ def batch_of(lowering: Lowering, tensor: Tensor) -> Tensor:
     )
     ends = [lowering.integers([n]) for n in (0, 1)]
     return lowering.emit("SLICE", [shape, *ends], (1,), "SliceOptions")
+
+
+def counted(lowering: Lowering, count: Size) -> Tensor:
+    """0, 1, .. ahead of `count` as int32."""
+    if not open_size(count):
+        return lowering.graph.constant(np.arange(int(count), dtype=np.int32))
+    start, step = (lowering.graph.constant(np.asarray(n, np.int32)) for n in (0, 1))
+    end = lowering.reshape(lowering.open_size(count), ())
+    return lowering.emit("RANGE", [start, end, step], (count,), "RangeOptions")
 
 
 def finish(lowering: Lowering, results: Sequence[Value], signature: ProgramSignature) -> None:

@@ -11,11 +11,9 @@ from ai_edge_litert import schema_py_generated as schema
 from exporters.tflite import elementwise, shape
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
 from exporters.tflite.lowering import Forms, Lowering
-from exporters.tflite.values import Value, product
+from exporters.tflite.values import IMAGE, Value, product
 
 aten = torch.ops.aten
-IMAGE = (0, 3, 1, 2)
-"""Where (N, C, H, W) are in TFLite's images (N, H, W, C)."""
 LEAST_PLACES = 64
 """Places a sample from which on a product for each sample pays."""
 

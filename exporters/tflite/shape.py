@@ -13,12 +13,21 @@ from exporters.tflite.values import Value, product
 
 aten = torch.ops.aten
 FARTHEST = 2**31 - 1
+FEW = 5
+"""As many parts and axes as are handled as they are."""
 PAD_AXES = 5
 """As many axes as TFLite pads."""
 
 
 def same(lowering: Lowering, x: Value, **options: object) -> Value:
     """`x` itself: values never change, so that a copy is not needed."""
+    return x
+
+
+def clone(lowering: Lowering, x: Value, memory_format: object = None) -> Value:
+    """`x` itself, with its elements in order where that is asked for."""
+    if memory_format is torch.contiguous_format and x.held == x.shape:
+        return Value.plain(lowering.dense(x))
     return x
 
 
@@ -42,8 +51,16 @@ def expand(lowering: Lowering, x: Value, size: object, **options: object) -> Val
 
 
 def repeat(lowering: Lowering, x: Value, times: Sequence[int]) -> Value:
-    """`x` side by side with itself, `times` along each axis."""
-    dense = lowering.dense(lowering.reshaped(x, (*[1] * (len(times) - len(x.shape)), *x.shape)))
+    """`x` side by side with itself, `times` along each axis; as often as the batch says by
+    expanding a new axis ahead.
+    """
+    whole = lowering.shape
+    lead = (*[1] * (len(times) - len(x.shape)), *x.shape)
+    if any(map(open_size, times)):
+        new = lowering.reshaped(x, [n for size in lead for n in (1, size)])
+        pairs = [n for pair in zip(times, lead, strict=True) for n in pair]
+        return lowering.reshaped(new.expanded(pairs), whole)
+    dense = lowering.dense(lowering.reshaped(x, lead))
     tensor = lowering.emit(
         "TILE", [dense, lowering.integers([int(n) for n in times])], lowering.shape, "TileOptions"
     )
@@ -108,8 +125,14 @@ def strided(lowering: Lowering, x: Value, axis: int, first: int, count: int, ste
 
 
 def part(lowering: Lowering, tensor: Tensor, ends: Mapping[int, tuple[int, int]]) -> Tensor:
-    """From the first to ahead of the last element along some axes."""
+    """From the first to ahead of the last element along some axes; others go together."""
     rank = len(tensor.shape)
+    if rank > FEW and len(ends) == 1:
+        ((place, (first, last)),) = ends.items()
+        whole = tensor.shape
+        flat = (product(whole[:place]), whole[place], product(whole[place + 1 :]))
+        taken = part(lowering, lowering.reshape(tensor, flat), {1: (first, last)})
+        return lowering.reshape(taken, (*whole[:place], last - first, *whole[place + 1 :]))
     begins, lasts = [0] * rank, [0] * rank
     sizes = list(tensor.shape)
     for place, (first, last) in ends.items():
@@ -141,7 +164,16 @@ def concatenate(lowering: Lowering, values: Sequence[Value], axis: int = 0) -> V
     tensors = [lowering.dense(v, order) for v in values]
     sizes = list(tensors[0].shape)
     sizes[place] = total([t.shape[place] for t in tensors])
-    tensor = lowering.emit("CONCATENATION", tensors, sizes, "ConcatenationOptions", axis=place)
+    if len(sizes) > FEW:
+        ahead = product(sizes[:place])
+        behind = product(sizes[place + 1 :])
+        tensors = [lowering.reshape(t, (ahead, t.shape[place], behind)) for t in tensors]
+        made = lowering.emit(
+            "CONCATENATION", tensors, (ahead, sizes[place], behind), "ConcatenationOptions", axis=1
+        )
+        tensor = lowering.reshape(made, sizes)
+    else:
+        tensor = lowering.emit("CONCATENATION", tensors, sizes, "ConcatenationOptions", axis=place)
     full = tuple(sizes[p] for p in order)
     return Value(tensor, full, order)
 
@@ -200,15 +232,26 @@ def padded(lowering: Lowering, x: Value, widths: Sequence[Sequence[int]], number
 
 
 def flip(lowering: Lowering, x: Value, axes: Sequence[int]) -> Value:
-    """`x` backwards along `axes`, one after the other."""
+    """`x` backwards along `axes`, one after the other; a short axis, as a kernel's, by its parts.
+
+    XNNPACK takes those, but no REVERSE_V2.
+    """
     x = lowering.full(x)
-    tensor = x.tensor
-    for place in sorted(x.order[a % len(x.order)] for a in axes):
-        if tensor.shape[place] != 1:
+    for axis in axes:
+        size = x.shape[axis]
+        if open_size(size) or int(size) > FEW:
+            place = x.order[axis % len(x.order)]
             tensor = lowering.emit(
-                "REVERSE_V2", [tensor, lowering.integers([place])], tensor.shape, "ReverseV2Options"
+                "REVERSE_V2",
+                [x.tensor, lowering.integers([place])],
+                x.tensor.shape,
+                "ReverseV2Options",
             )
-    return Value(tensor, x.shape, x.order)
+            x = Value(tensor, x.shape, x.order)
+        elif size != 1:
+            parts = [cut(lowering, x, axis, n, n + 1) for n in reversed(range(int(size)))]
+            x = concatenate(lowering, parts, axis)
+    return x
 
 
 def reduction(code: str) -> Single:
@@ -368,7 +411,7 @@ def cumsum(lowering: Lowering, x: Value, axis: int, **options: object) -> Value:
 SUM = reduction("SUM")
 
 FORMS: Forms = {
-    aten.clone.default: same,
+    aten.clone.default: clone,
     aten.alias.default: same,
     aten.detach.default: same,
     aten.lift_fresh_copy.default: same,

@@ -15,6 +15,12 @@ import sympy
 
 from exporters.tflite.flatbuffer import Size, Subgraph, Tensor, open_size
 
+IMAGE = (0, 3, 1, 2)
+"""Where (N, C, H, W) are in TFLite's images (N, H, W, C)."""
+
+SMALL = 4096
+"""Elements up to which ones are stored."""
+
 
 @dataclass(frozen=True)
 class Value:
@@ -86,14 +92,31 @@ class Layouts:
         return made
 
     def transpose(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
-        """`tensor` with axis `axes[i]` as axis i; a reshape where only axes of size one move."""
+        """`tensor` with axis `axes[i]` as axis i; a reshape where only axes of size one move.
+
+        Axes that stay neighbours move as one: XNNPACK takes six.
+        """
         shape = [tensor.shape[a] for a in axes]
-        moving = [a for a in axes if tensor.shape[a] != 1]
-        if moving == sorted(moving):
+        runs: list[list[int]] = []
+        for axis in (a for a in axes if tensor.shape[a] != 1):
+            if (
+                runs
+                and all(tensor.shape[a] == 1 for a in range(runs[-1][-1] + 1, axis))
+                and (axis > runs[-1][-1])
+            ):
+                runs[-1].append(axis)
+            else:
+                runs.append([axis])
+        before = sorted(runs)
+        if runs == before:
             return self.reshape(tensor, shape)
-        return self.graph.operator(
-            "TRANSPOSE", [tensor, self.integers(axes)], tensor.dtype, shape, "TransposeOptions"
+        sizes = [product([tensor.shape[a] for a in run]) for run in runs]
+        merged = self.reshape(tensor, [product([tensor.shape[a] for a in run]) for run in before])
+        places = self.integers([before.index(run) for run in runs])
+        moved = self.graph.operator(
+            "TRANSPOSE", [merged, places], tensor.dtype, sizes, "TransposeOptions"
         )
+        return self.reshape(moved, shape)
 
     def arranged(self, value: Value, order: Sequence[int]) -> Tensor:
         """The tensor of `value` with ATen's axis a as axis `order[a]`, still unexpanded."""
@@ -116,9 +139,15 @@ class Layouts:
         return Value(self.dense(value, value.order), value.shape, value.order)
 
     def broadcast(self, tensor: Tensor, shape: Sequence[Size]) -> Tensor:
-        """`tensor` repeated to `shape`, which has the same rank."""
+        """`tensor` repeated to `shape`, which has the same rank; by ones where that is small.
+
+        XNNPACK takes no BROADCAST_TO.
+        """
         if tensor.shape == tuple(shape):
             return tensor
+        if not any(map(open_size, shape)) and tensor.dtype == "float32" and product(shape) <= SMALL:
+            ones = self.graph.constant(np.ones([int(n) for n in shape], np.float32))
+            return self.graph.operator("MUL", [tensor, ones], "float32", shape, "MulOptions")
         return self.graph.operator(
             "BROADCAST_TO",
             [tensor, self.sizes(shape)],
@@ -153,6 +182,9 @@ class Layouts:
 
     def reshaped(self, value: Value, shape: Sequence[Size]) -> Value:
         """ATen's reshape. Axes that are split or joined among themselves may stay permuted."""
+        if all(size == 1 for size in value.held):  # one number, however often it is repeated
+            small = self.reshape(value.tensor, [1] * len(shape))
+            return Value(small, tuple(shape), tuple(range(len(shape))))
         value = self.full(value) if value.held != value.shape else value
         blocks = matching(value.shape, shape)
         if not all(adjacent(value, inner) for inner, _ in blocks):

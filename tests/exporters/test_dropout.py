@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from device_agent.training import train_bundle
+from dropping_model import CLASSES, SHAPE, Dropping
 from exporters import export
 from exporters.capture import capture
 from exporters.dropout import SeededBernoulli, keep
@@ -17,29 +18,6 @@ from layer_cases import TOLERANCE, open_session
 from profiles.errors import ModelError
 from toolkit import TrainingConfig, split
 from toolkit.weights import from_model
-
-CLASSES = 4
-
-
-class Dropping(nn.Module):
-    """Dropout of every kind that trains: plain, of channels, of attention's weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 8, 3, padding=1)
-        self.channels = nn.Dropout2d(0.3)
-        self.layer = nn.TransformerEncoderLayer(
-            8, 2, 12, dropout=0.2, batch_first=True, activation="gelu"
-        )
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.channels(torch.tanh(self.conv(x)))
-        x = self.layer(x.flatten(2).transpose(1, 2)).mean(1)
-        return self.head(functional.dropout(x, 0.5, self.training))
-
-
-SHAPE = (2, 4, 5)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])

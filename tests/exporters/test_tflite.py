@@ -1,6 +1,7 @@
 """TFLite: gradients of every coverage row, whole bundles on the agent, what is refused."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -23,15 +24,21 @@ from device_agent.evaluation import evaluate_bundle
 from device_agent.litert_runtime import LitertSession
 from device_agent.training import train_bundle
 from device_agent.update import read_update
+from dropping_model import CLASSES as DROPPING_CLASSES
+from dropping_model import SHAPE as DROPPING_SHAPE
+from dropping_model import Dropping
 from exporters import export
-from layer_cases import Case, assert_close, together
+from exporters.coverage import GROUPS, REFUSALS
+from exporters.onnx_writer import to_onnx
+from layer_cases import Case, Row, assert_close, open_session, together
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
-from operator_rows import ROWS
+from operator_rows import PICK, ROWS, of
 from oracles import Device, Plan
 from profiles.errors import BundleError, ExportError
 from toolkit import TrainingConfig, load_model, split
 from toolkit.training import Loss, Optimizer
 from toolkit.weights import from_model
+from uncovered_rows import REFUSED
 
 pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
 
@@ -39,34 +46,8 @@ from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-fo
 
 from exporters.tflite_writer import to_tflite
 
-WITHOUT: dict[str, set[str]] = {
-    "normalisation": {
-        "group",
-        "group over time",
-        "group of one channel",
-        "instance, affine",
-        "instance over time",
-        "instance, running statistics",
-        "local response",
-    },
-    "max pooling": {"dilation", "adaptive", "adaptive to one"},
-    "average pooling": {"3d", "3d, overlapping"},
-    "embedding": {"one-hot"},
-    "shape": {
-        "slice with a step",
-        "roll",
-        "diagonal",
-        "diagonal below",
-        "diagonal above",
-        "unfold",
-        "meshgrid",
-    },
-    "padding": {"reflect", "reflect, 1d", "convolution that reflects"},
-    "indexing": {"gather", "gather where the data say", "topk", "sort", "scatter"},
-    "reduction": {"max", "min"},
-    "arithmetic": {"log2", "tan", "atan", "atan2", "sinh_cosh", "asinh", "floor_and_remainder"},
-}
-"""Rows that TFLite has no form for yet."""
+WITHOUT = {"recurrence"}
+"""Groups that TFLite has no form for yet."""
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.0)
 TRAINING = TrainingConfig(
     batch_size=PLAN.batch_size,
@@ -80,8 +61,7 @@ SPECS = ("full", "low-rank:0.5", "slice:units.2")
 @pytest.mark.parametrize("group", ROWS)
 def test_gradients_on_litert(group: str, seed: int) -> None:
     torch.manual_seed(seed)
-    rows = {n: row for n, row in ROWS[group].items() if n not in WITHOUT.get(group, ())}
-    cases = {name: Case.of(row, record=True) for name, row in rows.items()}
+    cases = {name: Case.of(row, record=True) for name, row in ROWS[group].items()}
     short = {f"r{number}": case for number, case in enumerate(cases.values())}
     data = to_tflite([together(short)])
     run = Interpreter(model_content=data, num_threads=1).get_signature_runner("together")
@@ -92,12 +72,58 @@ def test_gradients_on_litert(group: str, seed: int) -> None:
         assert_close(case, came, case.expected(feeds[key]), name)
 
 
-@pytest.mark.parametrize(
-    ("group", "name"), [(group, name) for group, names in WITHOUT.items() for name in sorted(names)]
-)
-def test_what_tflite_has_no_form_for_is_refused(group: str, name: str) -> None:
-    with pytest.raises(ExportError, match=r"'gradients'"):
-        to_tflite([Case.of(ROWS[group][name], record=True).signature])
+def test_the_table_says_which_groups_are_not_covered() -> None:
+    assert {group.name for group in GROUPS if group.tflite != "yes"} == WITHOUT
+    assert {group.name for group in GROUPS} == {*ROWS, "dropout", *WITHOUT}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_covered_is_refused_with_the_nearest_way(name: str) -> None:
+    row, where = REFUSED[name]
+    (refusal,) = [r for r in REFUSALS if r.name == name]
+    advice = re.escape(f"{name} ({refusal.reason}) is not covered; nearest: {refusal.nearest}.")
+    case = Case.of(row, record=True)
+    with pytest.raises(ExportError, match=rf"operator aten::\w+.*{where}.* form: {advice}$"):
+        to_tflite([case.signature])
+
+
+def test_a_use_without_a_form_is_refused_with_its_place() -> None:
+    row = Row(of(lambda x: x[:, PICK, :, PICK].sin().transpose(0, 1)), (3, 4, 5))
+    case = Case.of(row, record=True)
+    with pytest.raises(
+        ExportError, match=r"operator_rows\.py:\d+.* axes that are apart.*--format onnx"
+    ):
+        to_tflite([case.signature])
+
+
+def test_dropout_is_as_in_onnxruntime(seed: int) -> None:
+    """ONNX steps are held to PyTorch's with the same masks in test_dropout.py."""
+    torch.manual_seed(seed)
+    model = Dropping()
+    program = split(model, "full", DROPPING_SHAPE, TrainingConfig(momentum=0.0)).program
+    train = next(s for s in program.signatures if s.name == "train")
+    ours = Interpreter(model_content=to_tflite([train]), num_threads=1)
+    theirs = open_session(to_onnx(train))
+    values = {n: v.detach().numpy() for n, v in model.named_parameters()}
+    values["x"] = torch.randn(7, *DROPPING_SHAPE).numpy()
+    values |= {"y": np.arange(7) % DROPPING_CLASSES, "rate": np.asarray(1, np.float32)}
+    for fed in (seed % (2**31 - 1), 2**31 - 2):
+        feeds = {**values, "seed": np.asarray(fed)}
+        came = ours.get_signature_runner("train")(**feeds)
+        names = [output.name for output in theirs.get_outputs()]
+        for name, value in zip(names, theirs.run(None, feeds), strict=True):
+            np.testing.assert_allclose(came[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_xnnpack_takes_the_step_as_a_whole() -> None:
+    """Otherwise what is ready before an operator that it does not take is computed and kept."""
+    model = load_model("toolkit.models:digits_cnn", seed=0)
+    program = split(model, "full", (1, 8, 8), TRAINING).program
+    train = next(s for s in program.signatures if s.name == "train")
+    run = Interpreter(model_content=to_tflite([train]), num_threads=1)
+    run.allocate_tensors()
+    names = [operator["op_name"] for operator in run._get_ops_details()]
+    assert names.count("DELEGATE") == 1
 
 
 def one_round(
