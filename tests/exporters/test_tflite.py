@@ -91,7 +91,7 @@ def test_a_use_without_a_form_is_refused_with_its_place() -> None:
     row = Row(of(lambda x: x[:, PICK, :, PICK].sin().transpose(0, 1)), (3, 4, 5))
     case = Case.of(row, record=True)
     with pytest.raises(
-        ExportError, match=r"operator_rows\.py:\d+.* axes that are apart.*--format onnx"
+        ExportError, match=r"operator_rows\.py, line \d+.* axes that are apart.*--format onnx"
     ):
         to_tflite([case.signature])
 
