@@ -88,12 +88,21 @@ def at_batch(model: ModelProto, batch: int) -> ir.Model:
     shapes = [value.type.tensor_type.shape for value in fixed.graph.input]
     fix_sizes(fixed.graph, {n.dim_param: batch for s in shapes for n in s.dim if n.dim_param})
     # Shapes that the graph computes are constants now, and what depends on them follows.
-    folded = ir.from_proto(shape_inference.infer_shapes(fixed, strict_mode=True, data_prop=True))
+    folded = ir.from_proto(with_shapes(fixed))
     fold_constants(folded)
     RemoveUnusedNodesPass()(folded)
     again = ir.to_proto(folded)
     del again.graph.value_info[:]
-    return ir.from_proto(shape_inference.infer_shapes(again, strict_mode=True, data_prop=True))
+    return ir.from_proto(with_shapes(again))
+
+
+def with_shapes(model: ModelProto) -> ModelProto:
+    """`model` with the shapes that onnx infers."""
+    try:
+        return shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except shape_inference.InferenceError:
+        # Where it computes shapes itself it gets some of them wrong, as of dropout's masks.
+        return shape_inference.infer_shapes(model, strict_mode=True)
 
 
 def fix_sizes(graph: GraphProto, sizes: Mapping[str, int]) -> None:

@@ -1,6 +1,7 @@
 """Fresh random data in every run, and the seed to repeat it with."""
 
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ VARIABLE = "EDGETAILOR_TEST_SEED"
 def pytest_configure() -> None:
     # In the environment, so that all workers of one run draw from the same seed.
     os.environ.setdefault(VARIABLE, str(np.random.SeedSequence().generate_state(1)[0]))
+    # A shell's background jobs ignore Ctrl-C, and so would the processes that tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:
