@@ -130,18 +130,12 @@ def autograd(model: nn.Module, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def assert_close(
-    came: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    tolerance: float,
-    before: Mapping[str, Tensor] | None = None,
+    came: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float
 ) -> None:
-    """Relative to the norm of each, or of what it was `before` a step that nearly cancels it."""
     assert came.keys() == expected.keys()
     for name, theirs in expected.items():
         assert came[name].shape == theirs.shape, name
-        old = (before or {}).get(name.removesuffix("+"))
-        scale = max(float(theirs.norm()), 0.0 if old is None else float(old.norm()))
-        error = float((came[name].double() - theirs).norm()) / scale
+        error = float((came[name].double() - theirs).norm() / theirs.norm())
         assert error <= tolerance, f"{name} is off by {error:.1e}"
 
 
@@ -266,13 +260,16 @@ def test_families_of_a_recurrent_model(spec: str, seed: int) -> None:
             shape = [n or BATCH for n in port.shape]
             if port.dtype == "int64":
                 feeds[port.name] = torch.randint(2, shape, generator=generator)
+            elif port.kind == "scalar":
+                # A rate near 1 can cancel a bias of one number, and leave its rounding.
+                feeds[port.name] = torch.tensor(1e-3)
             elif port.state is None:
                 feeds[port.name] = torch.rand(shape, generator=generator)
             else:
                 feeds[port.name] = values.get(port.state, torch.zeros(shape)).detach()
         wide = {n: v.double() if v.is_floating_point() else v for n, v in feeds.items()}
         session = opened(signature)
-        assert_close(run(session, feeds), signature.function(wide), TOLERANCE, feeds)
+        assert_close(run(session, feeds), signature.function(wide), TOLERANCE)
 
 
 def test_a_loop_is_no_longer_for_more_steps() -> None:
