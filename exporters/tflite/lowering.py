@@ -20,7 +20,7 @@ from exporters.loops import loop
 from exporters.program import ProgramSignature
 from exporters.source_lines import of_operator
 from exporters.tflite.flatbuffer import Size, Subgraph, Tensor, open_size
-from exporters.tflite.values import Layouts, Value
+from exporters.tflite.values import Layouts, UnsupportedError, Value
 from profiles.errors import ExportError
 
 Form = Callable[..., Any]
@@ -115,7 +115,7 @@ def call(
     args, options = torch.fx.map_arg((node.args, node.kwargs), lambda n: known[n])
     try:
         return form(lowering, *args, **options)
-    except (NotImplementedError, TypeError) as error:  # sympy: an open size is no int
+    except (UnsupportedError, TypeError) as error:  # sympy: an open size is no int
         where = of_operator(signature.source, cast(Any, node.target)._schema.name)
         raise ExportError(
             f"Signature {signature.name!r}: {node.target}{where} has no TFLite form as it is used "

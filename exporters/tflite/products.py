@@ -11,7 +11,7 @@ from ai_edge_litert import schema_py_generated as schema
 from exporters.tflite import elementwise, shape
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
 from exporters.tflite.lowering import Forms, Lowering
-from exporters.tflite.values import IMAGE, Value, product
+from exporters.tflite.values import IMAGE, UnsupportedError, Value, product
 
 aten = torch.ops.aten
 LEAST_PLACES = 64
@@ -59,7 +59,7 @@ def factor(lowering: Lowering, x: Value) -> tuple[Tensor, bool]:
 def addmm(lowering: Lowering, bias: Value, a: Value, b: Value, **options: object) -> Value:
     """bias + a b."""
     if options:
-        raise NotImplementedError("scaled terms of addmm")
+        raise UnsupportedError("scaled terms of addmm")
     return elementwise.ADD(lowering, matmul(lowering, a, b), bias)
 
 
@@ -77,7 +77,7 @@ def convolution(
 ) -> Value:
     """A convolution of one or two dimensions with its padding written out."""
     if transposed or len(x.shape) not in (3, 4):
-        raise NotImplementedError("a transposed or three-dimensional convolution")
+        raise UnsupportedError("a transposed or three-dimensional convolution")
     result = whole = lowering.shape
     if len(x.shape) == 3:
         x = lowering.reshaped(x, (*x.shape[:2], 1, x.shape[2]))
@@ -237,7 +237,7 @@ def max_pool(
 ) -> tuple[Value, None]:
     """Largest of each window; the indices are left out, nothing here reads them."""
     if any(n != 1 for n in dilation):
-        raise NotImplementedError("a dilated pooling window")
+        raise UnsupportedError("a dilated pooling window")
     kernel = pair(kernel)
     stride, padding = pair(stride or kernel), pair(padding)
     result = lowering.shape

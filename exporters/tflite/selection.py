@@ -11,7 +11,7 @@ from exporters.tflite import elementwise, shape
 from exporters.tflite.elementwise import Single
 from exporters.tflite.flatbuffer import Size, Tensor
 from exporters.tflite.lowering import Forms, Lowering, Number, counted
-from exporters.tflite.values import Value, product
+from exporters.tflite.values import UnsupportedError, Value, product
 
 aten = torch.ops.aten
 
@@ -116,7 +116,7 @@ def scatter_add(lowering: Lowering, x: Value, axis: int, index: Value, source: V
 def scatter(lowering: Lowering, x: Value, axis: int, index: Value, source: Value) -> Value:
     """`source` at the places along `axis` that `index` names, each once, and zeros elsewhere."""
     if any(lowering.graph.data[x.tensor.index] or b"\1"):
-        raise NotImplementedError("scatter into what is not zeros")
+        raise UnsupportedError("scatter into what is not zeros")
     return scattered(lowering, x, axis, index, source)
 
 
@@ -124,7 +124,7 @@ def scattered(lowering: Lowering, x: Value, axis: int, index: Value, source: Val
     """Sums of `source` at the places that `index` names of a tensor as large as `x`."""
     axis %= len(x.shape)
     if fitted(lowering, x, index.shape, axis).shape != x.shape:
-        raise NotImplementedError("indices for a part of the other axes")
+        raise UnsupportedError("indices for a part of the other axes")
     source = behind(fitted(lowering, source, index.shape, -1), axis)
     x, index = behind(x, axis), behind(index, axis)
     lead, count = product(index.shape[:-1]), index.shape[-1]
@@ -153,7 +153,7 @@ def arange(
         numbers = np.arange(start, end, step).astype(lowering.dtype)
         return Value.plain(lowering.graph.constant(numbers))
     if start != 0 or step != 1:
-        raise NotImplementedError("a range as long as the batch that does not count from 0")
+        raise UnsupportedError("a range as long as the batch that does not count from 0")
     return elementwise.cast(lowering, Value.plain(counted(lowering, end)))
 
 

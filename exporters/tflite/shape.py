@@ -9,7 +9,7 @@ import torch
 from exporters.tflite.elementwise import ADD, Single, broadcast, cast
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
 from exporters.tflite.lowering import Forms, Lowering, Number
-from exporters.tflite.values import Value, product
+from exporters.tflite.values import UnsupportedError, Value, product
 
 aten = torch.ops.aten
 FARTHEST = 2**31 - 1
@@ -80,7 +80,7 @@ def slice_(
     if not start and step == 1 and lowering.shape == x.shape:
         return x
     if open_size(size):
-        raise NotImplementedError("a part of the batch")
+        raise UnsupportedError("a part of the batch")
     first, last, _ = slice(start, end, step).indices(int(size))
     return cut(lowering, x, axis, first, last, step)
 
@@ -111,7 +111,7 @@ def strided(lowering: Lowering, x: Value, axis: int, first: int, count: int, ste
     sizes = [*tensor.shape, 1]
     whole, behind = int(sizes[place]), sizes[place + 1]
     if open_size(behind):
-        raise NotImplementedError("a strided part ahead of the batch")
+        raise UnsupportedError("a strided part ahead of the batch")
     merged = [*sizes[:place], whole // step, step * int(behind), *sizes[place + 2 :]]
     if place + 1 < len(x.order):
         merged.pop()
@@ -181,7 +181,7 @@ def concatenate(lowering: Lowering, values: Sequence[Value], axis: int = 0) -> V
 def total(sizes: Sequence[Size]) -> Size:
     """Sum of sizes."""
     if any(map(open_size, sizes)):
-        raise NotImplementedError("concatenation along the batch")
+        raise UnsupportedError("concatenation along the batch")
     return sum(int(n) for n in sizes)
 
 
@@ -314,7 +314,7 @@ def index(lowering: Lowering, x: Value, indices: Sequence[Value | None]) -> Valu
     """Elements of neighbouring axes that the `indices` of those axes name."""
     axes = [axis for axis, given in enumerate(indices) if given is not None]
     if axes != list(range(axes[0], axes[-1] + 1)):
-        raise NotImplementedError("indices of axes that are apart")
+        raise UnsupportedError("indices of axes that are apart")
     others = [axis for axis in range(len(x.shape)) if axis not in axes]
     dense = lowering.dense(x.permuted([*axes, *others]))
     given = [value for value in indices if value is not None]
@@ -362,7 +362,7 @@ def index_put(
     """`x` with `values` added where the `indices` of neighbouring axes say."""
     axes = [axis for axis, given in enumerate(indices) if given is not None]
     if not accumulate or axes != list(range(axes[0], axes[-1] + 1)):
-        raise NotImplementedError("index_put that replaces, or of axes that are apart")
+        raise UnsupportedError("index_put that replaces, or of axes that are apart")
     given = [value for value in indices if value is not None]
     others = [axis for axis in range(len(x.shape)) if axis not in axes]
     order = [*axes, *others]

@@ -22,6 +22,13 @@ SMALL = 4096
 """Elements up to which ones are stored."""
 
 
+class UnsupportedError(Exception):
+    """An operator used in a way that has no TFLite form; says how it is used.
+
+    The writer adds the operator, its place and what to do, as an ExportError.
+    """
+
+
 @dataclass(frozen=True)
 class Value:
     """An ATen value whose axis `a` is axis `order[a]` of `tensor`.
@@ -78,7 +85,7 @@ class Layouts:
         if tuple(shape) == tensor.shape:
             return tensor
         if sum(map(open_size, shape)) > 1:
-            raise NotImplementedError("a reshape to two sizes that depend on the batch")
+            raise UnsupportedError("a reshape to two sizes that depend on the batch")
         sizes = [-1 if open_size(n) else int(n) for n in shape]
         made = self.graph.operator(
             "RESHAPE",
@@ -172,7 +179,7 @@ class Layouts:
         (symbol,) = size.free_symbols
         factor = sympy.cancel(size / symbol)
         if not factor.is_Integer:
-            raise NotImplementedError(f"a size of {size} for a batch of {symbol}")
+            raise UnsupportedError(f"a size of {size} for a batch of {symbol}")
         assert self.batch is not None
         if factor == 1:
             return self.batch

@@ -1,0 +1,47 @@
+"""`edgetailor`: the server side's command line. It parses, calls the library and prints.
+
+One file a command.
+"""
+
+import click
+
+from device_agent.console import EXIT_CODES, run
+from toolkit.cli.aggregate_command import aggregate
+from toolkit.cli.demo_command import demo
+from toolkit.cli.evaluate_command import evaluate
+from toolkit.cli.export_command import export
+from toolkit.cli.inspect_command import inspect
+from toolkit.cli.serve_command import serve
+
+
+@click.group(epilog=EXIT_CODES, context_settings={"max_content_width": 100})
+@click.version_option(package_name="edgetailor")
+def main_group() -> None:
+    """Cut one PyTorch model to fit every device, and fold what they train back into it.
+
+    MODEL is a reference like toolkit.models:resnet20: a function of yours without arguments that
+    returns an nn.Module. The current folder is importable.
+
+    A submodel is a family and its size; options follow after commas:
+
+    \b
+    full                      the whole model
+    low-rank:0.25             rank ratio; keep=, decay=
+    slice:0.42                largest capacity; skip=
+    slice:blocks.3            first trained module; skip=
+    slice:0.42+low-rank:0.25  a slice of low-rank layers
+    cp:2.0                    compression rate; penalty=, personal-steps=,
+                              factor-steps=, factor-rate=
+    width:0.5                 channel ratio
+    pfedme                    the whole model and a personal one; penalty=,
+                              personal-steps=, local-rate=
+    """
+
+
+for command in (aggregate, demo, evaluate, export, inspect, serve):
+    main_group.add_command(command)
+
+
+def main() -> None:
+    """Entry point of `edgetailor`."""
+    run(main_group, "edgetailor")

@@ -1,0 +1,71 @@
+"""`edgetailor aggregate`: updates folded into the global model."""
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import click
+
+from toolkit.policy import AggregationPolicy, Factors, Weights
+
+
+@click.command()
+@click.argument("global_file", metavar="GLOBAL", type=click.Path(path_type=Path))
+@click.argument("updates", metavar="UPDATE...", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="New weights file.")
+@click.option(
+    "--weights",
+    type=click.Choice(get_args(Weights)),
+    default=AggregationPolicy.weights,
+    show_default=True,
+    help="What an update counts; softmax is FedHM's, over the submodels' strengths.",
+)
+@click.option(
+    "--temperature",
+    default=AggregationPolicy.temperature,
+    show_default=True,
+    help="Of the softmax, from 0.05 up; inf makes all equal.",
+)
+@click.option(
+    "--factors",
+    type=click.Choice(get_args(Factors)),
+    default=AggregationPolicy.factors,
+    show_default=True,
+    help="For cp: average the factors, or the tensors that they compose.",
+)
+@click.option(
+    "--beta",
+    default=AggregationPolicy.beta,
+    show_default=True,
+    help="How far to go from the old model to the mean, up to 10; beyond the mean above 1.",
+)
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def aggregate(
+    global_file: Path,
+    updates: tuple[Path, ...],
+    out: Path,
+    weights: Weights,
+    temperature: float,
+    factors: Factors,
+    beta: float,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Fold UPDATE folders into the weights GLOBAL (.safetensors).
+
+    Updates of any families mix. Each number becomes the mean over the devices that trained it, by
+    their numbers of samples or as --weights says.
+    """
+    from toolkit import offline, tables
+
+    if not updates:
+        raise click.UsageError(
+            "Give at least one UPDATE folder, as `edgetailor-agent train` wrote."
+        )
+    policy = AggregationPolicy(weights, temperature, factors, beta)
+    done = offline.aggregate_files(global_file, updates, out, force, policy)
+    if as_json:
+        click.echo(json.dumps(offline.as_json(done), indent=1))
+    else:
+        tables.show_aggregated(done)

@@ -1,0 +1,38 @@
+"""`edgetailor evaluate`: the global model judged on held-out data."""
+
+import json
+from pathlib import Path
+
+import click
+
+from toolkit.cli.options import Shape, loss_option
+from toolkit.training import Loss
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--weights", required=True, type=click.Path(path_type=Path), help="Weights (.safetensors)."
+)
+@click.option(
+    "--input-shape", type=Shape(), required=True, help="One sample's shape, like 3,32,32."
+)
+@click.option("--data", required=True, help="FILE.npz with x and y, or module:callable.")
+@loss_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def evaluate(
+    model: str, weights: Path, input_shape: tuple[int, ...], data: str, loss: Loss, as_json: bool
+) -> None:
+    """Judge MODEL with the weights of a file: accuracy and loss on data that none trained on.
+
+    \b
+    edgetailor evaluate toolkit.models:resnet20 --weights next.safetensors \\
+        --input-shape 3,32,32 --data held_out.npz
+    """
+    from toolkit import evaluation, tables
+
+    found = evaluation.evaluate_file(model, weights, input_shape, data, loss)
+    if as_json:
+        click.echo(json.dumps(evaluation.as_json(found), indent=1))
+    else:
+        tables.show_evaluation(found)

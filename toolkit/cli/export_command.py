@@ -1,0 +1,177 @@
+"""`edgetailor export`: bundles that devices train."""
+
+import json
+from pathlib import Path
+from typing import Literal, get_args
+
+import click
+
+from toolkit.cli.options import loss_option, model_options
+from toolkit.training import Loss, Optimizer, TrainingConfig
+
+
+def list_operators(context: click.Context, option: click.Parameter, asked: bool) -> None:
+    """Print the coverage table and end."""
+    if not asked:
+        return
+    from exporters.coverage import document
+
+    click.echo(document())
+    context.exit()
+
+
+@click.command()
+@model_options
+@click.option(
+    "--list-operators",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=list_operators,
+    help="Print which operators a model may have, and exit.",
+)
+@click.option(
+    "--submodel", "specs", multiple=True, help="SPEC to export; repeatable.  [default: full]"
+)
+@click.option(
+    "--tiers",
+    "tiers_file",
+    type=click.Path(path_type=Path),
+    help="TOML file of [[tiers]], each with a name and a submodel.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["onnx", "tflite"]),
+    default="onnx",
+    show_default=True,
+    help="Graphs for onnxruntime, or one file for LiteRT.",
+)
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="New bundle folder; of several bundles the folder around them.",
+)
+@click.option(
+    "--epochs",
+    default=TrainingConfig.epochs,
+    show_default=True,
+    help="Local passes over the data, at least 1.",
+)
+@click.option(
+    "--learning-rate",
+    default=TrainingConfig.learning_rate,
+    show_default=True,
+    help="Learning rate, from 0 up.",
+)
+@loss_option
+@click.option(
+    "--optimizer",
+    type=click.Choice(get_args(Optimizer)),
+    default=TrainingConfig.optimizer,
+    show_default=True,
+    help="What takes the steps.",
+)
+@click.option(
+    "--momentum",
+    default=TrainingConfig.momentum,
+    show_default=True,
+    help="Momentum of sgd and nesterov, from 0 to below 1.",
+)
+@click.option(
+    "--weight-decay",
+    default=TrainingConfig.weight_decay,
+    show_default=True,
+    help="Added to the gradient; with adamw taken off the parameters.",
+)
+@click.option(
+    "--proximal",
+    default=TrainingConfig.proximal,
+    show_default=True,
+    help="FedProx's mu, which holds a device near the weights it got.",
+)
+@click.option(
+    "--save-weights",
+    type=click.Path(path_type=Path),
+    help="Also write the global model that the bundle is cut from; `aggregate` starts from it.",
+)
+@click.option("--no-verify", is_flag=True, help="Skip the comparison with PyTorch.")
+@click.option("--force", is_flag=True, help="Replace files that exist.")
+@click.option("--dry-run", is_flag=True, help="Split and trace nothing to disk; show the sizes.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def export(
+    model: str,
+    input_shape: tuple[int, ...],
+    batch: int,
+    weights: Path | None,
+    seed: int,
+    specs: tuple[str, ...],
+    tiers_file: Path | None,
+    format_: Literal["onnx", "tflite"],
+    out: Path,
+    epochs: int,
+    learning_rate: float,
+    loss: Loss,
+    optimizer: Optimizer,
+    momentum: float,
+    weight_decay: float,
+    proximal: float,
+    save_weights: Path | None,
+    no_verify: bool,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Export a submodel with its training step as a bundle for `edgetailor-agent train`.
+
+    The bundle is checked against PyTorch on fresh random inputs; a miss exits 4. Several submodels,
+    or the tiers of a file, become a folder each under --out; one that fails does not stop the
+    others, and the exit code is the worst.
+
+    \b
+    edgetailor export toolkit.models:resnet20 --input-shape 3,32,32 \\
+        --submodel low-rank:0.25 --out bundles/phone \\
+        --save-weights global.safetensors
+    """
+    from toolkit import exporting, tables, tiers
+
+    if specs and tiers_file is not None:
+        raise click.UsageError("Give --submodel or --tiers, not both.")
+    request = exporting.Request(
+        model=model,
+        sample_shape=input_shape,
+        spec=specs[0] if specs else "full",
+        out=out,
+        weights=weights,
+        seed=seed,
+        format=format_,
+        training=TrainingConfig(
+            batch,
+            epochs,
+            learning_rate,
+            momentum,
+            weight_decay,
+            loss=loss,
+            optimizer=optimizer,
+            proximal=proximal,
+        ),
+        save_weights=save_weights,
+        verify=not no_verify,
+        force=force,
+        dry_run=dry_run,
+    )
+    if tiers_file is None and len(specs) < 2:
+        result = exporting.export_bundle(request, report=tables.Stages())
+        if as_json:
+            click.echo(json.dumps(exporting.as_json(result), indent=1))
+        else:
+            tables.show_export(result, batch)
+        return
+    wanted = tiers.read_tiers(tiers_file) if tiers_file is not None else tiers.tiers_of(specs)
+    results = tiers.export_tiers(request, wanted, report=tables.Stages())
+    if as_json:
+        click.echo(json.dumps(tiers.tiers_as_json(results), indent=1))
+    else:
+        tables.show_tiers(results)
+    raise click.exceptions.Exit(tiers.exit_code(results))

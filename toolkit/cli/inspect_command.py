@@ -1,0 +1,54 @@
+"""`edgetailor inspect`: what submodels of a model cost, and where it can be cut."""
+
+import json
+from pathlib import Path
+
+import click
+
+from profiles.errors import SpecError
+from toolkit.cli.options import model_options
+
+
+@click.command()
+@model_options
+@click.option("--submodel", "specs", multiple=True, default=["full"], help="SPEC; repeatable.")
+@click.option(
+    "--cut-points", is_flag=True, help="Also list every place where `slice` can cut the model."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def inspect(
+    model: str,
+    input_shape: tuple[int, ...],
+    batch: int,
+    weights: Path | None,
+    seed: int,
+    specs: tuple[str, ...],
+    cut_points: bool,
+    as_json: bool,
+) -> None:
+    """Show parameters, activations, MACs, capacity and bytes of submodels.
+
+    Capacity is EmbracingFL's: trained parameters plus activations of one batch, over the full
+    model's.
+
+    \b
+    edgetailor inspect toolkit.models:resnet20 --input-shape 3,32,32 \\
+        --submodel full --submodel slice:blocks.3
+    """
+    from toolkit import inspection, tables
+    from toolkit.loading import load_model
+
+    loaded = load_model(model, weights, seed)
+    found = inspection.inspect_each(loaded, input_shape, specs, batch)
+    failed = [f for f in found if isinstance(f, inspection.NotPossible)]
+    if len(specs) == len(failed) == 1 and not cut_points:
+        raise SpecError(failed[0].error)
+    places = inspection.cut_places(loaded, input_shape, batch) if cut_points else None
+    if as_json:
+        click.echo(json.dumps(inspection.as_json(found, places), indent=1))
+    else:
+        tables.show_inspections(found, batch)
+        if places is not None:
+            tables.show_cut_places(places)
+    if failed:
+        click.get_current_context().exit(SpecError.exit_code)

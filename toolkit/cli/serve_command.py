@@ -1,0 +1,18 @@
+"""`edgetailor serve`: the coordinator."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+def serve(config: Path) -> None:
+    """Coordinate rounds over HTTP as CONFIG (TOML) says, until interrupted.
+
+    Writes one join token for each kind of device under the state folder; hand it to the device:
+    edgetailor-agent join URL --token-file FILE. The interface is described at URL/docs.
+    """
+    from toolkit.coordinator.server import serve as serve_config
+
+    serve_config(config)
