@@ -1,0 +1,32 @@
+"""`edgetailor-agent`: the device's command line. It parses, calls the library and prints.
+
+One file a command.
+"""
+
+import click
+
+from device_agent.cli.join_command import join
+from device_agent.cli.profile_command import profile
+from device_agent.cli.run_command import run_command
+from device_agent.cli.status_command import status
+from device_agent.cli.train_command import train
+from device_agent.console import EXIT_CODES, run
+
+
+@click.group(epilog=EXIT_CODES, context_settings={"max_content_width": 100})
+@click.version_option(package_name="edgetailor")
+def main_group() -> None:
+    """Train and profile bundles on this device, alone or in a federation.
+
+    Alone: train a bundle folder that you copied here, and copy the update back. In a federation:
+    join once, then run.
+    """
+
+
+for command in (join, profile, run_command, status, train):
+    main_group.add_command(command)
+
+
+def main() -> None:
+    """Entry point of `edgetailor-agent`."""
+    run(main_group, "edgetailor-agent")

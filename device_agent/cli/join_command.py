@@ -1,0 +1,32 @@
+"""`edgetailor-agent join`."""
+
+import platform
+from pathlib import Path
+
+import click
+
+from device_agent.cli.options import state_option
+from device_agent.console import say
+from profiles.errors import InputError
+
+
+@click.command()
+@click.argument("url")
+@click.option(
+    "--token-file", required=True, type=click.Path(path_type=Path), help="File with a join token."
+)
+@click.option("--name", default=platform.node, help="What to call this device.  [default: host]")
+@state_option
+def join(url: str, token_file: Path, name: str, state: Path | None) -> None:
+    """Enrol this device with the coordinator at URL."""
+    from device_agent.device import join as join_coordinator
+    from device_agent.device_state import default_state
+
+    try:
+        token = token_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The token file {token_file} cannot be read: {error}.") from None
+    folder = state or default_state()
+    identity = join_coordinator(url, token, name, folder, say)
+    where = "" if state is None else f" --state {state}"
+    click.echo(f"{identity.device}: now edgetailor-agent run --data FILE.npz{where}")

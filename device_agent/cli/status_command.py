@@ -1,0 +1,24 @@
+"""`edgetailor-agent status`."""
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from device_agent.cli.options import json_option, state_option
+from device_agent.console import say
+
+
+@click.command()
+@state_option
+@json_option
+def status(state: Path | None, as_json: bool) -> None:
+    """Show the federation as the coordinator sees it."""
+    from device_agent.device_state import default_state
+    from device_agent.status import fleet_status, lines
+
+    found = fleet_status(state or default_state(), say)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1))
+    else:
+        click.echo("\n".join(lines(found)))

@@ -1,0 +1,60 @@
+"""`edgetailor-agent train`."""
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from device_agent.cli.options import data_option, json_option, seed_option, threads_option
+from device_agent.console import say
+from device_agent.wording import counted
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@data_option
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="New update folder.")
+@click.option(
+    "--personal",
+    type=click.Path(path_type=Path),
+    help="The personal model of a cp or pfedme bundle: read if it exists, written after training.",
+)
+@click.option("--force", is_flag=True, help="Replace the update that is there.")
+@threads_option
+@seed_option
+@json_option
+def train(
+    bundle: Path,
+    data: str,
+    out: Path,
+    personal: Path | None,
+    force: bool,
+    threads: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Train BUNDLE on local data and write the update to send back.
+
+    \b
+    edgetailor-agent train bundles/phone --data local.npz --out update
+    """
+    from device_agent.alone import train_alone
+
+    record = train_alone(
+        bundle,
+        data,
+        out,
+        personal,
+        say,
+        threads=threads,
+        seed=seed,
+        on_epoch=lambda epoch, epochs, loss: say(f"epoch {epoch} of {epochs}: loss {loss:.4f}"),
+        force=force,
+    )
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(record), indent=1))
+    else:
+        click.echo(
+            f"{record.submodel}: {counted(record.steps, 'step')} on "
+            f"{counted(record.samples, 'sample')}, loss {record.losses(4)}; update: {out}"
+        )
