@@ -38,7 +38,7 @@ test-oldest: setup ## run exported graphs on the oldest onnxruntime that is supp
 # One thread, as for tests: on shared cores two threads wait for each other, an SVD's most of all.
 bench-families: setup ## time the server's factorizations and aggregation (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_families.py
-	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_aggregation.py
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_aggregation.py
 
 bench-step: setup ## time training steps against PyTorch (minutes); options in ARGS
 	$(BIN)/python tests/benchmarks/bench_step.py $(ARGS)

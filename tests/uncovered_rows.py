@@ -1,13 +1,19 @@
 """A row for each kind of layer that is refused, and where the refusal says it is."""
 
+import re
+from collections.abc import Callable
 from functools import partial
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from layer_cases import Row
-from operator_rows import of
+from exporters.coverage import REFUSALS
+from exporters.program import ProgramSignature
+from layer_cases import Case, Row
+from profiles.errors import ExportError
+from row_kinds import of
 
 
 class Volume(nn.Module):
@@ -25,7 +31,7 @@ def shrunk(x: Tensor) -> Tensor:
     return functional.interpolate(x, (2, 3), mode="bilinear", antialias=True)
 
 
-IN_FUNCTION = r"operator_rows\.py, line \d+: "
+IN_FUNCTION = r"row_kinds\.py, line \d+: "
 VOLUME = (3, 4, 4, 6)
 REFUSED = {
     "3-D convolution": (Row(Volume, VOLUME), "module 'body'"),
@@ -58,3 +64,13 @@ REFUSED = {
         IN_FUNCTION,
     ),
 }
+
+
+def check_refused(name: str, lower: Callable[[ProgramSignature], object]) -> None:
+    """`lower` names the operator of the row `name`, its place, and the nearest way of the table."""
+    row, where = REFUSED[name]
+    (refusal,) = [r for r in REFUSALS if r.name == name]
+    advice = re.escape(f"{name} ({refusal.reason}) is not covered; nearest: {refusal.nearest}.")
+    case = Case.of(row, record=True)
+    with pytest.raises(ExportError, match=rf"operator aten::\w+.*{where}.* form: {advice}$"):
+        lower(case.signature)

@@ -1,12 +1,12 @@
 """Gradients of convolutions as convolutions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from exporters.decompositions.form import Forms
+from exporters.decompositions.form import Form, Forms
 from exporters.decompositions.slicing import cut
 
 aten = torch.ops.aten
@@ -14,51 +14,76 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Window:
-    """How a 2-D convolution's kernel moves; each list holds height and width."""
+    """How a convolution's kernel moves; each list has an entry an axis: in 2-D height, width."""
 
     stride: list[int]
     padding: list[int]
     dilation: list[int]
     groups: int
 
+    def convolution(
+        self, x: Tensor, weight: Tensor, output_padding: list[int] | None = None
+    ) -> Tensor:
+        """The convolution of `x`; with `output_padding` the transposed one."""
+        found: Tensor = aten.convolution(
+            x,
+            weight,
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            output_padding is not None,
+            output_padding or [0] * len(self.stride),
+            self.groups,
+        )
+        return found
 
-def convolution_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: list[int] | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    output_mask: list[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of `x`, `weight` and bias for an output gradient `grad` (N, O, *out).
 
-    `x` is (N, I, *in) with one or two spatial dimensions, `weight` (O, I / groups, *kernel).
-    A transposed convolution's weight is (I, O / groups, *kernel). Returns NotImplemented for three
-    dimensions.
-    """
-    if x.dim() not in (3, 4):
-        return NotImplemented  # type: ignore[no-any-return]
-    bias = grad.sum([0, *range(2, grad.dim())]) if output_mask[2] else None
-    line = x.dim() == 3
-    if line:
-        grad, x, weight = grad.unsqueeze(2), x.unsqueeze(2), weight.unsqueeze(2)
-        stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
-    window = Window(stride, padding, dilation, groups)
-    if transposed:
-        d_x = adjoint(grad, x, weight, window) if output_mask[0] else None
-        d_w = weight_gradient(x, grad, weight, window) if output_mask[1] else None
-    else:
-        d_x = input_gradient(grad, x, weight, window) if output_mask[0] else None
-        d_w = weight_gradient(grad, x, weight, window) if output_mask[1] else None
-    if line:
-        d_x = None if d_x is None else d_x.squeeze(2)
-        d_w = None if d_w is None else d_w.squeeze(2)
-    return d_x, d_w, bias
+WeightGradient = Callable[[Tensor, Tensor, Tensor, Window], Tensor]
+"""(grad, x, weight, window) -> dW, all with two spatial dimensions."""
+
+
+def backward_with(weight_gradient: WeightGradient) -> Form:
+    """`aten.convolution_backward` that has its dW from `weight_gradient`."""
+
+    def convolution_backward(
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias_sizes: list[int] | None,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        transposed: bool,
+        output_padding: list[int],
+        groups: int,
+        output_mask: list[bool],
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Gradients of `x`, `weight` and bias for an output gradient `grad` (N, O, *out).
+
+        `x` is (N, I, *in) with one or two spatial dimensions, `weight` (O, I / groups, *kernel).
+        A transposed convolution's weight is (I, O / groups, *kernel). Returns NotImplemented for
+        three dimensions.
+        """
+        if x.dim() not in (3, 4):
+            return NotImplemented  # type: ignore[no-any-return]
+        bias = grad.sum([0, *range(2, grad.dim())]) if output_mask[2] else None
+        line = x.dim() == 3
+        if line:
+            grad, x, weight = grad.unsqueeze(2), x.unsqueeze(2), weight.unsqueeze(2)
+            stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
+        window = Window(stride, padding, dilation, groups)
+        input_gradient_of = adjoint if transposed else input_gradient
+        # A transposed convolution is the gradient of one, with image and gradient exchanged.
+        moved, image = (x, grad) if transposed else (grad, x)
+        d_x = input_gradient_of(grad, x, weight, window) if output_mask[0] else None
+        d_w = weight_gradient(moved, image, weight, window) if output_mask[1] else None
+        if line:
+            d_x = None if d_x is None else d_x.squeeze(2)
+            d_w = None if d_w is None else d_w.squeeze(2)
+        return d_x, d_w, bias
+
+    return convolution_backward
 
 
 def input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
@@ -74,18 +99,7 @@ def input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> T
         + 2 * window.padding[axis]
         for axis in (0, 1)
     ]
-    found: Tensor = aten.convolution(
-        grad,
-        weight,
-        None,
-        window.stride,
-        window.padding,
-        window.dilation,
-        True,
-        left,
-        window.groups,
-    )
-    return found
+    return window.convolution(grad, weight, left)
 
 
 def adjoint(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
@@ -94,21 +108,11 @@ def adjoint(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
     dW is that convolution's too, with `grad` and `x` exchanged. Output padding of a stride and
     more, possible with dilation, makes it larger than `x`.
     """
-    d_x = aten.convolution(
-        grad,
-        weight,
-        None,
-        window.stride,
-        window.padding,
-        window.dilation,
-        False,
-        [0, 0],
-        window.groups,
-    )
+    d_x = window.convolution(grad, weight)
     for axis in (2, 3):
         if d_x.shape[axis] != x.shape[axis]:
             d_x = d_x.narrow(axis, 0, x.shape[axis])
-    return d_x  # type: ignore[no-any-return]
+    return d_x
 
 
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
@@ -197,4 +201,4 @@ def convolve(
     )
 
 
-FORMS: Forms = {aten.convolution_backward.default: convolution_backward}
+FORMS: Forms = {aten.convolution_backward.default: backward_with(weight_gradient)}

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from exporters.decompositions.convolution import convolve
+from exporters.decompositions.convolution import Window, convolve
 from exporters.decompositions.form import Forms
 from exporters.decompositions.slicing import stuff
 
@@ -35,7 +36,9 @@ def cheaper_convolution(
     64 to 16 channels), others are not. Returns NotImplemented where the form is the right one.
     """
     if is_transposed and any(o >= s for o, s in zip(output_padding, stride, strict=True)):
-        return cut_and_padded(x, weight, bias, stride, padding, dilation, output_padding, groups)
+        return cut_and_padded(
+            x, weight, bias, Window(stride, padding, dilation, groups), output_padding
+        )
     if any(s != 1 for s in stride) or any(output_padding) or not isinstance(weight.shape[1], int):
         return NotImplemented  # type: ignore[no-any-return]
     kernel = [int(size) for size in weight.shape[2:]]
@@ -62,25 +65,22 @@ def cut_and_padded(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
+    window: Window,
     output_padding: list[int],
-    groups: int,
 ) -> Tensor:
-    """The whole transposed convolution, cut by `padding` and padded by `output_padding`.
+    """The whole transposed convolution, cut by the window's padding and padded by `output_padding`.
 
     ONNX Runtime refuses output padding that reaches the stride.
     """
-    none = [0] * len(stride)
-    whole = aten.convolution(x, weight, None, stride, none, dilation, True, none, groups)
+    none = [0] * len(window.stride)
+    whole = replace(window, padding=none).convolution(x, weight, none)
     pads = [
         n
-        for p, o in zip(reversed(padding), reversed(output_padding), strict=True)
+        for p, o in zip(reversed(window.padding), reversed(output_padding), strict=True)
         for n in (-p, o - p)
     ]
     y: Tensor = aten.constant_pad_nd(whole, pads)
-    return y if bias is None else y + bias.reshape([-1, *[1] * len(stride)])
+    return y if bias is None else y + bias.reshape([-1, *[1] * len(none)])
 
 
 def untransposed(

@@ -24,46 +24,6 @@ from exporters.tflite import functions
 aten = torch.ops.aten
 
 
-def convolution_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: list[int] | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    output_mask: list[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """As in `exporters.decompositions.convolution`, with the weight's gradient from here."""
-    found = convolution.convolution_backward(
-        grad,
-        x,
-        weight,
-        bias_sizes,
-        stride,
-        padding,
-        dilation,
-        transposed,
-        output_padding,
-        groups,
-        [output_mask[0], False, output_mask[2]],
-    )
-    if found is NotImplemented or not output_mask[1]:
-        return found
-    # A transposed convolution is the gradient of one, with image and gradient exchanged.
-    image, moved = (grad, x) if transposed else (x, grad)
-    line = x.dim() == 3
-    if line:
-        image, moved, weight = image.unsqueeze(2), moved.unsqueeze(2), weight.unsqueeze(2)
-        stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
-    window = convolution.Window(stride, padding, dilation, groups)
-    d_w = weight_gradient(moved, image, weight, window)
-    return found[0], d_w.squeeze(2) if line else d_w, found[2]
-
-
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: convolution.Window) -> Tensor:
     """dW as one matrix product a sample, added up: (rows * O, places) times (places, columns * I).
 
@@ -244,6 +204,6 @@ FORMS: Forms = {
     aten._log_softmax.default: log_softmax,
     aten.log1p.default: log1p,
     aten.expm1.default: expm1,
-    aten.convolution_backward.default: convolution_backward,
+    aten.convolution_backward.default: convolution.backward_with(weight_gradient),
     aten.threshold_backward.default: threshold_backward,
 }

@@ -1,6 +1,6 @@
 """Time and memory of aggregating low-rank updates of ResNet-18, beside numpy adding their bytes.
 
-    python tests/benchmarks/bench_aggregation.py --updates 1000
+    PYTHONPATH=.:tests python tests/benchmarks/bench_aggregation.py --updates 1000
 
 Updates are tensor files in the page cache, read one at a time as the coordinator does. numpy reads
 the same files and adds them up as they are, without recovering anything; both take turns, so that
@@ -9,7 +9,6 @@ they meet the same load. The peak is that of a process of its own, from before t
 
 import argparse
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,12 +21,13 @@ import torch
 from safetensors.numpy import save
 
 from device_agent.files import fingerprint
-from device_agent.manifest import TensorEntry
+from device_agent.manifest import Role, TensorEntry
 from device_agent.tensor_file import read_tensors
 from device_agent.update import UpdateRecord
 from toolkit.aggregation import Aggregation
 from toolkit.policy import AggregationPolicy
 from toolkit.weights import GlobalModel
+from updates import entry
 
 TURN = 20
 """Updates that one side takes before it is the other's turn."""
@@ -57,24 +57,13 @@ def resnet18() -> dict[str, Shape]:
     return {**shapes, "classifier.weight": (10, 512), "classifier.bias": (10,)}
 
 
-def entry(name: str, shape: Shape, stands_for: str, factor: str | None = None) -> TensorEntry:
-    role = "buffer" if "running" in name else "parameter"
-    return TensorEntry(
-        name=name,
-        role=role,
-        dtype="float32",
-        shape=shape,
-        stands_for=stands_for,
-        factor=factor,
-    )
-
-
 def low_rank_table(ratio: float) -> tuple[TensorEntry, ...]:
     """What a device of `low-rank:ratio` uploads: the 3 x 3 convolutions after the stem factored."""
     table = []
     for name, shape in resnet18().items():
         if shape[2:] != (3, 3) or name == "stem.weight":
-            table.append(entry(name, shape, name))
+            role: Role = "buffer" if "running" in name else "parameter"
+            table.append(entry(name, shape, name, role=role))
             continue
         outputs, inputs, rows, columns = shape
         rank = math.floor(ratio * outputs + 0.5)
@@ -179,11 +168,7 @@ def peak_in_models(folder: Path, ratio: float, updates: int) -> float:
 def in_child(folder: Path, arguments: argparse.Namespace) -> float:
     command = [sys.executable, __file__, "--peak-of", str(folder)]
     options = ["--ratio", str(arguments.ratio), "--updates", str(arguments.updates)]
-    root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": root}
-    done = subprocess.run(
-        [*command, *options], env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 

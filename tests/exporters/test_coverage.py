@@ -1,6 +1,5 @@
 """Every row of the coverage table: recorded, traced, lowered, run, against float64 autograd."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,10 @@ from commands import ROOT, edgetailor
 from exporters.coverage import GROUPS, REFUSALS
 from exporters.onnx_writer import to_onnx
 from layer_cases import Case, Row, check_on_onnxruntime
-from operator_rows import ROWS, of
+from operator_rows import ROWS
 from profiles.errors import ExportError
-from uncovered_rows import REFUSED
+from row_kinds import of
+from uncovered_rows import REFUSED, check_refused
 
 
 @pytest.mark.parametrize("group", ROWS)
@@ -30,12 +30,7 @@ def test_every_row_of_the_table_has_cases_and_no_other() -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_covered_is_refused_with_its_place_and_the_nearest_way(name: str) -> None:
-    row, where = REFUSED[name]
-    (refusal,) = [r for r in REFUSALS if r.name == name]
-    advice = re.escape(f"{name} ({refusal.reason}) is not covered; nearest: {refusal.nearest}.")
-    case = Case.of(row, record=True)
-    with pytest.raises(ExportError, match=rf"operator aten::\w+.*{where}.* form: {advice}$"):
-        to_onnx(case.signature)
+    check_refused(name, to_onnx)
 
 
 def test_every_refusal_is_tested() -> None:

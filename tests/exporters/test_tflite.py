@@ -1,7 +1,6 @@
 """TFLite: gradients of every coverage row, whole bundles on the agent, what is refused."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -28,17 +27,18 @@ from dropping_model import CLASSES as DROPPING_CLASSES
 from dropping_model import SHAPE as DROPPING_SHAPE
 from dropping_model import Dropping
 from exporters import export
-from exporters.coverage import GROUPS, REFUSALS
+from exporters.coverage import GROUPS
 from exporters.onnx_writer import to_onnx
 from layer_cases import Case, Row, assert_close, open_session, together
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
-from operator_rows import PICK, ROWS, of
+from operator_rows import ROWS
 from oracles import Device, Plan
 from profiles.errors import BundleError, ExportError
+from row_kinds import PICK, of
 from toolkit import TrainingConfig, load_model, split
 from toolkit.training import Loss, Optimizer
 from toolkit.weights import from_model
-from uncovered_rows import REFUSED
+from uncovered_rows import REFUSED, check_refused
 
 pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
 
@@ -79,19 +79,14 @@ def test_the_table_says_which_groups_are_not_covered() -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_covered_is_refused_with_the_nearest_way(name: str) -> None:
-    row, where = REFUSED[name]
-    (refusal,) = [r for r in REFUSALS if r.name == name]
-    advice = re.escape(f"{name} ({refusal.reason}) is not covered; nearest: {refusal.nearest}.")
-    case = Case.of(row, record=True)
-    with pytest.raises(ExportError, match=rf"operator aten::\w+.*{where}.* form: {advice}$"):
-        to_tflite([case.signature])
+    check_refused(name, lambda signature: to_tflite([signature]))
 
 
 def test_a_use_without_a_form_is_refused_with_its_place() -> None:
     row = Row(of(lambda x: x[:, PICK, :, PICK].sin().transpose(0, 1)), (3, 4, 5))
     case = Case.of(row, record=True)
     with pytest.raises(
-        ExportError, match=r"operator_rows\.py, line \d+.* axes that are apart.*--format onnx"
+        ExportError, match=r"row_kinds\.py, line \d+.* axes that are apart.*--format onnx"
     ):
         to_tflite([case.signature])
 

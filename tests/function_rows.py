@@ -1,0 +1,239 @@
+"""Rows of the groups whose operators are functions of the samples alone."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from layer_cases import Row
+from row_kinds import (
+    IMAGE,
+    PICK,
+    PLACES,
+    Residual,
+    conv1d,
+    conv2d,
+    elementwise,
+    layer,
+    of,
+    with_weight,
+)
+
+FUNCTIONS: dict[str, dict[str, Row]] = {
+    "activation": {
+        name: Row(build, (3, 4, 5))
+        for name, build in {
+            "relu": nn.ReLU,
+            "relu6": nn.ReLU6,
+            "leaky relu": layer(nn.LeakyReLU, 0.1),
+            # For each channel: one number's gradient may cancel until float32 has few digits left.
+            "prelu": layer(nn.PReLU, 3),
+            "elu": layer(nn.ELU, 0.7),
+            "selu": nn.SELU,
+            "celu": layer(nn.CELU, 0.7),
+            "gelu": nn.GELU,
+            "gelu by tanh": layer(nn.GELU, approximate="tanh"),
+            "silu": nn.SiLU,
+            "mish": nn.Mish,
+            "sigmoid": nn.Sigmoid,
+            "hardsigmoid": nn.Hardsigmoid,
+            "hardswish": nn.Hardswish,
+            "hardtanh": layer(nn.Hardtanh, -0.5, 0.7),
+            "hardshrink": nn.Hardshrink,
+            "softshrink": nn.Softshrink,
+            "tanhshrink": nn.Tanhshrink,
+            "threshold": layer(nn.Threshold, 0.1, 0.3),
+            "tanh": nn.Tanh,
+            "softplus": layer(nn.Softplus, 2.0, 1.0),
+            "softsign": nn.Softsign,
+            "logsigmoid": nn.LogSigmoid,
+            "squared relu": of(lambda x: functional.relu(x).square()),
+        }.items()
+    }
+    | {"glu": Row(nn.GLU, (3, 6))},
+    "softmax": {
+        "softmax": Row(layer(nn.Softmax, 1), (6,)),
+        "softmax over channels": Row(layer(nn.Softmax, 1), (3, 4, 5)),
+        "log-softmax": Row(layer(nn.LogSoftmax, 1), (6,)),
+        "log-softmax over the last axis": Row(layer(nn.LogSoftmax, -1), (3, 6)),
+        "softmin": Row(layer(nn.Softmin, 1), (6,)),
+        "logsumexp": Row(of(lambda x: x.logsumexp(1)), (6, 3)),
+    },
+    "shape": {
+        "concat": Row(of(lambda x: torch.cat([x, x.tanh(), x[:, :1]], 1)), (3, 4)),
+        "stack": Row(of(lambda x: torch.stack([x, x.tanh()], 2)), (3, 4)),
+        "split": Row(of(lambda x: torch.mul(*x.split([2, 2], 1))), (4, 3)),
+        "chunk": Row(of(lambda x: torch.mul(*x.chunk(2, 2))), (3, 4)),
+        "unbind": Row(of(lambda x: torch.mul(*x.unbind(1))), (2, 4)),
+        "tensor_split": Row(of(lambda x: torch.tensor_split(x, 3, 1)[0].sin()), (7, 2)),
+        "reshape": Row(of(lambda x: x.reshape(-1, 6, 2).sin()), (3, 4)),
+        "view": Row(of(lambda x: x.view(x.shape[0], -1).sin()), (3, 4)),
+        "flatten": Row(layer(nn.Flatten), (3, 4)),
+        "unflatten": Row(layer(nn.Unflatten, 1, (2, 3)), (6, 4)),
+        "permute": Row(of(lambda x: x.permute(0, 2, 3, 1).sin()), (3, 4, 5)),
+        "transpose": Row(of(lambda x: x.transpose(1, 2).sin()), (3, 4)),
+        "move an axis": Row(of(lambda x: x.movedim(1, 3).sin()), (3, 4, 5)),
+        "squeeze and unsqueeze": Row(of(lambda x: x.unsqueeze(1).squeeze(2).sin()), (1, 4)),
+        "slice": Row(of(lambda x: x[:, 1:, :3].sin()), (3, 4)),
+        "slice with a step": Row(of(lambda x: x[:, ::2, 1::3].sin()), (5, 7)),
+        "slice from the end": Row(of(lambda x: x[:, -2:, :-1].sin()), (5, 7)),
+        "narrow": Row(of(lambda x: x.narrow(1, 1, 2).sin()), (5, 7)),
+        "select": Row(of(lambda x: x[:, 1].sin() + x[:, -1]), (3, 4)),
+        "expand": Row(of(lambda x: x.unsqueeze(1).expand(-1, 3, -1).sin()), (4,)),
+        "expand a parameter": Row(
+            with_weight((1, 1, 4), lambda x, w: torch.cat([w.expand(x.shape[0], -1, -1), x], 1)),
+            (3, 4),
+        ),
+        "repeat": Row(of(lambda x: x.repeat(1, 2, 3).sin()), (3, 4)),
+        "repeat each": Row(of(lambda x: x.repeat_interleave(2, 1).sin()), (3, 4)),
+        "tile": Row(of(lambda x: x.tile((1, 2, 1)).sin()), (3, 4)),
+        "flip": Row(of(lambda x: x.flip(1, 2).sin()), (3, 4)),
+        "roll": Row(of(lambda x: x.roll((1, -2), (1, 2)).sin()), (3, 4)),
+        "triangle": Row(of(lambda x: x.tril() + 2 * x.triu(1)), (4, 4)),
+        "diagonal": Row(of(lambda x: x.diagonal(dim1=1, dim2=2).sin()), (4, 4)),
+        "diagonal below": Row(of(lambda x: x.diagonal(-1, 1, 2).sin()), (4, 5)),
+        "diagonal above": Row(of(lambda x: x.diagonal(2, 1, 2).sin()), (4, 5)),
+        "unfold": Row(of(lambda x: x.unfold(1, 3, 2).sin()), (7, 2)),
+        "windows": Row(layer(nn.Unfold, 3, padding=1, stride=2), (2, 5, 6)),
+        "windows, back": Row(layer(nn.Fold, (4, 5), 2), (8, 12)),
+        "pixel shuffle": Row(layer(nn.PixelShuffle, 2), (8, 3, 4)),
+        "pixel unshuffle": Row(layer(nn.PixelUnshuffle, 2), (3, 4, 6)),
+        "channel shuffle": Row(layer(nn.ChannelShuffle, 2), (6, 3, 4)),
+        "meshgrid": Row(
+            of(
+                lambda x: (
+                    torch.meshgrid(torch.arange(3.0), torch.arange(4.0), indexing="ij")[0].to(x) * x
+                )
+            ),
+            (3, 4),
+        ),
+    },
+    "padding": {
+        "constant": Row(layer(nn.ConstantPad2d, (1, 2, 0, 3), 0.5), IMAGE),
+        "cut off": Row(of(lambda x: functional.pad(x, (-1, 2)).sin()), IMAGE),
+        "zeros": Row(layer(nn.ZeroPad2d, 2), IMAGE),
+        "reflect": Row(layer(nn.ReflectionPad2d, (1, 2, 3, 0)), IMAGE),
+        "reflect, 1d": Row(layer(nn.ReflectionPad1d, (1, 2)), (3, 6)),
+        "replicate": Row(layer(nn.ReplicationPad2d, (1, 2, 3, 0)), IMAGE),
+        "replicate, 1d": Row(layer(nn.ReplicationPad1d, (3, 2)), (3, 6)),
+        "circular": Row(layer(nn.CircularPad2d, (1, 2, 3, 0)), IMAGE),
+        "convolution that reflects": Row(conv2d(3, 4, 3, padding=1, padding_mode="reflect"), IMAGE),
+        "convolution around the edge": Row(
+            conv1d(3, 4, 3, padding=1, padding_mode="circular"), (3, 6)
+        ),
+    },
+    "indexing": {
+        "index with a constant": Row(of(lambda x: x[:, PICK].sin()), (3, 4)),
+        "index select": Row(of(lambda x: x.index_select(1, PICK).sin()), (3, 4)),
+        "index with two constants": Row(of(lambda x: x[:, PICK, PICK + 1].sin()), (3, 4)),
+        "index a parameter": Row(
+            with_weight((4, 2), lambda x, w: x.unsqueeze(2) * w[PLACES[0]]), (3,)
+        ),
+        "table of biases": Row(
+            with_weight((4, 2), lambda x, w: x.unsqueeze(3) * w[PLACES]), (2, 3)
+        ),
+        "gather": Row(of(lambda x: x.gather(1, PLACES.expand(x.shape[0], -1, -1)).sin()), (4, 3)),
+        "gather where the data say": Row(of(lambda x: x.gather(1, x.argsort(1)).sin()), (6,)),
+        "masked": Row(of(lambda x: x.masked_fill(x > 0.5, 0.0).sin()), (3, 4)),
+        "where": Row(of(lambda x: torch.where(x > 0, x * x, x.sin())), (3, 4)),
+        "where with a constant mask": Row(of(lambda x: torch.where(PICK > 0, x, 0.0)), (4, 3)),
+        "topk": Row(of(lambda x: x.topk(2, 1).values.sin()), (5, 3)),
+        "sort": Row(of(lambda x: x.sort(1).values * torch.arange(6.0).to(x)), (6,)),
+        "scatter": Row(
+            of(
+                lambda x: torch.zeros_like(x).scatter_add(
+                    1, PLACES.expand(x.shape[0], -1, -1), x[:, :2]
+                )
+            ),
+            (4, 3),
+        ),
+    },
+    "reduction": elementwise(
+        mean=lambda x: x.mean(1),
+        mean_of_all=lambda x: x.mean((1, 2)),
+        mean_kept=lambda x: x - x.mean(1, keepdim=True),
+        sum=lambda x: x.sum(2).sin(),
+        sum_over_the_batch=lambda x: x * x.sum(0),
+        max=lambda x: x.max(1).values,
+        min=lambda x: x.min(1).values,
+        amax=lambda x: x.amax((1, 2)),
+        amin=lambda x: x.amin(1),
+        var=lambda x: x.var(1),
+        var_biased=lambda x: x.var((1, 2), unbiased=False),
+        std=lambda x: x.std(2),
+        var_mean=lambda x: torch.mul(*torch.var_mean(x, 1)),
+        norm=lambda x: x.norm(dim=1),
+        norm_of_order_1=lambda x: x.norm(1, 1),
+        cumsum=lambda x: x.cumsum(1),
+    ),
+    "arithmetic": elementwise(
+        add=lambda x: x + 2 * x.sin(),
+        subtract=lambda x: 1 - x,
+        multiply=lambda x: x * x.sin(),
+        divide=lambda x: x / (2 + x * x),
+        reciprocal=lambda x: (2 + x * x).reciprocal(),
+        square=lambda x: x**2,
+        cube=lambda x: x**3,
+        negative_power=lambda x: (1 + x * x) ** -1.5,
+        power_of_samples=lambda x: 2.0**x,
+        power_of_both=lambda x: (1 + x * x) ** x,
+        exp=lambda x: x.exp(),
+        expm1=lambda x: x.expm1(),
+        exp2=lambda x: x.exp2(),
+        log=lambda x: (1 + x * x).log(),
+        log1p=lambda x: (x * x).log1p(),
+        log2=lambda x: (1 + x * x).log2(),
+        sqrt=lambda x: (1 + x * x).sqrt(),
+        rsqrt=lambda x: (1 + x * x).rsqrt(),
+        abs=lambda x: x.abs(),
+        sign=lambda x: x * x.sign(),
+        sin_cos=lambda x: x.sin() * x.cos(),
+        tan=lambda x: x.tan(),
+        atan=lambda x: x.atan(),
+        atan2=lambda x: torch.atan2(x, 2 + x.sin()),
+        sinh_cosh=lambda x: x.sinh() * x.cosh(),
+        asinh=lambda x: x.asinh(),
+        erf=lambda x: x.erf(),
+        clamp=lambda x: x.clamp(-0.5, 0.7).sin(),
+        clamp_below=lambda x: x.clamp(min=0.1).sin(),
+        maximum=lambda x: torch.maximum(x, x.sin() * 2),
+        minimum=lambda x: torch.minimum(x, x * x),
+        floor_and_remainder=lambda x: x - x.floor() + x.remainder(0.7),
+        round=lambda x: x * x.round(),
+        lerp=lambda x: torch.lerp(x, x.sin(), 0.3),
+        addcmul=lambda x: torch.addcmul(x, x, x.sin(), value=0.5),
+        logaddexp=lambda x: torch.logaddexp(x, x.sin()),
+        hypot=lambda x: torch.hypot(x, 1 + x * x),
+    ),
+    "residual": {
+        "identity": Row(
+            lambda: Residual(nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.GELU())), IMAGE
+        ),
+        "shortcut": Row(lambda: Residual(nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(3, 4, 1, 2)), IMAGE),
+        "skip by concatenation": Row(
+            with_weight((4, 4), lambda x, w: torch.cat([x, (x @ w).tanh()], 1)), (4,)
+        ),
+        "gate": Row(
+            with_weight((4, 4), lambda x, w: x * torch.sigmoid(x.mean(2) @ w).unsqueeze(2)), (4, 5)
+        ),
+    },
+    "interpolation": {
+        "nearest": Row(layer(nn.Upsample, scale_factor=2), IMAGE),
+        "nearest, size": Row(layer(nn.Upsample, (9, 5)), IMAGE),
+        "nearest, fraction": Row(layer(nn.Upsample, scale_factor=1.7), IMAGE),
+        "nearest, smaller": Row(layer(nn.Upsample, scale_factor=0.5), IMAGE),
+        "nearest-exact": Row(layer(nn.Upsample, (9, 5), mode="nearest-exact"), IMAGE),
+        "nearest, 1d": Row(layer(nn.Upsample, scale_factor=3), (3, 5)),
+        "bilinear": Row(layer(nn.Upsample, scale_factor=2, mode="bilinear"), IMAGE),
+        "bilinear, size": Row(layer(nn.Upsample, (9, 5), mode="bilinear"), IMAGE),
+        "bilinear, fraction": Row(layer(nn.Upsample, scale_factor=1.7, mode="bilinear"), IMAGE),
+        "bilinear, aligned corners": Row(
+            layer(nn.Upsample, scale_factor=2, mode="bilinear", align_corners=True), IMAGE
+        ),
+        "bilinear, size, aligned corners": Row(
+            layer(nn.Upsample, (9, 5), mode="bilinear", align_corners=True), IMAGE
+        ),
+        "linear": Row(layer(nn.Upsample, scale_factor=2, mode="linear"), (3, 5)),
+        "bicubic": Row(layer(nn.Upsample, scale_factor=2, mode="bicubic"), IMAGE),
+        "area": Row(of(lambda x: functional.interpolate(x, (3, 4), mode="area")), IMAGE),
+    },
+}
