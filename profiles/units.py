@@ -1,0 +1,29 @@
+"""Sizes as people write them."""
+
+import re
+
+from profiles.errors import InputError
+
+UNITS = {
+    "B": 1,
+    **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)},
+    **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)},
+}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a size such as 256MB, 1.5 GB (powers of 1000) or 512MiB (powers of 1024).
+
+    Raises InputError for anything else, a size without a unit included.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
+    unit = found and UNITS.get(found[2].upper())
+    if not found or not unit:
+        raise InputError(
+            f"A size is a number and a unit (kB, MB, GB, KiB, MiB, GiB), such as 256MB; "
+            f"{text!r} is none."
+        )
+    size = round(float(found[1]) * unit)
+    if size == 0:
+        raise InputError(f"A size is at least one byte; {text!r} is none.")
+    return size

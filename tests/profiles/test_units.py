@@ -1,0 +1,31 @@
+"""Sizes as people write them."""
+
+import pytest
+
+from profiles.errors import InputError
+from profiles.units import parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("256MB", 256_000_000),
+        ("256mb", 256_000_000),
+        (" 1.5 GB ", 1_500_000_000),
+        ("512MiB", 536_870_912),
+        ("3kB", 3000),
+        ("3KiB", 3072),
+        ("2TB", 2 * 10**12),
+        ("1GiB", 2**30),
+        ("7B", 7),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["256", "", "MB", "-1MB", "1e3MB", "256 M", "0MB", "0.1B"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(InputError, match=r"^A size is .*; .* is none\.$") as caught:
+        parse_bytes(text)
+    assert repr(text) in str(caught.value)
