@@ -1,41 +1,93 @@
-"""Recorded activations on disk: written batch by batch, read by index, never whole in memory."""
+"""Recorded activations: written batch by batch, read by index, never whole in memory.
 
-import shutil
+On disk, where they outlive the process; in memory only where the disk lacks room and memory has it.
+"""
+
+import math
 from pathlib import Path
 
 import numpy as np
 
-from profiles.errors import DataError
+from device_agent.disk import MappedArray, NpyWriter, open_npy, room
+from profiles.errors import StorageError
 
-MARGIN_BYTES = 16 << 20
-"""Disk space that a recording leaves free."""
+FLOAT32 = np.dtype(np.float32)
 
 
 class Recording:
-    """A memory-mapped array (samples, *shape) of float32 in one file."""
+    """An array (samples, *shape) of float32, in the file `path` or in memory.
 
-    def __init__(self, path: Path, samples: int, shape: tuple[int, ...]) -> None:
-        """Make room for the whole array. Raises DataError where the disk has too little."""
-        size = 4 * samples * int(np.prod(shape, dtype=np.int64))
-        free = shutil.disk_usage(path.parent).free
-        if size + MARGIN_BYTES > free:
-            raise DataError(
+    Written from the first sample to the last, then closed, then read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        samples: int,
+        shape: tuple[int, ...],
+        *,
+        done: int = 0,
+        memory_bytes: int = 0,
+    ) -> None:
+        """Make room for the whole array, or go on behind the first `done` samples of its file.
+
+        With all samples done the file is only read. `memory_bytes` is what may be held in memory
+        where the disk has too little room. Raises StorageError where neither has enough.
+        """
+        self.path = path
+        self._done = done
+        self._writer: NpyWriter | None = None
+        self._mapped: MappedArray | None = None
+        self._held: np.ndarray | None = None
+        size = 4 * samples * math.prod(shape)
+        free = room(path.parent)
+        if done == samples:
+            return
+        if done or size <= free:
+            self._writer = NpyWriter(path, FLOAT32, (samples, *shape), done)
+        elif size <= memory_bytes:
+            self._held = np.empty((samples, *shape), FLOAT32)
+        else:
+            raise StorageError(
                 f"Recording activations takes {size / 1e6:.1f} MB at {path.parent}, where "
                 f"{free / 1e6:.1f} MB are free: free some space or use fewer samples."
             )
-        self.path = path
-        self._array = np.lib.format.open_memmap(
-            path, mode="w+", dtype=np.float32, shape=(samples, *shape)
-        )
 
-    def write(self, indices: np.ndarray, values: np.ndarray) -> None:
-        """Store the activations `values` of the samples `indices`."""
-        self._array[indices] = values
+    @property
+    def kept(self) -> bool:
+        """Whether what was written is there after the process."""
+        return self._held is None
+
+    def append(self, values: np.ndarray) -> None:
+        """Store the activations `values` of the next samples."""
+        if self._writer is not None:
+            self._writer.append(values)
+        elif self._held is not None:
+            self._held[self._done : self._done + len(values)] = values
+        self._done += len(values)
+
+    def sync(self) -> None:
+        """Bring what was appended to the disk."""
+        if self._writer is not None:
+            self._writer.sync()
+
+    def close(self) -> None:
+        """All is written: from now on it is read."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         """A copy of the activations of the samples `indices`."""
-        return np.asarray(self._array[indices])
+        if self._held is not None:
+            return np.asarray(self._held[indices])
+        if self._mapped is None:
+            self._mapped = open_npy(self.path)
+        rows = np.asarray(self._mapped.array[indices])
+        self._mapped.drop()
+        return rows
 
     def remove(self) -> None:
         """Delete the file."""
+        self._mapped = self._held = None
         self.path.unlink(missing_ok=True)

@@ -1,12 +1,15 @@
 """A round without a coordinator: a bundle that was copied here, an update to copy back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from device_agent.bundle import manifest_bytes, read_manifest
+from device_agent.interpreter import OnEpoch, quiet
 from device_agent.manifest import MANIFEST
 from device_agent.personal import personal_entries, read_personal, write_personal
-from device_agent.training import OnEpoch, quiet, train_bundle
+from device_agent.training import train_bundle
 from device_agent.update import UpdateRecord
 
 LOST = (
@@ -24,6 +27,8 @@ def train_alone(
     *,
     threads: int = 0,
     seed: int = 0,
+    validation: float = 0.0,
+    max_memory: int | None = None,
     on_epoch: OnEpoch = quiet,
     force: bool = False,
 ) -> UpdateRecord:
@@ -36,16 +41,22 @@ def train_alone(
     if personal is None and personal_entries(manifest):
         say(LOST)
     keep = personal if personal_entries(manifest) else None
-    trained = train_bundle(
+
+    def keep_own(tensors: Mapping[str, np.ndarray]) -> None:
+        if keep is not None:
+            write_personal(keep, tensors, manifest)
+
+    return train_bundle(
         bundle,
         data,
         out,
         threads=threads,
         seed=seed,
+        validation=validation,
+        max_memory=max_memory,
         personal=None if keep is None else read_personal(keep, manifest),
+        keep=keep_own,
+        say=say,
         on_epoch=on_epoch,
         force=force,
-    )
-    if keep is not None:
-        write_personal(keep, trained.personal, manifest)
-    return trained.record
+    ).record

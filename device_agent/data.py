@@ -1,13 +1,17 @@
-"""Local training data: `.npz` files, or a function of the owner's, checked against the bundle."""
+"""Local training data: files, or a function of the owner's, checked against the bundle."""
 
+import hashlib
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from device_agent.data_files import as_int64, from_files, pieces, plain
+from device_agent.disk import MappedArray
 from device_agent.manifest import Dtype, labels_of
 from device_agent.wording import counted
 from profiles.errors import DataError
@@ -15,19 +19,38 @@ from profiles.errors import DataError
 LEAST = 2
 """The fewest samples to train on: a batch norm cannot train on one."""
 
+Note = Callable[[np.ndarray], object]
+"""Is given every piece of the data that is looked at."""
+
+
+def nothing(piece: np.ndarray) -> None:
+    """Let the piece pass."""
+
 
 @dataclass(frozen=True)
 class LocalData:
     """Samples `x` (n, *sample_shape) of the bundle's type and labels `y`.
 
-    Those are classes (n,) int64, or for a regression numbers (n, outputs) float32.
+    Those are classes (n,) int64, or for a regression numbers (n, outputs) float32. `mapped` are the
+    arrays that are on disk, `fingerprint` tells these data from others, and `remarks` are what
+    their owner should know of them.
     """
 
     x: np.ndarray
     y: np.ndarray
+    mapped: tuple[MappedArray, ...] = ()
+    fingerprint: str = ""
+    remarks: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def samples(self, indices: np.ndarray) -> np.ndarray:
+        """A copy of the samples `indices`; none of what is on disk stays in memory."""
+        rows = np.asarray(self.x[indices])
+        for array in self.mapped:
+            array.drop()
+        return rows
 
 
 def load_data(
@@ -38,44 +61,40 @@ def load_data(
     limit: int | None = None,
     least: int = LEAST,
     labels: Dtype = "int64",
+    unpack_to: Path | None = None,
 ) -> LocalData:
-    """Load `source`, a path to an .npz file with `x` and `y` or `module:callable` returning them.
+    """The samples and labels that `source` names, checked.
 
+    That is an .npz file with `x` and `y`, a folder of x.npy and y.npy, or a function
+    `module:callable` that returns them. Files are mapped, so they may be larger than
+    memory; what cannot be mapped, compressed members and int32 numbers to convert, is written to
+    the folder `unpack_to` where it is large.
     `dtype` is the samples' type; whole numbers are below `limit`, and int32 ones are converted.
     `labels` is the labels' type: classes, or float32 numbers for each of `classes` outputs.
     Raises DataError naming what does not fit: shapes, types, labels that a model with `classes`
     outputs cannot tell, numbers that are not finite or outside their range, fewer than `least`
     samples.
     """
-    x, y = from_callable(source) if is_reference(source) else from_npz(Path(source))
-    if dtype == "int64" and x.dtype == np.int32:
-        x = x.astype(np.int64)
-    check(x, y, sample_shape, classes, source, dtype, limit, least, labels)
-    return LocalData(x, y)
+    found = from_callable(source) if is_reference(source) else from_files(Path(source), unpack_to)
+    if dtype == "int64" and plain(found[0]).dtype == np.int32:
+        found = as_int64(found[0], unpack_to), found[1]
+    mapped = tuple(array for array in found if isinstance(array, MappedArray))
+    digest = hashlib.blake2b(digest_size=16)
+
+    def note(piece: np.ndarray) -> None:
+        digest.update(piece.data)
+        for array in mapped:
+            array.drop()
+
+    x, y = map(plain, found)
+    remarks = check(x, y, sample_shape, classes, source, dtype, limit, least, labels, note)
+    return LocalData(x, y, mapped, digest.hexdigest(), remarks)
 
 
 def is_reference(source: str) -> bool:
     """Whether `source` names a function and not a file."""
     module, colon, name = source.partition(":")
     return bool(colon) and name.isidentifier() and not Path(source).exists() and "/" not in module
-
-
-def from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """`x` and `y` of an .npz file; pickled objects are refused."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            missing = [name for name in ("x", "y") if name not in file]
-            if missing:
-                raise DataError(
-                    f"{path} has no array {missing[0]!r}; it must hold x (samples) and y (labels)."
-                )
-            return file["x"], file["y"]
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist; give an .npz file with x and y.") from None
-    except DataError:
-        raise
-    except Exception as error:  # numpy and zipfile raise a dozen kinds for damaged files
-        raise DataError(f"{path} is not a readable .npz file: {error}.") from None
 
 
 def from_callable(source: str) -> tuple[np.ndarray, np.ndarray]:
@@ -104,10 +123,12 @@ def check(
     limit: int | None = None,
     least: int = LEAST,
     labels: Dtype = "int64",
-) -> None:
+    note: Note = nothing,
+) -> tuple[str, ...]:
     """Raise DataError unless `x` and `y` fit a model of such samples and `classes` outputs.
 
-    `classes` is None where the model is not known yet.
+    `classes` is None where the model is not known yet. The numbers are looked at piece by piece,
+    and each piece is given to `note`. Returns what is no error but should be known.
     """
     if x.dtype != dtype or y.dtype != labels:
         raise DataError(
@@ -123,14 +144,16 @@ def check(
     if len(y) < least:
         needed = "training needs at least two" if least == LEAST else "give some"
         raise DataError(f"{origin} holds {counted(len(y), 'sample')}; {needed}.")
+    remarks: tuple[str, ...] = ()
     if labels == "int64":
-        check_classes(y, classes, origin)
-    elif not np.isfinite(y).all():
-        raise DataError(f"{origin}: y holds a number that is not finite; clean the data first.")
+        remarks = check_classes(y, classes, origin, note)
+    else:
+        check_finite(y, "y", origin, note)
     if dtype == "int64":
-        check_whole(x, limit, origin)
-    elif not np.isfinite(x).all():
-        raise DataError(f"{origin}: x holds a number that is not finite; clean the data first.")
+        check_whole(x, limit, origin, note)
+    else:
+        check_finite(x, "x", origin, note)
+    return remarks
 
 
 def batch_of(shape: tuple[int | str, ...]) -> str:
@@ -138,23 +161,79 @@ def batch_of(shape: tuple[int | str, ...]) -> str:
     return f"(n, {', '.join(map(str, shape))})" if shape else "(n,)"
 
 
-def check_classes(y: np.ndarray, classes: int | None, origin: str) -> None:
-    """Raise DataError where `y` holds a label that a model of `classes` outputs cannot tell."""
+def check_finite(array: np.ndarray, name: str, origin: str, note: Note) -> None:
+    """Raise DataError where `array` holds a number that is not finite."""
+    for rows in pieces(array):
+        piece = np.ascontiguousarray(array[rows])
+        if not np.isfinite(piece).all():
+            raise DataError(
+                f"{origin}: {name} holds a number that is not finite; clean the data first."
+            )
+        note(piece)
+
+
+def extent(array: np.ndarray, note: Note) -> tuple[int, int]:
+    """The least and the greatest of the whole numbers in `array`."""
+    ends = []
+    for rows in pieces(array):
+        piece = np.ascontiguousarray(array[rows])
+        ends += [int(piece.min()), int(piece.max())]
+        note(piece)
+    return min(ends), max(ends)
+
+
+def check_classes(
+    y: np.ndarray, classes: int | None, origin: str, note: Note = nothing
+) -> tuple[str, ...]:
+    """Raise DataError where `y` holds a label that a model of `classes` outputs cannot tell.
+
+    One class alone is no error, for a fleet's other devices may have the rest: it is remarked.
+    """
     top = None if classes is None else labels_of(classes) - 1
-    if y.min() < 0 or (top is not None and y.max() > top):
-        wrong = int(y.min() if y.min() < 0 else y.max())
+    low, high = extent(y, note)
+    if low < 0 or (top is not None and high > top):
+        wrong = low if low < 0 else high
         known = "from 0 up" if top is None else f"0 to {top}"
         raise DataError(f"{origin}: the label {wrong} is outside the model's classes {known}.")
+    if low < high:
+        return ()
+    return (
+        f"{origin}: every sample is of the class {low}; of the others the model learns nothing "
+        "here.",
+    )
 
 
-def check_whole(x: np.ndarray, limit: int | None, origin: str) -> None:
+def check_whole(x: np.ndarray, limit: int | None, origin: str, note: Note = nothing) -> None:
     """Raise DataError where `x` holds a negative number or one that reaches `limit`."""
-    if x.min() < 0:
-        raise DataError(f"{origin}: x holds {x.min()}; its whole numbers must be at least 0.")
-    if limit is not None and x.max() >= limit:
+    low, high = extent(x, note)
+    if low < 0:
+        raise DataError(f"{origin}: x holds {low}; its whole numbers must be at least 0.")
+    if limit is not None and high >= limit:
         raise DataError(
-            f"{origin}: x holds {x.max()}; the model knows the whole numbers 0 to {limit - 1}."
+            f"{origin}: x holds {high}; the model knows the whole numbers 0 to {limit - 1}."
         )
+
+
+def classes_in(y: np.ndarray, samples: np.ndarray, classes: int) -> np.ndarray:
+    """1 for each of `classes` classes that one of `samples` has in `y`, 0 for the others."""
+    found = np.zeros(classes, bool)
+    for rows in pieces(samples):
+        found |= np.isin(np.arange(classes), y[samples[rows]])
+    return found.astype(np.float32)
+
+
+def held_out(samples: int, share: float) -> np.ndarray:
+    """Numbers of the samples that validate, ascending: the same `share` of the data every time.
+
+    Raises DataError where too few are left on either side.
+    """
+    count = round(samples * share)
+    if share and (count < 1 or samples - count < LEAST):
+        raise DataError(
+            f"Validating on {share:g} of {counted(samples, 'sample')} leaves {samples - count} to "
+            f"train and {count} to validate; at least {LEAST} and 1 are needed."
+        )
+    return np.sort(np.random.default_rng(samples).permutation(samples)[:count])
 
 
 def batches(samples: int, size: int, order: np.random.Generator | None) -> list[np.ndarray]:

@@ -132,16 +132,17 @@ class _Member:
     def _train(self, round_: int) -> None:
         self._say(f"Round {round_}: training")
         self._link.progress(Progress(state="training"))
-        trained = train_bundle(
+        train_bundle(
             self._folder.bundle,
             self._data,
             self._folder.update,
             threads=self._threads,
             seed=self._seed * 100003 + round_,
             personal=self._folder.personal(),
+            keep=self._folder.keep_personal,
+            say=self._say,
             on_epoch=self._on_epoch,
         )
-        self._folder.keep_personal(trained.personal)
 
     def _on_epoch(self, epoch: int, epochs: int, loss: float) -> None:
         self._say(f"  epoch {epoch} of {epochs}: loss {loss:.4f}")

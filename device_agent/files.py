@@ -4,8 +4,10 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from device_agent.manifest import FileEntry
 from profiles.errors import InputError
@@ -25,20 +27,45 @@ def fingerprint_file(path: Path) -> FileEntry:
     return FileEntry(size=path.stat().st_size, sha256=digest.hexdigest())
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an OSError say which file it is about: writing and flushing leave that out."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def write_file(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace `path` by `data` in one step: temporary file, flush to disk, rename."""
+    stream_file(path, lambda file: file.write(data), mode)
+
+
+def stream_file(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o644) -> None:
+    """Replace `path` by what `write` puts into a file, in one step as `write_file` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
+        with naming(path), os.fdopen(handle, "wb") as file:
+            write(file)
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         os.replace(name, path)
+        sync_folder(path.parent)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring renames in `folder` to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def shown(path: Path) -> Path:
@@ -63,24 +90,29 @@ def check_file_place(out: Path, force: bool = False) -> None:
     refuse_existing(out, force)
 
 
-def write_folder(out: Path, files: Mapping[str, bytes], force: bool = False) -> None:
+def write_folder(
+    out: Path, files: Mapping[str, bytes], force: bool = False, staging: Path | None = None
+) -> None:
     """Make the folder `out` with `files` (name to content), whole or not at all.
 
-    An existing folder is refused, or with `force` replaced once the new one is complete.
+    An existing folder is refused, or with `force` replaced once the new one is complete. What is
+    not complete is in `staging`, a folder of the same file system; by default that of `out`.
     """
     refuse_existing(out, force)
     out.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    staging = staging or out.parent
+    made = Path(tempfile.mkdtemp(dir=staging, prefix=f".{out.name}."))
     try:
         for name, data in files.items():
             write_file(made / name, data)
         made.chmod(0o755)
         if out.exists():
-            old = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.old."))
+            old = Path(tempfile.mkdtemp(dir=staging, prefix=f".{out.name}.old."))
             os.replace(out, old / "was")
             os.replace(made, out)
             shutil.rmtree(old)
         else:
             os.replace(made, out)
+        sync_folder(out.parent)
     finally:
         shutil.rmtree(made, ignore_errors=True)

@@ -12,9 +12,9 @@ import numpy as np
 from device_agent import memory
 from device_agent.bundle import Bundle, open_bundle
 from device_agent.data import LocalData
+from device_agent.interpreter import ScheduleRun, quiet
 from device_agent.manifest import SAFE_LIMIT, label_dtype, labels_of
 from device_agent.profiler import RUNS, WARM_UP, Measurement, training_of
-from device_agent.training import ScheduleRun, quiet
 
 
 def synthetic(bundle: Bundle, samples: int) -> LocalData:

@@ -1,5 +1,6 @@
 """Stock ONNX Runtime, on the processor."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,16 @@ from profiles.errors import BundleError
 
 DESCRIPTION = f"onnxruntime {onnxruntime.__version__}"
 DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
+
+
+ALLOCATION = re.compile(r"[Ff]ailed to allocate[^\n]*|bad_alloc|bad allocation")
+"""How ONNX Runtime says that there is no memory."""
+
+
+def out_of_memory(error: Exception) -> MemoryError | None:
+    """The MemoryError that `error` stands for; None where it is another trouble."""
+    found = ALLOCATION.search(str(error))
+    return MemoryError(f"ONNX Runtime {found[0]}") if found else None
 
 
 class OnnxSession:
@@ -26,7 +37,7 @@ class OnnxSession:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # what fails is raised as well
         # A planned block would come on top of what the arena took in the first run, and a dead
         # tensor's memory would wait for the next one of its shape.
         options.enable_mem_pattern = False
@@ -41,6 +52,8 @@ class OnnxSession:
                 disabled_optimizers=["CommonSubexpressionElimination"],
             )
         except Exception as error:  # onnxruntime's exceptions have no public base
+            if (short := out_of_memory(error)) is not None:
+                raise short from None
             reason = str(error).split("\n")[0]
             raise BundleError(f"{graph} is refused by {DESCRIPTION}: {reason}") from None
         self._outputs = {
@@ -62,7 +75,10 @@ class OnnxSession:
                 binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)
             else:
                 binding.bind_output(name)
-        self._session.run_with_iobinding(binding)
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:
+            raise out_of_memory(error) or error from None
         for name, value in zip(self._outputs, binding.get_outputs(), strict=True):
             if name not in results:
                 results[name] = value.numpy().copy()

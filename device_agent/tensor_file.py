@@ -1,13 +1,20 @@
-"""Reading a safetensors file without copying it."""
+"""Safetensors files read and written without copying them in memory."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from device_agent.files import stream_file
+
 DTYPES = {"F32": np.float32, "I64": np.int64}
 """What tensors of updates may be."""
+
+ALIGNMENT = 8
+"""Tensors begin at multiples of this in the file."""
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -37,3 +44,25 @@ def _tensor(data: np.ndarray, entry: Tensor, name: str) -> np.ndarray:
     if entry.dtype not in DTYPES:
         raise SafetensorError(f"{name!r} is {entry.dtype}; F32 and I64 are taken")
     return data[slice(*entry.data_offsets)].view(DTYPES[entry.dtype]).reshape(entry.shape)
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> None:
+    """Replace `path` by a safetensors file of float32 and int64 `tensors`, in one step."""
+    names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, array in ordered:
+        begin, end = end, end + array.nbytes
+        header[name] = Tensor(names[array.dtype], array.shape, (begin, end))
+    about = msgspec.json.encode(header)
+    about += b" " * (-len(about) % ALIGNMENT)
+
+    def write(file: BinaryIO) -> None:
+        file.write(len(about).to_bytes(8, "little") + about)
+        for _, array in ordered:
+            file.write(np.ascontiguousarray(array).data)
+
+    stream_file(path, write)

@@ -1,37 +1,33 @@
-"""The schedule interpreter: it runs what the manifest says and knows nothing of families."""
+"""Training a bundle on this device: its data, limits and checkpoints, and the update."""
 
-import gc
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from device_agent.activation_cache import Recording
 from device_agent.bundle import Bundle, open_bundle
-from device_agent.data import LocalData, batches, load_data
-from device_agent.manifest import (
-    SAMPLES,
-    FileEntry,
-    Initialise,
-    Port,
-    Record,
-    Signature,
-    TensorEntry,
-    Train,
-    label_dtype,
-    uploaded,
+from device_agent.checkpoint import (
+    CHECKPOINT,
+    UNPACKED,
+    Checkpoints,
+    key_of,
+    training_folder,
+    working_folder,
 )
-from device_agent.runtime import Session, open_session
-from device_agent.update import UpdateRecord, check_place, write_update
-from profiles.errors import UpdateError
+from device_agent.data import LocalData, held_out, load_data
+from device_agent.disk import storage_error
+from device_agent.interpreter import OnEpoch, Say, ScheduleRun, quiet, silent
+from device_agent.limits import ceilings, check_fits, held_to, spare_bytes
+from device_agent.manifest import FileEntry, label_dtype, uploaded
+from device_agent.personal import personal_entries
+from device_agent.runtime import describe
+from device_agent.update import UpdateRecord, check_place, check_trained, write_update
+from profiles.errors import LimitError, UpdateError
 
-OnEpoch = Callable[[int, int, float], None]
-"""Called after each local epoch with its number from 1, the number of epochs and the mean loss."""
-
-LOSS = "loss"
+Keep = Callable[[Mapping[str, np.ndarray]], object]
+"""Takes the new personal tensors, before the update appears; twice where a kill came between."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +38,8 @@ class Trained:
     personal: dict[str, np.ndarray]
 
 
-def quiet(epoch: int, epochs: int, loss: float) -> None:
-    """Tell nobody."""
+def forget(personal: Mapping[str, np.ndarray]) -> None:
+    """Keep nothing."""
 
 
 def train_bundle(
@@ -53,34 +49,69 @@ def train_bundle(
     *,
     threads: int = 0,
     seed: int = 0,
+    validation: float = 0.0,
+    max_memory: int | None = None,
     personal: Mapping[str, np.ndarray] | None = None,
+    keep: Keep = forget,
     on_epoch: OnEpoch = quiet,
+    say: Say = silent,
     force: bool = False,
 ) -> Trained:
     """Train the bundle in `folder` on local `data` and write the update folder `out`.
 
-    `personal` are tensors kept from earlier rounds; `seed` decides the order of the samples and
-    what dropout drops. With one thread and the same seed the update is the same, bit for bit.
-    `force` replaces the update that is in `out`.
+    Killed and called again with the same arguments it goes on from its last checkpoint. `personal`
+    are tensors kept from earlier rounds, `keep` takes the new ones. `seed` decides the order of the
+    samples and what dropout drops; with one thread and the same seed the update is the same, bit
+    for bit, however often it was killed. `validation` is the share of the samples that is held out
+    and judged by after each epoch, `max_memory` the bytes that the process may use. `force`
+    replaces the update that is in `out`.
 
-    Raises BundleError, DataError or UpdateError (training diverged); then `out` is not written.
+    Raises BundleError, DataError, LimitError (memory: at once where it is predicted, or when it
+    runs out) or UpdateError (training diverged); then `out` is not written.
     """
     out = Path(out)
-    check_place(out, force)
-    bundle = open_bundle(Path(folder))
-    local = local_data(bundle, data)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=".recordings."))
+    with _trouble_in_words(out):
+        if not (training_folder(out) / CHECKPOINT).exists():
+            check_place(out, force)
+        bundle = open_bundle(Path(folder))
+        limits = ceilings(max_memory)
+        check_fits(bundle.manifest, validation > 0, limits)
+        with working_folder(out) as scratch:
+            local = local_data(bundle, data, scratch / UNPACKED)
+            for remark in local.remarks:
+                say(remark)
+            run = ScheduleRun(
+                *(bundle, local, scratch, threads, seed, dict(personal or {}), on_epoch),
+                held_out=held_out(len(local), validation),
+                say=say,
+                spare_bytes=spare_bytes(bundle.manifest, validation > 0, limits),
+            )
+            with held_to(max_memory, threads):
+                written_before = resume(run, validation)
+                check_place(out, force or written_before)
+                run.go()
+            return finish(run, out, force or written_before, keep)
+
+
+@contextmanager
+def _trouble_in_words(out: Path) -> Iterator[None]:
+    """Turn what the machine refuses into a sentence."""
     try:
-        run = ScheduleRun(bundle, local, scratch, threads, seed, dict(personal or {}), on_epoch)
-        run.go()
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return run.finish(out, force)
+        yield
+    except MemoryError as error:
+        raise LimitError(
+            f"Memory ran out while training {out}: {error or 'none is left'}. Allow more memory or "
+            "take a smaller submodel; the same command goes on where it was."
+        ) from None
+    except OSError as error:
+        raise storage_error(error) or error from None
 
 
-def local_data(bundle: Bundle, source: str) -> LocalData:
-    """The data of `source` for `bundle`. Raises DataError where they do not fit it."""
+def local_data(bundle: Bundle, source: str, unpack_to: Path | None = None) -> LocalData:
+    """The data of `source` for `bundle`; `unpack_to`: see `load_data`.
+
+    Raises DataError where they do not fit it.
+    """
     about = bundle.manifest
     return load_data(
         source,
@@ -89,185 +120,50 @@ def local_data(bundle: Bundle, source: str) -> LocalData:
         about.sample_dtype,
         about.sample_limit,
         labels=label_dtype(about),
+        unpack_to=unpack_to,
     )
 
 
-@dataclass
-class ScheduleRun:
-    """One training of one bundle, instruction by instruction."""
+def resume(run: ScheduleRun, validation: float) -> bool:
+    """Let `run` keep checkpoints, and go on from the one that it finds.
 
-    bundle: Bundle
-    local: LocalData
-    scratch: Path
-    threads: int
-    seed: int
-    personal: dict[str, np.ndarray]
-    on_epoch: OnEpoch
-    state: dict[str, np.ndarray] = field(default_factory=dict)
-    dropout: np.random.Generator = field(init=False)
-    recordings: dict[str, Recording] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
-    steps: int = 0
+    Returns whether that is of a training that was over, so that the update may be there.
+    """
+    about = (run.bundle.sha256, run.local.fingerprint, run.seed, run.threads, validation)
+    key = key_of((*about, describe(run.bundle.manifest.runtime)))
+    run.checkpoints = Checkpoints(run.scratch, key, run.personal)
+    found = run.checkpoints.latest()
+    if found is None:
+        return False
+    run.resume(found)
+    return found.position.instruction == len(run.bundle.manifest.schedule)
 
-    def __post_init__(self) -> None:
-        # Apart from the order of the samples, which is the same with and without dropout.
-        self.dropout = np.random.default_rng([self.seed, 1])
 
-    def go(self) -> None:
-        """Run the whole schedule."""
-        for instruction in self.bundle.manifest.schedule:
-            match instruction:
-                case Record():
-                    self.record(instruction)
-                case Initialise():
-                    self.initialise(instruction)
-                case Train():
-                    self.train(instruction)
+def finish(run: ScheduleRun, out: Path, force: bool, keep: Keep) -> Trained:
+    """Write the update, after `keep` has the personal tensors.
 
-    def prepare(self) -> None:
-        """Everything that the schedule does ahead of the training itself."""
-        for instruction in self.bundle.manifest.schedule:
-            if isinstance(instruction, Record):
-                self.record(instruction)
-            elif isinstance(instruction, Initialise):
-                self.initialise(instruction)
-
-    def record(self, instruction: Record) -> None:
-        """Run one frozen stage over all samples; its weights and graph are held only here."""
-        signature = self.bundle.manifest.signatures[instruction.signature]
-        session = self.open(instruction.signature)
-        (output,) = signature.outputs
-        target = Recording(
-            self.scratch / f"{instruction.target}.npy",
-            len(self.local),
-            tuple(size for size in output.shape if size is not None),
-        )
-        for indices in batches(len(self.local), self.record_batch(), None):
-            feeds = self.feeds(signature, instruction.source, indices, {})
-            target.write(indices, session.run(feeds)[output.name])
-        self.release()
-        spent = self.recordings.pop(instruction.source, None)
-        if spent is not None:
-            spent.remove()
-        self.recordings[instruction.target] = target
-
-    def record_batch(self) -> int:
-        """Batch size of the recording: that of the training it is made for."""
-        sizes = [s.batch_size for s in self.bundle.manifest.schedule if isinstance(s, Train)]
-        return max(sizes, default=1)
-
-    def initialise(self, instruction: Initialise) -> None:
-        """Fill the personal tensors that this device does not hold yet."""
-        signature = self.bundle.manifest.signatures[instruction.signature]
-        wanted = {port.state for port in signature.outputs}
-        if wanted <= self.personal.keys():
-            return
-        session = self.open(instruction.signature)
-        self.take(signature, session.run(self.feeds(signature, SAMPLES, np.empty(0, int), {})))
-        self.personal = {name: self.state[name] for name in wanted if name is not None}
-        self.release()
-
-    def train(self, instruction: Train) -> None:
-        """Run the steps on every batch of every epoch."""
-        sessions = self.sessions(instruction)
-        for epoch in range(instruction.epochs):
-            order = np.random.default_rng([self.seed, epoch])
-            losses: list[float] = []
-            for indices in batches(len(self.local), instruction.batch_size, order):
-                losses += self.one_batch(instruction, sessions, indices)
-            self.losses.append(float(np.mean(losses)))
-            self.on_epoch(epoch + 1, instruction.epochs, self.losses[-1])
-
-    def sessions(self, instruction: Train) -> dict[str, Session]:
-        """An open session for every signature that `instruction` runs."""
-        return {step.signature: self.open(step.signature) for step in instruction.steps}
-
-    def one_batch(
-        self, instruction: Train, sessions: Mapping[str, Session], indices: np.ndarray
-    ) -> list[float]:
-        """All steps on the samples `indices`; returns the losses that they report."""
-        losses = []
-        for step in instruction.steps:
-            signature = self.bundle.manifest.signatures[step.signature]
-            for _ in range(step.times):
-                feeds = self.feeds(signature, instruction.source, indices, step.inputs)
-                results = sessions[step.signature].run(feeds)
-                self.take(signature, results)
-                if LOSS in results:
-                    losses.append(float(results[LOSS]))
-        self.steps += 1
-        return losses
-
-    def open(self, name: str) -> Session:
-        """A session for the signature `name`, with its state loaded."""
-        signature = self.bundle.manifest.signatures[name]
-        names = {port.state for port in signature.inputs if port.state is not None}
-        missing = [self.bundle.entry(n) for n in sorted(names - self.state.keys())]
-        self.state.update(self.bundle.load(e.name for e in missing if e.stored))
-        self.state.update({e.name: self.unstored(e) for e in missing if not e.stored})
-        runtime = self.bundle.manifest.runtime
-        return open_session(runtime, self.bundle.graph(name), name, self.threads)
-
-    def unstored(self, entry: TensorEntry) -> np.ndarray:
-        """The first value of a tensor that is not in the bundle."""
-        kept = self.personal.get(entry.name)
-        return np.zeros(entry.shape, np.dtype(entry.dtype)) if kept is None else kept
-
-    def release(self) -> None:
-        """Forget state that is not to be trained, so that one stage is in memory at a time."""
-        self.state.clear()
-        gc.collect()
-
-    def feeds(
-        self, signature: Signature, source: str, indices: np.ndarray, scalars: Mapping[str, float]
-    ) -> dict[str, np.ndarray]:
-        """The inputs of one run of `signature` on the samples `indices` of `source`."""
-        return {port.name: self.feed(port, source, indices, scalars) for port in signature.inputs}
-
-    def feed(
-        self, port: Port, source: str, indices: np.ndarray, scalars: Mapping[str, float]
-    ) -> np.ndarray:
-        """The array for one input."""
-        match port.kind:
-            case "samples":
-                if source == SAMPLES:
-                    return np.asarray(self.local.x[indices])
-                return self.recordings[source].read(indices)
-            case "labels":
-                return np.asarray(self.local.y[indices])
-            case "classes":
-                known = np.arange(self.bundle.manifest.classes)
-                return np.isin(known, self.local.y).astype(np.float32)
-            case "scalar":
-                return np.asarray(scalars[port.name], np.float32)
-            case "seed":
-                return np.asarray(self.dropout.integers(2**31 - 1), np.int64)
-            case _:
-                return self.state[str(port.state)]
-
-    def take(self, signature: Signature, results: Mapping[str, np.ndarray]) -> None:
-        """Let the outputs of `signature` replace the state that they name."""
-        for port in signature.outputs:
-            if port.state is not None:
-                self.state[port.state] = results[port.name]
-
-    def finish(self, out: Path, force: bool = False) -> Trained:
-        """Write the update. Raises UpdateError where the loss or a tensor is not finite."""
-        table = uploaded(self.bundle.manifest.tensors)
-        if not self.losses:
-            raise UpdateError("The bundle's schedule trains nothing, so there is no update.")
-        record = UpdateRecord(
-            bundle=self.bundle.sha256,
-            base=self.bundle.manifest.base,
-            submodel=self.bundle.manifest.submodel,
-            samples=len(self.local),
-            steps=self.steps,
-            loss_first=self.losses[0],
-            loss_last=self.losses[-1],
-            tensors=table,
-            file=FileEntry(size=0, sha256=""),
-        )
-        tensors = {entry.name: self.state[entry.name] for entry in table}
-        record = write_update(out, record, tensors, force)
-        kept = [e.name for e in self.bundle.manifest.tensors if e.role == "personal"]
-        return Trained(record, {name: self.state[name] for name in kept})
+    Raises UpdateError where the loss or a tensor is not finite.
+    """
+    about, losses = run.bundle.manifest, run.at.losses
+    if not losses:
+        raise UpdateError("The bundle's schedule trains nothing, so there is no update.")
+    record = UpdateRecord(
+        bundle=run.bundle.sha256,
+        base=about.base,
+        submodel=about.submodel,
+        samples=len(run.trained),
+        steps=run.at.steps,
+        loss_first=losses[0],
+        loss_last=losses[-1],
+        tensors=uploaded(about.tensors),
+        file=FileEntry(size=0, sha256=""),
+        validation=tuple(run.at.validation),
+    )
+    tensors = {entry.name: run.state[entry.name] for entry in record.tensors}
+    check_trained(record, tensors)
+    kept = {entry.name: run.state[entry.name] for entry in personal_entries(about)}
+    if kept and run.checkpoints is not None:
+        run.checkpoints.also_for(kept)
+        run.checkpoint()
+    keep(kept)
+    return Trained(write_update(out, record, tensors, force, run.scratch), kept)

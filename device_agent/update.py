@@ -23,11 +23,28 @@ RECORD = "update.json"
 TENSORS = "update.safetensors"
 
 
+class Evaluation(Struct, frozen=True, kw_only=True):
+    """Mean `loss` over `samples` samples, and how many of them are `correct`.
+
+    That is None for a regression.
+    """
+
+    samples: int
+    loss: float
+    correct: int | None
+
+    def __str__(self) -> str:
+        if self.correct is None:
+            return f"loss {self.loss:.4f}"
+        return f"loss {self.loss:.4f}, accuracy {self.correct / self.samples:.1%}"
+
+
 class UpdateRecord(Struct, frozen=True, kw_only=True):
     """All of `update.json`.
 
     `bundle` is the SHA-256 of the bundle's manifest, `base` the global model that it was cut from.
-    `loss_first` and `loss_last` are means over the first and the last local epoch.
+    `loss_first` and `loss_last` are means over the first and the last local epoch; `samples` were
+    trained on. `validation` is how each epoch left the submodel on the samples that were held out.
     """
 
     version: int = UPDATE_VERSION
@@ -41,6 +58,7 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
     tensors: tuple[TensorEntry, ...]
     file: FileEntry
     profile: Profile | None = None
+    validation: tuple[Evaluation, ...] = ()
 
     def losses(self, digits: int) -> str:
         """The first and the last epoch's loss with `digits` decimals; one where both are one."""
@@ -70,6 +88,13 @@ def check_tensors(
             )
 
 
+def check_trained(record: UpdateRecord, tensors: Mapping[str, np.ndarray]) -> None:
+    """Raise UpdateError for losses and tensors that no server would take."""
+    check_tensors(tensors, record.tensors, "This update")
+    if not (math.isfinite(record.loss_first) and math.isfinite(record.loss_last)):
+        raise UpdateError("The loss is not finite: training diverged. Lower the learning rate.")
+
+
 def check_place(out: Path, force: bool = False) -> None:
     """Raise InputError where `out` exists, unless `force` is given and it is an update's folder."""
     refuse_existing(out, force)
@@ -78,22 +103,24 @@ def check_place(out: Path, force: bool = False) -> None:
 
 
 def write_update(
-    out: Path, record: UpdateRecord, tensors: Mapping[str, np.ndarray], force: bool = False
+    out: Path,
+    record: UpdateRecord,
+    tensors: Mapping[str, np.ndarray],
+    force: bool = False,
+    staging: Path | None = None,
 ) -> UpdateRecord:
     """Write the two files of an update to the new folder `out`, whole or not at all.
 
-    With `force` an update that is there already is replaced.
+    With `force` an update that is there already is replaced. `staging`: see `write_folder`.
 
     Returns the record with size and hash of the tensor file filled in.
     Raises UpdateError for tensors that no server would take, InputError where `out` exists.
     """
-    check_tensors(tensors, record.tensors, "This update")
-    if not (math.isfinite(record.loss_first) and math.isfinite(record.loss_last)):
-        raise UpdateError("The loss is not finite: training diverged. Lower the learning rate.")
+    check_trained(record, tensors)
     data = save({name: np.asarray(array, order="C") for name, array in tensors.items()})
     record = msgspec.structs.replace(record, file=fingerprint(data))
     check_place(out, force)
-    write_folder(out, {TENSORS: data, RECORD: encode(record)}, force)
+    write_folder(out, {TENSORS: data, RECORD: encode(record)}, force, staging)
     return record
 
 

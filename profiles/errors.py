@@ -23,6 +23,10 @@ class DataError(InputError):
     """Local training data that does not fit the bundle."""
 
 
+class StorageError(DataError):
+    """A disk that is full or cannot be written where local data or a training need room."""
+
+
 class BundleError(InputError):
     """A bundle that is incomplete, altered or of a format this version does not read."""
 
@@ -41,6 +45,12 @@ class VerificationError(EdgeTailorError):
     """Exported graphs and PyTorch disagree by more than the tolerance."""
 
     exit_code = 4
+
+
+class LimitError(EdgeTailorError):
+    """Work that needs more memory than it may use, or than there is."""
+
+    exit_code = 5
 
 
 class LinkError(EdgeTailorError):

@@ -95,13 +95,21 @@ class Trained:
 
 
 def train_vector(
-    folder: Path, data: str, out: Path, *, personal: Mapping[str, np.ndarray], **options: object
+    folder: Path,
+    data: str,
+    out: Path,
+    *,
+    personal: Mapping[str, np.ndarray],
+    keep: Callable[[Mapping[str, np.ndarray]], object],
+    **options: object,
 ) -> Trained:
     """Stands in for the runtime: w + 1, and a personal count of the rounds trained."""
     manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     weights = load_file(folder / WEIGHTS)["w"] + np.float32(1)
     written = write_update(out, record_for(manifest, folder), {"w": weights})
-    return Trained(written, {"mine": personal.get("mine", np.zeros(1, np.float32)) + 1})
+    own = {"mine": personal.get("mine", np.zeros(1, np.float32)) + 1}
+    keep(own)
+    return Trained(written, own)
 
 
 def record_for(manifest: Manifest, folder: Path) -> UpdateRecord:

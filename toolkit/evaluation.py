@@ -86,7 +86,7 @@ def evaluate_file(
     outputs, dtype = _takes(module.eval(), sample_shape)
     labels = TrainingConfig(loss=loss).labels
     local = load_data(data, sample_shape, outputs, dtype, least=1, labels=labels)
-    return evaluate(module, local.x, local.y, data, loss)
+    return evaluate(module, np.array(local.x), np.array(local.y), data, loss)
 
 
 def as_json(found: Evaluation) -> dict[str, object]:

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import click
 
+from profiles.errors import InputError
+from profiles.units import parse_bytes
+
 threads_option = click.option(
     "--threads",
     default=0,
@@ -12,7 +15,37 @@ threads_option = click.option(
     help="Threads of the runtime; 0: one for each core.",
 )
 data_option = click.option(
-    "--data", required=True, help="Local data: FILE.npz with x and y, or module:callable."
+    "--data",
+    required=True,
+    help="Local data: FILE.npz with x and y, a folder of x.npy and y.npy, or module:callable.",
+)
+validation_option = click.option(
+    "--validation",
+    default=0.0,
+    type=click.FloatRange(0, 1, max_open=True),
+    help="Share of the data that is held out and judged by after each epoch, such as 0.1.",
+)
+
+
+class Size(click.ParamType[int]):
+    """A size such as 256MB, in bytes."""
+
+    name = "size"
+
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """See click."""
+        try:
+            return value if isinstance(value, int) else parse_bytes(value)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
+
+max_memory_option = click.option(
+    "--max-memory",
+    type=Size(),
+    help="Memory that this process may use, such as 256MB; work that needs more is refused.",
 )
 state_option = click.option(
     "--state",

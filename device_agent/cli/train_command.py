@@ -5,7 +5,14 @@ from pathlib import Path
 import click
 import msgspec
 
-from device_agent.cli.options import data_option, json_option, seed_option, threads_option
+from device_agent.cli.options import (
+    data_option,
+    json_option,
+    max_memory_option,
+    seed_option,
+    threads_option,
+    validation_option,
+)
 from device_agent.console import say
 from device_agent.wording import counted
 
@@ -20,6 +27,8 @@ from device_agent.wording import counted
     help="The personal model of a cp or pfedme bundle: read if it exists, written after training.",
 )
 @click.option("--force", is_flag=True, help="Replace the update that is there.")
+@validation_option
+@max_memory_option
 @threads_option
 @seed_option
 @json_option
@@ -29,11 +38,15 @@ def train(
     out: Path,
     personal: Path | None,
     force: bool,
+    validation: float,
+    max_memory: int | None,
     threads: int,
     seed: int,
     as_json: bool,
 ) -> None:
     """Train BUNDLE on local data and write the update to send back.
+
+    Interrupted or killed, the same command goes on where it was.
 
     \b
     edgetailor-agent train bundles/phone --data local.npz --out update
@@ -48,6 +61,8 @@ def train(
         say,
         threads=threads,
         seed=seed,
+        validation=validation,
+        max_memory=max_memory,
         on_epoch=lambda epoch, epochs, loss: say(f"epoch {epoch} of {epochs}: loss {loss:.4f}"),
         force=force,
     )

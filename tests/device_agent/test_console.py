@@ -20,6 +20,8 @@ CODES = {
     errors.UpdateError: 2,
     errors.ExportError: 3,
     errors.VerificationError: 4,
+    errors.StorageError: 2,
+    errors.LimitError: 5,
     errors.LinkError: 6,
     errors.AuthorisationError: 6,
 }

@@ -10,7 +10,8 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from device_agent.data import check, from_npz
+from device_agent.data import check
+from device_agent.data_files import from_files, plain
 from device_agent.files import shown, write_file
 from device_agent.manifest import MANIFEST, Dtype
 from device_agent.protocol import RoundResult
@@ -198,7 +199,7 @@ def read_held_out(
 
     Raises DataError for another kind of file.
     """
-    x, y = from_npz(path)
+    x, y = (np.array(plain(found)) for found in from_files(path))
     dtype: Dtype = "int64" if x.dtype == np.int64 else "float32"
     check(x, y, shape, None, f"`held_out` {path}", dtype, labels=labels)
     return x, y

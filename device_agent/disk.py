@@ -1,0 +1,138 @@
+"""Room on disk for arrays that are too large to be held: found before it is written to."""
+
+import errno
+import math
+import mmap
+import os
+import shutil
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from device_agent.files import naming
+from profiles.errors import StorageError
+
+MARGIN_BYTES = 16 << 20
+"""Disk space that is left free."""
+
+LATER = "free some space there and give the same command again; training goes on where it was"
+ELSEWHERE = "give a place that may be written"
+CURES = {
+    errno.ENOSPC: LATER,
+    errno.EDQUOT: LATER,
+    errno.EROFS: ELSEWHERE,
+    errno.EACCES: ELSEWHERE,
+    errno.EPERM: ELSEWHERE,
+    errno.EIO: "the disk is failing: look at the system's log",
+}
+"""What to do about the ways in which a disk refuses."""
+
+
+def room(folder: Path) -> int:
+    """Bytes that may be written below `folder`."""
+    return max(0, shutil.disk_usage(folder).free - MARGIN_BYTES)
+
+
+def storage_error(error: OSError) -> StorageError | None:
+    """The sentence for a disk that refuses; None where `error` is about something else."""
+    cure = CURES.get(error.errno or 0)
+    if cure is None:
+        return None
+    return StorageError(f"{error.filename or 'A file'}: {error.strerror}; {cure}.")
+
+
+class MappedArray:
+    """The array of `dtype` and `shape` at `offset` of the file `path`, read only.
+
+    Its pages come and go with what is looked at; `drop` takes those that were out of the process.
+    """
+
+    def __init__(
+        self, path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int, order: str = "C"
+    ) -> None:
+        count = math.prod(shape)
+        self._map: mmap.mmap | None = None
+        if count == 0:  # an empty file cannot be mapped
+            self.array = np.empty(shape, dtype)
+            return
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        flat = np.frombuffer(self._map, dtype, count, offset)
+        self.array = flat.reshape(shape, order="F" if order == "F" else "C")
+
+    def drop(self) -> None:
+        """Give the pages back; the next look brings them in again."""
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def open_npy(path: Path, offset: int = 0) -> MappedArray:
+    """The array of the .npy file that begins at `offset` of `path`.
+
+    Raises ValueError for anything that is no whole array of plain numbers.
+    """
+    with path.open("rb") as file:
+        file.seek(offset)
+        shape, fortran, dtype = read_header(file)
+        begin = file.tell()
+    if dtype.hasobject:
+        raise ValueError("it holds pickled objects")
+    if path.stat().st_size < begin + math.prod(shape) * dtype.itemsize:
+        raise ValueError("it is truncated")
+    return MappedArray(path, dtype, shape, begin, "F" if fortran else "C")
+
+
+def read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether the first axis moves fastest, and type of the .npy data that follow."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    return np.lib.format.read_array_header_2_0(file)
+
+
+class NpyWriter:
+    """Writes the .npy file `path` piece by piece, in room that is taken when it is opened.
+
+    Raises OSError where there is none: a file with holes would end the process at the first write
+    that finds the disk full.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...], done: int = 0) -> None:
+        """Begin the file, or with `done` go on behind the first `done` rows of one begun before."""
+        self.path = path
+        self._row = math.prod(shape[1:]) * dtype.itemsize
+        with naming(path):
+            self._file = path.open("r+b" if done else "wb")
+            if not done:
+                about = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(self._file, about)
+                self._file.flush()
+                take(self._file.fileno(), self._file.tell() + shape[0] * self._row)
+            else:
+                read_header(self._file)
+                self._file.seek(done * self._row, os.SEEK_CUR)
+
+    def append(self, rows: np.ndarray) -> None:
+        """Write the next rows."""
+        with naming(self.path):
+            self._file.write(np.ascontiguousarray(rows).data)
+
+    def sync(self) -> None:
+        """Bring what was appended to the disk."""
+        with naming(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Bring all to the disk and close the file."""
+        try:
+            self.sync()
+        finally:
+            self._file.close()
+
+
+def take(handle: int, size: int) -> None:
+    """Take `size` bytes of disk for the file, without holes."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(handle, 0, size)

@@ -1,0 +1,345 @@
+"""The schedule interpreter: it runs what the manifest says and knows nothing of families."""
+
+import gc
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.activation_cache import Recording
+from device_agent.bundle import Bundle
+from device_agent.checkpoint import Checkpoint, Checkpoints, Position
+from device_agent.data import LocalData, batches, classes_in
+from device_agent.manifest import (
+    SAMPLES,
+    Initialise,
+    Port,
+    Record,
+    Signature,
+    TensorEntry,
+    Train,
+)
+from device_agent.runtime import Session, open_session
+from device_agent.update import Evaluation
+from profiles.errors import BundleError
+
+OnEpoch = Callable[[int, int, float], None]
+"""Called after each local epoch with its number from 1, the number of epochs and the mean loss."""
+
+Say = Callable[[str], None]
+
+LOSS, CORRECT = "loss", "correct"
+EVALUATE = "evaluate"
+CHECKPOINT_S = 120.0
+"""Seconds of work that a kill may cost at most, where an epoch takes longer."""
+PROGRESS_S = 30.0
+"""Seconds between two lines about the same epoch or recording."""
+
+
+def quiet(epoch: int, epochs: int, loss: float) -> None:
+    """Tell nobody."""
+
+
+def silent(line: str) -> None:
+    """Say nothing."""
+
+
+class Every:
+    """Tells when `seconds` have passed since it last did, by a clock that never jumps."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._last = seconds, time.monotonic()
+
+    def due(self) -> bool:
+        """Whether they have passed; then they begin anew."""
+        now = time.monotonic()
+        due = now - self._last >= self._seconds
+        self._last = now if due else self._last
+        return due
+
+
+@dataclass
+class ScheduleRun:
+    """One training of one bundle, instruction by instruction.
+
+    `held_out` are the samples that it is judged by and not trained on. With `checkpoints` it can go
+    on where a process before it was killed. `spare_bytes` of memory may hold what the disk cannot.
+    """
+
+    bundle: Bundle
+    local: LocalData
+    scratch: Path
+    threads: int
+    seed: int
+    personal: dict[str, np.ndarray]
+    on_epoch: OnEpoch
+    held_out: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    checkpoints: Checkpoints | None = None
+    say: Say = silent
+    spare_bytes: int = 0
+    state: dict[str, np.ndarray] = field(default_factory=dict)
+    dropout: np.random.Generator = field(init=False)
+    recordings: dict[str, Recording] = field(default_factory=dict)
+    at: Position = field(default_factory=Position)
+
+    def __post_init__(self) -> None:
+        # Apart from the order of the samples, which is the same with and without dropout.
+        self.dropout = np.random.default_rng([self.seed, 1])
+        self.saving, self.telling = Every(CHECKPOINT_S), Every(PROGRESS_S)
+
+    def go(self) -> None:
+        """Run the whole schedule, or what is left of it."""
+        schedule = self.bundle.manifest.schedule
+        while self.at.instruction < len(schedule):
+            match schedule[self.at.instruction]:
+                case Record() as instruction:
+                    self.record(instruction)
+                case Initialise() as instruction:
+                    self.initialise(instruction)
+                case Train() as instruction:
+                    self.train(instruction)
+
+    def prepare(self) -> None:
+        """Everything that the schedule does ahead of the training itself."""
+        for instruction in self.bundle.manifest.schedule:
+            if isinstance(instruction, Record):
+                self.record(instruction)
+            elif isinstance(instruction, Initialise):
+                self.initialise(instruction)
+
+    def resume(self, found: Checkpoint) -> None:
+        """Go on from a checkpoint of this very training."""
+        for name in found.position.recorded:
+            self.recordings[name] = self.recording(name, len(self.local))
+        self.record_again(found.position.instruction)
+        self.at, self.state = found.position, found.state
+        self.personal.update(found.personal)
+        self.dropout.bit_generator.state = json.loads(self.at.dropout)
+        self.say(f"Going on where this training was interrupted: {self.place()}.")
+
+    def place(self) -> str:
+        """Where the training is, for a person."""
+        if self.at.recording is not None:
+            return f"recording {self.at.recording}, batch {self.at.batch + 1}"
+        return f"epoch {self.at.epoch + 1}, batch {self.at.batch + 1}"
+
+    def record_again(self, instruction: int) -> None:
+        """Make recordings that a killed process held in memory and that are still to be read."""
+        schedule = self.bundle.manifest.schedule
+        before = [done for done in schedule[:instruction] if isinstance(done, Record)]
+        read = {rest.source for rest in schedule[instruction:] if not isinstance(rest, Initialise)}
+        if (read & {done.target for done in before}) <= self.recordings.keys():
+            return
+        kept, self.checkpoints = self.checkpoints, None
+        for done in before:
+            self.record(done)
+        self.checkpoints = kept
+
+    def checkpoint(self) -> None:
+        """Keep what is needed to go on from here."""
+        if self.checkpoints is None:
+            return
+        self.at.recorded = [name for name, made in self.recordings.items() if made.kept]
+        self.at.dropout = json.dumps(self.dropout.bit_generator.state)
+        frozen = {e.name for e in self.bundle.manifest.tensors if e.role == "frozen"}
+        state = {name: array for name, array in self.state.items() if name not in frozen}
+        if self.at.recording is not None:
+            state = {}  # a stage's own, which is only read
+        self.checkpoints.save(Checkpoint(self.at, state, {} if state else self.personal))
+
+    def advance(self) -> None:
+        """The present instruction is done."""
+        self.at.instruction += 1
+        self.at.epoch = self.at.batch = 0
+        self.checkpoint()
+
+    def tell(self, what: str, batch: int, count: int) -> None:
+        """A line about slow work, now and then."""
+        if self.telling.due():
+            self.say(f"{what}: batch {batch} of {count}")
+
+    def record(self, instruction: Record) -> None:
+        """Run one frozen stage over all samples; its weights and graph are held only here."""
+        signature = self.bundle.manifest.signatures[instruction.signature]
+        parts = batches(len(self.local), self.record_batch(), None)
+        target = self.recording(instruction.target, sum(map(len, parts[: self.at.batch])))
+        session = self.open(instruction.signature)
+        for number, indices in enumerate(parts[self.at.batch :], self.at.batch + 1):
+            feeds = self.feeds(signature, instruction.source, indices, {})
+            target.append(session.run(feeds)[signature.outputs[0].name])
+            self.tell(f"recording {instruction.target}", number, len(parts))
+            if target.kept and self.saving.due():
+                target.sync()
+                self.at.batch, self.at.recording = number, instruction.target
+                self.checkpoint()
+        target.close()
+        self.release()
+        self.at.recording = None
+        spent = self.recordings.pop(instruction.source, None)
+        self.recordings[instruction.target] = target
+        self.advance()
+        if spent is not None:
+            spent.remove()
+
+    def recording(self, name: str, done: int) -> Recording:
+        """The recording `name`, of which `done` samples are on disk."""
+        schedule = self.bundle.manifest.schedule
+        made_by = next(s for s in schedule if isinstance(s, Record) and s.target == name)
+        (output,) = self.bundle.manifest.signatures[made_by.signature].outputs
+        shape = tuple(size for size in output.shape if size is not None)
+        path = self.scratch / f"{name}.npy"
+        return Recording(path, len(self.local), shape, done=done, memory_bytes=self.spare_bytes)
+
+    def record_batch(self) -> int:
+        """Batch size of the recording: that of the training it is made for."""
+        sizes = [s.batch_size for s in self.bundle.manifest.schedule if isinstance(s, Train)]
+        return max(sizes, default=1)
+
+    def initialise(self, instruction: Initialise) -> None:
+        """Fill the personal tensors that this device does not hold yet."""
+        signature = self.bundle.manifest.signatures[instruction.signature]
+        wanted = {port.state for port in signature.outputs}
+        if not wanted <= self.personal.keys():
+            session = self.open(instruction.signature)
+            self.take(signature, session.run(self.feeds(signature, SAMPLES, np.empty(0, int), {})))
+            self.personal = {name: self.state[name] for name in wanted if name is not None}
+            self.release()
+        self.advance()
+
+    def train(self, instruction: Train) -> None:
+        """Run the steps on every batch of every epoch."""
+        sessions = self.sessions(instruction)
+        while self.at.epoch < instruction.epochs:
+            self.one_epoch(instruction, sessions)
+            if len(self.held_out):
+                sessions.clear()  # one graph in memory at a time
+                self.validate(instruction)
+                sessions.update(self.sessions(instruction))
+            if self.at.epoch < instruction.epochs:
+                self.checkpoint()
+            self.on_epoch(self.at.epoch, instruction.epochs, self.at.losses[-1])
+        self.advance()
+
+    def one_epoch(self, instruction: Train, sessions: Mapping[str, Session]) -> None:
+        """Run the steps on every batch, or on those that are left."""
+        order = np.random.default_rng([self.seed, self.at.epoch])
+        parts = batches(len(self.trained), instruction.batch_size, order)
+        for indices in parts[self.at.batch :]:
+            self.at.epoch_losses += self.one_batch(instruction, sessions, self.trained[indices])
+            self.at.batch += 1
+            self.tell(f"epoch {self.at.epoch + 1}", self.at.batch, len(parts))
+            if self.saving.due():
+                self.checkpoint()
+        self.at.losses.append(float(np.mean(self.at.epoch_losses)))
+        self.at.epoch, self.at.batch, self.at.epoch_losses = self.at.epoch + 1, 0, []
+
+    @cached_property
+    def trained(self) -> np.ndarray:
+        """The samples that are trained on."""
+        return np.setdiff1d(np.arange(len(self.local)), self.held_out, assume_unique=True)
+
+    def validate(self, instruction: Train) -> None:
+        """Judge what the epoch left by the samples that were held out."""
+        found = self.judge(instruction, self.held_out)
+        self.at.validation.append(found)
+        self.say(f"epoch {self.at.epoch} of {instruction.epochs}: validation {found}")
+
+    def judge(self, instruction: Train, samples: np.ndarray) -> Evaluation:
+        """Run the signature `evaluate` over `samples`. Raises BundleError where there is none."""
+        signature = self.bundle.manifest.signatures.get(EVALUATE)
+        if signature is None:
+            raise BundleError(
+                f"{self.bundle.folder} has no signature {EVALUATE!r}: export it again."
+            )
+        session = self.open(EVALUATE)
+        loss, correct = 0.0, 0
+        for indices in batches(len(samples), instruction.batch_size, None):
+            feeds = self.feeds(signature, instruction.source, samples[indices], {})
+            results = session.run(feeds)
+            loss += float(results[LOSS]) * len(indices)
+            correct += int(results.get(CORRECT, 0))
+        counts = any(port.name == CORRECT for port in signature.outputs)
+        return Evaluation(
+            samples=len(samples), loss=loss / len(samples), correct=correct if counts else None
+        )
+
+    def sessions(self, instruction: Train) -> dict[str, Session]:
+        """An open session for every signature that `instruction` runs."""
+        return {step.signature: self.open(step.signature) for step in instruction.steps}
+
+    def one_batch(
+        self, instruction: Train, sessions: Mapping[str, Session], indices: np.ndarray
+    ) -> list[float]:
+        """All steps on the samples `indices`; returns the losses that they report."""
+        losses = []
+        for step in instruction.steps:
+            signature = self.bundle.manifest.signatures[step.signature]
+            for _ in range(step.times):
+                feeds = self.feeds(signature, instruction.source, indices, step.inputs)
+                results = sessions[step.signature].run(feeds)
+                self.take(signature, results)
+                if LOSS in results:
+                    losses.append(float(results[LOSS]))
+        self.at.steps += 1
+        return losses
+
+    def open(self, name: str) -> Session:
+        """A session for the signature `name`, with its state loaded."""
+        signature = self.bundle.manifest.signatures[name]
+        names = {port.state for port in signature.inputs if port.state is not None}
+        missing = [self.bundle.entry(n) for n in sorted(names - self.state.keys())]
+        self.state.update(self.bundle.load(e.name for e in missing if e.stored))
+        self.state.update({e.name: self.unstored(e) for e in missing if not e.stored})
+        runtime = self.bundle.manifest.runtime
+        return open_session(runtime, self.bundle.graph(name), name, self.threads)
+
+    def unstored(self, entry: TensorEntry) -> np.ndarray:
+        """The first value of a tensor that is not in the bundle."""
+        kept = self.personal.get(entry.name)
+        return np.zeros(entry.shape, np.dtype(entry.dtype)) if kept is None else kept
+
+    def release(self) -> None:
+        """Forget state that is not to be trained, so that one stage is in memory at a time."""
+        self.state.clear()
+        gc.collect()
+
+    def feeds(
+        self, signature: Signature, source: str, indices: np.ndarray, scalars: Mapping[str, float]
+    ) -> dict[str, np.ndarray]:
+        """The inputs of one run of `signature` on the samples `indices` of `source`."""
+        return {port.name: self.feed(port, source, indices, scalars) for port in signature.inputs}
+
+    def feed(
+        self, port: Port, source: str, indices: np.ndarray, scalars: Mapping[str, float]
+    ) -> np.ndarray:
+        """The array for one input."""
+        match port.kind:
+            case "samples":
+                if source == SAMPLES:
+                    return self.local.samples(indices)
+                return self.recordings[source].read(indices)
+            case "labels":
+                return np.asarray(self.local.y[indices])
+            case "classes":
+                return self.present
+            case "scalar":
+                return np.asarray(scalars[port.name], np.float32)
+            case "seed":
+                return np.asarray(self.dropout.integers(2**31 - 1), np.int64)
+            case _:
+                return self.state[str(port.state)]
+
+    @cached_property
+    def present(self) -> np.ndarray:
+        """1 for every class that samples are trained of, 0 for the others."""
+        return classes_in(self.local.y, self.trained, self.bundle.manifest.classes)
+
+    def take(self, signature: Signature, results: Mapping[str, np.ndarray]) -> None:
+        """Let the outputs of `signature` replace the state that they name."""
+        for port in signature.outputs:
+            if port.state is not None:
+                self.state[port.state] = results[port.name]

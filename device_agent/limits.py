@@ -1,0 +1,169 @@
+"""How much memory this process may use, and whether a bundle's training fits into it."""
+
+import math
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_agent.manifest import Initialise, Manifest, Record
+from device_agent.memory import status_field
+from profiles.errors import LimitError
+
+OPTION = "--max-memory"
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+MEMINFO = Path("/proc/meminfo")
+STACK_BYTES = 8 << 20
+"""Address space that Linux sets aside for each thread; next to none of it is ever used."""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """A limit, by its name, and how much of it this process uses now; bytes."""
+
+    name: str
+    limit: int
+    used: int
+
+    @property
+    def left(self) -> int:
+        """Bytes until the limit."""
+        return self.limit - self.used
+
+
+def ceilings(max_memory: int | None = None) -> list[Ceiling]:
+    """All limits that this process is under; `max_memory` is its owner's, in bytes."""
+    found = [
+        (OPTION, max_memory, "VmRSS"),
+        ("the control group (memory.max)", cgroup_limit(), "VmRSS"),
+        ("the limit of the address space (ulimit -v)", _soft(resource.RLIMIT_AS), "VmSize"),
+        ("the limit of data (ulimit -d)", _soft(resource.RLIMIT_DATA), "VmData"),
+    ]
+    return [
+        Ceiling(name, limit, status_field(field) or 0)
+        for name, limit, field in found
+        if limit is not None
+    ]
+
+
+def _soft(kind: int) -> int | None:
+    limit, _ = resource.getrlimit(kind)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def cgroup_limit(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int | None:
+    """The lowest memory limit of this process's control groups, version 1 or 2; None without."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return None
+    found = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            top, name = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = root / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        here = top / path.strip("/")
+        for folder in (here, *here.parents):
+            if folder.is_relative_to(top):
+                found.append(_number(folder / name))
+    return min((limit for limit in found if limit is not None), default=None)
+
+
+def _number(path: Path) -> int | None:
+    """The limit in `path`; None for "max", for version 1's 2^63 and where there is no such file."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() and int(text) < 1 << 62 else None
+
+
+def needed_bytes(manifest: Manifest, validating: bool) -> tuple[int, str] | None:
+    """Predicted growth of the process at its peak, in bytes, and the signatures that run then.
+
+    None where the bundle does not say it for each of them.
+    """
+    groups = [
+        [instruction.signature]
+        if isinstance(instruction, Record | Initialise)
+        else sorted({step.signature for step in instruction.steps})
+        for instruction in manifest.schedule
+    ]
+    if validating:
+        groups.append(["evaluate"])
+    sums = []
+    for group in groups:
+        peaks = [manifest.signatures[name].peak_bytes for name in group]
+        known = [peak for peak in peaks if peak is not None]
+        if len(known) < len(peaks):
+            return None
+        sums.append((sum(known), " and ".join(group)))
+    return max(sums, default=None)
+
+
+def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> None:
+    """Raise LimitError where training would go over one of `limits`, as far as is predicted."""
+    need = needed_bytes(manifest, validating)
+    if need is None or not limits:
+        return
+    peak, running = need
+    tightest = min(limits, key=lambda ceiling: ceiling.left)
+    if peak <= tightest.left:
+        return
+    left = max(0, tightest.left)
+    raise LimitError(
+        f"{manifest.submodel} does not fit: running {running} takes {megabytes(peak)} on top of "
+        f"the {megabytes(tightest.used)} of the idle agent, and {tightest.name} allows "
+        f"{megabytes(tightest.limit)}. Allow at least {megabytes(peak + tightest.used)}, or take a "
+        f"submodel whose peak memory is {left // 10**6}MB at most."
+    )
+
+
+def spare_bytes(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> int:
+    """Memory that training leaves for other things; none where its need is not known."""
+    need = needed_bytes(manifest, validating)
+    if need is None:
+        return 0
+    left = min((ceiling.left for ceiling in limits), default=_available() // 2)
+    return max(0, left - need[0])
+
+
+def _available() -> int:
+    """Memory that the machine could give without swapping; 0 where it does not say."""
+    try:
+        lines = MEMINFO.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:")), 0)
+
+
+@contextmanager
+def held_to(max_memory: int | None, threads: int) -> Iterator[None]:
+    """Let the kernel refuse memory beyond `max_memory` bytes meanwhile, as a MemoryError.
+
+    It limits the process's own data (RLIMIT_DATA), which works without control groups; files that
+    are mapped do not count. `threads` is how many more the runtime starts.
+    """
+    data, resident = status_field("VmData"), status_field("VmRSS")
+    if max_memory is None or data is None or resident is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = data + max(0, max_memory - resident) + threads * STACK_BYTES
+    known = [value for value in (soft, hard) if value != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *known]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def megabytes(count: int) -> str:
+    """Bytes for people, as `--max-memory` takes them, rounded up."""
+    return f"{math.ceil(count / 1e6)}MB"
