@@ -1,39 +1,24 @@
 """The schedule interpreter: it runs what the manifest says and knows nothing of families."""
 
-import gc
 import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
 from device_agent.activation_cache import Recording
-from device_agent.bundle import Bundle
 from device_agent.checkpoint import Checkpoint, Checkpoints, Position
-from device_agent.data import LocalData, batches, classes_in
-from device_agent.manifest import (
-    SAMPLES,
-    Initialise,
-    Port,
-    Record,
-    Signature,
-    TensorEntry,
-    Train,
-)
-from device_agent.runtime import Session, open_session
-from device_agent.update import Evaluation
-from profiles.errors import BundleError
+from device_agent.data import batches
+from device_agent.manifest import SAMPLES, Initialise, Record, Train
+from device_agent.runtime import Session
+from device_agent.signature_runs import LOSS, SignatureRuns
 
 OnEpoch = Callable[[int, int, float], None]
 """Called after each local epoch with its number from 1, the number of epochs and the mean loss."""
 
 Say = Callable[[str], None]
 
-LOSS, CORRECT = "loss", "correct"
-EVALUATE = "evaluate"
 CHECKPOINT_S = 120.0
 """Seconds of work that a kill may cost at most, where an epoch takes longer."""
 PROGRESS_S = 30.0
@@ -63,32 +48,21 @@ class Every:
 
 
 @dataclass
-class ScheduleRun:
+class ScheduleRun(SignatureRuns):
     """One training of one bundle, instruction by instruction.
 
-    `held_out` are the samples that it is judged by and not trained on. With `checkpoints` it can go
-    on where a process before it was killed. `spare_bytes` of memory may hold what the disk cannot.
+    With `checkpoints` it can go on where a process before it was killed. `spare_bytes` of memory
+    may hold what the disk cannot.
     """
 
-    bundle: Bundle
-    local: LocalData
-    scratch: Path
-    threads: int
-    seed: int
-    personal: dict[str, np.ndarray]
-    on_epoch: OnEpoch
-    held_out: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    on_epoch: OnEpoch = quiet
     checkpoints: Checkpoints | None = None
     say: Say = silent
     spare_bytes: int = 0
-    state: dict[str, np.ndarray] = field(default_factory=dict)
-    dropout: np.random.Generator = field(init=False)
-    recordings: dict[str, Recording] = field(default_factory=dict)
-    at: Position = field(default_factory=Position)
+    at: Position = field(default_factory=Position, init=False)
 
     def __post_init__(self) -> None:
-        # Apart from the order of the samples, which is the same with and without dropout.
-        self.dropout = np.random.default_rng([self.seed, 1])
+        super().__post_init__()
         self.saving, self.telling = Every(CHECKPOINT_S), Every(PROGRESS_S)
 
     def go(self) -> None:
@@ -123,9 +97,17 @@ class ScheduleRun:
 
     def place(self) -> str:
         """Where the training is, for a person."""
-        if self.at.recording is not None:
-            return f"recording {self.at.recording}, batch {self.at.batch + 1}"
-        return f"epoch {self.at.epoch + 1}, batch {self.at.batch + 1}"
+        schedule = self.bundle.manifest.schedule
+        if self.at.instruction == len(schedule):
+            return "writing the update"
+        match schedule[self.at.instruction]:
+            case Record(target=target):
+                what = f"recording {target}"
+            case Initialise():
+                return "beginning the personal model"
+            case Train():
+                what = f"epoch {self.at.epoch + 1}"
+        return f"{what}, batch {self.at.batch + 1}"
 
     def record_again(self, instruction: int) -> None:
         """Make recordings that a killed process held in memory and that are still to be read."""
@@ -177,6 +159,7 @@ class ScheduleRun:
                 self.at.batch, self.at.recording = number, instruction.target
                 self.checkpoint()
         target.close()
+        del session
         self.release()
         self.at.recording = None
         spent = self.recordings.pop(instruction.source, None)
@@ -217,11 +200,11 @@ class ScheduleRun:
             self.one_epoch(instruction, sessions)
             if len(self.held_out):
                 sessions.clear()  # one graph in memory at a time
-                self.validate(instruction)
+                self.at.validation.append(self.judge(instruction, self.held_out))
                 sessions.update(self.sessions(instruction))
             if self.at.epoch < instruction.epochs:
                 self.checkpoint()
-            self.on_epoch(self.at.epoch, instruction.epochs, self.at.losses[-1])
+            self.report(instruction)
         self.advance()
 
     def one_epoch(self, instruction: Train, sessions: Mapping[str, Session]) -> None:
@@ -237,35 +220,12 @@ class ScheduleRun:
         self.at.losses.append(float(np.mean(self.at.epoch_losses)))
         self.at.epoch, self.at.batch, self.at.epoch_losses = self.at.epoch + 1, 0, []
 
-    @cached_property
-    def trained(self) -> np.ndarray:
-        """The samples that are trained on."""
-        return np.setdiff1d(np.arange(len(self.local)), self.held_out, assume_unique=True)
-
-    def validate(self, instruction: Train) -> None:
-        """Judge what the epoch left by the samples that were held out."""
-        found = self.judge(instruction, self.held_out)
-        self.at.validation.append(found)
-        self.say(f"epoch {self.at.epoch} of {instruction.epochs}: validation {found}")
-
-    def judge(self, instruction: Train, samples: np.ndarray) -> Evaluation:
-        """Run the signature `evaluate` over `samples`. Raises BundleError where there is none."""
-        signature = self.bundle.manifest.signatures.get(EVALUATE)
-        if signature is None:
-            raise BundleError(
-                f"{self.bundle.folder} has no signature {EVALUATE!r}: export it again."
-            )
-        session = self.open(EVALUATE)
-        loss, correct = 0.0, 0
-        for indices in batches(len(samples), instruction.batch_size, None):
-            feeds = self.feeds(signature, instruction.source, samples[indices], {})
-            results = session.run(feeds)
-            loss += float(results[LOSS]) * len(indices)
-            correct += int(results.get(CORRECT, 0))
-        counts = any(port.name == CORRECT for port in signature.outputs)
-        return Evaluation(
-            samples=len(samples), loss=loss / len(samples), correct=correct if counts else None
-        )
+    def report(self, instruction: Train) -> None:
+        """Tell how the epoch that has just ended went."""
+        epoch, epochs = self.at.epoch, instruction.epochs
+        self.on_epoch(epoch, epochs, self.at.losses[-1])
+        if self.at.validation:
+            self.say(f"epoch {epoch} of {epochs}: validation {self.at.validation[-1]}")
 
     def sessions(self, instruction: Train) -> dict[str, Session]:
         """An open session for every signature that `instruction` runs."""
@@ -286,60 +246,3 @@ class ScheduleRun:
                     losses.append(float(results[LOSS]))
         self.at.steps += 1
         return losses
-
-    def open(self, name: str) -> Session:
-        """A session for the signature `name`, with its state loaded."""
-        signature = self.bundle.manifest.signatures[name]
-        names = {port.state for port in signature.inputs if port.state is not None}
-        missing = [self.bundle.entry(n) for n in sorted(names - self.state.keys())]
-        self.state.update(self.bundle.load(e.name for e in missing if e.stored))
-        self.state.update({e.name: self.unstored(e) for e in missing if not e.stored})
-        runtime = self.bundle.manifest.runtime
-        return open_session(runtime, self.bundle.graph(name), name, self.threads)
-
-    def unstored(self, entry: TensorEntry) -> np.ndarray:
-        """The first value of a tensor that is not in the bundle."""
-        kept = self.personal.get(entry.name)
-        return np.zeros(entry.shape, np.dtype(entry.dtype)) if kept is None else kept
-
-    def release(self) -> None:
-        """Forget state that is not to be trained, so that one stage is in memory at a time."""
-        self.state.clear()
-        gc.collect()
-
-    def feeds(
-        self, signature: Signature, source: str, indices: np.ndarray, scalars: Mapping[str, float]
-    ) -> dict[str, np.ndarray]:
-        """The inputs of one run of `signature` on the samples `indices` of `source`."""
-        return {port.name: self.feed(port, source, indices, scalars) for port in signature.inputs}
-
-    def feed(
-        self, port: Port, source: str, indices: np.ndarray, scalars: Mapping[str, float]
-    ) -> np.ndarray:
-        """The array for one input."""
-        match port.kind:
-            case "samples":
-                if source == SAMPLES:
-                    return self.local.samples(indices)
-                return self.recordings[source].read(indices)
-            case "labels":
-                return np.asarray(self.local.y[indices])
-            case "classes":
-                return self.present
-            case "scalar":
-                return np.asarray(scalars[port.name], np.float32)
-            case "seed":
-                return np.asarray(self.dropout.integers(2**31 - 1), np.int64)
-            case _:
-                return self.state[str(port.state)]
-
-    @cached_property
-    def present(self) -> np.ndarray:
-        """1 for every class that samples are trained of, 0 for the others."""
-        return classes_in(self.local.y, self.trained, self.bundle.manifest.classes)
-
-    def take(self, signature: Signature, results: Mapping[str, np.ndarray]) -> None:
-        """Let the outputs of `signature` replace the state that they name."""
-        for port in signature.outputs:
-            if port.state is not None:
-                self.state[port.state] = results[port.name]

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from glob import escape
 from pathlib import Path
 
 import msgspec
@@ -47,8 +48,13 @@ def read_personal(path: Path, manifest: Manifest) -> Personal:
 
 
 def write_personal(path: Path, tensors: Mapping[str, np.ndarray], manifest: Manifest) -> None:
-    """Keep `tensors` in the file `path`, which only the owner may read; none, no file."""
+    """Keep `tensors` in the file `path`, which only the owner may read; none, no file.
+
+    What a process that was killed at this left of its own goes.
+    """
     if tensors:
+        for half in path.parent.glob(f".{escape(path.name)}.????????"):
+            half.unlink(missing_ok=True)
         arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
         write_file(path, save(arrays, metadata={KEY: _key(manifest)}), mode=0o600)
 

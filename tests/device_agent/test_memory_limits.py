@@ -1,0 +1,233 @@
+"""Training under a limit of memory: the weak slice runs where the whole model cannot."""
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundles import BundleOf, everything, once, rewrite, write_data
+from commands import environment
+from device_agent import limits
+from device_agent.bundle import open_bundle
+from device_agent.checkpoint import CHECKPOINT, training_folder
+from device_agent.limits import Ceiling, ceilings, cgroup_limit, check_fits, needed_bytes
+from device_agent.training import train_bundle
+from device_agent.update import read_update
+from exporters import export
+from profiles.errors import LimitError
+from toolkit import TrainingConfig, load_model, split
+from toolkit.weights import from_model
+
+MODEL, SHAPE = "toolkit.models:resnet20", (3, 32, 32)
+WEAK = "slice:blocks.6"
+PROGRAM = """
+import json, resource, sys
+given = json.loads(sys.argv.pop())
+from device_agent import memory
+from device_agent.console import run
+import click, device_agent.alone, device_agent.onnx_runtime
+idle = {name: memory.status_field(name) for name in ("VmRSS", "VmSize")}
+if given["space"]:
+    limit = idle["VmSize"] + given["space"]
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+memory.reset_peak()
+
+@click.command()
+def work():
+    from pathlib import Path
+    from device_agent.alone import train_alone
+    train_alone(Path(given["bundle"]), given["data"], Path("update"), None, lambda line: None,
+                threads=1, max_memory=given["allowed"] and idle["VmRSS"] + given["allowed"])
+    click.echo(json.dumps({"idle": idle["VmRSS"], "peak": memory.peak_bytes()}))
+
+run(work, "edgetailor-agent")
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a training ended, and for one that ended well how far memory grew, in bytes."""
+
+    code: int
+    stderr: str
+    growth: int | None
+
+
+def train(bundle: Path, data: Path, folder: Path, space: int = 0, allowed: int = 0) -> Ended:
+    """Train in a process that may grow by `space` bytes of addresses, or by `allowed` of memory."""
+    given = {"bundle": str(bundle), "data": str(data), "space": space, "allowed": allowed}
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(given)],
+        cwd=folder, env=environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    found = json.loads(done.stdout) if done.returncode == 0 else None
+    return Ended(done.returncode, done.stderr, found and found["peak"] - found["idle"])
+
+
+def make(folder: Path) -> None:
+    """The bundles of the whole model and of the weak slice, and 128 samples."""
+    model = load_model(MODEL, seed=0)
+    source = from_model(model)
+    for name, spec in (("full", "full"), ("weak", WEAK)):
+        submodel = split(model, spec, SHAPE, TrainingConfig(batch_size=32))
+        program, values = submodel.program, submodel.cut(source)
+        export(program, values, folder / name, base=source.fingerprint(), check=False)
+    order = np.random.default_rng(0)
+    x = order.standard_normal((128, *SHAPE), dtype=np.float32)
+    np.savez(folder / "local.npz", x=x, y=order.integers(10, size=128))
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return once(tmp_path_factory, "resnet20-limits", make)
+
+
+def between(resnet: Path) -> int:
+    """Bytes that are enough for the weak slice and too few for the whole model."""
+    needs = [needed_bytes(open_bundle(resnet / name).manifest, False) for name in ("weak", "full")]
+    weak, full = (need[0] for need in needs if need is not None)
+    assert full > 1.5 * weak
+    return (weak + full) // 2
+
+
+def unpredicted(bundle: Path, to: Path) -> Path:
+    """A copy of `bundle` that does not say what memory it needs."""
+
+    def change(manifest: dict) -> None:  # type: ignore[type-arg]
+        for signature in manifest["signatures"].values():
+            signature["peak_bytes"] = None
+
+    shutil.copytree(bundle, to)
+    rewrite(to, change)
+    return to
+
+
+@pytest.mark.parametrize("kind", ["space", "allowed"])
+def test_the_weak_slice_trains_where_the_whole_model_cannot(
+    resnet: Path, tmp_path: Path, kind: str
+) -> None:
+    data, limit = resnet / "local.npz", between(resnet)
+    weak = train(resnet / "weak", data, tmp_path / "weak", **{kind: limit})
+    assert weak.code == 0, weak.stderr
+    record, _ = read_update(tmp_path / "weak" / "update")
+    assert (record.samples, record.steps) == (128, 4)
+    assert weak.growth is not None
+    assert weak.growth <= limit
+
+    refused = train(resnet / "full", data, tmp_path / "full", **{kind: limit})
+    assert refused.code == 5
+    name = "--max-memory" if kind == "allowed" else r"the limit of the address space \(ulimit -v\)"
+    assert_sentence(
+        refused.stderr,
+        rf"full does not fit: running train takes \d+MB on top of the \d+MB of the idle agent, "
+        rf"and {name} allows \d+MB\. Allow at least \d+MB, or take a submodel whose peak memory "
+        r"is \d+MB at most\.",
+    )
+    assert everything(tmp_path / "full") == {}
+
+    # Were it not refused, it would be killed or told that there is no memory.
+    blind = unpredicted(resnet / "full", tmp_path / "blind")
+    killed = train(blind, data, tmp_path / "killed", **{kind: limit})
+    assert killed.code in (5, -6, -9, -11), killed.stderr
+    if killed.code == 5:
+        assert_sentence(
+            killed.stderr,
+            r"Memory ran out while training update: .*\. Allow more memory or take a smaller "
+            r"submodel; the same command goes on where it was\.",
+        )
+    assert not (tmp_path / "killed" / "update").exists()
+
+
+def assert_sentence(stderr: str, pattern: str) -> None:
+    import re
+
+    assert re.fullmatch(rf"Error: {pattern}\n", stderr), stderr
+
+
+@pytest.mark.parametrize("family", ["full", "low-rank", "slice", "cp"])
+def test_training_stays_within_what_is_foreseen(
+    bundle_of: BundleOf, tmp_path: Path, family: str
+) -> None:
+    data = write_data(tmp_path / "local.npz", count=200)
+    bundle = bundle_of(family)
+    need = needed_bytes(open_bundle(bundle).manifest, False)
+    assert need is not None
+    found = train(bundle, data, tmp_path / "run")
+    assert found.growth is not None, found.stderr
+    assert found.growth <= need[0]
+
+
+def test_what_is_trained_stays_where_memory_runs_out(
+    bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from device_agent.onnx_runtime import OnnxSession
+
+    longer = shutil.copytree(bundle_of("slice"), tmp_path / "bundle")
+    rewrite(longer, lambda manifest: manifest["schedule"][-1].update(epochs=3))
+    data, out = str(write_data(tmp_path / "local.npz")), tmp_path / "out"
+    original, heard = OnnxSession.run, []
+
+    def run(session: OnnxSession, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if len(heard) == 2:
+            raise MemoryError("ONNX Runtime failed to allocate memory for 5 bytes")
+        return original(session, feeds)
+
+    monkeypatch.setattr(OnnxSession, "run", run)
+    with pytest.raises(LimitError, match="the same command goes on where it was"):
+        train_bundle(longer, data, out, threads=1, on_epoch=lambda *epoch: heard.append(epoch))
+    assert (training_folder(out) / CHECKPOINT).is_file()
+    monkeypatch.undo()
+    later: list[int] = []
+    train_bundle(longer, data, out, threads=1, on_epoch=lambda epoch, *_: later.append(epoch))
+    assert later == [3]
+    train_bundle(longer, data, tmp_path / "whole", threads=1)
+    assert everything(out) == everything(tmp_path / "whole")
+
+
+def test_the_tightest_limit_is_named(bundle_of: BundleOf) -> None:
+    manifest = open_bundle(bundle_of("slice")).manifest
+    wide, tight = Ceiling("wide", 10**12, 10**6), Ceiling("tight", 60_000_000, 58_000_000)
+    check_fits(manifest, False, [wide])
+    check_fits(manifest, False, [])
+    with pytest.raises(LimitError, match=r"58MB of the idle agent, and tight allows 60MB\. .* 2MB"):
+        check_fits(manifest, False, [wide, tight])
+
+
+def test_limits_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "cgroup_limit", lambda: 7 * 10**9)
+    found = {ceiling.name: ceiling for ceiling in ceilings(5 * 10**9)}
+    assert found["--max-memory"].limit == 5 * 10**9
+    assert 0 < found["--max-memory"].used < 5 * 10**9
+    assert found["the control group (memory.max)"].limit == 7 * 10**9
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+    assert not any("address space" in name for name in found)
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limit"),
+    [
+        ("0::/a/b\n", {"memory.max": "max", "a/memory.max": "300", "a/b/memory.max": "500"}, 300),
+        ("0::/a/b\n", {"a/memory.max": "max", "a/b/memory.max": "500"}, 500),
+        ("0::/a\n", {"a/memory.max": "max\n"}, None),
+        ("0::/\n", {}, None),
+        ("4:memory:/a\n0::/\n", {"memory/a/memory.limit_in_bytes": "900\n"}, 900),
+        ("4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ("5:devices:/a\n", {"memory/a/memory.limit_in_bytes": "900"}, None),
+    ],
+)
+def test_limits_of_control_groups(
+    tmp_path: Path, own: str, files: dict[str, str], limit: int | None
+) -> None:
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cgroup" / name).write_text(text)
+    assert cgroup_limit(tmp_path / "own", tmp_path / "cgroup") == limit
+    assert cgroup_limit(tmp_path / "none", tmp_path / "cgroup") is None

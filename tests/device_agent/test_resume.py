@@ -1,0 +1,232 @@
+"""A training that is killed goes on where it was, and its update is the same."""
+
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundles import BundleOf, everything, rewrite, write_data
+from device_agent import interpreter
+from device_agent.checkpoint import CHECKPOINT, training_folder
+from device_agent.interpreter import ScheduleRun
+from device_agent.training import train_bundle
+from killing import Job, Trainer, training_process
+from profiles.errors import InputError
+
+EPOCHS = 4
+SAMPLES = 130
+OFTEN_S = 0.005
+"""Time between checkpoints that lets kills fall inside epochs and recordings."""
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    with training_process(tmp_path_factory.mktemp("trainer")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def jobs(bundle_of: BundleOf, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+    """One training for a family with recordings and one for a family with a personal model."""
+    folder = tmp_path_factory.mktemp("jobs")
+    data = write_data(folder / "local.npz", count=SAMPLES)
+    found = {}
+    for family in ("slice", "cp"):
+        longer = shutil.copytree(bundle_of(family), folder / family)
+        rewrite(longer, lambda manifest: manifest["schedule"][-1].update(epochs=EPOCHS))
+        found[family] = Job(str(longer), str(data), "", checkpoint_s=OFTEN_S)
+    return found
+
+
+def placed(job: Job, folder: Path) -> Job:
+    """`job` with all that it writes below `folder`."""
+    folder.mkdir()
+    return replace(job, out=str(folder / "update"), personal=str(folder / "own.safetensors"))
+
+
+def undisturbed(trainer: Trainer, job: Job, folder: Path) -> tuple[dict[str, bytes], float]:
+    """What `job` leaves when nothing happens, and the seconds that it takes."""
+    start = interpreter.time.monotonic()
+    assert trainer.run(placed(job, folder)) == 0
+    return everything(folder), interpreter.time.monotonic() - start
+
+
+def kill_often(
+    trainer: Trainer, job: Job, folder: Path, kills: int, order: np.random.Generator
+) -> None:
+    undisturbed(trainer, job, folder / "first")  # loads what is slow to load
+    expected, seconds = undisturbed(trainer, job, folder / "whole")
+    killed = 0
+    while killed < kills:
+        used = placed(job, folder / str(killed))
+        after = float(order.uniform(0, seconds))
+        if trainer.kill(used, after) == 0:  # it was faster than the first one
+            shutil.rmtree(folder / str(killed))
+            continue
+        assert trainer.run(used) == 0
+        assert everything(folder / str(killed)) == expected, f"killed after {after} s"
+        killed += 1
+
+
+@pytest.mark.parametrize("family", ["slice", "cp"])
+def test_killed_at_random_moments(
+    trainer: Trainer, jobs: dict[str, Job], tmp_path: Path, family: str, seed: int
+) -> None:
+    kill_often(trainer, jobs[family], tmp_path, 8, np.random.default_rng(seed))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["slice", "cp"])
+def test_killed_at_a_hundred_random_moments(
+    trainer: Trainer, jobs: dict[str, Job], tmp_path: Path, family: str, seed: int
+) -> None:
+    kill_often(trainer, jobs[family], tmp_path, 100, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("family", ["slice", "cp"])
+def test_killed_at_every_write(
+    trainer: Trainer, jobs: dict[str, Job], tmp_path: Path, family: str, before: bool
+) -> None:
+    job = replace(jobs[family], checkpoint_s=60)
+    expected, _ = undisturbed(trainer, job, tmp_path / "whole")
+    for stop in range(1, 200):
+        used = placed(job, tmp_path / str(stop))
+        status = trainer.run(replace(used, stop=stop, before=before))
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        assert trainer.run(used) == 0, f"killed at write {stop}"
+        assert everything(tmp_path / str(stop)) == expected, f"killed at write {stop}"
+    assert stop > 10
+
+
+class Stopped(KeyboardInterrupt):
+    """The person's Ctrl-C."""
+
+
+def stop_after(epochs: int) -> interpreter.OnEpoch:
+    def on_epoch(epoch: int, of: int, loss: float) -> None:
+        if epoch == epochs:
+            raise Stopped
+
+    return on_epoch
+
+
+def interrupted(job: Job, folder: Path, **options: object) -> Path:
+    """Where `job` was to leave its update when it was stopped after two epochs."""
+    out = folder / "stopped"
+    with pytest.raises(Stopped):
+        train_bundle(job.bundle, job.data, out, threads=1, on_epoch=stop_after(2), **options)
+    assert (training_folder(out) / CHECKPOINT).is_file()
+    assert not out.exists()
+    return out
+
+
+def test_what_is_done_is_not_done_again(
+    jobs: dict[str, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = jobs["slice"]
+    out = interrupted(job, tmp_path)
+    opened: list[str] = []
+    original = ScheduleRun.open
+    monkeypatch.setattr(
+        ScheduleRun, "open", lambda run, name: (opened.append(name), original(run, name))[1]
+    )
+    heard: list[int] = []
+    said: list[str] = []
+    record = train_bundle(
+        job.bundle, job.data, out, threads=1, say=said.append,
+        on_epoch=lambda epoch, of, loss: heard.append(epoch),
+    ).record  # fmt: skip
+    assert opened == ["train"]
+    assert heard == [3, 4]
+    assert said == ["Going on where this training was interrupted: epoch 3, batch 1."]
+    assert record == train_bundle(job.bundle, job.data, tmp_path / "whole", threads=1).record
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stopped", "whole"]
+
+
+@pytest.mark.parametrize("change", ["data", "seed", "validation", "bundle", "damaged", "lost"])
+def test_other_inputs_start_afresh(jobs: dict[str, Job], tmp_path: Path, change: str) -> None:
+    job = jobs["slice"]
+    out = interrupted(job, tmp_path)
+    bundle, data, options = job.bundle, job.data, dict[str, object]()
+    place = training_folder(out)
+    match change:
+        case "data":  # one number of one sample
+            with np.load(data) as file:
+                x, y = file["x"], file["y"]
+            x.flat[0] += 1
+            data = str(tmp_path / "other.npz")
+            np.savez(data, x=x, y=y)
+        case "seed":
+            options["seed"] = 1
+        case "validation":
+            options["validation"] = 0.2
+        case "bundle":
+            bundle = shutil.copytree(bundle, tmp_path / "bundle")
+            rewrite(bundle, lambda manifest: manifest["schedule"][-1].update(epochs=3))
+        case "damaged":
+            (place / CHECKPOINT).write_bytes((place / CHECKPOINT).read_bytes()[:-9])
+        case "lost":
+            for recording in place.glob("*.npy"):
+                recording.unlink()
+    said: list[str] = []
+    train_bundle(bundle, data, out, threads=1, say=said.append, **options)
+    train_bundle(bundle, data, tmp_path / "whole", threads=1, **options)
+    assert not any("Going on" in line for line in said)
+    assert everything(out) == everything(tmp_path / "whole")
+    assert not place.exists()
+
+
+def test_trouble_with_the_data_keeps_the_training(jobs: dict[str, Job], tmp_path: Path) -> None:
+    job = jobs["slice"]
+    out = interrupted(job, tmp_path)
+    before = everything(tmp_path)
+    with pytest.raises(InputError, match="does not exist"):
+        train_bundle(job.bundle, str(tmp_path / "unplugged.npz"), out, threads=1)
+    assert everything(tmp_path) == before
+
+
+def test_one_process_a_training(jobs: dict[str, Job], tmp_path: Path) -> None:
+    job = jobs["slice"]
+
+    def second(epoch: int, of: int, loss: float) -> None:
+        with pytest.raises(InputError, match=r"Another process is training .*out: wait until"):
+            train_bundle(job.bundle, job.data, tmp_path / "out", threads=1)
+
+    train_bundle(job.bundle, job.data, tmp_path / "out", threads=1, on_epoch=second)
+
+
+def test_recordings_in_memory_are_made_again(
+    jobs: dict[str, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = jobs["slice"]
+    monkeypatch.setattr("device_agent.activation_cache.room", lambda folder: 0)
+    out = interrupted(job, tmp_path)
+    assert [path.name for path in training_folder(out).iterdir()] == [CHECKPOINT]
+    heard: list[int] = []
+    train_bundle(
+        job.bundle, job.data, out, threads=1,
+        on_epoch=lambda epoch, of, loss: heard.append(epoch),
+    )  # fmt: skip
+    assert heard == [3, 4]
+    monkeypatch.undo()
+    train_bundle(job.bundle, job.data, tmp_path / "whole", threads=1)
+    assert everything(out) == everything(tmp_path / "whole")
+
+
+def test_the_wall_clock_may_jump(
+    jobs: dict[str, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = jobs["slice"]
+    out = interrupted(job, tmp_path)
+    monkeypatch.setattr(interpreter.time, "time", lambda: 0.0)  # 1970
+    train_bundle(job.bundle, job.data, out, threads=1)
+    monkeypatch.undo()
+    train_bundle(job.bundle, job.data, tmp_path / "whole", threads=1)
+    assert everything(out) == everything(tmp_path / "whole")

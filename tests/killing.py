@@ -1,0 +1,146 @@
+"""Trainings in processes that can be killed at any moment, forked from one that is warmed up.
+
+As a program: reads jobs from stdin, one JSON object a line, and for each forks a process that does
+it and writes the process's id; an empty line asks for the status that it ended with.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from commands import ROOT, environment
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training of `bundle` on `data` to `out`, with a checkpoint every `checkpoint_s` seconds.
+
+    It is killed at its write number `stop` (flushes to disk and renames count), before or after.
+    """
+
+    bundle: str
+    data: str
+    out: str
+    personal: str | None = None
+    checkpoint_s: float = 120.0
+    stop: int | None = None
+    before: bool = True
+
+
+class Trainer:
+    """Does one job at a time."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def start(self, job: Job) -> int:
+        """Begin `job`; returns the process's id."""
+        return self._say(json.dumps(vars(job)))
+
+    def wait(self) -> int:
+        """The status that the job ended with; negative: the signal that ended it."""
+        return os.waitstatus_to_exitcode(self._say(""))
+
+    def run(self, job: Job) -> int:
+        """Do all of `job`."""
+        self.start(job)
+        return self.wait()
+
+    def kill(self, job: Job, after_s: float) -> int:
+        """Begin `job` and kill it `after_s` seconds later; returns the status."""
+        process = self.start(job)
+        time.sleep(after_s)
+        os.kill(process, signal.SIGKILL)
+        return self.wait()
+
+    def _say(self, line: str) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, "the trainer has ended"
+        return int(line)
+
+
+@contextmanager
+def training_process(folder: Path) -> Iterator[Trainer]:
+    """A Trainer whose messages go to `folder`/trainer.log."""
+    with (folder / "trainer.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, __file__],
+            env=environment(PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")])),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        try:
+            yield Trainer(process)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _die_at(job: Job) -> None:
+    """Let this process be killed at the write that `job` names."""
+    count = 0
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: object) -> Any:
+            nonlocal count
+            count += 1
+            mine = count == job.stop
+            if mine and job.before:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = call(*arguments)
+            if mine:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return wrapped
+
+    os.fsync, os.replace = counted(os.fsync), counted(os.replace)
+
+
+def _do(job: Job) -> None:
+    from device_agent import interpreter
+    from device_agent.alone import train_alone
+
+    interpreter.CHECKPOINT_S = job.checkpoint_s
+    _die_at(job)
+    personal = Path(job.personal) if job.personal else None
+    train_alone(Path(job.bundle), job.data, Path(job.out), personal, lambda line: None, threads=1)
+
+
+def _serve() -> None:
+    import device_agent.alone
+    import device_agent.onnx_runtime  # noqa: F401
+
+    while line := sys.stdin.readline():
+        job = Job(**json.loads(line))
+        process = os.fork()
+        if process == 0:
+            code = 1
+            try:
+                _do(job)
+                code = 0
+            except BaseException as error:
+                print(repr(error), file=sys.stderr, flush=True)
+            finally:
+                os._exit(code)
+        print(process, flush=True)
+        sys.stdin.readline()  # until it is waited for, its id is no other process's
+        print(os.waitpid(process, 0)[1], flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
