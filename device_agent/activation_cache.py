@@ -83,9 +83,7 @@ class Recording:
             return np.asarray(self._held[indices])
         if self._mapped is None:
             self._mapped = open_npy(self.path)
-        rows = np.asarray(self._mapped.array[indices])
-        self._mapped.drop()
-        return rows
+        return self._mapped.rows(indices)
 
     def remove(self) -> None:
         """Delete the file."""

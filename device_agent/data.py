@@ -47,10 +47,15 @@ class LocalData:
 
     def samples(self, indices: np.ndarray) -> np.ndarray:
         """A copy of the samples `indices`; none of what is on disk stays in memory."""
-        rows = np.asarray(self.x[indices])
-        for array in self.mapped:
-            array.drop()
-        return rows
+        return self._rows(self.x, indices)
+
+    def labels(self, indices: np.ndarray) -> np.ndarray:
+        """A copy of their labels, likewise."""
+        return self._rows(self.y, indices)
+
+    def _rows(self, array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        mapped = next((found for found in self.mapped if found.array is array), None)
+        return np.asarray(array[indices]) if mapped is None else mapped.rows(indices)
 
 
 def load_data(

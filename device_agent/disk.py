@@ -16,6 +16,9 @@ from profiles.errors import StorageError
 MARGIN_BYTES = 16 << 20
 """Disk space that is left free."""
 
+ROWS = 64
+"""Rows of a mapped array that are read at a time; Linux maps 64 KiB around each."""
+
 LATER = "free some space there and give the same command again; training goes on where it was"
 ELSEWHERE = "give a place that may be written"
 CURES = {
@@ -45,7 +48,7 @@ def storage_error(error: OSError) -> StorageError | None:
 class MappedArray:
     """The array of `dtype` and `shape` at `offset` of the file `path`, read only.
 
-    Its pages come and go with what is looked at; `drop` takes those that were out of the process.
+    Its pages come with what is looked at; `drop` takes those that have come out of the process.
     """
 
     def __init__(
@@ -60,6 +63,14 @@ class MappedArray:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         flat = np.frombuffer(self._map, dtype, count, offset)
         self.array = flat.reshape(shape, order="F" if order == "F" else "C")
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """A copy of the rows `indices`, few at a time: each may bring in its neighbourhood."""
+        found = np.empty((len(indices), *self.array.shape[1:]), self.array.dtype)
+        for start in range(0, len(indices), ROWS):
+            found[start : start + ROWS] = self.array[indices[start : start + ROWS]]
+            self.drop()
+        return found
 
     def drop(self) -> None:
         """Give the pages back; the next look brings them in again."""

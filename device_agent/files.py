@@ -63,7 +63,8 @@ def sync_folder(folder: Path) -> None:
     """Bring renames in `folder` to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        with naming(folder):
+            os.fsync(handle)
     finally:
         os.close(handle)
 

@@ -1,6 +1,7 @@
 """How much memory this process may use, and whether a bundle's training fits into it."""
 
 import math
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ OPTION = "--max-memory"
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
+CODE_BYTES = 10 << 20
+"""Of the runtime's libraries this much is brought into memory by the first run of a graph."""
 STACK_BYTES = 8 << 20
 """Address space that Linux sets aside for each thread; next to none of it is ever used."""
 
@@ -126,7 +129,7 @@ def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> N
         f"{manifest.submodel} does not fit: running {running} takes {megabytes(peak)} on top of "
         f"the {megabytes(tightest.used)} of the idle agent, and {tightest.name} allows "
         f"{megabytes(tightest.limit)}. Allow at least {megabytes(peak + tightest.used)}, or take a "
-        f"submodel whose peak memory is {left // 10**6}MB at most."
+        f"submodel whose peak memory is {left // 10**5 / 10:.1f}MB at most."
     )
 
 
@@ -152,15 +155,16 @@ def _available() -> int:
 def held_to(max_memory: int | None, threads: int) -> Iterator[None]:
     """Let the kernel refuse memory beyond `max_memory` bytes meanwhile, as a MemoryError.
 
-    It limits the process's own data (RLIMIT_DATA), which works without control groups; files that
-    are mapped do not count. `threads` is how many more the runtime starts.
+    It limits the process's own data (RLIMIT_DATA), which works without control groups. What is
+    mapped, local data among it, does not count; `threads` are the runtime's.
     """
     data, resident = status_field("VmData"), status_field("VmRSS")
     if max_memory is None or data is None or resident is None:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = data + max(0, max_memory - resident) + threads * STACK_BYTES
+    stacks = STACK_BYTES * ((threads or os.cpu_count() or 1) - 1)
+    limit = data + max(0, max_memory - resident - CODE_BYTES) + stacks
     known = [value for value in (soft, hard) if value != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *known]), hard))
     try:
@@ -171,4 +175,4 @@ def held_to(max_memory: int | None, threads: int) -> Iterator[None]:
 
 def megabytes(count: int) -> str:
     """Bytes for people, as `--max-memory` takes them, rounded up."""
-    return f"{math.ceil(count / 1e6)}MB"
+    return f"{math.ceil(count / 1e5) / 10:.1f}MB"

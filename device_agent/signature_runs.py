@@ -83,7 +83,7 @@ class SignatureRuns:
                     return self.local.samples(indices)
                 return self.recordings[source].read(indices)
             case "labels":
-                return np.asarray(self.local.y[indices])
+                return self.local.labels(indices)
             case "classes":
                 return self.present
             case "scalar":

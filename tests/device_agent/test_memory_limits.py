@@ -36,6 +36,7 @@ idle = {name: memory.status_field(name) for name in ("VmRSS", "VmSize")}
 if given["space"]:
     limit = idle["VmSize"] + given["space"]
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+allowed = idle["VmRSS"] + given["allowed"] if given["allowed"] else None
 memory.reset_peak()
 
 @click.command()
@@ -43,7 +44,7 @@ def work():
     from pathlib import Path
     from device_agent.alone import train_alone
     train_alone(Path(given["bundle"]), given["data"], Path("update"), None, lambda line: None,
-                threads=1, max_memory=given["allowed"] and idle["VmRSS"] + given["allowed"])
+                threads=1, max_memory=allowed)
     click.echo(json.dumps({"idle": idle["VmRSS"], "peak": memory.peak_bytes()}))
 
 run(work, "edgetailor-agent")
@@ -126,9 +127,9 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
     name = "--max-memory" if kind == "allowed" else r"the limit of the address space \(ulimit -v\)"
     assert_sentence(
         refused.stderr,
-        rf"full does not fit: running train takes \d+MB on top of the \d+MB of the idle agent, "
-        rf"and {name} allows \d+MB\. Allow at least \d+MB, or take a submodel whose peak memory "
-        r"is \d+MB at most\.",
+        rf"full does not fit: running train takes [\d.]+MB on top of the [\d.]+MB of the idle agent, "
+        rf"and {name} allows [\d.]+MB\. Allow at least [\d.]+MB, or take a submodel whose peak memory "
+        r"is [\d.]+MB at most\.",
     )
     assert everything(tmp_path / "full") == {}
 
@@ -196,7 +197,7 @@ def test_the_tightest_limit_is_named(bundle_of: BundleOf) -> None:
     wide, tight = Ceiling("wide", 10**12, 10**6), Ceiling("tight", 60_000_000, 58_000_000)
     check_fits(manifest, False, [wide])
     check_fits(manifest, False, [])
-    with pytest.raises(LimitError, match=r"58MB of the idle agent, and tight allows 60MB\. .* 2MB"):
+    with pytest.raises(LimitError, match=r"58\.0MB of .*, and tight allows 60\.0MB\. .* 2\.0MB at"):
         check_fits(manifest, False, [wide, tight])
 
 
