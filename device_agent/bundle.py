@@ -143,3 +143,11 @@ def check_consistent(manifest: Manifest, origin: Path) -> None:
             if not step.target.isidentifier():
                 raise BundleError(f"{origin}: {step.target!r} is no name of a recording. {REPAIR}")
             recorded.add(step.target)
+
+
+def training_of(bundle: Bundle) -> Train:
+    """The training instruction of the bundle's schedule. Raises BundleError where it has none."""
+    for instruction in bundle.manifest.schedule:
+        if isinstance(instruction, Train):
+            return instruction
+    raise BundleError(f"The schedule of {bundle.folder} trains nothing.")

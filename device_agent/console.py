@@ -18,6 +18,8 @@ Exit codes:
   4    verification failed
   5    nothing fits
   6    connection or authorisation
+  7    measurement unstable (--strict)
+  8    slower or larger than allowed
   70   a fault of the program's own
   130  interrupted
 """

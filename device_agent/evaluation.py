@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.bundle import open_bundle
+from device_agent.bundle import open_bundle, training_of
 from device_agent.interpreter import ScheduleRun, quiet
-from device_agent.profiler import training_of
 from device_agent.training import local_data
 from device_agent.update import Evaluation
 

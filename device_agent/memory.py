@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from profiles.profile import Pages
+
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
 
@@ -9,6 +11,14 @@ CLEAR = Path("/proc/self/clear_refs")
 def resident_bytes() -> int | None:
     """Resident set now."""
     return status_field("VmRSS")
+
+
+def pages() -> Pages | None:
+    """Resident set now, in two parts: RssAnon, and RssFile with RssShmem."""
+    anonymous, file = status_field("RssAnon"), status_field("RssFile")
+    if anonymous is None or file is None:
+        return None
+    return Pages(anonymous_bytes=anonymous, file_bytes=file + (status_field("RssShmem") or 0))
 
 
 def peak_bytes() -> int | None:

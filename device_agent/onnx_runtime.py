@@ -10,6 +10,8 @@ import onnxruntime
 from profiles.errors import BundleError
 
 DESCRIPTION = f"onnxruntime {onnxruntime.__version__}"
+SESSION_BYTES = 11 * 2**20
+"""Code and tables that the first session of a process brings into memory, whatever its graph."""
 DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
 
@@ -23,6 +25,31 @@ def out_of_memory(error: Exception) -> MemoryError | None:
     return MemoryError(f"ONNX Runtime {found[0]}") if found else None
 
 
+def session_options(threads: int) -> onnxruntime.SessionOptions:
+    """How every session here runs."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # what fails is raised as well
+    # A planned block would come on top of what the arena took in the first run, and a dead
+    # tensor's memory would wait for the next one of its shape.
+    options.enable_mem_pattern = False
+    options.enable_mem_reuse = False
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def arena() -> str:
+    """How the sessions keep memory."""
+    options = session_options(1)
+    settings = {
+        "CPU arena": options.enable_cpu_mem_arena,
+        "memory pattern": options.enable_mem_pattern,
+        "buffer reuse": options.enable_mem_reuse,
+    }
+    return ", ".join(f"{name} {'on' if on else 'off'}" for name, on in settings.items())
+
+
 class OnnxSession:
     """One graph in a session of its own; results are the caller's, inputs are never written to.
 
@@ -34,15 +61,7 @@ class OnnxSession:
 
         Raises BundleError where ONNX Runtime does not take it.
         """
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 4  # what fails is raised as well
-        # A planned block would come on top of what the arena took in the first run, and a dead
-        # tensor's memory would wait for the next one of its shape.
-        options.enable_mem_pattern = False
-        options.enable_mem_reuse = False
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options = session_options(threads)
         try:
             self._session = onnxruntime.InferenceSession(
                 str(graph),

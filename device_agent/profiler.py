@@ -1,105 +1,219 @@
-"""What a bundle costs on this device: time of the forward pass and of a training step, and memory.
+"""What a bundle costs on this device: time and memory of each of its signatures.
 
-Each is measured in a fresh child process, so that neither sees the other's memory.
+Each is measured in a fresh child process (measure.py), so that none sees another's memory.
 """
 
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from device_agent.bundle import Bundle, open_bundle
-from device_agent.manifest import Train
-from device_agent.runtime import describe
-from profiles.errors import BundleError
-from profiles.profile import Duration, Profile, this_machine
+from device_agent import sensors
+from device_agent.bundle import Bundle, open_bundle, training_of
+from device_agent.durations import clock, duration, now
+from device_agent.files import fingerprint
+from device_agent.manifest import Manifest, Signature
+from device_agent.measurement import RUNS, WARM_UP, Measurement, Request, Task, tasks
+from device_agent.onnx_runtime import SESSION_BYTES
+from device_agent.runtime import arena, describe
+from profiles.errors import BundleError, UnstableError
+from profiles.profile import (
+    UNSTABLE_SPREAD,
+    Method,
+    Phase,
+    Profile,
+    Sustained,
+    Validity,
+    this_machine,
+)
 
-RUNS = 20
-WARM_UP = 3
+LOOK_EVERY_S = 0.5
+"""How often the sensors are read while a child runs."""
 
-What = Literal["forward", "train"]
-
-
-class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child process found: seconds of every counted run, and its memory in bytes."""
-
-    seconds: list[float]
-    idle_bytes: int | None
-    peak_bytes: int | None
+Say = Callable[[str], None]
+Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
-def profile_bundle(folder: Path, threads: int = 0) -> Profile:
+def quiet(line: str) -> None:
+    """Tell nobody."""
+
+
+def profile_bundle(
+    folder: Path,
+    threads: int = 0,
+    *,
+    runs: int = RUNS,
+    sustained_s: float = 0.0,
+    sysfs: Path = sensors.SYS,
+    say: Say = quiet,
+) -> Profile:
     """Measure the bundle in `folder` with `threads` threads (0: one for each core).
 
-    Samples are random: the time does not depend on them. Raises BundleError where the bundle
-    cannot be read or run.
+    Samples are random: the time does not depend on them. `sustained_s` adds training steps without
+    a pause for so many seconds. Raises BundleError where the bundle cannot be read or run.
     """
     bundle = open_bundle(folder)
-    forward = measure_in_child(folder, "forward", threads)
-    train = measure_in_child(folder, "train", threads)
-    above = None
-    if train.peak_bytes is not None and train.idle_bytes is not None:
-        above = train.peak_bytes - train.idle_bytes
+    before = sensors.conditions(sysfs)
+    children = Children(bundle, threads, runs, sysfs, say)
+    phases = tuple(children.measure(task) for task in tasks(bundle))
+    sustained = children.sustain(sustained_s) if sustained_s else None
+    about = bundle.manifest
     return Profile(
-        submodel=bundle.manifest.submodel,
-        machine=this_machine(describe(bundle.manifest.runtime)),
-        threads=threads,
+        submodel=about.submodel,
+        structure=structure(about),
+        machine=this_machine(describe(about.runtime)),
+        versions=versions(),
+        method=Method(
+            source="profile",
+            clock=clock(),
+            warm_up_runs=WARM_UP,
+            runs=runs,
+            threads=threads,
+            arena=arena(about.runtime),
+        ),
+        measured_at=now(),
         batch_size=training_of(bundle).batch_size,
-        forward=duration(forward.seconds),
-        train=duration(train.seconds),
-        peak_bytes=train.peak_bytes,
-        peak_above_idle_bytes=above,
+        phases=phases,
+        before=before,
+        after=sensors.conditions(sysfs),
+        validity=Validity(invalid=tuple(children.throttled), unstable=unstable(phases)),
+        sustained=sustained,
     )
 
 
-def training_of(bundle: Bundle) -> Train:
-    """The training instruction of the bundle's schedule."""
-    for instruction in bundle.manifest.schedule:
-        if isinstance(instruction, Train):
-            return instruction
-    raise BundleError(f"The schedule of {bundle.folder} trains nothing.")
+@dataclass
+class Children:
+    """Starts the child processes, one after another, and watches the sensors meanwhile.
+
+    `throttled` collects what slowed the processor down, and during what.
+    """
+
+    bundle: Bundle
+    threads: int
+    runs: int
+    sysfs: Path
+    say: Say
+    throttled: list[str] = field(default_factory=list)
+
+    def measure(self, task: Task) -> Phase:
+        """Time and memory of `task`."""
+        name = " + ".join(task.signatures)
+        self.say(f"Measuring {name}")
+        found = self._child(task, Measurement)
+        return Phase(
+            name=name,
+            role=task.role,
+            steady=duration(found.seconds),
+            first_s=found.first_s,
+            cold_start_s=found.cold_start_s,
+            memory=found.memory,
+            predicted_bytes=predicted(self.bundle.manifest.signatures, task.signatures),
+        )
+
+    def sustain(self, lasting_s: float) -> Sustained:
+        """The training's steps for `lasting_s` seconds."""
+        self.say(f"Training for {lasting_s:.0f} s without a pause")
+        task = next(task for task in tasks(self.bundle) if task.role == "train")
+        return self._child(task, Sustained, lasting_s)
+
+    def _child(self, task: Task, answer: type[Answer], sustained_s: float = 0.0) -> Answer:
+        """What a child of its own finds. Raises BundleError where it fails."""
+        before = sensors.throttle(self.sysfs)
+        request = Request(
+            folder=str(self.bundle.folder),
+            task=task,
+            threads=self.threads,
+            runs=self.runs,
+            sustained_s=sustained_s,
+            sysfs=str(self.sysfs),
+            started_s=time.monotonic(),
+        )
+        told = msgspec.json.encode(request).decode()
+        command = [sys.executable, "-m", "device_agent.measure", told]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            try:
+                while True:
+                    try:
+                        found, complaint = child.communicate(timeout=LOOK_EVERY_S)
+                        break
+                    except subprocess.TimeoutExpired:
+                        self._look(task, before)
+            finally:
+                child.kill()
+        self._look(task, before)
+        if child.returncode != 0:
+            raise self._failed(task, child.returncode, complaint)
+        return msgspec.json.decode(found, type=answer)
+
+    def _look(self, task: Task, before: sensors.Throttle | None) -> None:
+        """Note what slows the processor down now, or has since `before`."""
+        now = sensors.throttle(self.sysfs)
+        if before is None or now is None:
+            return
+        for reason in now.new_since(before):
+            line = f"{reason} during {' + '.join(task.signatures)}"
+            if line not in self.throttled:
+                self.throttled.append(line)
+
+    def _failed(self, task: Task, code: int, complaint: bytes) -> BundleError:
+        last = complaint.decode(errors="replace").strip().split("\n")[-1]
+        if code == -signal.SIGKILL:
+            last = "the system killed the process, which most often means: out of memory."
+        return BundleError(
+            f"{self.bundle.folder} could not be measured ({' + '.join(task.signatures)}): {last}"
+        )
 
 
-def measure_in_child(folder: Path, what: What, threads: int) -> Measurement:
-    """Run `device_agent.measure` in a process of its own. Raises BundleError where it fails."""
-    command = [sys.executable, "-m", "device_agent.measure", str(folder), what, str(threads)]
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode != 0:
-        last = done.stderr.decode(errors="replace").strip().split("\n")[-1]
-        raise BundleError(f"{folder} could not be measured ({what}): {last}")
-    return msgspec.json.decode(done.stdout, type=Measurement)
+def predicted(signatures: Mapping[str, Signature], names: Iterable[str]) -> int | None:
+    """What the manifest predicts `names` to take above the idle process, bytes.
+
+    Of several signatures the sum, as each session keeps its arena while the others run, but what
+    sessions share only once.
+    """
+    peaks = [signatures[name].peak_bytes for name in names]
+    known = [peak for peak in peaks if peak is not None]
+    if len(known) < len(peaks):
+        return None
+    return sum(known) - (len(known) - 1) * SESSION_BYTES
 
 
-def duration(seconds: list[float]) -> Duration:
-    """Median and spread of measured run times."""
-    p10, median, p90 = np.percentile(seconds, [10, 50, 90])
-    return Duration(median_s=float(median), p10_s=float(p10), p90_s=float(p90), runs=len(seconds))
+def unstable(phases: Iterable[Phase]) -> tuple[str, ...]:
+    """Names of the phases whose times vary too much to be relied on."""
+    return tuple(phase.name for phase in phases if phase.steady.spread > UNSTABLE_SPREAD)
 
 
-def summary(profile: Profile) -> list[str]:
-    """The profile as plain text."""
-    return [
-        f"{profile.submodel}, batch {profile.batch_size}, threads {profile.threads or 'all'}, "
-        f"{profile.machine.runtime} on {profile.machine.architecture}",
-        f"forward        {spread(profile.forward)}",
-        f"training step  {spread(profile.train)}",
-        f"backprop       {profile.backprop_s * 1e3:.2f} ms (training step minus forward)",
-        f"process peak   {megabytes(profile.peak_bytes)} (resident set, Python and runtime too)",
-        f"above idle     {megabytes(profile.peak_above_idle_bytes)} (peak minus the idle process)",
-    ]
+def require_stable(profile: Profile) -> None:
+    """Raise UnstableError where throttling set in or a phase's times vary too much."""
+    if reasons := profile.validity.invalid:
+        raise UnstableError(
+            f"The figures are not those of full speed: {'; '.join(reasons)}. Let the device cool, "
+            "look at its power supply, and measure again."
+        )
+    if names := profile.validity.unstable:
+        raise UnstableError(
+            f"The times of {', '.join(names)} vary by more than {UNSTABLE_SPREAD:.0%} from p10 to "
+            "p90: end what else runs on this device, or measure longer with --runs."
+        )
 
 
-def spread(found: Duration) -> str:
-    """Median and spread in milliseconds."""
-    return (
-        f"{found.median_s * 1e3:.2f} ms (p10 {found.p10_s * 1e3:.2f}, p90 "
-        f"{found.p90_s * 1e3:.2f}, n {found.runs})"
-    )
+def structure(manifest: Manifest) -> str:
+    """SHA-256 of what does not change from round to round: all ports and the tensor table."""
+    ports = {name: (s.inputs, s.outputs) for name, s in manifest.signatures.items()}
+    return fingerprint(msgspec.json.encode((ports, manifest.tensors), order="sorted")).sha256
 
 
-def megabytes(count: int | None) -> str:
-    """Bytes for people; what is not known is said so."""
-    return "not measurable" if count is None else f"{count / 1e6:.1f} MB"
+def versions() -> dict[str, str]:
+    """Versions of what takes part beside Python and the runtime, which the machine names."""
+    found = {"numpy": np.__version__}
+    try:
+        return {"edgetailor": version("edgetailor"), **found}
+    except PackageNotFoundError:  # run from a checkout
+        return found

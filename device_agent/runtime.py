@@ -9,6 +9,7 @@ import numpy as np
 from device_agent.litert_runtime import LitertSession
 from device_agent.litert_runtime import description as litert
 from device_agent.onnx_runtime import DESCRIPTION, OnnxSession
+from device_agent.onnx_runtime import arena as onnx_arena
 from profiles.errors import BundleError
 
 
@@ -40,3 +41,8 @@ def describe(runtime: str) -> str:
     if runtime == "litert":
         return litert()
     return DESCRIPTION if runtime == "onnx" else runtime
+
+
+def arena(runtime: str) -> str:
+    """How `runtime` keeps memory between operators and runs."""
+    return onnx_arena() if runtime == "onnx" else "one arena, planned ahead"

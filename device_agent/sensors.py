@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from profiles.profile import Conditions
+
 SYS = Path("/sys")
 PI_FLAGS = ("under-voltage", "frequency capped", "throttled", "soft temperature limit")
 """Bits 0 to 3 of a Raspberry Pi's get_throttled; from bit 16 the same, since the machine booted."""
@@ -32,6 +34,19 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
         latched = [flag for flag in self.since_boot if flag not in before.since_boot]
         counted = ["processor hot"] if self.events > before.events else []
         return tuple(dict.fromkeys([*before.active, *self.active, *latched, *counted]))
+
+
+def conditions(root: Path = SYS) -> Conditions:
+    """All of it at this moment, for a profile."""
+    now = throttle(root)
+    return Conditions(
+        temperature_c=temperature_c(root),
+        governor=governor(root),
+        clock_hz=clock_hz(root),
+        throttled=None if now is None else now.active,
+        battery=battery_level(root),
+        charging=charging(root),
+    )
 
 
 def temperature_c(root: Path = SYS) -> float | None:

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 import onnx
 
+from device_agent.onnx_runtime import SESSION_BYTES
 from exporters.arena import arena_bytes
 from exporters.liveness import Buffer, liveness
 
-SESSION_BYTES = 11 * 2**20
-"""Code and tables of ONNX Runtime that one session brings into memory, whatever its graph."""
 NODE_BYTES = 5300
 """What a session keeps for each node of the graph."""
 

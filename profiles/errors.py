@@ -53,6 +53,18 @@ class LimitError(EdgeTailorError):
     exit_code = 5
 
 
+class UnstableError(EdgeTailorError):
+    """A measurement that cannot be relied on, where only one that can is wanted."""
+
+    exit_code = 7
+
+
+class RegressionError(EdgeTailorError):
+    """Something became slower or larger than is allowed."""
+
+    exit_code = 8
+
+
 class LinkError(EdgeTailorError):
     """The coordinator cannot be reached, or answers something else than the protocol."""
 

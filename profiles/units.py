@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes and time spans as people write them."""
 
 import re
 
@@ -9,6 +9,7 @@ UNITS = {
     **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)},
     **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)},
 }
+SPANS = {"s": 1, "m": 60, "h": 3600}
 
 
 def parse_bytes(text: str) -> int:
@@ -23,7 +24,15 @@ def parse_bytes(text: str) -> int:
             f"A size is a number and a unit (kB, MB, GB, KiB, MiB, GiB), such as 256MB; "
             f"{text!r} is none."
         )
-    size = round(float(found[1]) * unit)
+    size: int = round(float(found[1]) * unit)
     if size == 0:
         raise InputError(f"A size is at least one byte; {text!r} is none.")
     return size
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of a time span such as 90s, 10m or 1.5h. Raises InputError for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
+    if not found:
+        raise InputError(f"A time span is a number and s, m or h, such as 10m; {text!r} is none.")
+    return float(found[1]) * SPANS[found[2]]

@@ -23,6 +23,8 @@ EXIT_CODES = """
     4    verification failed
     5    nothing fits
     6    connection or authorisation
+    7    measurement unstable (--strict)
+    8    slower or larger than allowed
     70   a fault of the program's own
     130  interrupted
 """

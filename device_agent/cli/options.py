@@ -1,11 +1,28 @@
 """Options that several commands take."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from profiles.errors import InputError
-from profiles.units import parse_bytes
+from profiles.units import parse_bytes, parse_duration
+
+
+class Lasting(click.ParamType[float]):
+    """A time span like 90s, 10m or 1h, in seconds."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read a time span."""
+        try:
+            return value if isinstance(value, float) else parse_duration(value)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
 
 threads_option = click.option(
     "--threads",

@@ -1,23 +1,65 @@
 """`edgetailor-agent profile`."""
 
+import sys
 from pathlib import Path
 
 import click
-import msgspec
 
-from device_agent.cli.options import json_option, threads_option
+from device_agent.cli.options import Lasting, json_option, threads_option
+from device_agent.console import say
+from device_agent.measurement import RUNS
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @threads_option
+@click.option(
+    "--runs",
+    default=RUNS,
+    show_default=True,
+    type=click.IntRange(5),
+    help="Counted runs of each phase.",
+)
+@click.option(
+    "--sustained",
+    "sustained_s",
+    type=Lasting(),
+    default="0s",
+    help="Also train without a pause for so long, like 90s or 10m: a device that heats up slows.",
+)
+@click.option(
+    "--strict", is_flag=True, help="Exit with 7 where throttling set in or times vary too much."
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Also write the document to a file.")
+@click.option("--force", is_flag=True, help="Replace the file at --out.")
 @json_option
-def profile(bundle: Path, threads: int, as_json: bool) -> None:
-    """Measure BUNDLE's forward and backprop time per step and its memory on this device."""
-    from device_agent.profiler import profile_bundle, summary
+def profile(
+    bundle: Path,
+    threads: int,
+    runs: int,
+    sustained_s: float,
+    strict: bool,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Measure BUNDLE's forward and backprop time per step and its memory on this device.
 
-    found = profile_bundle(bundle, threads)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1))
-    else:
-        click.echo("\n".join(summary(found)))
+    Each signature runs in a process of its own. The document is described in docs/profiling.md;
+    `edgetailor report` draws it.
+    """
+    from device_agent.files import check_file_place, write_file
+    from device_agent.profile_text import summary
+    from device_agent.profiler import profile_bundle, quiet, require_stable
+    from profiles.reading import encode_profile
+
+    if out is not None:
+        check_file_place(out, force)
+    told = say if sys.stderr.isatty() or sustained_s else quiet
+    found = profile_bundle(bundle, threads, runs=runs, sustained_s=sustained_s, say=told)
+    document = encode_profile(found)
+    if out is not None:
+        write_file(out, document)
+    click.echo(document.decode() if as_json else "\n".join(summary(found)), nl=not as_json)
+    if strict:
+        require_stable(found)

@@ -26,13 +26,15 @@ from pathlib import Path
 given = json.loads(sys.argv[1])
 
 import device_agent.cli
-from device_agent import device, measure, profiler, status, training
+from device_agent import device, measure, measurement, profile_text, profiler, status, training
 
 for name, bundle in given["bundles"].items():
     training.train_bundle(Path(bundle), given["data"], Path(name), threads=1)
-    measure.measure(Path(bundle), "train", 1)
-    measure.measure(Path(bundle), "forward", 1)
-profiler.summary(profiler.profile_bundle(Path(given["bundles"]["slice"]), 1))
+    for task in measurement.tasks(training.open_bundle(Path(bundle))):
+        measure.measure(measurement.Request(
+            folder=bundle, task=task, threads=1, runs=5, sustained_s=0, sysfs="/sys", started_s=0,
+        ))
+profile_text.summary(profiler.profile_bundle(Path(given["bundles"]["slice"]), 1))
 state = Path("state")
 device.join(given["url"], Path(given["token"]).read_text().strip(), "desk", state, print)
 sent = device.run(state, given["local"], print, threads=1, patience_s=60)

@@ -3,7 +3,7 @@
 import pytest
 
 from profiles.errors import InputError
-from profiles.units import parse_bytes
+from profiles.units import parse_bytes, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,16 @@ def test_what_is_no_size(text: str) -> None:
     with pytest.raises(InputError, match=r"^A size is .*; .* is none\.$") as caught:
         parse_bytes(text)
     assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400), (" 2 m ", 120)]
+)
+def test_time_spans(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["10", "", "m", "-1m", "10min", "1e3s"])
+def test_what_is_no_time_span(text: str) -> None:
+    with pytest.raises(InputError, match=r"^A time span is .*; .* is none\.$"):
+        parse_duration(text)

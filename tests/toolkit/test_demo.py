@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from device_agent.protocol import DeviceStatus, RoundResult, Status
+from made_profiles import made_phase, made_profile
 from profiles.errors import EdgeTailorError, InputError
-from profiles.profile import Duration, Profile, this_machine
 from toolkit.coordinator.config import load_config
 from toolkit.demo import DemoResult, data, report, run_demo, settings
 from toolkit.demo.curve import draw
@@ -151,12 +151,11 @@ def test_a_negative_seed_is_refused(tmp_path: Path) -> None:
 
 
 def device(name: str, submodel: str, peak: int | None = 75_900_000) -> DeviceReport:
-    spread = Duration(median_s=0.00091, p10_s=0.0008, p90_s=0.001, runs=20)
-    train = Duration(median_s=0.02141, p10_s=0.02, p90_s=0.03, runs=20)
-    profile = Profile(
-        submodel=submodel, machine=this_machine("onnxruntime 1.2.3"), threads=1, batch_size=16,
-        forward=spread, train=train, peak_bytes=peak, peak_above_idle_bytes=None,
-    )  # fmt: skip
+    phases = [
+        made_phase(name, role, median, None if peak is None else peak - 60_000_000)
+        for name, role, median in (("predict", "forward", 0.00091), ("train", "train", 0.02141))
+    ]
+    profile = msgspec.structs.replace(made_profile(submodel, *phases), batch_size=16)
     return DeviceReport(
         name=name, submodel=submodel, samples=1231, params=33338, capacity=1.0,
         bytes_down=12_976_543, bytes_up=1_640_000, profile=profile,
@@ -204,10 +203,11 @@ def test_unsteady_times_are_marked(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     steady = device("desktop-1", "full")
-    slow = msgspec.structs.replace(steady.profile.train, p90_s=0.043)
+    forward, train = steady.profile.phases
+    slow = msgspec.structs.replace(train, steady=msgspec.structs.replace(train.steady, p90_s=0.043))
     busy = replace(
         device("board-2", "slice:units.2"),
-        profile=msgspec.structs.replace(steady.profile, train=slow),
+        profile=msgspec.structs.replace(steady.profile, phases=(forward, slow)),
     )
     report.show(result(steady, busy))
     printed = capsys.readouterr().out

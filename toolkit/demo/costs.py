@@ -4,9 +4,8 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from profiles.profile import Profile
+from profiles.reading import read_profile
 from toolkit.demo import settings
 from toolkit.demo.fleet import AGENT
 from toolkit.demo.folder import DemoFolder
@@ -50,7 +49,7 @@ def _profile(folder: DemoFolder, processes: Processes, kind: str) -> Profile:
     arguments = ["profile", folder.bundles / kind, "--threads", 1, "--json"]
     child = processes.start(f"profile-{kind}", AGENT, arguments, stdout=document)
     processes.finish([child], LIMIT_S)
-    return msgspec.json.decode(document.read_bytes(), type=Profile)
+    return read_profile(document)
 
 
 def _specs(members: Iterable[Member]) -> list[str]:

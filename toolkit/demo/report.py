@@ -102,7 +102,7 @@ def as_json(result: DemoResult) -> dict[str, Any]:
         "accuracy": result.accuracy,
         "history": [asdict(entry) for entry in result.history],
         "batch_size": profile.batch_size,
-        "threads": profile.threads,
+        "threads": profile.method.threads,
         "machine": msgspec.to_builtins(profile.machine),
         "devices": [device_json(device) for device in result.devices],
     }
