@@ -142,6 +142,7 @@ class _Member:
             keep=self._folder.keep_personal,
             say=self._say,
             on_epoch=self._on_epoch,
+            profiled=True,
         )
 
     def _on_epoch(self, epoch: int, epochs: int, loss: float) -> None:

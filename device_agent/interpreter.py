@@ -2,6 +2,7 @@
 
 import json
 import time
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -52,7 +53,7 @@ class ScheduleRun(SignatureRuns):
     """One training of one bundle, instruction by instruction.
 
     With `checkpoints` it can go on where a process before it was killed. `spare_bytes` of memory
-    may hold what the disk cannot.
+    may hold what the disk cannot. `batch_seconds` are the times of this process's training batches.
     """
 
     on_epoch: OnEpoch = quiet
@@ -60,6 +61,7 @@ class ScheduleRun(SignatureRuns):
     say: Say = silent
     spare_bytes: int = 0
     at: Position = field(default_factory=Position, init=False)
+    batch_seconds: "array[float]" = field(default_factory=lambda: array("d"), init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -212,7 +214,9 @@ class ScheduleRun(SignatureRuns):
         order = np.random.default_rng([self.seed, self.at.epoch])
         parts = batches(len(self.trained), instruction.batch_size, order)
         for indices in parts[self.at.batch :]:
+            begun = time.perf_counter()
             self.at.epoch_losses += self.one_batch(instruction, sessions, self.trained[indices])
+            self.batch_seconds.append(time.perf_counter() - begun)
             self.at.batch += 1
             self.tell(f"epoch {self.at.epoch + 1}", self.at.batch, len(parts))
             if self.saving.due():

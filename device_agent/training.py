@@ -22,9 +22,11 @@ from device_agent.interpreter import OnEpoch, Say, ScheduleRun, quiet, silent
 from device_agent.limits import ceilings, check_fits, held_to, spare_bytes
 from device_agent.manifest import FileEntry, label_dtype, uploaded
 from device_agent.personal import personal_entries
+from device_agent.round_profile import RoundProfile
 from device_agent.runtime import describe
 from device_agent.update import UpdateRecord, check_place, check_trained, write_update
 from profiles.errors import LimitError, UpdateError
+from profiles.profile import Profile
 
 Keep = Callable[[Mapping[str, np.ndarray]], object]
 """Takes the new personal tensors, before the update appears; twice where a kill came between."""
@@ -56,6 +58,7 @@ def train_bundle(
     on_epoch: OnEpoch = quiet,
     say: Say = silent,
     force: bool = False,
+    profiled: bool = False,
 ) -> Trained:
     """Train the bundle in `folder` on local `data` and write the update folder `out`.
 
@@ -64,7 +67,8 @@ def train_bundle(
     samples and what dropout drops; with one thread and the same seed the update is the same, bit
     for bit, however often it was killed. `validation` is the share of the samples that is held out
     and judged by after each epoch, `max_memory` the bytes that the process may use. `force`
-    replaces the update that is in `out`.
+    replaces the update that is in `out`. `profiled` adds to the update's record what the training
+    took here; times are never the same twice.
 
     Raises BundleError, DataError, LimitError (memory: at once where it is predicted, or when it
     runs out) or UpdateError (training diverged); then `out` is not written.
@@ -89,8 +93,10 @@ def train_bundle(
             with held_to(max_memory, threads):
                 written_before = resume(run, validation)
                 check_place(out, force or written_before)
+                measured = RoundProfile() if profiled else None
                 run.go()
-            return finish(run, out, force or written_before, keep)
+            profile = measured.finish(bundle, threads, run.batch_seconds) if measured else None
+            return finish(run, out, force or written_before, keep, profile)
 
 
 @contextmanager
@@ -139,7 +145,9 @@ def resume(run: ScheduleRun, validation: float) -> bool:
     return found.position.instruction == len(run.bundle.manifest.schedule)
 
 
-def finish(run: ScheduleRun, out: Path, force: bool, keep: Keep) -> Trained:
+def finish(
+    run: ScheduleRun, out: Path, force: bool, keep: Keep, profile: Profile | None
+) -> Trained:
     """Write the update, after `keep` has the personal tensors.
 
     Raises UpdateError where the loss or a tensor is not finite.
@@ -157,6 +165,7 @@ def finish(run: ScheduleRun, out: Path, force: bool, keep: Keep) -> Trained:
         loss_last=losses[-1],
         tensors=uploaded(about.tensors),
         file=FileEntry(size=0, sha256=""),
+        profile=profile,
         validation=tuple(run.at.validation),
     )
     tensors = {entry.name: run.state[entry.name] for entry in record.tensors}

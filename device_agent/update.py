@@ -45,6 +45,7 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
     `bundle` is the SHA-256 of the bundle's manifest, `base` the global model that it was cut from.
     `loss_first` and `loss_last` are means over the first and the last local epoch; `samples` were
     trained on. `validation` is how each epoch left the submodel on the samples that were held out.
+    `profile` is what the training took, of a device in a federation.
     """
 
     version: int = UPDATE_VERSION

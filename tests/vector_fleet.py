@@ -19,6 +19,7 @@ from device_agent.files import fingerprint
 from device_agent.link import Link
 from device_agent.manifest import FORMAT_VERSION, MANIFEST, WEIGHTS, Manifest, TensorEntry, encode
 from device_agent.protocol import Work
+from device_agent.training import forget
 from device_agent.update import RECORD, TENSORS, UpdateRecord, write_update
 from toolkit.coordinator.config import CoordinatorConfig, load_config
 from toolkit.coordinator.server import Server
@@ -182,7 +183,7 @@ def trained(link: Link, folder: Path) -> tuple[Work, UpdateRecord, Path]:
     work = task(link)
     for offer in work.files:
         link.download(offer, folder / "bundle" / offer.name)
-    done = train_vector(folder / "bundle", "", folder / "update", personal={})
+    done = train_vector(folder / "bundle", "", folder / "update", personal={}, keep=forget)
     return work, done.record, folder / "update"
 
 

@@ -11,6 +11,7 @@ from device_agent.files import fingerprint
 from device_agent.link import RefusedError
 from device_agent.manifest import encode
 from device_agent.update import RECORD, TENSORS, UpdateRecord
+from made_profiles import sliced
 from vector_fleet import SIZE, Fleet, configured, enrol, running, send, task, trained
 
 
@@ -72,6 +73,7 @@ def test_unusable_tensors(
         ({"version": 9}, "version 9, the coordinator takes 1"),
         ({"tensors": ()}, "tensor table is not that of its bundle"),
         ({"base": "f" * 64}, "Train the bundle again"),
+        ({"profile": sliced()}, "the profile is of 'slice:blocks.3', the update of 'full'"),
     ],
 )
 def test_unusable_records(

@@ -97,6 +97,11 @@ def _check_record(device: str, record: UpdateRecord, manifest: bytes) -> None:
         raise unusable(
             f"{device}: the tensor table is not that of its bundle. Train the bundle again."
         )
+    if record.profile is not None and record.profile.submodel != offered.submodel:
+        raise unusable(
+            f"{device}: the profile is of {record.profile.submodel!r}, the update of "
+            f"{offered.submodel!r}. Train the bundle again."
+        )
     if record.samples < 1 or not is_finite(record.loss_first, record.loss_last):
         raise unusable(
             f"{device} trained on {record.samples} samples to a loss of {record.loss_last}: an "

@@ -7,8 +7,13 @@ stop at any moment leaves a state to go on from.
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from device_agent.manifest import FileEntry
 from device_agent.protocol import RoundResult
+from device_agent.update import UpdateRecord
+from profiles.profile import Profile
+from profiles.reading import same_hardware
 from toolkit.coordinator.blobs import Blobs, Part
 from toolkit.coordinator.database import Database
 from toolkit.coordinator.registry import Registry
@@ -104,6 +109,20 @@ class Store:
                 "SELECT device, sha256, record FROM updates WHERE round = ? ORDER BY device",
                 (round_,),
             ).fetchall()
+
+    def profiles(self, device: str) -> list[Profile]:
+        """What the rounds of `device` took, from the first on, on the machine that it is now.
+
+        A device may move to another machine with its state folder; what was measured on the one
+        before stays in its updates' records, and is left out here.
+        """
+        with self._database.transaction() as db:
+            rows = db.execute(
+                "SELECT record FROM updates WHERE device = ? ORDER BY round", (device,)
+            ).fetchall()
+        records = (msgspec.json.decode(record, type=UpdateRecord) for (record,) in rows)
+        found = [record.profile for record in records if record.profile is not None]
+        return [one for one in found if same_hardware(one.machine, found[-1].machine)]
 
     def rounds_trained(self) -> dict[str, int]:
         """How many rounds each device's update was taken in."""
