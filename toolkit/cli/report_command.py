@@ -1,0 +1,119 @@
+"""`edgetailor report`: profiles drawn, and two of them compared."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from device_agent.cli.options import Size
+
+FILE = click.Path(path_type=Path)
+
+
+class Share(click.ParamType[float]):
+    """A percentage like 5%, as a share of 1."""
+
+    name = "percent"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read a percentage."""
+        if isinstance(value, float):
+            return value
+        try:
+            share = float(str(value).removesuffix("%")) / 100
+        except ValueError:
+            share = -1.0
+        if not (str(value).endswith("%") and 0 <= share < 10):
+            self.fail(f"{value!r} is no percentage: write it like 5%.", param, ctx)
+        return share
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+@click.command("diff")
+@click.argument("before", type=FILE)
+@click.argument("after", type=FILE)
+@click.option(
+    "--max-regression",
+    "allowed",
+    type=Share(),
+    default="5%",
+    show_default=True,
+    help="How much slower or larger a phase may become.",
+)
+@click.option("--other-machine", is_flag=True, help="Compare profiles of two machines.")
+@json_option
+def diff(before: Path, after: Path, allowed: float, other_machine: bool, as_json: bool) -> None:
+    """Show what became slower or larger from the profile BEFORE to AFTER.
+
+    Exits with 8 where a phase's time or peak memory grew by more than --max-regression. A time
+    counts only where each median is outside the other's p10 to p90.
+    """
+    from profiles.reading import read_profile
+    from toolkit.report import diff as comparing
+
+    found = comparing.compare(read_profile(before), read_profile(after), allowed, other_machine)
+    if as_json:
+        click.echo(json.dumps(comparing.as_json(found), indent=1))
+    else:
+        click.echo("\n".join(comparing.lines(found)))
+    comparing.require_no_regression(found)
+
+
+class WithDiff(click.Command):
+    """A command of files that hands over to `diff` where its first word is that."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """See click."""
+        if args[:1] == ["diff"]:
+            return diff.make_context(f"{info_name} diff", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command(cls=WithDiff)
+@click.argument("profiles", nargs=-1, required=True, type=FILE, metavar="PROFILE...")
+@click.option("--out", type=FILE, help="HTML file to write; it needs no network.")
+@click.option("--png", type=FILE, help="PNG file to write.")
+@click.option("--budget", type=Size(), help="Memory budget of a process, like 256MB: a line.")
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@json_option
+def report(
+    profiles: tuple[Path, ...],
+    out: Path | None,
+    png: Path | None,
+    budget: int | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Draw what PROFILEs say: memory and time of one batch by phase, one bar a submodel.
+
+    All are of one machine and one model; several of one submodel become one bar. `edgetailor report
+    diff BEFORE AFTER` compares two of one submodel.
+
+    \b
+    edgetailor-agent profile bundles/full --out full.json
+    edgetailor report full.json slice.json --budget 256MB --out report.html
+    """
+    from device_agent.files import check_file_place
+    from profiles.reading import read_profile
+    from toolkit.report import costs, writing
+
+    for path in (out, png):
+        if path is not None:
+            check_file_place(path, force)
+    found = costs.make_report([read_profile(path) for path in profiles], budget)
+    writing.write(found, out, png)
+    if as_json:
+        click.echo(json.dumps(costs.as_json(found), indent=1))
+    else:
+        writing.show(found, [path for path in (out, png) if path is not None])

@@ -1,0 +1,1 @@
+"""Profiles drawn, tabulated and compared: `edgetailor report`."""
