@@ -1,51 +1,19 @@
-"""A device in a federation: joining once, then round after round until there are no more."""
+"""A device that has joined: round after round until there are no more."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from device_agent.device_state import DeviceState, Identity
-from device_agent.files import fingerprint
-from device_agent.link import Link, RefusedError, check_url
+from device_agent.device_state import DeviceState
+from device_agent.link import Link, RefusedError
 from device_agent.protocol import FileOffer, Progress, Work
 from device_agent.training import train_bundle
 from device_agent.update import RECORD, TENSORS
 from device_agent.wording import counted
-from profiles.errors import InputError
 
 Say = Callable[[str], None]
 FIRST_POLL_S = 0.25
 LONGEST_POLL_S = 2.0
-JOIN_PATIENCE_S = 60.0
-
-
-def join(
-    url: str, token: str, name: str, state: Path, say: Say, *, patience_s: float = JOIN_PATIENCE_S
-) -> Identity:
-    """Enrol at `url` as `name`, and keep what came back in the folder `state`.
-
-    Joining the same coordinator with the same token again changes nothing. Raises
-    AuthorisationError for a refused token, LinkError where nobody answers for `patience_s` seconds,
-    and InputError where `state` belongs to a device that joined otherwise or cannot be written.
-    """
-    folder = DeviceState(state)
-    url = check_url(url)
-    known = folder.identity()
-    if known is not None:
-        return _joined_already(known, url, token, state, say)
-    folder.check_writable()
-    reply = Link(url, token, say, patience_s=patience_s).join(name)
-    identity = Identity(
-        url=url,
-        device=reply.device,
-        secret=reply.secret,
-        name=name,
-        submodel=reply.submodel,
-        token_sha256=fingerprint(token.encode()).sha256,
-    )
-    folder.remember(identity)
-    say(f"Joined {url} as {reply.device} ({name}); it trains {reply.submodel}.")
-    return identity
 
 
 def run(
@@ -64,12 +32,7 @@ def run(
     seconds at a time. Raises InputError before joining, and the errors of Link and training.
     """
     folder = DeviceState(state)
-    identity = folder.identity()
-    if identity is None:
-        raise InputError(
-            f"{state} belongs to no coordinator yet: run `edgetailor-agent join URL --token-file "
-            "FILE` first."
-        )
+    identity = folder.member()
     link = Link(identity.url, identity.secret, say, patience_s=patience_s, sleep=sleep)
     member = _Member(folder, link, data, say, threads, seed)
     sent, poll = 0, FIRST_POLL_S
@@ -82,22 +45,6 @@ def run(
             poll = min(2 * poll, LONGEST_POLL_S)
     say(f"The last round is over; {counted(sent, 'update')} sent since this agent started.")
     return sent
-
-
-def _joined_already(known: Identity, url: str, token: str, state: Path, say: Say) -> Identity:
-    if known.url != url:
-        raise InputError(
-            f"{state} belongs to the coordinator {known.url}: give another folder with --state, "
-            f"or remove {state} to leave that one."
-        )
-    if known.token_sha256 not in (None, fingerprint(token.encode()).sha256):
-        raise InputError(
-            f"{state} belongs to {known.device}, which joined {url} with another token: give one "
-            f"more device of this machine a folder of its own with --state, or remove {state} to "
-            f"leave as {known.device}."
-        )
-    say(f"{known.name} has joined {url} already, as {known.device}.")
-    return known
 
 
 class _Member:

@@ -1,6 +1,8 @@
 """The state folder of a device: who it is, cached files, the bundle and what stays here.
 
 device.json            url, id, secret, name, submodel (readable by the owner only)
+device.key             the private key that this device is known by (readable by the owner only)
+replacing.key          in its place while the folder is given to another coordinator
 files/                 files of the current bundle by SHA-256, so that unchanged ones stay
 bundle/  update/       the current bundle and the update trained from it
 personal.safetensors   personal tensors, which never leave the device
@@ -10,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -51,6 +54,8 @@ class DeviceState:
         self.bundle = folder / "bundle"
         self.update = folder / "update"
         self._files = folder / "files"
+        self.key = folder / "device.key"
+        self.replacing_key = folder / "replacing.key"
         self._identity = folder / "device.json"
         self._personal = folder / "personal.safetensors"
 
@@ -67,6 +72,16 @@ class DeviceState:
                 f"{self._identity} is damaged ({error}): remove it and join again."
             ) from None
 
+    def member(self) -> Identity:
+        """Who this device is. Raises InputError where it has not joined."""
+        identity = self.identity()
+        if identity is None:
+            raise InputError(
+                f"{self.folder} belongs to no coordinator yet: run `edgetailor-agent join URL "
+                "--token-file FILE` first."
+            )
+        return identity
+
     def remember(self, identity: Identity) -> None:
         """Write device.json, readable by the owner only."""
         write_file(self._identity, encode(identity), mode=0o600)
@@ -82,6 +97,30 @@ class DeviceState:
                 f"The state folder {self.folder} cannot be written ({error.strerror}): give "
                 "another with --state."
             ) from None
+
+    def forget(self, *, keep_personal: bool = False) -> None:
+        """Remove all that this agent keeps here, and the folder where nothing else is in it.
+
+        `keep_personal` leaves the personal model. Removing again what is gone is fine.
+        """
+        self._empty(keep_personal)
+        # Who it is goes last: cut off before, leaving can be asked for again.
+        for path in (self.replacing_key, self.key, self._identity):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # something of the owner's is in it, or it was never made
+            self.folder.rmdir()
+
+    def change_hands(self) -> None:
+        """Take up the key that another coordinator knows, and nothing else of before."""
+        self._empty(keep_personal=False)
+        os.replace(self.replacing_key, self.key)
+
+    def _empty(self, keep_personal: bool) -> None:
+        """Remove what rounds leave here."""
+        for path in (self.bundle, self.update, self._files):
+            shutil.rmtree(path, ignore_errors=True)
+        if not keep_personal:
+            self._personal.unlink(missing_ok=True)
 
     def collect(self, offers: Iterable[FileOffer], fetch: Fetch) -> str:
         """Make bundle/ of the offered files, fetching only what is not here yet.

@@ -20,6 +20,7 @@ from urllib3.exceptions import HTTPError, LocationValueError
 from device_agent.link_trouble import UnreachableError, permanent, reason, unanswered
 from device_agent.protocol import (
     API,
+    Fallback,
     FileOffer,
     JoinReply,
     JoinRequest,
@@ -27,6 +28,7 @@ from device_agent.protocol import (
     Progress,
     Receipt,
     Status,
+    SubmodelFailure,
     Work,
 )
 from profiles.errors import AuthorisationError, InputError, LinkError, UpdateError
@@ -81,16 +83,37 @@ class Link:
                 "A token is one word of plain characters: give the file that "
                 "`edgetailor serve` wrote, unaltered."
             )
+        self.join_sent = False
         self._say, self._patience_s, self._sleep = say, patience_s, sleep
         self._pool = urllib3.PoolManager(
             headers={"Authorization": f"Bearer {secret}", "User-Agent": "edgetailor-agent"},
             retries=False,
         )
 
-    def join(self, name: str) -> JoinReply:
-        """Enrol under `name`. Not repeated once sent: a token is good for so many devices."""
-        body = msgspec.json.encode(JoinRequest(name=name))
-        return self._persist(lambda: self._ask("POST", "/devices", JoinReply, body), repeat=False)
+    def join(self, request: Callable[[], JoinRequest]) -> JoinReply:
+        """Enrol with a request that is made, and signed, for each attempt.
+
+        Not repeated once sent: whoever asked should know. Asking again with the same key is safe.
+        """
+
+        def attempt() -> JoinReply:
+            self.join_sent = True
+            try:
+                return self._ask("POST", "/devices", JoinReply, msgspec.json.encode(request()))
+            except UnreachableError as trouble:
+                self.join_sent = trouble.sent
+                raise
+
+        return self._persist(attempt, repeat=False)
+
+    def leave(self) -> None:
+        """Give up this device's place. An AuthorisationError: it has none any more."""
+        self._persist(lambda: self._send("POST", "/leave").release_conn())
+
+    def report(self, failure: SubmodelFailure) -> Fallback:
+        """Tell that this device cannot train its submodel."""
+        body = msgspec.json.encode(failure)
+        return self._persist(lambda: self._ask("POST", "/problems", Fallback, body))
 
     def work(self) -> Work:
         """What to do now."""
@@ -134,7 +157,7 @@ class Link:
                 if trouble.sent and not repeat:
                     raise LinkError(
                         f"{problem} after the request was sent, so it may have been carried out; "
-                        "look at the coordinator's status, then try again."
+                        "try again: the same device comes of it."
                     ) from None
                 if waited + wait > self._patience_s:
                     raise LinkError(

@@ -9,11 +9,18 @@ the two sides cannot drift. All of it is JSON over HTTP, usable from a browser's
     POST /v1/progress                secret       Progress ->
     PUT  /v1/rounds/{round}/tensors  secret       bytes of update.safetensors ->
     POST /v1/rounds/{round}/update   secret       update.json -> Receipt
+    POST /v1/problems                secret       SubmodelFailure -> Fallback
+    POST /v1/leave                   secret       ->
     GET  /v1/status                  secret or operator token -> Status
 
 Tokens and secrets travel as `Authorization: Bearer ...`. Every refusal is a Problem.
+
+A device is known by the Ed25519 key pair that it made, and a join is signed with it. What follows
+is not: a secret of the device's own serves a streamed upload as well as a small request, while a
+signature would need the whole body read twice.
 """
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,9 +29,25 @@ API = "/v1"
 
 @dataclass(frozen=True, kw_only=True)
 class JoinRequest:
-    """A device asks to join under a name that its owner will recognise."""
+    """A device asks to join under a name that its owner will recognise.
+
+    `public_key` and `signature` are the raw 32 and 64 bytes of Ed25519 in base64, over `join_text`.
+    `timestamp` is the device's clock, in seconds since 1970; a join that is far from the
+    coordinator's own clock is refused. `machine` has the fields of profiles.profile.Machine.
+    Joining again with the same key gives the same device and a new secret.
+    """
 
     name: str
+    public_key: str
+    machine: dict[str, str | int | None]
+    timestamp: int
+    signature: str
+
+
+def join_text(token: str, public_key: str, timestamp: int) -> bytes:
+    """What the signature of a JoinRequest made with the join token `token` covers."""
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    return f"edgetailor-join-1\n{digest}\n{public_key}\n{timestamp}\n".encode()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +79,11 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What the device is doing, for whoever watches the fleet."""
+    """What the device is doing, for whoever watches the fleet; `note` says why it is paused."""
 
-    state: Literal["downloading", "training", "uploading", "waiting"]
+    state: Literal["downloading", "training", "uploading", "waiting", "paused"]
     loss: float | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +94,28 @@ class Receipt:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SubmodelFailure:
+    """Training `submodel` failed on this device `failures` times on end, last for `reason`."""
+
+    submodel: str
+    failures: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fallback:
+    """The smaller `submodel` that the device gets from `round` on; None where there is none."""
+
+    submodel: str | None
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceStatus:
-    """One device as the coordinator sees it; bytes count bodies over all rounds so far."""
+    """One device as the coordinator sees it; bytes count bodies over all rounds so far.
+
+    `note` is why it is paused, or what it reported of its submodel.
+    """
 
     device: str
     name: str
@@ -82,6 +126,7 @@ class DeviceStatus:
     bytes_down: int
     bytes_up: int
     idle_s: float
+    note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ from pathlib import Path
 from device_agent.device_state import DeviceState
 from device_agent.link import Link
 from device_agent.protocol import Status
-from profiles.errors import InputError
 
 PATIENCE_S = 5.0
 """How long a coordinator that does not answer is asked again."""
@@ -17,12 +16,7 @@ def fleet_status(state: Path, say: Callable[[str], None]) -> Status:
 
     Raises InputError where it belongs to none, LinkError where nobody answers.
     """
-    identity = DeviceState(state).identity()
-    if identity is None:
-        raise InputError(
-            f"{state} belongs to no coordinator yet: run `edgetailor-agent join URL --token-file "
-            "FILE` first."
-        )
+    identity = DeviceState(state).member()
     return Link(identity.url, identity.secret, say, patience_s=PATIENCE_S).status()
 
 

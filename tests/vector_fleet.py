@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from safetensors.numpy import load, load_file, save
 
-from device_agent import device
+from device_agent import membership
 from device_agent.files import fingerprint
 from device_agent.link import Link
 from device_agent.manifest import FORMAT_VERSION, MANIFEST, WEIGHTS, Manifest, TensorEntry, encode
@@ -45,6 +45,11 @@ count = 2
 name = "board"
 submodel = "low-rank:0.5"
 """
+
+MACHINE = {
+    "system": "Linux 6.12", "architecture": "aarch64", "processor": None, "cpu_count": 4,
+    "memory_bytes": 2**30, "python": "3.13.5", "runtime": "onnxruntime 1.31.1",
+}  # fmt: skip
 
 
 class VectorModel:
@@ -160,7 +165,7 @@ def enrol(server: Server, folder: Path) -> dict[str, Link]:
     for number, kind in enumerate(["desktop", "desktop", "board"]):
         state = folder / str(number)
         name = f"machine {number}"
-        joined = device.join(server.url, token(server.config, kind), name, state, print)
+        joined = membership.join(server.url, token(server.config, kind), name, state, print)
         links[joined.device] = Link(server.url, joined.secret, print, patience_s=0)
     return links
 

@@ -37,12 +37,17 @@ class Tier(Table):
     @field_validator("submodel")
     @classmethod
     def _is_spec(cls, text: str) -> str:
-        try:
-            spec = parse_spec(text)
-            family_named(spec.family)
-            return str(spec)
-        except SpecError as error:
-            raise ValueError(str(error)) from None
+        return checked_spec(text)
+
+
+def checked_spec(text: str) -> str:
+    """The submodel spec `text` in its usual form. Raises ValueError where it is none."""
+    try:
+        spec = parse_spec(text)
+        family_named(spec.family)
+        return str(spec)
+    except SpecError as error:
+        raise ValueError(str(error)) from None
 
 
 def repeated(names: list[str]) -> str:

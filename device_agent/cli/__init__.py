@@ -6,6 +6,7 @@ One file a command.
 import click
 
 from device_agent.cli.join_command import join
+from device_agent.cli.leave_command import leave
 from device_agent.cli.profile_command import profile
 from device_agent.cli.run_command import run_command
 from device_agent.cli.status_command import status
@@ -23,7 +24,7 @@ def main_group() -> None:
     """
 
 
-for command in (join, profile, run_command, status, train):
+for command in (join, leave, profile, run_command, status, train):
     main_group.add_command(command)
 
 

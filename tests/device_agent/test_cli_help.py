@@ -11,12 +11,12 @@ def test_help_lists_commands_and_exit_codes(agent: Agent) -> None:
     done = agent("--help")
     assert (done.code, done.stderr) == (0, "")
     assert re.findall(r"^  (\w+)  +[A-Z]", done.stdout, re.M) == [
-        "join", "profile", "run", "status", "train",
+        "join", "leave", "profile", "run", "status", "train",
     ]  # fmt: skip
     assert done.stdout.endswith(EXIT_CODES)
 
 
-@pytest.mark.parametrize("command", ["join", "profile", "run", "status", "train"])
+@pytest.mark.parametrize("command", ["join", "leave", "profile", "run", "status", "train"])
 def test_every_command_explains_itself(agent: Agent, command: str) -> None:
     done = agent(command, "--help")
     assert (done.code, done.stderr) == (0, "")

@@ -116,10 +116,12 @@ STATUS = {
         {
             "device": "board-1", "name": "desk", "submodel": "low-rank:0.25", "state": "training",
             "loss": 1.25, "rounds_trained": 2, "bytes_down": 10, "bytes_up": 5, "idle_s": 0.5,
+            "note": None,
         },
         {
             "device": "phone-1", "name": "pocket", "submodel": "cp:2.0", "state": "waiting",
             "loss": None, "rounds_trained": 2, "bytes_down": 10, "bytes_up": 5, "idle_s": 0.5,
+            "note": None,
         },
     ],
     "history": [{"round": 2, "accuracy": 0.8125, "loss": 0.7, "updates": 2}],
@@ -189,7 +191,7 @@ def test_joining_twice_changes_nothing(agent: Agent, tmp_path: Path, coordinator
     other = agent("join", coordinator, "--token-file", "other", "--state", state)
     assert refusal(other) == (
         f"{state} belongs to board-1, which joined {coordinator} with another token: give one more "
-        f"device of this machine a folder of its own with --state, or remove {state} to leave as "
+        f"device of this machine a folder of its own with --state, or --replace to leave as "
         "board-1."
     )
     other = agent("join", nobody(), "--token-file", "token", "--state", state)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from device_agent.link import Link, RefusedError
-from device_agent.protocol import FileOffer, Progress
+from device_agent.protocol import FileOffer, JoinRequest, Progress
 from profiles.errors import AuthorisationError, InputError, LinkError
 
 Answer = tuple[int, bytes]
@@ -57,6 +57,10 @@ def server() -> Iterator[Server]:
     made.close()
 
 
+def request() -> JoinRequest:
+    return JoinRequest(name="desk", public_key="", machine={}, timestamp=0, signature="")
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
@@ -98,7 +102,7 @@ def test_waits_for_a_coordinator_that_is_not_there_and_says_so() -> None:
 def test_patience_ends_in_one_sentence() -> None:
     client, said, slept = link(f"http://127.0.0.1:{free_port()}", patience_s=100)
     with pytest.raises(LinkError, match=r"gave up after 63 s\. Check the URL"):
-        client.join("desk")
+        client.join(request)
     assert slept == [1, 2, 4, 8, 16, 32]
     assert len(said) == 6
 
@@ -115,7 +119,7 @@ def test_waits_while_the_coordinator_is_in_trouble(server: Server) -> None:
 def test_a_join_that_may_have_worked_is_not_repeated(server: Server) -> None:
     server.answers = lambda method, path: (502, b"")
     with pytest.raises(LinkError, match="it may have been carried out"):
-        link(server.url)[0].join("desk")
+        link(server.url)[0].join(request)
     assert len(server.asked) == 1
 
 

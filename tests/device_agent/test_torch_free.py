@@ -26,7 +26,9 @@ from pathlib import Path
 given = json.loads(sys.argv[1])
 
 import device_agent.cli
-from device_agent import device, measure, measurement, profile_text, profiler, status, training
+from device_agent import (
+    device, measure, measurement, membership, profile_text, profiler, status, training,
+)
 
 for name, bundle in given["bundles"].items():
     training.train_bundle(Path(bundle), given["data"], Path(name), threads=1)
@@ -36,7 +38,7 @@ for name, bundle in given["bundles"].items():
         ))
 profile_text.summary(profiler.profile_bundle(Path(given["bundles"]["slice"]), 1))
 state = Path("state")
-device.join(given["url"], Path(given["token"]).read_text().strip(), "desk", state, print)
+membership.join(given["url"], Path(given["token"]).read_text().strip(), "desk", state, print)
 sent = device.run(state, given["local"], print, threads=1, patience_s=60)
 fleet = status.fleet_status(state, print)
 result = {

@@ -2,24 +2,26 @@
 
 import json
 import stat
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import urllib3
 
-from device_agent import device
+from device_agent import device, membership
+from device_agent.keys import DeviceKey
 from device_agent.link import Link, RefusedError
 from device_agent.protocol import JoinRequest
 from profiles.errors import AuthorisationError, InputError
-from vector_fleet import Fleet, token
+from vector_fleet import MACHINE, Fleet, token
 
 
 def test_tokens_and_secrets(fleet: Fleet, tmp_path: Path) -> None:
     server, _ = fleet
     with pytest.raises(AuthorisationError, match="This join token is unknown here"):
-        device.join(server.url, "guess", "x", tmp_path / "a", print)
+        membership.join(server.url, "guess", "x", tmp_path / "a", print)
     with pytest.raises(AuthorisationError, match="used up: it is for 1 device of kind 'board'"):
-        device.join(server.url, token(server.config, "board"), "x", tmp_path / "b", print)
+        membership.join(server.url, token(server.config, "board"), "x", tmp_path / "b", print)
     for call in ("work", "status"):
         with pytest.raises(AuthorisationError, match="No device here has this secret"):
             getattr(Link(server.url, "guess", print), call)()
@@ -35,18 +37,18 @@ def test_joining_again(fleet: Fleet, tmp_path: Path) -> None:
     state = server.config.state.parent / "0"
     said: list[str] = []
     same = token(server.config, "desktop")
-    assert device.join(server.url + "/", same, "x", state, said.append).device == "desktop-1"
+    assert membership.join(server.url + "/", same, "x", state, said.append).device == "desktop-1"
     assert said == [f"machine 0 has joined {server.url} already, as desktop-1."]
     with pytest.raises(InputError) as error:
-        device.join(server.url, token(server.config, "board"), "x", state, said.append)
+        membership.join(server.url, token(server.config, "board"), "x", state, said.append)
     assert str(error.value) == (
         f"{state} belongs to desktop-1, which joined {server.url} with another token: give one "
-        f"more device of this machine a folder of its own with --state, or remove {state} to leave "
-        "as desktop-1."
+        f"more device of this machine a folder of its own with --state, or --replace to leave as "
+        "desktop-1."
     )
     assert stat.S_IMODE((state / "device.json").stat().st_mode) == 0o600
     with pytest.raises(InputError, match="belongs to the coordinator"):
-        device.join("http://elsewhere:1", "t", "x", state, print)
+        membership.join("http://elsewhere:1", "t", "x", state, print)
     with pytest.raises(InputError, match="belongs to no coordinator yet"):
         device.run(tmp_path, "data.npz", print)
 
@@ -59,9 +61,8 @@ def test_other_requests_get_a_problem_too(fleet: Fleet) -> None:
     assert (answer.status, answer.json()["code"]) == (404, "no-such-route")
     answer = urllib3.request("POST", f"{server.url}/v1/devices", json={}, headers=headers)
     assert answer.json() == {"code": "bad-request", "message": "body.name: Field required."}
-    answer = urllib3.request(
-        "POST", f"{server.url}/v1/devices", json={"name": "\n"}, headers=headers
-    )
+    request = asdict(replace(DeviceKey.new().join_request(secret, "x", MACHINE), name="\n"))
+    answer = urllib3.request("POST", f"{server.url}/v1/devices", json=request, headers=headers)
     assert answer.json()["code"] == "bad-name"
     with pytest.raises(RefusedError, match="is offered no file"):
         links["board-1"]._ask("GET", f"/files/{'0' * 64}", JoinRequest)
@@ -75,6 +76,8 @@ def test_the_api_describes_itself(fleet: Fleet) -> None:
         ("get", "/v1/work"),
         ("get", "/v1/files/{sha256}"),
         ("post", "/v1/progress"),
+        ("post", "/v1/problems"),
+        ("post", "/v1/leave"),
         ("put", "/v1/rounds/{round}/tensors"),
         ("post", "/v1/rounds/{round}/update"),
         ("get", "/v1/status"),

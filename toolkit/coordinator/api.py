@@ -17,12 +17,14 @@ from starlette.requests import ClientDisconnect
 
 from device_agent.protocol import (
     API,
+    Fallback,
     JoinReply,
     JoinRequest,
     Problem,
     Progress,
     Receipt,
     Status,
+    SubmodelFailure,
     Work,
 )
 from device_agent.update import UpdateRecord
@@ -82,8 +84,15 @@ _conflict: dict[int | str, dict[str, Any]] = {
 @router.post(
     "/devices",
     summary="Join",
-    description="Enrol a device with a join token. The secret in the reply is given once.",
-    responses={403: {"model": Problem, "description": "The token is unknown or used up"}},
+    description="Enrol a device with a join token. The secret in the reply is given once; joining "
+    "again with the same key gives the same device and a new secret.",
+    responses={
+        403: {
+            "model": Problem,
+            "description": "`code` tells which: token-unknown, token-expired, token-used-up, "
+            "other-kind, bad-signature, skewed-clock",
+        }
+    },
 )
 def join(body: JoinRequest, token: Credentials, service: Service) -> JoinReply:
     """Enrol a device."""
@@ -145,6 +154,28 @@ def _pieces(opened: BinaryIO) -> Iterator[bytes]:
 def progress(body: Progress, device: Caller, service: Service) -> None:
     """Note what the device is doing."""
     service.progress(device, body)
+
+
+@router.post(
+    "/problems",
+    summary="Report that training fails",
+    description="The device cannot train its submodel; the reply says from which round on it gets "
+    "a smaller one, where the coordinator has one for it.",
+)
+def problem(body: SubmodelFailure, device: Caller, service: Service) -> Fallback:
+    """Note that a device cannot train its submodel."""
+    return service.problem(device, body)
+
+
+@router.post(
+    "/leave",
+    summary="Leave",
+    description="End this device's membership: its secret ends, and its place is free.",
+    status_code=204,
+)
+def leave(device: Caller, service: Service) -> None:
+    """Let a device go."""
+    service.leave(device)
 
 
 @router.put(

@@ -21,7 +21,7 @@ from device_agent.wording import counted
 from profiles.errors import EdgeTailorError
 from toolkit.coordinator.intake import is_finite
 from toolkit.coordinator.registry import hashed
-from toolkit.coordinator.service import Coordinator
+from toolkit.coordinator.service import STARTED, Coordinator
 
 MODEL = "global.safetensors"
 TICK_S = 0.5
@@ -94,10 +94,10 @@ class Conductor:
     def _turn(self) -> None:
         """Do whatever the rounds are ready for."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
-        if rounds.phase != "finished" and not coordinator.bundles:
+        if rounds.phase in ("enrolling", "aggregating") and not self._prepared():
             self._prepare()
         with coordinator.lock:
-            if rounds.phase == "aggregating":
+            if rounds.phase == "aggregating" and rounds.devices and self._prepared():
                 self._open()
             closing = rounds.due(coordinator.clock())
             if closing:
@@ -119,13 +119,16 @@ class Conductor:
         else:
             self._evaluate(0, 0)
 
+    def _prepared(self) -> bool:
+        """Whether every bundle of the next round is there."""
+        return self._coordinator.submodels() <= self._coordinator.bundles.keys()
+
     def _prepare(self) -> None:
         """Make the bundles of the next round."""
         coordinator = self._coordinator
-        submodels = {kind.submodel for kind in coordinator.config.devices}
         round_ = coordinator.rounds.done + 1
         made = {}
-        for submodel in sorted(submodels):
+        for submodel in sorted(coordinator.submodels()):
             made[submodel] = self._model.bundle(submodel, round_)
             with coordinator.lock:
                 coordinator.making.add(submodel)
@@ -136,18 +139,21 @@ class Conductor:
     def _open(self) -> None:
         """Open the next round, with the updates that it had before a restart."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
-        config, store = coordinator.config, coordinator.store
+        store = coordinator.store
         offers = {
-            device.id: coordinator.bundles[config.kind(device.kind).submodel][MANIFEST].sha256
-            for device in store.registry.devices()
+            device.id: coordinator.bundles[coordinator.submodel(device)][MANIFEST].sha256
+            for device in store.registry.members()
         }
         rounds.open(offers, coordinator.clock())
+        store.settle(STARTED, "yes")
         for device, _, record in store.updates(rounds.round):
-            rounds.take(device, rounds.round, offers[device], hashed(record.decode()))
+            if device in offers:
+                rounds.take(device, rounds.round, offers[device], hashed(record.decode()))
 
     def _fold(self) -> None:
         coordinator = self._coordinator
-        round_, count = coordinator.rounds.round, len(coordinator.rounds.updates)
+        round_ = coordinator.rounds.round
+        count = len(coordinator.store.updates(round_))
         self._model.fold(self._updates(round_))
         self._evaluate(round_, count)
         with coordinator.lock:

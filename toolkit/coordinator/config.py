@@ -14,22 +14,32 @@ from pydantic import (
 
 from profiles.errors import InputError
 from toolkit.policy import AggregationPolicy
-from toolkit.toml_files import Place, Table, Tier, read_table, repeated
+from toolkit.toml_files import Place, Table, Tier, checked_spec, read_table, repeated
 from toolkit.training import TrainingConfig
 
 Positive = Annotated[int, Field(ge=1)]
 
 
 class DeviceKind(Tier):
-    """A kind of device: `count` devices that all train `submodel`."""
+    """A kind of device: `count` devices that all train `submodel`.
+
+    One that reports that it cannot gets `fallback` from the next round on.
+    """
 
     count: Positive = 1
+    fallback: str | None = None
+
+    @field_validator("fallback")
+    @classmethod
+    def _is_spec_too(cls, text: str | None) -> str | None:
+        return None if text is None else checked_spec(text)
 
 
 class CoordinatorConfig(Table):
     """All of the file; after `load_config` its paths are absolute.
 
-    `deadline_s` is in seconds, `port` 0 means any free one.
+    `deadline_s` is in seconds, `port` 0 means any free one; a join token enrols new devices for
+    `token_days` after it was made.
     """
 
     model: str
@@ -42,6 +52,7 @@ class CoordinatorConfig(Table):
     port: Annotated[int, Field(ge=0, le=65535)] = 8123
     seed: Annotated[int, Field(ge=0)] = 0
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    token_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
     training: TrainingConfig = TrainingConfig()
     aggregation: AggregationPolicy = AggregationPolicy()
     devices: Annotated[tuple[DeviceKind, ...], Field(min_length=1)]

@@ -27,6 +27,21 @@ CREATE TABLE IF NOT EXISTS history (
     updates INTEGER NOT NULL, model TEXT NOT NULL);
 """
 
+ADDED = {
+    "tokens": {"made": "REAL", "days": "REAL"},
+    "devices": {
+        "public_key": "TEXT",
+        "machine": "TEXT",
+        "has_left": "INTEGER NOT NULL DEFAULT 0",
+        "fallback_from": "INTEGER",
+        "trouble": "TEXT",
+    },
+}
+"""Columns that came after the first version: every database gets those that it lacks.
+
+`made` is in seconds since 1970, `machine` JSON, `fallback_from` a round.
+"""
+
 
 class Database:
     """The file at `path`: WAL, synchronous=FULL, open in this process only.
@@ -43,6 +58,7 @@ class Database:
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.executescript(SCHEMA)
+            self._add_columns()
         except sqlite3.OperationalError as error:
             self._connection.close()
             raise InputError(
@@ -55,6 +71,13 @@ class Database:
                 f"{path.parent} is not a state folder of this program ({error}): set another "
                 "`state`."
             ) from None
+
+    def _add_columns(self) -> None:
+        """Give the tables what they lack of ADDED."""
+        for table, columns in ADDED.items():
+            there = {row[1] for row in self._connection.execute(f"PRAGMA table_info({table})")}
+            for name in columns.keys() - there:
+                self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {columns[name]}")
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:

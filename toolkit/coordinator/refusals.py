@@ -18,9 +18,9 @@ def not_authorised(message: str) -> RefusalError:
     return RefusalError(401, "not-authorised", message)
 
 
-def forbidden(message: str) -> RefusalError:
+def forbidden(message: str, code: str = "forbidden") -> RefusalError:
     """It is known who asks, and it may not (403)."""
-    return RefusalError(403, "forbidden", message)
+    return RefusalError(403, code, message)
 
 
 def conflict(code: str, message: str) -> RefusalError:

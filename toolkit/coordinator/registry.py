@@ -4,11 +4,16 @@ import hashlib
 import hmac
 import secrets
 import sqlite3
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from device_agent.wording import counted
 from toolkit.coordinator.database import Database
 from toolkit.coordinator.refusals import forbidden
+
+DAY_S = 86400
 
 
 def hashed(secret: str) -> str:
@@ -18,7 +23,11 @@ def hashed(secret: str) -> str:
 
 @dataclass(frozen=True)
 class Device:
-    """An enrolled device; bytes count bodies over all rounds."""
+    """An enrolled device, or one that has left; bytes count bodies over all rounds.
+
+    `machine` is JSON; None, as `public_key`, for one that enrolled before there were keys. From the
+    round `fallback_from` on it gets its kind's fallback; `trouble` is what it last reported.
+    """
 
     id: str
     kind: str
@@ -26,55 +35,117 @@ class Device:
     secret_hash: str
     bytes_down: int
     bytes_up: int
+    public_key: str | None
+    machine: str | None
+    has_left: bool
+    fallback_from: int | None
+    trouble: str | None
+
+
+@dataclass(frozen=True)
+class Token:
+    """A join token, as far as it is kept: for `count` devices of `kind`, until `expires`.
+
+    `expires` is in seconds since 1970.
+    """
+
+    kind: str
+    count: int
+    expires: float
+
+    def check_age(self, now: float) -> None:
+        """Raise RefusalError (403) where the token has expired by `now`."""
+        if now > self.expires:
+            raise forbidden(
+                f"This join token expired on {datetime.fromtimestamp(self.expires, UTC):%Y-%m-%d}. "
+                f"Whoever runs the coordinator makes a new one by removing {self.kind}.token from "
+                "its state folder and starting `edgetailor serve` again.",
+                "token-expired",
+            )
+
+    def check_free(self, used: int) -> None:
+        """Raise RefusalError (403) where `used` devices are all that the token is for."""
+        if used >= self.count:
+            raise forbidden(
+                f"This join token is used up: it is for {counted(self.count, 'device')} of kind "
+                f"{self.kind!r}. Use the token of another kind, or start a federation with more.",
+                "token-used-up",
+            )
 
 
 class Registry:
-    """The tokens and devices of one federation."""
+    """The tokens and devices of one federation; `now` gives seconds since 1970."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, now: Callable[[], float] = time.time) -> None:
         self._database = database
+        self._now = now
 
-    def set_token(self, kind: str, token: str, count: int) -> None:
-        """Let `token` enrol devices of `kind`, `count` in all."""
+    def set_token(self, kind: str, token: str, count: int, days: float) -> None:
+        """Let `token` enrol devices of `kind`, `count` in all, for `days` from when it is new."""
         with self._database.transaction() as db:
             db.execute(
-                "INSERT OR REPLACE INTO tokens VALUES (?, ?, ?)", (kind, hashed(token), count)
+                "INSERT INTO tokens (kind, hash, count, made, days) VALUES (?, ?, ?, ?, ?) "
+                "ON CONFLICT (kind) DO UPDATE SET hash = excluded.hash, count = excluded.count, "
+                "days = excluded.days, made = CASE WHEN hash = excluded.hash "
+                "THEN coalesce(made, excluded.made) ELSE excluded.made END",
+                (kind, hashed(token), count, self._now(), days),
             )
 
-    def enrol(self, token: str, name: str) -> tuple[Device, str]:
+    def enrol(self, token: str, name: str, public_key: str, machine: str) -> tuple[Device, str]:
         """Make a device of the token's kind; returns it and its secret.
 
-        Raises RefusalError (403) for an unknown token and for one that is used up.
+        A key that has enrolled gives its device again, with a new secret. Raises RefusalError (403)
+        for a token that is unknown, expired, used up or of another kind than the key's device.
         """
+        secret = secrets.token_urlsafe(32)
         with self._database.transaction() as db:
-            kind, count = _token(db, token)
-            used = db.execute("SELECT count(*) FROM devices WHERE kind = ?", (kind,))
-            number = int(used.fetchone()[0]) + 1
-            if number > count:
-                raise forbidden(
-                    f"This join token is used up: it is for {counted(count, 'device')} of kind "
-                    f"{kind!r}. Use the token of another kind, or start a federation with more."
+            allowed = _token(db, token)
+            known = _device_of(db, public_key)
+            if known is None:
+                allowed.check_age(self._now())
+                identifier = _new_place(db, allowed)
+                db.execute(
+                    "INSERT INTO devices (id, kind, name, secret, public_key, machine) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    (identifier, allowed.kind, name, hashed(secret), public_key, machine),
                 )
-            secret = secrets.token_urlsafe(32)
-            device = Device(f"{kind}-{number}", kind, name, hashed(secret), 0, 0)
-            db.execute(
-                "INSERT INTO devices (id, kind, name, secret) VALUES (?, ?, ?, ?)",
-                (device.id, kind, name, device.secret_hash),
-            )
-            return device, secret
+            else:
+                _check_kind(known, allowed)
+                db.execute(
+                    "UPDATE devices SET secret = ?, name = ?, machine = ? WHERE id = ?",
+                    (hashed(secret), name, machine, known.id),
+                )
+            enrolled = _device_of(db, public_key)
+        assert enrolled is not None
+        return enrolled, secret
 
     def devices(self) -> list[Device]:
-        """All enrolled devices, in the order in which they came."""
-        columns = "id, kind, name, secret, bytes_down, bytes_up"
+        """All devices that ever enrolled, in the order in which they came."""
         with self._database.transaction() as db:
-            rows = db.execute(f"SELECT {columns} FROM devices ORDER BY rowid").fetchall()
-        return [Device(*row) for row in rows]
+            return _devices(db, "")
+
+    def members(self) -> list[Device]:
+        """The devices that have not left."""
+        return [device for device in self.devices() if not device.has_left]
 
     def device_with(self, secret: str) -> Device | None:
         """The device that authenticates with `secret`, if there is one."""
         given = hashed(secret)
         matching = (d for d in self.devices() if hmac.compare_digest(d.secret_hash, given))
         return next(matching, None)
+
+    def leave(self, device: str) -> None:
+        """Free the place of `device`; what it did stays known."""
+        with self._database.transaction() as db:
+            db.execute("UPDATE devices SET has_left = 1 WHERE id = ?", (device,))
+
+    def note_trouble(self, device: str, trouble: str, fallback_from: int | None) -> None:
+        """Keep what `device` reported, and from which round on it gets a smaller submodel."""
+        with self._database.transaction() as db:
+            db.execute(
+                "UPDATE devices SET trouble = ?, fallback_from = ? WHERE id = ?",
+                (trouble, fallback_from, device),
+            )
 
     def count_fetched(self, device: str, size: int) -> None:
         """Add `size` to the bytes that `device` has fetched."""
@@ -84,12 +155,47 @@ class Registry:
             )
 
 
-def _token(db: sqlite3.Connection, token: str) -> tuple[str, int]:
+def _devices(db: sqlite3.Connection, where: str, *values: str) -> list[Device]:
+    columns = (
+        "id, kind, name, secret, bytes_down, bytes_up, public_key, machine, has_left, "
+        "fallback_from, trouble"
+    )
+    rows = db.execute(f"SELECT {columns} FROM devices {where} ORDER BY rowid", values)
+    return [Device(*row) for row in rows]
+
+
+def _device_of(db: sqlite3.Connection, public_key: str) -> Device | None:
+    """The member with this key; one that has left and comes back is a new device."""
+    found = _devices(db, "WHERE public_key = ? AND has_left = 0", public_key)
+    return found[0] if found else None
+
+
+def _new_place(db: sqlite3.Connection, allowed: Token) -> str:
+    """The id of one more device of the token's kind. RefusalError where it is used up."""
+    query = "SELECT count(*), coalesce(sum(has_left), 0) FROM devices WHERE kind = ?"
+    ever, gone = db.execute(query, (allowed.kind,)).fetchone()
+    allowed.check_free(ever - gone)
+    return f"{allowed.kind}-{ever + 1}"
+
+
+def _check_kind(known: Device, allowed: Token) -> None:
+    if known.kind != allowed.kind:
+        raise forbidden(
+            f"This device is {known.id} already, and the token is for the kind {allowed.kind!r}: "
+            "let it leave first (`edgetailor-agent leave`).",
+            "other-kind",
+        )
+
+
+def _token(db: sqlite3.Connection, token: str) -> Token:
     given = hashed(token)
-    for kind, known, count in db.execute("SELECT kind, hash, count FROM tokens"):
+    for kind, known, count, made, days in db.execute(
+        "SELECT kind, hash, count, made, days FROM tokens"
+    ):
         if hmac.compare_digest(known, given):
-            return kind, count
+            return Token(kind, count, made + days * DAY_S)
     raise forbidden(
         "This join token is unknown here: give the content of one of the .token files that "
-        "`edgetailor serve` names when it starts."
+        "`edgetailor serve` names when it starts.",
+        "token-unknown",
     )

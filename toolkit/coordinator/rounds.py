@@ -3,6 +3,7 @@
     enrolling --last device enrolled--> aggregating --open--> training --close--> aggregating ...
     ... --folded after the last round--> finished
 
+A device may leave at any time, and another take its place: it trains from the next round on.
 Times are seconds of any steady clock, passed in. A refusal changes nothing.
 """
 
@@ -20,8 +21,9 @@ ROUND_OVER = "round-over"
 class Rounds:
     """`total` rounds of `expected` devices, of which `done` are over already.
 
-    A round closes when every device has sent its update, or `deadline_s` seconds after it opened
-    if at least one has; without any it stays open for the first.
+    A round closes when every device that it was opened for has sent its update or left, or
+    `deadline_s` seconds after it opened if at least one has sent; without any it stays open for the
+    first.
     """
 
     def __init__(self, total: int, expected: int, deadline_s: float, done: int = 0) -> None:
@@ -42,16 +44,28 @@ class Rounds:
 
     def enrol(self, device: str) -> None:
         """Add `device`; the last one ends enrolment. RefusalError where the fleet is full."""
-        if self.phase != "enrolling" or device in self.devices:
+        if len(self.devices) == self.expected or device in self.devices:
             raise forbidden(f"This fleet is full: it has {counted(self.expected, 'device')}.")
         self.devices.add(device)
-        if len(self.devices) == self.expected:
-            self.phase = "finished" if self.done >= self.total else "aggregating"
+        if self.phase == "enrolling" and len(self.devices) == self.expected:
+            self.begin()
+
+    def begin(self) -> None:
+        """End enrolment: the rounds have begun, whoever has left since."""
+        self.phase = "finished" if self.done >= self.total else "aggregating"
+
+    def leave(self, device: str) -> None:
+        """Wait for `device` no longer; the update that it sent for the open round counts."""
+        self.devices.discard(device)
+        if device not in self.updates:
+            self._offers.pop(device, None)
+        if self.phase == "training" and not self._offers:
+            self.phase = "aggregating"  # the round opens anew for whoever comes
 
     def open(self, offers: Mapping[str, str], now: float) -> None:
         """Start the next round. `offers` gives, for every device, the hash of its bundle."""
         self._expect(self.phase == "aggregating" and not self._offers, "open")
-        self._expect(set(offers) == self.devices, "open with offers for other devices")
+        self._expect(set(offers) == self.devices != set(), "open with offers for other devices")
         self._offers = dict(offers)
         self._closes_at = now + self.deadline_s
         self.phase = "training"
@@ -60,11 +74,11 @@ class Rounds:
         """What `device` should do now."""
         if self.phase == "finished":
             return "finished"
-        return "train" if self.phase == "training" and device not in self.updates else "wait"
+        return "train" if self._waits_for(device) else "wait"
 
     def check_round(self, device: str, round_: int) -> None:
         """Raise RefusalError unless `device` may send something for `round_` now."""
-        open_to_it = self.phase == "training" or device in self.updates
+        open_to_it = self._waits_for(device) or device in self.updates
         if round_ != self.round or not open_to_it:
             raise conflict(
                 ROUND_OVER,
@@ -102,7 +116,7 @@ class Rounds:
         if self.phase != "training":
             return False
         late = now >= self._closes_at and bool(self.updates)
-        return late or len(self.updates) == self.expected
+        return late or self._offers.keys() == self.updates.keys()
 
     def close(self) -> None:
         """Take no more updates: they are folded from here on."""
@@ -116,6 +130,10 @@ class Rounds:
         self._offers, self.updates = {}, {}
         if self.done >= self.total:
             self.phase = "finished"
+
+    def _waits_for(self, device: str) -> bool:
+        """Whether the open round is one for `device`, and without its update."""
+        return self.phase == "training" and device in self._offers.keys() - self.updates.keys()
 
     def _expect(self, fine: bool, what: str) -> None:
         if not fine:

@@ -142,6 +142,8 @@ def federation(config: CoordinatorConfig) -> Model:
     )
     for kind in config.devices:
         model.submodel(kind.submodel)
+        if kind.fallback is not None:
+            model.submodel(kind.fallback)
     return model
 
 
@@ -149,7 +151,7 @@ def _coordinator(config: CoordinatorConfig, store: Store) -> Coordinator:
     _check_same_federation(config, store)
     for kind in config.devices:
         token = _token(token_file(config.state, kind.name))
-        store.registry.set_token(kind.name, token, kind.count)
+        store.registry.set_token(kind.name, token, kind.count, config.token_days)
     coordinator = restore(config, store, time.monotonic)
     coordinator.operator_token = _token(config.state / OPERATOR)
     return coordinator
@@ -162,7 +164,7 @@ def _check_same_federation(config: CoordinatorConfig, store: Store) -> None:
         "input_shape": list(config.input_shape),
         "seed": config.seed,
         "training": asdict(config.training),
-        "devices": [kind.model_dump() for kind in config.devices],
+        "devices": [kind.model_dump(exclude={"fallback"}) for kind in config.devices],
     }
     before = json.loads(store.settle("federation", json.dumps(now)))
     changed = [key for key in now if now[key] != before[key]]

@@ -10,26 +10,35 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from device_agent.manifest import MANIFEST
 from device_agent.protocol import (
     DeviceStatus,
+    Fallback,
     FileOffer,
     JoinReply,
     JoinRequest,
     Progress,
     Receipt,
     Status,
+    SubmodelFailure,
     Work,
 )
+from profiles.profile import Machine
 from toolkit.coordinator import intake
 from toolkit.coordinator.blobs import Part
 from toolkit.coordinator.config import CoordinatorConfig
+from toolkit.coordinator.proof import check_possession
 from toolkit.coordinator.refusals import RefusalError, not_authorised
 from toolkit.coordinator.registry import Device, hashed
 from toolkit.coordinator.rounds import Rounds
 from toolkit.coordinator.store import Bundle, Store
 
 NAME_LENGTH = 64
+NOTE_LENGTH = 200
+STARTED = "started"
+"""The key under which it is kept that the first round has opened."""
 
 
 @dataclass
@@ -39,6 +48,7 @@ class Sighting:
     at: float
     state: str = "enrolled"
     loss: float | None = None
+    note: str | None = None
 
 
 @dataclass
@@ -59,26 +69,32 @@ class Coordinator:
     changed: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def join(self, token: str, request: JoinRequest) -> JoinReply:
-        """Enrol a device. Raises RefusalError (403) for a token that is unknown or used up."""
-        name = request.name.strip()
-        if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
-            raise RefusalError(
-                422, "bad-name", f"A device's name has 1 to {NAME_LENGTH} printable characters."
-            )
+        """Enrol a device, or give one that joins again its new secret.
+
+        Raises RefusalError: 403 for a token that cannot be used, a signature that is not the key's
+        and a clock that is off; 422 for a name, key or machine that is none.
+        """
+        name = _checked_name(request.name)
+        machine = _checked_machine(request.machine)
+        check_possession(token, request, time.time())
         with self.lock:
-            device, secret = self.store.registry.enrol(token, name)
-            self.rounds.enrol(device.id)
-            self.sightings[device.id] = Sighting(self.clock())
+            device, secret = self.store.registry.enrol(token, name, request.public_key, machine)
+            if device.id not in self.rounds.devices:
+                self.rounds.enrol(device.id)
+                self.sightings[device.id] = Sighting(self.clock())
         self.changed.set()
-        return JoinReply(device=device.id, secret=secret, submodel=self._submodel(device))
+        return JoinReply(device=device.id, secret=secret, submodel=self.submodel(device))
 
     def authenticate(self, secret: str) -> Device:
         """The device with this secret. Raises RefusalError (401) where there is none."""
         device = self.store.registry.device_with(secret)
         if device is None:
             raise not_authorised(
-                "No device here has this secret: join again with a token of this coordinator."
+                "No device here has this secret: join again with a token of this coordinator "
+                "(`edgetailor-agent join URL --token-file FILE --replace`)."
             )
+        if device.has_left:
+            raise not_authorised(f"{device.id} has left this federation: join again with a token.")
         with self.lock:
             self.sightings[device.id].at = self.clock()
         return device
@@ -87,7 +103,7 @@ class Coordinator:
         """What `device` should do now."""
         with self.lock:
             task, round_ = self.rounds.task(device.id), self.rounds.round
-            bundle = self.bundles[self._submodel(device)] if task == "train" else {}
+            bundle = self.bundles[self.submodel(device)] if task == "train" else {}
             if task != "train":
                 self.sightings[device.id].state = "waiting" if task == "wait" else task
         files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in bundle.items()]
@@ -96,7 +112,7 @@ class Coordinator:
     def file(self, device: Device, sha256: str) -> tuple[Path, int]:
         """Path and size of a file that `device` is offered now. RefusalError (404) otherwise."""
         with self.lock:
-            bundle = self.bundles.get(self._submodel(device), {})
+            bundle = self.bundles.get(self.submodel(device), {})
         for entry in bundle.values():
             if entry.sha256 == sha256:
                 self.store.registry.count_fetched(device.id, entry.size)
@@ -112,8 +128,31 @@ class Coordinator:
         with self.lock:
             sighting = self.sightings[device.id]
             sighting.state = progress.state
+            sighting.note = None if progress.note is None else _shortened(progress.note)
             if progress.loss is not None and intake.is_finite(progress.loss):
                 sighting.loss = progress.loss
+
+    def problem(self, device: Device, failure: SubmodelFailure) -> Fallback:
+        """Note that `device` cannot train its submodel; the next round has a smaller one for it.
+
+        Reporting again changes nothing. The config names the smaller one, or there is none.
+        """
+        with self.lock:
+            fallback = self.config.kind(device.kind).fallback
+            from_ = device.fallback_from
+            if from_ is None and fallback is not None:
+                from_ = self.rounds.round + 1
+            trouble = f"{failure.submodel} failed {failure.failures} times: {failure.reason}"
+            self.store.registry.note_trouble(device.id, _shortened(trouble), from_)
+        return Fallback(submodel=fallback, round=from_ or 0)
+
+    def leave(self, device: Device) -> None:
+        """Let `device` go: its secret is worth nothing from now on, and its place is free."""
+        with self.lock:
+            self.store.registry.leave(device.id)
+            self.rounds.leave(device.id)
+            self.sightings[device.id] = Sighting(self.clock(), "left")
+        self.changed.set()
 
     def receive(self, device: Device, round_: int) -> Part:
         """A place for the tensors of `device`, limited to what its bundle can need.
@@ -180,20 +219,29 @@ class Coordinator:
         return DeviceStatus(
             device=device.id,
             name=device.name,
-            submodel=self._submodel(device),
+            submodel=self.submodel(device),
             state=sighting.state,
             loss=sighting.loss,
             rounds_trained=trained,
             bytes_down=device.bytes_down,
             bytes_up=device.bytes_up,
             idle_s=self.clock() - sighting.at,
+            note=sighting.note or device.trouble,
         )
 
-    def _submodel(self, device: Device) -> str:
-        return self.config.kind(device.kind).submodel
+    def submodels(self) -> set[str]:
+        """Those of which the next round needs bundles: every kind's, and fallbacks in use."""
+        kinds = {kind.submodel for kind in self.config.devices}
+        return kinds | {self.submodel(device) for device in self.store.registry.members()}
+
+    def submodel(self, device: Device) -> str:
+        """What `device` trains in the round that is open or opens next."""
+        kind = self.config.kind(device.kind)
+        replaced = device.fallback_from is not None and self.rounds.done + 1 >= device.fallback_from
+        return kind.fallback if replaced and kind.fallback is not None else kind.submodel
 
     def _manifest(self, device: Device) -> bytes:
-        entry = self.bundles[self._submodel(device)][MANIFEST]
+        entry = self.bundles[self.submodel(device)][MANIFEST]
         return self.store.blobs.path(entry.sha256).read_bytes()
 
 
@@ -203,6 +251,34 @@ def restore(config: CoordinatorConfig, store: Store, clock: Callable[[], float])
     rounds = Rounds(config.rounds, config.expected_devices, config.deadline_s, done)
     coordinator = Coordinator(config, store, rounds, clock, bundles=store.bundles(done + 1))
     for device in store.registry.devices():
-        rounds.enrol(device.id)
-        coordinator.sightings[device.id] = Sighting(clock())
+        if not device.has_left:
+            rounds.enrol(device.id)
+        state = "left" if device.has_left else "enrolled"
+        coordinator.sightings[device.id] = Sighting(clock(), state)
+    if store.known(STARTED) is not None and rounds.phase == "enrolling":
+        rounds.begin()
     return coordinator
+
+
+def _checked_name(given: str) -> str:
+    name = given.strip()
+    if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
+        raise RefusalError(
+            422, "bad-name", f"A device's name has 1 to {NAME_LENGTH} printable characters."
+        )
+    return name
+
+
+def _checked_machine(given: dict[str, str | int | None]) -> str:
+    """The device's machine as JSON."""
+    try:
+        return msgspec.json.encode(msgspec.convert(given, Machine)).decode()
+    except msgspec.ValidationError as error:
+        raise RefusalError(
+            422, "bad-machine", f"machine is no description of a machine: {error}."
+        ) from None
+
+
+def _shortened(text: str) -> str:
+    """What a device says, as one line that a table can hold."""
+    return " ".join(text.split())[:NOTE_LENGTH]

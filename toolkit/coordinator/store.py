@@ -41,6 +41,12 @@ class Store:
             row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
             return str(row[0])
 
+    def known(self, key: str) -> str | None:
+        """What is remembered under `key`, if anything is."""
+        with self._database.transaction() as db:
+            row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
     def set_bundles(
         self, round_: int, bundles: Mapping[str, Mapping[str, bytes]]
     ) -> dict[str, Bundle]:

@@ -1,0 +1,29 @@
+"""`edgetailor-agent leave`."""
+
+from pathlib import Path
+
+import click
+
+from device_agent.cli.options import state_option
+from device_agent.console import say
+
+
+@click.command()
+@state_option
+@click.option("--keep-personal", is_flag=True, help="Leave the personal model in the state folder.")
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="Remove this side although the coordinator cannot be told: there its place stays taken.",
+)
+def leave(state: Path | None, keep_personal: bool, offline: bool) -> None:
+    """Leave the federation: free this device's place, and remove its state, key included."""
+    from device_agent.device_state import default_state
+    from device_agent.membership import leave as leave_coordinator
+
+    folder = state or default_state()
+    known = leave_coordinator(folder, say, keep_personal=keep_personal, offline=offline)
+    rest = f"; {folder} holds files that are not the agent's" if folder.exists() else ""
+    if keep_personal:
+        rest = f"; the personal model stays in {folder}"
+    click.echo(f"{known.device} has left {known.url}{rest}")

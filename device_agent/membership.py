@@ -1,0 +1,165 @@
+"""Becoming a member of a federation, and leaving it; each cleans up on both sides."""
+
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from device_agent.device_state import DeviceState, Identity
+from device_agent.files import fingerprint, write_file
+from device_agent.keys import DeviceKey
+from device_agent.link import Link, check_url
+from profiles.errors import AuthorisationError, InputError, LinkError
+from profiles.profile import this_machine
+
+Say = Callable[[str], None]
+JOIN_PATIENCE_S = 60.0
+LEAVE_PATIENCE_S = 5.0
+"""How long a coordinator that does not answer is asked again."""
+GB = 1e9
+
+
+def join(
+    url: str,
+    token: str,
+    name: str,
+    state: Path,
+    say: Say,
+    *,
+    replace: bool = False,
+    patience_s: float = JOIN_PATIENCE_S,
+) -> Identity:
+    """Enrol at `url` as `name`, and keep what came back in the folder `state`.
+
+    Joining the same coordinator with the same token again changes nothing. With `replace` a folder
+    that belongs elsewhere is given to the new coordinator, once it has taken this device; the old
+    one is told if it answers. Raises AuthorisationError for a refused token, LinkError where nobody
+    answers for `patience_s` seconds, and InputError where `state` belongs to a device that joined
+    otherwise or cannot be written.
+    """
+    folder = DeviceState(state)
+    url = check_url(url)
+    known = folder.identity()
+    same = known is not None and _is_same(known, url, token)
+    if known is not None and not replace:
+        if not same:
+            raise _belongs_elsewhere(known, url, state)
+        say(f"{known.name} has joined {url} already, as {known.device}.")
+        return known
+    link = Link(url, token, say, patience_s=patience_s)
+    folder.check_writable()
+    moving = known is not None and not same
+    identity = _enrol(link, token, name, folder.replacing_key if moving else folder.key)
+    if known is not None and moving:
+        _tell_old(known, say)
+        folder.change_hands()
+    folder.remember(identity)
+    say(f"Joined {url} as {identity.device} ({name}); it trains {identity.submodel}.")
+    say(f"This machine: {machine_line()}.")
+    return identity
+
+
+def leave(state: Path, say: Say, *, keep_personal: bool = False, offline: bool = False) -> Identity:
+    """Give up this device's place, and remove what it kept in the folder `state`.
+
+    `keep_personal` leaves its personal model there; `offline` removes this side although the
+    coordinator cannot be told. Returns who it was. Raises InputError where it has not joined, and
+    LinkError, removing nothing, where the coordinator is away.
+    """
+    folder = DeviceState(state)
+    known = folder.member()
+    try:
+        Link(known.url, known.secret, say, patience_s=LEAVE_PATIENCE_S).leave()
+    except AuthorisationError:
+        say(f"{known.url} does not know {known.device} any more.")
+    except LinkError as error:
+        if not offline:
+            raise LinkError(
+                f"{error} Nothing was removed: leave when it is back, or with --offline now; then "
+                f"the place of {known.device} stays taken there."
+            ) from None
+        say(f"{known.url} was not told: {known.device} keeps its place there.")
+    folder.forget(keep_personal=keep_personal)
+    return known
+
+
+def machine_line() -> str:
+    """This machine in a few words: processor, cores, memory and runtime."""
+    machine = this_machine(_runtime())
+    memory = machine.memory_bytes
+    return ", ".join(
+        (
+            f"{machine.system} on {machine.architecture}",
+            f"{machine.cpu_count} cores",
+            "memory not measurable" if memory is None else f"{memory / GB:.1f} GB of memory",
+            machine.runtime,
+        )
+    )
+
+
+@dataclass(frozen=True)
+class _Key:
+    """The key for a join, in the file `path`; `new` where this join made it."""
+
+    key: DeviceKey
+    path: Path
+    new: bool
+
+    @classmethod
+    def at(cls, path: Path) -> "_Key":
+        if path.exists():
+            return cls(DeviceKey.from_pem(path.read_bytes(), path), path, new=False)
+        made = cls(DeviceKey.new(), path, new=True)
+        write_file(path, made.key.pem(), mode=0o600)
+        return made
+
+
+def _enrol(link: Link, token: str, name: str, key: Path) -> Identity:
+    """Ask to join. The key is on disk before it is sent: a lost answer costs the token nothing."""
+    held = _Key.at(key)
+    machine = msgspec.to_builtins(this_machine(_runtime()))
+    try:
+        reply = link.join(lambda: held.key.join_request(token, name, machine))
+    except BaseException:
+        if held.new and not link.join_sent:
+            held.path.unlink()  # nobody has seen it
+        raise
+    return Identity(
+        url=link.url,
+        device=reply.device,
+        secret=reply.secret,
+        name=name,
+        submodel=reply.submodel,
+        token_sha256=fingerprint(token.encode()).sha256,
+    )
+
+
+def _runtime() -> str:
+    # Its metadata, not the library: importing that takes 40 MB which joining does not need.
+    return f"onnxruntime {importlib.metadata.version('onnxruntime')}"
+
+
+def _is_same(known: Identity, url: str, token: str) -> bool:
+    return known.url == url and known.token_sha256 in (None, fingerprint(token.encode()).sha256)
+
+
+def _belongs_elsewhere(known: Identity, url: str, state: Path) -> InputError:
+    if known.url != url:
+        return InputError(
+            f"{state} belongs to the coordinator {known.url}: give another folder with --state, "
+            f"or --replace to leave that one."
+        )
+    return InputError(
+        f"{state} belongs to {known.device}, which joined {url} with another token: give one "
+        f"more device of this machine a folder of its own with --state, or --replace to "
+        f"leave as {known.device}."
+    )
+
+
+def _tell_old(known: Identity, say: Say) -> None:
+    try:
+        Link(known.url, known.secret, say, patience_s=LEAVE_PATIENCE_S).leave()
+    except LinkError as error:
+        say(f"The old coordinator was not told that {known.device} has left: {error}")
