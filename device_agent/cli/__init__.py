@@ -9,6 +9,7 @@ from device_agent.cli.join_command import join
 from device_agent.cli.leave_command import leave
 from device_agent.cli.profile_command import profile
 from device_agent.cli.run_command import run_command
+from device_agent.cli.service_commands import install_service, uninstall_service
 from device_agent.cli.status_command import status
 from device_agent.cli.train_command import train
 from device_agent.console import EXIT_CODES, run
@@ -24,7 +25,10 @@ def main_group() -> None:
     """
 
 
-for command in (join, leave, profile, run_command, status, train):
+COMMANDS = (
+    install_service, join, leave, profile, run_command, status, train, uninstall_service,
+)  # fmt: skip
+for command in COMMANDS:
     main_group.add_command(command)
 
 
