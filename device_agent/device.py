@@ -1,11 +1,16 @@
 """A device that has joined: round after round until there are no more."""
 
+import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from device_agent.attempts import ENOUGH, Attempts, FailedError, wait_after
 from device_agent.device_state import DeviceState
 from device_agent.link import Link, RefusedError
+from device_agent.log_lines import Line
+from device_agent.owner import OwnerLimits, Pauses
 from device_agent.protocol import FileOffer, Progress, Work
 from device_agent.training import train_bundle
 from device_agent.update import RECORD, TENSORS
@@ -14,6 +19,9 @@ from device_agent.wording import counted
 Say = Callable[[str], None]
 FIRST_POLL_S = 0.25
 LONGEST_POLL_S = 2.0
+JITTER = 0.2
+"""By which share waiting is drawn longer or shorter, so that a fleet does not ask all at once."""
+NO_LIMITS = OwnerLimits()
 
 
 def run(
@@ -23,53 +31,107 @@ def run(
     *,
     threads: int = 0,
     seed: int = 0,
+    validation: float = 0.0,
+    max_memory: int | None = None,
+    limits: OwnerLimits = NO_LIMITS,
     patience_s: float = float("inf"),
     sleep: Callable[[float], None] = time.sleep,
+    alive: Callable[[], None] = lambda: None,
 ) -> int:
     """Train every round on `data` (see data.py) until the coordinator says it was the last.
 
     Returns how many updates were taken. A coordinator that is away is waited for, `patience_s`
-    seconds at a time. Raises InputError before joining, and the errors of Link and training.
+    seconds at a time; `limits` pause it. A training that fails is tried again, until a smaller
+    submodel is asked for. `alive` is called whenever work has gone on, and while waiting.
+    `max_memory` is in bytes; `validation` see `train_bundle`.
+
+    Raises InputError before joining and for limits that cannot be kept, and the errors of Link and
+    of data that cannot be trained on.
     """
     folder = DeviceState(state)
     identity = folder.member()
-    link = Link(identity.url, identity.secret, say, patience_s=patience_s, sleep=sleep)
-    member = _Member(folder, link, data, say, threads, seed)
-    sent, poll = 0, FIRST_POLL_S
-    while (work := link.work()).state != "finished":
-        if work.state == "train":
-            sent += member.take_part(work)
-            poll = FIRST_POLL_S
-        else:
-            sleep(poll)
-            poll = min(2 * poll, LONGEST_POLL_S)
+
+    def rest(seconds: float) -> None:
+        alive()
+        sleep(seconds * random.uniform(1 - JITTER, 1 + JITTER))
+
+    link = Link(identity.url, identity.secret, say, patience_s=patience_s, sleep=rest, alive=alive)
+    how = Training(data, threads, seed, validation, max_memory)
+    member = _Member(folder, link, how, Pauses(limits, say, link.progress, rest), say, rest, alive)
+    alive()
+    sent = member.all_rounds()
     say(f"The last round is over; {counted(sent, 'update')} sent since this agent started.")
     return sent
 
 
+@dataclass(frozen=True)
+class Training:
+    """What every round trains on and how: see `train_bundle`."""
+
+    data: str
+    threads: int
+    seed: int
+    validation: float
+    max_memory: int | None
+
+
 class _Member:
-    """What one device needs to take part in a round."""
+    """One device in its rounds; `rest` waits, `alive` is called in between."""
 
     def __init__(
-        self, folder: DeviceState, link: Link, data: str, say: Say, threads: int, seed: int
+        self,
+        folder: DeviceState,
+        link: Link,
+        how: Training,
+        pauses: Pauses,
+        say: Say,
+        rest: Callable[[float], None],
+        alive: Callable[[], None],
     ) -> None:
-        self._folder, self._link, self._data, self._say = folder, link, data, say
-        self._threads, self._seed = threads, seed
+        self._folder, self._link, self._how, self._pauses = folder, link, how, pauses
+        self._say, self._rest, self._alive = say, rest, alive
+        self._attempts = Attempts(folder.attempts)
+        self._given_up: int | None = None
+        self._doing = Progress(state="waiting")
 
-    def take_part(self, work: Work) -> bool:
+    def all_rounds(self) -> int:
+        """Take part until the last round is over; returns how many updates were taken."""
+        try:
+            self._attempts.check_last()
+        except FailedError as failed:
+            self._cope(failed)
+        sent, poll = 0, FIRST_POLL_S
+        while True:
+            self._pauses.wait()
+            work = self._link.work()
+            if work.state == "finished":
+                return sent
+            if work.state == "train" and work.round != self._given_up:
+                sent += self._take_part(work)
+                poll = FIRST_POLL_S
+            else:
+                self._rest(poll)
+                poll = min(2 * poll, LONGEST_POLL_S)
+
+    def _take_part(self, work: Work) -> bool:
         """Fetch, train and send; False where the round went on without this device."""
         try:
-            self._link.progress(Progress(state="downloading"))
+            self._tell(Progress(state="downloading"))
             bundle = self._folder.collect(work.files, self._fetch)
             if self._folder.trained(bundle) is None:
                 self._train(work.round)
+            self._pauses.wait()
             self._send(work.round)
+        except FailedError as failed:
+            self._cope(failed)
+            return False
         except RefusedError as refusal:
             if not refusal.round_over:
                 raise
-            self._say(f"Round {work.round} went on without this device: {refusal}")
+            text = f"Round {work.round} went on without this device: {refusal}"
+            self._say(Line(text, round=work.round))
             return False
-        self._say(f"Round {work.round}: the update was taken.")
+        self._say(Line(f"Round {work.round}: the update was taken.", round=work.round))
         return True
 
     def _fetch(self, offer: FileOffer, to: Path) -> None:
@@ -77,26 +139,57 @@ class _Member:
         self._link.download(offer, to)
 
     def _train(self, round_: int) -> None:
-        self._say(f"Round {round_}: training")
-        self._link.progress(Progress(state="training"))
-        train_bundle(
-            self._folder.bundle,
-            self._data,
-            self._folder.update,
-            threads=self._threads,
-            seed=self._seed * 100003 + round_,
-            personal=self._folder.personal(),
-            keep=self._folder.keep_personal,
-            say=self._say,
-            on_epoch=self._on_epoch,
-            profiled=True,
-        )
+        self._say(Line(f"Round {round_}: training", round=round_))
+        self._tell(Progress(state="training"))
+        with self._attempts.attempt(self._folder.submodel(), round_):
+            train_bundle(
+                self._folder.bundle,
+                self._how.data,
+                self._folder.update,
+                threads=self._how.threads,
+                seed=self._how.seed * 100003 + round_,
+                validation=self._how.validation,
+                max_memory=self._how.max_memory,
+                personal=self._folder.personal(),
+                keep=self._folder.keep_personal,
+                say=self._say,
+                on_epoch=self._on_epoch,
+                on_batch=self._on_batch,
+                profiled=True,
+            )
+
+    def _on_batch(self) -> None:
+        self._alive()
+        self._pauses.between_batches(self._doing)
 
     def _on_epoch(self, epoch: int, epochs: int, loss: float) -> None:
-        self._say(f"  epoch {epoch} of {epochs}: loss {loss:.4f}")
-        self._link.progress(Progress(state="training", loss=loss))
+        text = f"  epoch {epoch} of {epochs}: loss {loss:.4f}"
+        self._say(Line(text, epoch=epoch, epochs=epochs, loss=loss))
+        self._tell(Progress(state="training", loss=loss))
 
     def _send(self, round_: int) -> None:
-        self._link.progress(Progress(state="uploading"))
+        self._tell(Progress(state="uploading"))
         self._link.send_tensors(round_, self._folder.update / TENSORS)
         self._link.send_update(round_, (self._folder.update / RECORD).read_bytes())
+
+    def _tell(self, progress: Progress) -> None:
+        self._doing = progress
+        self._link.progress(progress)
+
+    def _cope(self, failed: FailedError) -> None:
+        """Wait before the next attempt, or ask for a smaller submodel and let the round go."""
+        failure = failed.failure
+        text = f"Training {failure.submodel} failed, {failure.failures} times on end: {failed}"
+        self._say(Line(text, level="warning", round=failed.round, submodel=failure.submodel))
+        if failure.failures < ENOUGH:
+            wait = wait_after(failure.failures)
+            self._say(f"Trying again in {wait:.0f} s.")
+            self._rest(wait)
+            return
+        fallback = self._link.report(failure)
+        self._given_up = failed.round
+        self._attempts.forget()
+        smaller = "The coordinator has no smaller submodel for it; trying again in the next round."
+        if fallback.submodel is not None:
+            smaller = f"From round {fallback.round} on it trains {fallback.submodel}."
+        self._say(f"Told the coordinator. {smaller}")

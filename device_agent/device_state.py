@@ -5,6 +5,7 @@ device.key             the private key that this device is known by (readable by
 replacing.key          in its place while the folder is given to another coordinator
 files/                 files of the current bundle by SHA-256, so that unchanged ones stay
 bundle/  update/       the current bundle and the update trained from it
+attempts.json          how often training the present submodel failed on end
 personal.safetensors   personal tensors, which never leave the device
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from device_agent.checkpoint import training_folder
 from device_agent.files import fingerprint_file, write_file
 from device_agent.manifest import MANIFEST, FileEntry, Manifest, Struct, encode
 from device_agent.personal import read_personal, write_personal
@@ -56,6 +58,7 @@ class DeviceState:
         self._files = folder / "files"
         self.key = folder / "device.key"
         self.replacing_key = folder / "replacing.key"
+        self.attempts = folder / "attempts.json"
         self._identity = folder / "device.json"
         self._personal = folder / "personal.safetensors"
 
@@ -117,8 +120,9 @@ class DeviceState:
 
     def _empty(self, keep_personal: bool) -> None:
         """Remove what rounds leave here."""
-        for path in (self.bundle, self.update, self._files):
+        for path in (self.bundle, self.update, training_folder(self.update), self._files):
             shutil.rmtree(path, ignore_errors=True)
+        self.attempts.unlink(missing_ok=True)
         if not keep_personal:
             self._personal.unlink(missing_ok=True)
 
@@ -181,6 +185,10 @@ class DeviceState:
     def keep_personal(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Keep the personal tensors for the next round of this submodel."""
         write_personal(self._personal, tensors, self._manifest())
+
+    def submodel(self) -> str:
+        """The submodel of the current bundle."""
+        return self._manifest().submodel
 
     def _manifest(self) -> Manifest:
         return msgspec.json.decode((self.bundle / MANIFEST).read_bytes(), type=Manifest)

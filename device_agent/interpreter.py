@@ -153,6 +153,7 @@ class ScheduleRun(SignatureRuns):
         target = self.recording(instruction.target, sum(map(len, parts[: self.at.batch])))
         session = self.open(instruction.signature)
         for number, indices in enumerate(parts[self.at.batch :], self.at.batch + 1):
+            self.on_batch()
             feeds = self.feeds(signature, instruction.source, indices, {})
             target.append(session.run(feeds)[signature.outputs[0].name])
             self.tell(f"recording {instruction.target}", number, len(parts))
@@ -214,6 +215,7 @@ class ScheduleRun(SignatureRuns):
         order = np.random.default_rng([self.seed, self.at.epoch])
         parts = batches(len(self.trained), instruction.batch_size, order)
         for indices in parts[self.at.batch :]:
+            self.on_batch()
             begun = time.perf_counter()
             self.at.epoch_losses += self.one_batch(instruction, sessions, self.trained[indices])
             self.batch_seconds.append(time.perf_counter() - begun)

@@ -9,7 +9,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -40,6 +40,7 @@ TIMEOUT = urllib3.Timeout(connect=CONNECT_S, read=READ_S)
 PROGRESS_S = 5.0
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
+TELL_S = 3600.0
 LATER = frozenset({429, 500, 502, 503, 504})
 """HTTP statuses that waiting may cure."""
 ROUND_OVER = frozenset({"round-over", "wrong-bundle", "already-sent", "no-such-file"})
@@ -64,8 +65,9 @@ class Link:
     """Requests to the coordinator at `url`, made with `secret` (a join token or a device's secret).
 
     While it cannot be reached, a request says so through `say` and tries again after 1, 2, 4, ...
-    60 s, for `patience_s` seconds in all; then it raises LinkError. Raises InputError for a URL
-    or a secret that cannot be one.
+    60 s, for `patience_s` seconds in all; then it raises LinkError. Of waits of 60 s it tells every
+    hour. `alive` is called as the bytes of a file come and go. Raises InputError for a URL or a
+    secret that cannot be one.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Link:
         *,
         patience_s: float = float("inf"),
         sleep: Callable[[float], None] = time.sleep,
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
         self.url = check_url(url)
         if not secret.isascii() or not secret.isprintable() or not secret or " " in secret:
@@ -84,6 +87,7 @@ class Link:
                 "`edgetailor serve` wrote, unaltered."
             )
         self.join_sent = False
+        self._alive = alive
         self._say, self._patience_s, self._sleep = say, patience_s, sleep
         self._pool = urllib3.PoolManager(
             headers={"Authorization": f"Bearer {secret}", "User-Agent": "edgetailor-agent"},
@@ -148,7 +152,7 @@ class Link:
 
     def _persist(self, attempt: Callable[[], T], repeat: bool = True) -> T:
         """Do `attempt`, again and again while the coordinator is not there."""
-        wait, waited = FIRST_WAIT_S, 0.0
+        wait, waited, told = FIRST_WAIT_S, 0.0, 0.0
         while True:
             try:
                 return attempt()
@@ -164,7 +168,9 @@ class Link:
                         f"{problem}; gave up after {waited:.0f} s. Check the URL, and that "
                         "`edgetailor serve` runs there."
                     ) from None
-            self._say(f"{problem}; next try in {wait:.0f} s")
+            if wait < LONGEST_WAIT_S or waited - told >= TELL_S:
+                self._say(f"{problem}; next try in {wait:.0f} s")
+                told = waited
             self._sleep(wait)
             waited, wait = waited + wait, min(2 * wait, LONGEST_WAIT_S)
 
@@ -176,8 +182,14 @@ class Link:
             raise self._stranger(f"{method} {path}: {error}") from None
 
     def _upload(self, path: str, source: Path) -> None:
-        with source.open("rb") as body:
-            self._send("PUT", path, body, size=source.stat().st_size).release_conn()
+        with source.open("rb") as file:
+            size = source.stat().st_size
+            self._send("PUT", path, self._pieces(file), size=size).release_conn()
+
+    def _pieces(self, file: BinaryIO) -> Iterator[bytes]:
+        while piece := file.read(PIECE):
+            self._alive()
+            yield piece
 
     def _download(self, offer: FileOffer, to: Path) -> None:
         response = self._send("GET", f"/files/{offer.sha256}")
@@ -207,6 +219,7 @@ class Link:
                     break
                 digest.update(piece)
                 write(piece)
+                self._alive()
         except HTTPError as error:
             raise UnreachableError(f"is not there ({reason(error)})", sent=True) from None
         if size != offer.size or digest.hexdigest() != offer.sha256:
@@ -220,14 +233,14 @@ class Link:
         self,
         method: str,
         path: str,
-        body: bytes | BinaryIO | None = None,
+        body: bytes | Iterator[bytes] | None = None,
         *,
         size: int | None = None,
         timeout: urllib3.Timeout | float = TIMEOUT,
     ) -> urllib3.BaseHTTPResponse:
         """One request; its answer is a success, with the body still to be read.
 
-        `size` (bytes) goes with a body that is an open file.
+        `size` (bytes) goes with a body that comes in pieces.
         """
         headers = {"Content-Type": "application/json"}
         if size is not None:

@@ -1,7 +1,7 @@
 """Running signatures on the device's state: what goes in, and what comes out of it."""
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +16,15 @@ from device_agent.runtime import Session, open_session
 from device_agent.update import Evaluation
 from profiles.errors import BundleError
 
+OnBatch = Callable[[], None]
+"""Called before each batch of whatever is run, which waits until it returns."""
+
 LOSS, CORRECT = "loss", "correct"
 EVALUATE = "evaluate"
+
+
+def at_once() -> None:
+    """Let the next batch begin."""
 
 
 @dataclass
@@ -34,6 +41,7 @@ class SignatureRuns:
     seed: int
     personal: dict[str, np.ndarray]
     held_out: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), kw_only=True)
+    on_batch: OnBatch = field(default=at_once, kw_only=True)
     state: dict[str, np.ndarray] = field(default_factory=dict, init=False)
     recordings: dict[str, Recording] = field(default_factory=dict, init=False)
     dropout: np.random.Generator = field(init=False)
@@ -114,6 +122,7 @@ class SignatureRuns:
         session = self.open(EVALUATE)
         loss, correct = 0.0, 0
         for indices in batches(len(samples), instruction.batch_size, None):
+            self.on_batch()
             feeds = self.feeds(signature, instruction.source, samples[indices], {})
             results = session.run(feeds)
             loss += float(results[LOSS]) * len(indices)

@@ -24,6 +24,7 @@ from device_agent.manifest import FileEntry, label_dtype, uploaded
 from device_agent.personal import personal_entries
 from device_agent.round_profile import RoundProfile
 from device_agent.runtime import describe
+from device_agent.signature_runs import OnBatch, at_once
 from device_agent.update import UpdateRecord, check_place, check_trained, write_update
 from profiles.errors import LimitError, UpdateError
 from profiles.profile import Profile
@@ -56,6 +57,7 @@ def train_bundle(
     personal: Mapping[str, np.ndarray] | None = None,
     keep: Keep = forget,
     on_epoch: OnEpoch = quiet,
+    on_batch: OnBatch = at_once,
     say: Say = silent,
     force: bool = False,
     profiled: bool = False,
@@ -66,9 +68,10 @@ def train_bundle(
     are tensors kept from earlier rounds, `keep` takes the new ones. `seed` decides the order of the
     samples and what dropout drops; with one thread and the same seed the update is the same, bit
     for bit, however often it was killed. `validation` is the share of the samples that is held out
-    and judged by after each epoch, `max_memory` the bytes that the process may use. `force`
-    replaces the update that is in `out`. `profiled` adds to the update's record what the training
-    took here; times are never the same twice.
+    and judged by after each epoch, `max_memory` the bytes that the process may use. `on_batch`
+    may hold the training up before each batch. `force` replaces the update that is in `out`.
+    `profiled` adds to the update's record what the training took here; times are never the same
+    twice.
 
     Raises BundleError, DataError, LimitError (memory: at once where it is predicted, or when it
     runs out) or UpdateError (training diverged); then `out` is not written.
@@ -88,6 +91,7 @@ def train_bundle(
                 *(bundle, local, scratch, threads, seed, dict(personal or {}), on_epoch),
                 held_out=held_out(len(local), validation),
                 say=say,
+                on_batch=on_batch,
                 spare_bytes=spare_bytes(bundle.manifest, validation > 0, limits),
             )
             with held_to(max_memory, threads):

@@ -1,10 +1,12 @@
 """Options that several commands take."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from device_agent.owner import QuietHours
 from profiles.errors import InputError
 from profiles.units import parse_bytes, parse_duration
 
@@ -77,3 +79,47 @@ seed_option = click.option(
     help="Seed of the order of the samples and of dropout.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+class Hours(click.ParamType[QuietHours]):
+    """A time of every day such as 22:00-07:00."""
+
+    name = "from-to"
+
+    def convert(
+        self, value: str | QuietHours, param: click.Parameter | None, ctx: click.Context | None
+    ) -> QuietHours:
+        """See click."""
+        try:
+            return value if isinstance(value, QuietHours) else QuietHours.parse(value)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
+
+OWNER_OPTIONS = (
+    click.option(
+        "--max-temperature",
+        type=float,
+        metavar="CELSIUS",
+        help="Pause above this temperature, until the device is 5 degrees below it.",
+    ),
+    click.option("--only-when-charging", is_flag=True, help="Pause while it runs on battery."),
+    click.option(
+        "--quiet-hours", type=Hours(), help="Pause at this time of day, such as 22:00-07:00."
+    ),
+    click.option(
+        "--nice",
+        default=0,
+        type=click.IntRange(0, 19),
+        help="Leave the processor to others: 19 takes only what nobody else wants.",
+    ),
+    click.option("--log-json", is_flag=True, help="Write the log as one JSON object a line."),
+)
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` what RunOptions holds."""
+    taken = (data_option, state_option, threads_option, seed_option, validation_option)
+    for option in reversed((*taken, max_memory_option, *OWNER_OPTIONS)):
+        command = option(command)
+    return command

@@ -1,29 +1,79 @@
 """`edgetailor-agent run`."""
 
-import time
+import os
+import signal
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 
-from device_agent.cli.options import data_option, seed_option, state_option, threads_option
+from device_agent.cli.options import run_options
 from device_agent.console import say
+from device_agent.log_lines import Line, Log
+from device_agent.run_options import RunOptions, read_options
+from device_agent.systemd import Notifier
 from device_agent.wording import counted
+from profiles.errors import EdgeTailorError
+
+
+def _from_file(context: click.Context, option: click.Parameter, path: Path | None) -> None:
+    """Let the file's values stand where the command line has none."""
+    if path is not None:
+        context.default_map = read_options(path)
 
 
 @click.command("run")
-@data_option
-@state_option
-@threads_option
-@seed_option
-def run_command(data: str, state: Path | None, threads: int, seed: int) -> None:
-    """Take part in every round until the last, waiting for the coordinator where it is away."""
-    from device_agent.device import run as run_device
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=_from_file,
+    help='Take options from this TOML file, e.g. quiet_hours = "22:00-07:00".',
+)
+@run_options
+def run_command(**given: Any) -> None:
+    """Take part in every round until the last, waiting for the coordinator where it is away.
+
+    What is set for the owner's sake pauses the work, also in the middle of training.
+    """
+    options = RunOptions(**given)
+    signal.signal(signal.SIGTERM, _end)
+    notifier = Notifier()
+
+    def write(line: str) -> None:
+        say(line)
+        notifier.status(line)
+
+    log = Log(write, options.log_json)
+    try:
+        taken = _run(options, log, notifier)
+    except EdgeTailorError as error:
+        if not options.log_json:
+            raise
+        log(Line(str(error), level="error"))
+        raise click.exceptions.Exit(error.exit_code) from None
+    click.echo(f"{counted(taken, 'update')} sent")
+
+
+def _run(options: RunOptions, log: Log, notifier: Notifier) -> int:
+    from device_agent.device import run
     from device_agent.device_state import default_state
 
-    started = time.monotonic()
+    os.nice(options.nice)
+    return run(
+        options.state or default_state(),
+        options.data,
+        log,
+        threads=options.threads,
+        seed=options.seed,
+        validation=options.validation,
+        max_memory=options.max_memory,
+        limits=options.limits,
+        alive=notifier.alive,
+    )
 
-    def log(line: str) -> None:
-        say(f"[{time.monotonic() - started:7.1f} s] {line}")
 
-    taken = run_device(state or default_state(), data, log, threads=threads, seed=seed)
-    click.echo(f"{counted(taken, 'update')} sent")
+def _end(signum: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)

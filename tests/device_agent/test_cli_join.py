@@ -81,7 +81,9 @@ def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
         "edgetailor-agent", "run", "--data", "local.npz", "--state", joined(tmp_path, url),
         cwd=tmp_path, after="next try in 2 s",
     )  # fmt: skip
-    talk = re.sub(r"(?m)^\[ +\d+\.\d s\] ", "", done.stderr)
+    stamp = r"\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d\] "
+    talk, stamped = re.subn(f"(?m)^{stamp}", "", done.stderr)
+    assert stamped == 2
     assert talk == waiting(url, 1, 2) + STOPPED
     assert (done.code, done.stdout) == (130, "")
     assert seconds < 1
