@@ -26,7 +26,7 @@ def out_of_memory(error: Exception) -> MemoryError | None:
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """How every session here runs."""
+    """How the agent opens graphs, with `threads` threads (0: one for each core)."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

@@ -1,0 +1,113 @@
+"""What the calibration runs: which graph with which sizes.
+
+A graph is a file of `calibration_graphs`, its sizes the shapes of its inputs. Cases are small, so
+that a board gets through all of them in a minute: at most some 20 million multiply-accumulates and
+8 MB a tensor. What comes first is what predictions need most, should the time run out.
+"""
+
+from collections.abc import Iterator
+
+Shape = tuple[int, ...]
+Case = tuple[str, dict[str, Shape]]
+"""A graph's name and the shape of each input."""
+
+MOST = 24e6
+"""Multiply-accumulates of a case, where fewer images can keep it there."""
+
+CONVOLUTIONS = (
+    # inputs, outputs, kernel, image: networks get narrower images the more channels they have.
+    *((3, 16, 3, 32), (16, 16, 3, 32), (16, 64, 3, 32), (64, 16, 3, 32), (64, 64, 3, 32)),
+    *((8, 8, 3, 16), (16, 32, 3, 16), (32, 32, 3, 16), (32, 32, 3, 8), (64, 64, 3, 8)),
+    *((128, 128, 3, 16), (64, 64, 3, 16), (128, 128, 3, 8), (256, 256, 3, 8), (256, 256, 3, 4)),
+    *((512, 512, 3, 4), (128, 512, 3, 4), (512, 128, 3, 4), (8, 8, 3, 4), (64, 64, 3, 4)),
+    *((16, 32, 1, 16), (32, 64, 1, 8), (64, 64, 1, 32), (64, 256, 1, 8), (256, 64, 1, 8)),
+    *((512, 512, 1, 4), (1, 16, 5, 28), (16, 32, 5, 14), (32, 64, 5, 14), (8, 16, 5, 8)),
+)
+LINES = (
+    # A kernel of one row: factors of a convolution.
+    *((16, 64, 3, 32), (64, 16, 3, 32), (32, 128, 3, 16), (128, 32, 3, 16)),
+    *((64, 256, 3, 8), (256, 64, 3, 8), (128, 512, 3, 4), (512, 128, 3, 4)),
+)
+WEIGHT_GRADIENTS = (
+    # outputs, images, gradient's width and height, dilation: channels of the layer's input.
+    *((16, 32, 32, 8), (16, 32, 16, 32), (64, 32, 8, 32), (64, 32, 8, 128), (128, 32, 4, 128)),
+    *((16, 16, 32, 32), (64, 16, 16, 32), (512, 32, 4, 32), (32, 16, 16, 128), (8, 32, 8, 8)),
+    *((64, 4, 32, 32), (256, 32, 4, 128), (64, 32, 16, 8), (32, 32, 4, 32)),
+)
+PRODUCTS = (
+    # matrices, rows, columns, length
+    *((1, 32, 10, 128), (1, 32, 128, 784), (1, 32, 2048, 256), (1, 256, 256, 256)),
+    *((1, 32, 256, 2048), (1, 512, 512, 64), (1, 64, 64, 1024), (1, 2048, 64, 64)),
+    *((1, 8, 8, 8), (1, 32, 64, 64), (1, 1024, 16, 64), (1, 16, 1024, 1024)),
+    *((64, 16, 16, 16), (128, 32, 32, 16), (32, 64, 64, 32), (8, 128, 32, 128)),
+)
+POINTWISE = (1, 64, 1024, 2**14, 2**16, 2**18, 2**19, 2**21)
+IMAGES = (
+    *((1, 1, 2, 2), (2, 8, 4, 4), (8, 16, 8, 8), (32, 64, 4, 4), (32, 64, 8, 8), (32, 16, 16, 16)),
+    *((32, 16, 32, 32), (32, 64, 16, 16), (32, 256, 4, 4), (32, 64, 32, 32)),
+)
+
+
+def images_for(one: float) -> int:
+    """How many images of `one` multiply-accumulates make a case."""
+    return max(1, min(8, int(MOST / one)))
+
+
+def convolutions() -> Iterator[Case]:
+    """Layers as they go forward and as the gradient of their input goes back."""
+    for inputs, outputs, kernel, size in CONVOLUTIONS:
+        images = images_for(inputs * outputs * kernel**2 * size**2)
+        wide = size + kernel - 1
+        weight = (outputs, inputs, kernel, kernel)
+        yield "convolution", {"x": (images, inputs, wide, wide), "w": weight}
+    for inputs, outputs, kernel, size in LINES:
+        images = images_for(inputs * outputs * kernel * size**2)
+        flat = {"x": (images, inputs, size, size + kernel - 1), "w": (outputs, inputs, 1, kernel)}
+        yield "convolution", flat
+        upright = {"x": (images, inputs, size + kernel - 1, size), "w": (outputs, inputs, kernel, 1)}
+        yield "convolution", upright
+        back = {"x": (images, outputs, size, size), "w": (outputs, inputs, 1, kernel)}
+        yield "transposed", back
+    for inputs, outputs, kernel, size in CONVOLUTIONS[::3]:
+        images = images_for(inputs * outputs * kernel**2 * size**2)
+        back = {"x": (images, outputs, size, size), "w": (outputs, inputs, kernel, kernel)}
+        yield "transposed", back
+        if kernel > 1 and size > 4:
+            yield "transposed_strided", back
+            wide = 2 * size + kernel - 2
+            weight = (outputs, inputs, kernel, kernel)
+            yield "convolution_strided", {"x": (images, inputs, wide, wide), "w": weight}
+
+
+def weight_gradients() -> Iterator[Case]:
+    """Convolutions whose kernel is a whole gradient; see exporters' form of them."""
+    for outputs, images, size, dilation in WEIGHT_GRADIENTS:
+        x = (1, images, size + 2, (size + 2) * dilation)
+        weight = (outputs, images, size, size)
+        yield f"convolution_dilated_{dilation}", {"x": x, "w": weight}
+
+
+def products() -> Iterator[Case]:
+    """Matrix products, single ones also with either side transposed."""
+    for matrices, rows, columns, length in PRODUCTS:
+        shapes = {"x": (matrices, rows, length), "w": (matrices, length, columns)}
+        yield "product", shapes
+        if matrices == 1:
+            yield "gemm_rows", {"x": (rows, length), "w": (columns, length)}
+            yield "gemm_columns", {"x": (length, rows), "w": (length, columns)}
+
+
+def passes() -> Iterator[Case]:
+    """Everything that is bound by memory."""
+    for numbers in POINTWISE:
+        yield "pointwise", {"x": (numbers,), "w": (numbers,)}
+    for shape in IMAGES:
+        yield "images", {"x": shape, "p": (1, shape[1], 1, 1)}
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    yield from passes()
+    yield from convolutions()
+    yield from weight_gradients()
+    yield from products()

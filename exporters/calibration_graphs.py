@@ -1,0 +1,201 @@
+"""The graphs that a device calibrates itself with, shipped in `device_agent/calibration_graphs`.
+
+Each holds operators that training steps consist of, with open sizes: the agent chooses those. A
+node's name says which kind of work it is (profiles/workload.py), and a number where a kind occurs
+twice. Run `python -m exporters.calibration_graphs` to write them anew.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import NodeProto, TensorProto, helper
+
+import device_agent
+from exporters.onnx_writer import IR_VERSION, OPSET
+
+FOLDER = Path(device_agent.__file__).with_name("calibration_graphs")
+PASSED_ON = 64
+"""Nodes in a row in the graph that tells what one more node costs."""
+
+
+def graph(
+    name: str,
+    nodes: Sequence[NodeProto],
+    inputs: Mapping[str, int],
+    outputs: Mapping[str, int],
+    constants: Mapping[str, Sequence[int] | float] | None = None,
+) -> bytes:
+    """A serialized model; `inputs` and `outputs` are float32 tensors by name, with their axes.
+
+    `constants` are whole numbers (int64) or one float32.
+    """
+    numbers = [
+        helper.make_tensor(key, TensorProto.FLOAT, [], [value])
+        if isinstance(value, float)
+        else helper.make_tensor(key, TensorProto.INT64, [len(value)], list(value))
+        for key, value in (constants or {}).items()
+    ]
+    made = helper.make_graph(
+        list(nodes),
+        name,
+        [tensor(key, count) for key, count in inputs.items()],
+        [tensor(key, count) for key, count in outputs.items()],
+        numbers,
+    )
+    model = helper.make_model(
+        made,
+        ir_version=IR_VERSION,
+        producer_name="edgetailor",
+        opset_imports=[helper.make_opsetid("", OPSET)],
+    )
+    onnx.checker.check_model(model)
+    return model.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def tensor(name: str, axes: int) -> onnx.ValueInfoProto:
+    """A float32 tensor whose sizes are open."""
+    sizes = [f"{name}_{axis}" for axis in range(axes)]
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)
+
+
+def node(kind: str, operator: str, inputs: str, output: str, **attributes: Any) -> NodeProto:
+    """One node; `inputs` are names apart by blanks."""
+    return helper.make_node(operator, inputs.split(), [output], name=kind, **attributes)
+
+
+def single(kind: str, operator: str, axes: int, **attributes: Any) -> bytes:
+    """A graph of one operator on the inputs `x` and `w`."""
+    return graph(kind, [node(kind, operator, "x w", "y", **attributes)], {"x": axes, "w": axes}, {"y": axes})
+
+
+def pointwise() -> bytes:
+    """Everything that goes over numbers one by one, on `x` and `w` of one axis.
+
+    Of two operands one comes from the node before and one from far back, as in a backward pass.
+    """
+    return graph(
+        "pointwise",
+        [
+            node("arithmetic", "Add", "x w", "a"),
+            node("scaling", "Mul", "a half", "b"),
+            node("unary", "Relu", "b", "c"),
+            node("arithmetic-2", "Mul", "c x", "d"),
+            node("unary-2", "Neg", "a", "e"),
+            node("root", "Sqrt", "d", "f"),
+            node("division", "Div", "f w", "g"),
+            node("power", "Pow", "g two", "h"),
+            node("exponential", "Exp", "h", "i"),
+            node("exponential-2", "Log", "i", "j"),
+            node("sigmoid", "Tanh", "j", "k"),
+            node("sigmoid-2", "Sigmoid", "k", "l"),
+            node("comparison", "Greater", "l half", "m"),
+            node("selection", "Where", "m l x", "n"),
+            node("unary-3", "Cast", "m", "o", to=TensorProto.FLOAT),
+            node("arithmetic-3", "Sub", "o w", "p"),
+            node("extreme", "Max", "p n", "q"),
+            node("arithmetic-4", "Add", "q e", "r"),
+            node("reduction", "ReduceSum", "r", "y", keepdims=0),
+        ],
+        {"x": 1, "w": 1},
+        {"y": 0},
+        {"half": 0.5, "two": 2.0},
+    )
+
+
+def images() -> bytes:
+    """What treats images `x` by channel, and what moves or joins them; `p` (1, C, 1, 1)."""
+    return graph(
+        "images",
+        [
+            node("shape-2", "Shape", "x", "sizes"),
+            node("broadcast", "Mul", "x p", "a"),
+            node("broadcast-2", "Sub", "a p", "b"),
+            node("shape", "Reshape", "p flat", "v"),
+            node("normalisation", "BatchNormalization", "b v v v v", "c"),
+            node("transposition-outer", "Transpose", "c", "d", perm=[1, 0, 2, 3]),
+            node("transposition-outer-2", "Transpose", "d", "e", perm=[1, 0, 2, 3]),
+            node("transposition", "Transpose", "e", "f", perm=[0, 2, 3, 1]),
+            node("transposition-2", "Transpose", "f", "g", perm=[0, 3, 1, 2]),
+            node("padding", "Pad", "g around", "h"),
+            node("cutting", "Slice", "h from to axes", "i"),
+            node("joining", "Concat", "i x", "j", axis=1),
+            node("reduction", "ReduceSum", "j channels", "k", keepdims=0),
+            node("reduction-2", "ReduceMean", "i pixels", "l", keepdims=1),
+            node("expansion", "Expand", "l sizes", "m"),
+            node("arithmetic", "Add", "m i", "n"),
+            node("reduction-3", "ReduceSum", "n", "o", keepdims=0),
+            node("reduction-4", "ReduceSum", "n first", "q", keepdims=0),
+            node("broadcast-3", "Add", "q o", "r"),
+            node("reduction-5", "ReduceSum", "r", "s", keepdims=0),
+            node("reduction-6", "ReduceSum", "k", "t", keepdims=0),
+            node("arithmetic-2", "Add", "s t", "y"),
+        ],
+        {"x": 4, "p": 4},
+        {"y": 0},
+        {
+            "flat": [-1],
+            "around": [0, 0, 1, 1, 0, 0, 1, 1],
+            "from": [1, 1],
+            "to": [-1, -1],
+            "axes": [2, 3],
+            "channels": [0, 2, 3],
+            "pixels": [2, 3],
+            "first": [0],
+        },
+    )
+
+
+def passed_on() -> bytes:
+    """A row of small nodes, one input."""
+    row = [node(f"unary-{n}", "Neg", f"v{n}", f"v{n + 1}") for n in range(PASSED_ON)]
+    row[0].input[0], row[-1].output[0] = "x", "y"
+    return graph("row", row, {"x": 1}, {"y": 1})
+
+
+def passed_through() -> bytes:
+    """As many small nodes side by side, an input and an output each."""
+    side = [node(f"unary-{n}", "Neg", f"x{n}", f"y{n}") for n in range(PASSED_ON)]
+    inputs, outputs = ({f"{end}{n}": 1 for n in range(PASSED_ON)} for end in "xy")
+    return graph("side", side, inputs, outputs)
+
+
+def scan() -> bytes:
+    """A loop over time: two small nodes a step."""
+    vector = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in ("s", "x_t")]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in ("s_next", "y_t")]
+    body = helper.make_graph(
+        [node("a", "Add", "s x_t", "s_next"), node("b", "Neg", "s_next", "y_t")],
+        "step",
+        vector,
+        ends,
+    )
+    loop = helper.make_node(
+        "Scan", ["s0", "x"], ["last", "y"], name="loop", body=body, num_scan_inputs=1
+    )
+    return graph("loop", [loop], {"s0": 1, "x": 2}, {"y": 2})
+
+
+def graphs() -> Iterator[tuple[str, bytes]]:
+    """Name of each graph and its content."""
+    yield "convolution", single("convolution", "Conv", 4)
+    yield "convolution_strided", single("convolution", "Conv", 4, strides=[2, 2])
+    for dilation in (8, 32, 128):
+        dilations = [1, dilation]
+        yield f"convolution_dilated_{dilation}", single("convolution", "Conv", 4, dilations=dilations)
+    yield "transposed", single("transposed", "ConvTranspose", 4)
+    yield "transposed_strided", single("transposed", "ConvTranspose", 4, strides=[2, 2])
+    yield "product", single("product", "MatMul", 3)
+    yield "gemm_rows", single("product", "Gemm", 2, transB=1)
+    yield "gemm_columns", single("product", "Gemm", 2, transA=1)
+    yield "pointwise", pointwise()
+    yield "images", images()
+    yield "row", passed_on()
+    yield "side", passed_through()
+    yield "loop", scan()
+
+
+if __name__ == "__main__":
+    for name, content in graphs():
+        (FOLDER / f"{name}.onnx").write_bytes(content)
