@@ -7,18 +7,26 @@ device can do when nothing else runs on it.
 
 import datetime
 import json
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnxruntime
 
+from device_agent import memory
 from device_agent.calibration_cases import Case, Shape, cases
 from device_agent.onnx_runtime import DESCRIPTION, OnnxSession, session_options
-from profiles.calibration import Calibration, Timing
+from profiles.calibration import Calibration, MemoryOverhead, Timing
+from profiles.device import DeviceProfile
+from profiles.profile import this_machine
 from profiles.workload import sizes_of
 
 GRAPHS = Path(__file__).with_name("calibration_graphs")
@@ -31,8 +39,14 @@ SUFFIX = "_kernel_time"
 NODES = 64
 """Nodes of the graphs `row` and `side`."""
 STEPS = (16, 272)
+"""Short and long runs of the graph `loop`, whose body has `BODY_NODES` nodes."""
+BODY_NODES = 2
 
 Report = Callable[[str], None]
+
+
+def quiet(stage: str) -> None:
+    """Tell nobody."""
 
 
 def arrays(shapes: Mapping[str, Shape]) -> dict[str, np.ndarray]:
@@ -110,13 +124,101 @@ def timed(all_cases: Iterable[Case], threads: int, length_s: float) -> list[Timi
         return [timing for graph in graphs.values() for timing in graph.timings()]
 
 
-def least(name: str, shapes: Mapping[str, Shape], threads: int, runs: int = SHORT_RUNS) -> float:
+def least(name: str, shapes: Mapping[str, Shape], threads: int) -> float:
     """Least seconds of a whole run as the agent makes it."""
     session = OnnxSession(GRAPHS / f"{name}.onnx", threads)
     feeds = arrays(shapes)
     seconds = []
-    for _ in range(runs):
+    for _ in range(SHORT_RUNS):
         start = time.perf_counter()
         session.run(feeds)
         seconds.append(time.perf_counter() - start)
     return min(seconds)
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Seconds that a run takes besides its operations; see Calibration."""
+
+    run_s: float
+    port_s: float
+    node_s: float
+    loop_step_s: float
+
+
+def overheads(threads: int) -> Overheads:
+    """What runs of next to nothing take, told apart by graphs that differ in one thing."""
+    one = least("product", {"x": (1, 1, 1), "w": (1, 1, 1)}, threads)  # one node, three ports
+    row = least("row", {"x": (1,)}, threads)  # many nodes, two ports
+    side = least("side", {f"x{n}": (1,) for n in range(NODES)}, threads)  # and two ports each
+    node_s = max(0.0, row - one) / (NODES - 1)
+    port_s = max(0.0, side - row) / (2 * NODES - 2)
+    few, many = (least("loop", {"s0": (1,), "x": (steps, 1)}, threads) for steps in STEPS)
+    return Overheads(
+        run_s=max(0.0, one - node_s - 3 * port_s),
+        port_s=port_s,
+        node_s=node_s,
+        loop_step_s=max(0.0, (many - few) / (STEPS[1] - STEPS[0]) - BODY_NODES * node_s),
+    )
+
+
+def without_profiler(timings: Sequence[Timing], node_s: float) -> tuple[Timing, ...]:
+    """`timings` as they are when nobody looks: the profiler itself takes about a microsecond.
+
+    How long exactly, the smallest operation says, which takes `node_s` outside the profiler.
+    """
+    smallest = min(timing.seconds for timing in timings)
+    return tuple(
+        Timing(t.kind, t.sizes, max(node_s, t.seconds - smallest + node_s)) for t in timings
+    )
+
+
+def calibrate(threads: int = 0, length_s: float = LENGTH_S, report: Report = quiet) -> Calibration:
+    """Calibrate this device with `threads` threads (0: one for each core).
+
+    `length_s` seconds go to operations, a few more to the rest. `report` hears of each stage.
+    """
+    report("runs of next to nothing")
+    small = overheads(threads)
+    report(f"operations, about {length_s:.0f} s")
+    timings = timed(cases(), threads, length_s)
+    report("memory of the runtime")
+    return Calibration(
+        runtime=DESCRIPTION,
+        threads=threads,
+        timings=without_profiler(timings, small.node_s),
+        run_s=small.run_s,
+        port_s=small.port_s,
+        node_s=small.node_s,
+        loop_step_s=small.loop_step_s,
+        memory=memory_overhead(),
+    )
+
+
+def memory_overhead() -> MemoryOverhead | None:
+    """What the runtime holds besides tensors, found by a process of its own."""
+    command = [sys.executable, "-m", "device_agent.calibration_memory"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode != 0:
+        return None
+    return msgspec.json.decode(done.stdout, type=MemoryOverhead | None)
+
+
+def device_profile(name: str, calibration: Calibration, folder: Path) -> DeviceProfile:
+    """This device as the planner sees it; what is free on the disk is asked of `folder`."""
+    machine = this_machine(DESCRIPTION)
+    measured = "measured on the device"
+    figures = {
+        "memory_bytes": machine.memory_bytes,
+        "memory_available_bytes": memory.available_bytes(),
+        "storage_free_bytes": shutil.disk_usage(folder).free,
+    }
+    return DeviceProfile(
+        name=name,
+        date=datetime.date.today().isoformat(),
+        cores=machine.cpu_count,
+        machine=machine,
+        calibration=calibration,
+        sources={key: measured for key, value in figures.items() if value is not None},
+        **figures,
+    )

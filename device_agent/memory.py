@@ -5,6 +5,7 @@ from pathlib import Path
 from profiles.profile import Pages
 
 STATUS = Path("/proc/self/status")
+MEMORY = Path("/proc/meminfo")
 CLEAR = Path("/proc/self/clear_refs")
 
 
@@ -26,6 +27,11 @@ def peak_bytes() -> int | None:
     return status_field("VmHWM")
 
 
+def available_bytes() -> int | None:
+    """What the system can give to processes without swapping."""
+    return kilobytes(MEMORY, "MemAvailable")
+
+
 def reset_peak() -> bool:
     """Let the peak start from the present resident set; False where that is not possible.
 
@@ -39,9 +45,14 @@ def reset_peak() -> bool:
 
 
 def status_field(name: str) -> int | None:
-    """A field of /proc/self/status, which counts in kB, as bytes."""
+    """A field of /proc/self/status as bytes."""
+    return kilobytes(STATUS, name)
+
+
+def kilobytes(file: Path, name: str) -> int | None:
+    """A field of a `file` that counts in kB, as bytes."""
     try:
-        lines = STATUS.read_text().splitlines()
+        lines = file.read_text().splitlines()
     except OSError:
         return None
     for line in lines:

@@ -17,7 +17,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class MemoryOverhead(msgspec.Struct, frozen=True, kw_only=True):
-    """What the runtime holds besides tensors, bytes.
+    """What the agent and the runtime hold besides tensors, bytes.
 
     `idle_bytes`: the agent's process before it opens a graph. `session_bytes`: code and tables that
     the first session brings into memory. `node_bytes`: for each node of an open graph.
@@ -29,17 +29,16 @@ class MemoryOverhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates and overheads of one device with one runtime and number of threads.
+    """Rates and overheads of one device with one runtime and number of threads (0: all cores).
 
-    A run takes `run_s`, `port_s` for each of its inputs and outputs and `node_s` for each node
-    beside the operations; a step of a loop `loop_step_s`. `memory` is None where the system does not
-    say.
+    `timings` hold what the runtime does around an operation. A run takes `run_s` and `port_s` for
+    each of its inputs and outputs besides; a node that computes nothing takes `node_s`, a step of a
+    loop `loop_step_s` besides its body. `memory` is None where the system does not say.
     """
 
     version: int = CALIBRATION_VERSION
     runtime: str
     threads: int
-    date: str
     timings: tuple[Timing, ...]
     run_s: float
     port_s: float

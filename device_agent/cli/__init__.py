@@ -5,6 +5,7 @@ One file a command.
 
 import click
 
+from device_agent.cli.calibrate_command import calibrate
 from device_agent.cli.join_command import join
 from device_agent.cli.leave_command import leave
 from device_agent.cli.profile_command import profile
@@ -26,8 +27,16 @@ def main_group() -> None:
 
 
 COMMANDS = (
-    install_service, join, leave, profile, run_command, status, train, uninstall_service,
-)  # fmt: skip
+    calibrate,
+    install_service,
+    join,
+    leave,
+    profile,
+    run_command,
+    status,
+    train,
+    uninstall_service,
+)
 for command in COMMANDS:
     main_group.add_command(command)
 
