@@ -1,24 +1,54 @@
-"""The operations that one run of an ONNX graph consists of, for the planner's predictions."""
+"""What a run of an exported ONNX graph does and needs, for the planner's predictions."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
 import onnx
 from onnx_ir import Graph, Node
 
-from exporters.liveness import at_batch, bodies, execution_order, shape_of
-from profiles.workload import FREE, LOOP, Operation, kind_of, sizes_of
+from exporters.arena import arena_bytes
+from exporters.liveness import at_batch, bodies, execution_order, graph_liveness, shape_of
+from exporters.onnx_writer import to_onnx
+from exporters.program import ProgramSignature
+from exporters.tracing import DTYPES
+from profiles.workload import FREE, LOOP, Operation, SignatureWork, kind_of, sizes_of
 
 
-def operations(graph: bytes, batch: int) -> tuple[Operation, ...]:
-    """Operations of one run of a serialized graph on `batch` samples, equal ones counted.
+def signature_work(signature: ProgramSignature, batch: int, times: int = 1) -> SignatureWork:
+    """Export `signature` and look at the graph, for batches of `batch` samples.
 
-    What stands inside a loop counts once for each step. Raises ExportError where a tensor's size
-    does not follow from the batch.
+    Raises ExportError where it cannot be exported, or where a tensor's size does not follow from
+    the batch.
     """
+    states = [port for port in signature.inputs if port.kind == "state"]
+    state = sum(math.prod(map(int, p.shape)) * DTYPES[p.dtype].itemsize for p in states)  # type: ignore[arg-type]
+    return graph_work(to_onnx(signature), batch, signature.name, state, times)
+
+
+def graph_work(
+    graph: bytes, batch: int, name: str = "", state: int = 0, times: int = 1
+) -> SignatureWork:
+    """What a run of a serialized `graph` on `batch` samples does, equal operations counted.
+
+    What stands inside a loop counts once for each step. Raises ExportError as `signature_work`.
+    """
+    whole = onnx.load_from_string(graph).graph
     model = at_batch(onnx.load_from_string(graph), batch)
+    alive = graph_liveness(model.graph)
+    results = {value.name for value in whole.output}
     found = Counter(of_graph(model.graph))
-    return tuple(Operation(kind, sizes, count) for (kind, sizes), count in found.items())
+    return SignatureWork(
+        name=name,
+        times=times,
+        operations=tuple(Operation(kind, sizes, n) for (kind, sizes), n in found.items()),
+        nodes=len(whole.node),
+        ports=len(whole.input) + len(whole.output),
+        state=state,
+        inputs=alive.inputs,
+        outputs=alive.outputs,
+        arena=arena_bytes(buffer for buffer in alive.buffers if buffer.name not in results),
+    )
 
 
 def of_graph(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:

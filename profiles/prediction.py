@@ -1,102 +1,116 @@
-"""How long a graph's operations take on a calibrated device, and how sure that is.
+"""What a submodel takes on a device, before it ever ran there: memory and time, and how sure.
 
-Of each kind the logarithm of the rate (seconds per amount) is interpolated between the timed sizes by
-a Gaussian process in the logarithms of the sizes: smooth, exact far from nothing, and back at the
-kind's mean rate far from everything.
+Memory follows from the graphs' liveness and the runtime's measured overhead, time from the graphs'
+operations and the rates of a calibration. What may be wrong with either was learned from
+`make bench-plan`; a plan goes by the upper bounds.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
-import numpy as np
+from profiles.calibration import Calibration, MemoryOverhead, Timing
+from profiles.rates import Rates
+from profiles.workload import FREE, LOOP, Operation, SignatureWork, Workload
 
-from profiles.calibration import Calibration, Timing
-from profiles.workload import FREE, LOOP, PRODUCTS, Operation, amount
-
-LENGTH = 3.0
-"""Over how many doublings of a size a rate says something of its neighbours'."""
-NOISE = 0.05
-"""Spread of a timing, relative."""
+MEMORY_ERROR = 0.06
+"""How far above its prediction a measured growth of the process may be, relative."""
+LOOP_MEMORY_ERROR = 0.15
+"""The same for graphs with loops, whose working space is counted as one pass through the body."""
+TIME_ERROR = 0.25
+"""How much longer than predicted a step may take on an undisturbed device, relative."""
+X86_OVERHEAD = MemoryOverhead(idle_bytes=60 * 10**6, session_bytes=11 * 2**20, node_bytes=5300)
+"""Measured on x86-64 Linux with onnxruntime 1.31.1: taken for devices that were not calibrated."""
+NEAREST = {"scaling": "arithmetic", "broadcast": "arithmetic", "selection": "arithmetic"}
 
 
 @dataclass(frozen=True)
-class Rates:
-    """The timings of one kind; see the module."""
+class Bounded:
+    """A predicted figure and the most that it may be."""
 
-    timings: Sequence[Timing]
-
-    @cached_property
-    def places(self) -> np.ndarray:
-        """Logarithms of the sizes, (timings, sizes)."""
-        return np.array([place(t.kind, t.sizes) for t in self.timings])
-
-    @cached_property
-    def logs(self) -> np.ndarray:
-        """Logarithms of the rates, (timings,)."""
-        return np.array([math.log(t.seconds / amount(t.kind, t.sizes)) for t in self.timings])
-
-    @cached_property
-    def trend(self) -> np.ndarray:
-        """Rates as a plane over the places, by ridge regression: constant first."""
-        design = np.column_stack([np.ones(len(self.places)), self.places - self.centre])
-        penalty = np.diag([1e-6, *[0.5] * self.places.shape[1]])
-        return np.linalg.solve(design.T @ design + penalty, design.T @ self.logs)
-
-    @cached_property
-    def centre(self) -> np.ndarray:
-        """Mean of the places."""
-        return self.places.mean(axis=0)
-
-    def on_trend(self, places: np.ndarray) -> np.ndarray:
-        """The plane's rates at `places`."""
-        return self.trend[0] + (places - self.centre) @ self.trend[1:]
-
-    @cached_property
-    def covariance(self) -> np.ndarray:
-        """Between the timings."""
-        scale = max(0.05, float(np.std(self.logs - self.on_trend(self.places))))
-        return scale**2 * nearness(self.places, self.places)
-
-    @cached_property
-    def inverse(self) -> np.ndarray:
-        """Of the covariance with noise."""
-        return np.linalg.inv(self.covariance + NOISE**2 * np.eye(len(self.logs)))
-
-    def seconds(self, sizes: Sequence[int]) -> float:
-        """Predicted time of one operation of these sizes."""
-        kind = self.timings[0].kind
-        if len(sizes) == 1:
-            return self.along(sizes[0])
-        at = np.clip(place(kind, sizes), self.places.min(axis=0), self.places.max(axis=0))[None]
-        scale = max(0.05, float(np.std(self.logs - self.on_trend(self.places))))
-        residual = self.logs - self.on_trend(self.places)
-        log = self.on_trend(at) + scale**2 * nearness(at, self.places) @ self.inverse @ residual
-        return amount(kind, sizes) * math.exp(float(log[0]))
-
-    def along(self, size: int) -> float:
-        """Seconds of a kind with one size: straight between the timings, rates held beyond them."""
-        own = sorted((t.sizes[0], t.seconds) for t in self.timings)
-        sizes, seconds = zip(*own, strict=True)
-        if size > sizes[-1]:
-            return float(seconds[-1] * size / sizes[-1])
-        return float(np.exp(np.interp(math.log(size), np.log(sizes), np.log(seconds))))
-
-    def left_out(self) -> np.ndarray:
-        """Logarithm of true over predicted rate of each timing, were it not among them."""
-        residual = self.logs - self.on_trend(self.places)
-        return (self.inverse @ residual) / np.diag(self.inverse)
+    value: float
+    upper: float
 
 
-def place(kind: str, sizes: Sequence[int]) -> list[float]:
-    """Where an operation is among those of its kind: binary logarithms of its sizes and amount."""
-    logs = [math.log2(size) for size in sizes]
-    # How many images there are hardly changes what one takes; the whole amount may.
-    return [0.5 * math.log2(amount(kind, sizes)), *logs[1:]]
+@dataclass(frozen=True)
+class Prediction:
+    """Peak memory of the agent's process (bytes) and time of one batch (seconds; None unknown)."""
+
+    memory: Bounded
+    step: Bounded | None
 
 
-def nearness(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Between 0 and 1, for each pair of places."""
-    squares = ((left[:, None] - right[None]) ** 2).sum(axis=2)
-    return np.exp(-0.5 * squares / LENGTH**2)
+def predict(work: Workload, calibration: Calibration | None) -> Prediction:
+    """What `work` takes on a device of this `calibration`."""
+    overhead = calibration.memory if calibration is not None else None
+    step = None if calibration is None else Clock(calibration).batch(work.training)
+    return Prediction(memory=memory(work, overhead or X86_OVERHEAD), step=step)
+
+
+def memory(work: Workload, overhead: MemoryOverhead) -> Bounded:
+    """Peak of the agent's process: while it trains, or while it records a stage if that is more.
+
+    process = idle + session + node_bytes * nodes + arenas + inputs + outputs
+    """
+    training = (
+        work.state
+        + max(s.inputs - s.state + s.outputs for s in work.training)
+        + sum(s.arena + overhead.node_bytes * s.nodes for s in work.training)
+    )
+    stages = [s.inputs + s.outputs + s.arena + overhead.node_bytes * s.nodes for s in work.recording]
+    growth = max(training, *stages, 0) + overhead.session_bytes
+    loops = any(s.loops for s in (*work.training, *work.recording))
+    error = LOOP_MEMORY_ERROR if loops else MEMORY_ERROR
+    return Bounded(overhead.idle_bytes + growth, overhead.idle_bytes + growth * (1 + error))
+
+
+class Clock:
+    """Times of operations on one calibrated device."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self.calibration = calibration
+        timings: dict[str, list[Timing]] = defaultdict(list)
+        for timing in calibration.timings:
+            timings[timing.kind].append(timing)
+        self.rates = {kind: Rates(own) for kind, own in timings.items()}
+
+    def batch(self, signatures: Sequence[SignatureWork]) -> Bounded:
+        """Seconds of one batch.
+
+        Rates of one kind are wrong together, those of different kinds apart: their errors, known
+        from timings predicted by all others, add up like the sides of a right angle.
+        """
+        kinds: dict[str, float] = defaultdict(float)
+        total = 0.0
+        for one in signatures:
+            around = self.calibration.run_s + self.calibration.port_s * one.ports
+            total += one.times * around
+            for operation in one.operations:
+                seconds = one.times * self.seconds(operation)
+                kinds[operation.kind] += seconds
+                total += seconds
+        doubt = math.hypot(
+            *(seconds * self.doubt(kind) for kind, seconds in kinds.items()), TIME_ERROR * total
+        )
+        return Bounded(total, total + doubt)
+
+    def seconds(self, operation: Operation) -> float:
+        """Of all runs of one operation."""
+        if operation.kind == LOOP:
+            return operation.count * operation.sizes[0] * self.calibration.loop_step_s
+        rates = self.rates_of(operation.kind)
+        if operation.kind == FREE or rates is None:
+            return operation.count * self.calibration.node_s
+        return operation.count * rates.seconds(operation.sizes)
+
+    def rates_of(self, kind: str) -> Rates | None:
+        """The rates of `kind`, or of the nearest kind if time ran out for it."""
+        return self.rates.get(kind) or self.rates.get(NEAREST.get(kind, "arithmetic"))
+
+    def doubt(self, kind: str) -> float:
+        """Relative error of the rates of `kind` between its timings."""
+        rates = self.rates_of(kind)
+        return 0.0 if kind in (FREE, LOOP) or rates is None else rates.doubt
+
+

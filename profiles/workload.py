@@ -138,3 +138,41 @@ def kind_of(operator: str, inputs: Shapes, outputs: Shapes) -> str:
         if kind == "arithmetic" and math.prod(outputs[0]) > min(sizes):
             return "broadcast"
     return kind
+
+
+class SignatureWork(msgspec.Struct, frozen=True, kw_only=True):
+    """One graph of a bundle: what a run of it does, `times` for each batch, and needs.
+
+    `nodes` of the graph, `ports` its inputs and outputs together. Bytes of one run: `state` the
+    inputs that are tensors of the device's state, `inputs` all, `outputs`, and what the runtime's
+    `arena` takes for the tensors between them.
+    """
+
+    name: str
+    times: int = 1
+    operations: tuple[Operation, ...]
+    nodes: int
+    ports: int
+    state: int
+    inputs: int
+    outputs: int
+    arena: int
+
+    @property
+    def loops(self) -> bool:
+        """Whether some of it is a loop."""
+        return any(operation.kind == LOOP for operation in self.operations)
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a submodel has a device do for one batch, and what is sent in a round, in bytes.
+
+    Stages of the multi-step forward pass are `recording`, one open at a time; the signatures of
+    `training` are open together and share `state` (bytes).
+    """
+
+    recording: tuple[SignatureWork, ...]
+    training: tuple[SignatureWork, ...]
+    state: int
+    down: int
+    up: int
