@@ -53,6 +53,12 @@ class LimitError(EdgeTailorError):
     exit_code = 5
 
 
+class NothingFitsError(EdgeTailorError):
+    """No submodel is within the budgets of a device."""
+
+    exit_code = 5
+
+
 class UnstableError(EdgeTailorError):
     """A measurement that cannot be relied on, where only one that can is wanted."""
 

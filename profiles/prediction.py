@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from profiles.calibration import Calibration, MemoryOverhead, Timing
+from profiles.planner import Figure
 from profiles.rates import Rates
 from profiles.workload import FREE, LOOP, Operation, SignatureWork, Workload
 
@@ -26,19 +27,11 @@ NEAREST = {"scaling": "arithmetic", "broadcast": "arithmetic", "selection": "ari
 
 
 @dataclass(frozen=True)
-class Bounded:
-    """A predicted figure and the most that it may be."""
-
-    value: float
-    upper: float
-
-
-@dataclass(frozen=True)
 class Prediction:
     """Peak memory of the agent's process (bytes) and time of one batch (seconds; None unknown)."""
 
-    memory: Bounded
-    step: Bounded | None
+    memory: Figure
+    step: Figure | None
 
 
 def predict(work: Workload, calibration: Calibration | None) -> Prediction:
@@ -48,7 +41,7 @@ def predict(work: Workload, calibration: Calibration | None) -> Prediction:
     return Prediction(memory=memory(work, overhead or X86_OVERHEAD), step=step)
 
 
-def memory(work: Workload, overhead: MemoryOverhead) -> Bounded:
+def memory(work: Workload, overhead: MemoryOverhead) -> Figure:
     """Peak of the agent's process: while it trains, or while it records a stage if that is more.
 
     process = idle + session + node_bytes * nodes + arenas + inputs + outputs
@@ -62,7 +55,7 @@ def memory(work: Workload, overhead: MemoryOverhead) -> Bounded:
     growth = max(training, *stages, 0) + overhead.session_bytes
     loops = any(s.loops for s in (*work.training, *work.recording))
     error = LOOP_MEMORY_ERROR if loops else MEMORY_ERROR
-    return Bounded(overhead.idle_bytes + growth, overhead.idle_bytes + growth * (1 + error))
+    return Figure(overhead.idle_bytes + growth, overhead.idle_bytes + growth * (1 + error))
 
 
 class Clock:
@@ -75,7 +68,7 @@ class Clock:
             timings[timing.kind].append(timing)
         self.rates = {kind: Rates(own) for kind, own in timings.items()}
 
-    def batch(self, signatures: Sequence[SignatureWork]) -> Bounded:
+    def batch(self, signatures: Sequence[SignatureWork]) -> Figure:
         """Seconds of one batch.
 
         Rates of one kind are wrong together, those of different kinds apart: their errors, known
@@ -93,7 +86,7 @@ class Clock:
         doubt = math.hypot(
             *(seconds * self.doubt(kind) for kind, seconds in kinds.items()), TIME_ERROR * total
         )
-        return Bounded(total, total + doubt)
+        return Figure(total, total + doubt)
 
     def seconds(self, operation: Operation) -> float:
         """Of all runs of one operation."""

@@ -11,6 +11,7 @@ from toolkit.cli.demo_command import demo
 from toolkit.cli.evaluate_command import evaluate
 from toolkit.cli.export_command import export
 from toolkit.cli.inspect_command import inspect
+from toolkit.cli.plan_command import plan
 from toolkit.cli.report_command import report
 from toolkit.cli.serve_command import serve
 
@@ -39,7 +40,7 @@ def main_group() -> None:
     """
 
 
-for command in (aggregate, demo, evaluate, export, inspect, report, serve):
+for command in (aggregate, demo, evaluate, export, inspect, plan, report, serve):
     main_group.add_command(command)
 
 

@@ -1,0 +1,313 @@
+"""What the planner predicts against what is measured: memory and time of a training step.
+
+Every submodel trains in a process of its own on one thread. Calibration and measurement take turns
+for several rounds, and of both the least counts: processor time, so that what else the machine does
+disturbs neither much. Nothing of the models that are judged is in the calibration. Linux only. Run
+`make bench-plan`; it writes its table into docs/benchmarks.md. Options: --rounds N, --model NAME,
+--graphs DIR (kept from run to run), --dry-run.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import toolkit
+from device_agent.calibration import calibrate
+from device_agent.manifest import Port, Train
+from exporters.onnx_writer import to_onnx
+from exporters.workload import graph_work
+from profiles.calibration import Calibration, Timing
+from profiles.prediction import predict
+from profiles.workload import SignatureWork, Workload
+from toolkit import models
+from toolkit.submodel import Submodel
+from toolkit.weights import from_model
+
+WORKER = Path(__file__).with_name("plan_worker.py")
+BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- bench-plan -->", "<!-- /bench-plan -->"
+BATCH = 32
+LENGTH_S = 2.0
+STEPS = 5
+CALIBRATION_S = 25.0
+
+
+class Transformer(nn.Module):
+    """PyTorch's encoder layers on sequences of vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.encoder(x).mean(1))
+        return out
+
+
+class Model(NamedTuple):
+    """How a model is made, a sample's shape, the submodels to judge, and how many words it knows."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    specs: Sequence[str]
+    words: int = 0
+
+
+MODELS = {
+    "digits_cnn": Model(
+        models.digits_cnn,
+        (1, 8, 8),
+        (
+            *("full", "low-rank:0.5", "low-rank:0.25", "width:0.5", "width:0.25", "cp:2", "pfedme"),
+            *("slice:units.1.bn", "slice:units.2.bn", "slice:units.2.bn+low-rank:0.25"),
+        ),
+    ),
+    "mnist_dnn": Model(
+        models.mnist_dnn, (1, 28, 28), ("full", "low-rank:0.25", "width:0.5", "cp:2")
+    ),
+    "femnist_cnn": Model(
+        models.femnist_cnn,
+        (1, 28, 28),
+        ("full", "low-rank:0.25", "width:0.75", "width:0.5", "width:0.25", "slice:0.9"),
+    ),
+    "transformer": Model(
+        Transformer, (32, 64), ("full", "low-rank:0.5", "low-rank:0.25", "slice:0.6")
+    ),
+    "imdb_bilstm": Model(models.imdb_bilstm, (256,), ("full", "low-rank:0.25"), 10_000),
+    "resnet20": Model(
+        models.resnet20,
+        (3, 32, 32),
+        (
+            *("full", "low-rank:0.25", "width:0.5", "width:0.25", "slice:blocks.3"),
+            *("slice:blocks.6", "slice:blocks.3+low-rank:0.25"),
+        ),
+    ),
+    "vgg8": Model(models.vgg8, (3, 32, 32), ("full", "width:0.5", "low-rank:0.25")),
+    "resnet18": Model(models.resnet18, (3, 32, 32), ("width:0.25", "low-rank:0.25")),
+}
+
+
+@dataclass
+class Judged:
+    """A submodel with what was predicted from, and what was measured so far."""
+
+    model: str
+    spec: str
+    folder: Path
+    work: Workload
+    seconds: float = float("inf")
+    bytes: float = 0.0
+
+    @property
+    def steps(self) -> list[str]:
+        return [f"{one.name}*{one.times}" for one in self.work.training]
+
+
+def arrays(model: Model, submodel: Submodel, ports: Sequence[Port]) -> dict[str, np.ndarray]:
+    """What a step is fed: weights, small numbers for other state, a random batch."""
+    order = np.random.default_rng(0)
+    values = submodel.cut(from_model(model.make()))
+    fed = {}
+    for port in ports:
+        shape = [BATCH if size is None else size for size in port.shape]
+        if port.kind == "samples" and model.words and port.dtype == "int64":
+            fed[port.name] = order.integers(model.words, size=shape)
+        elif port.kind == "samples":
+            fed[port.name] = order.standard_normal(shape, np.float32)
+        elif port.dtype == "int64":
+            fed[port.name] = np.zeros(shape, np.int64)
+        elif port.state in values:
+            fed[port.name] = values[port.state].detach().numpy()
+        else:
+            fed[port.name] = np.full(shape, 0.01, np.float32)
+    return fed
+
+
+def prepare(name: str, spec: str, folder: Path) -> Judged:
+    """Write the graphs that train `spec`, and what they are fed, to `folder` unless they are there."""
+    known = folder / "work.json"
+    if not known.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        known.write_bytes(msgspec.json.encode(write_graphs(MODELS[name], spec, folder)))
+    return Judged(name, spec, folder, msgspec.json.decode(known.read_bytes(), type=Workload))
+
+
+def write_graphs(model: Model, spec: str, folder: Path) -> Workload:
+    torch.manual_seed(0)
+    training = toolkit.TrainingConfig(batch_size=BATCH, learning_rate=1e-4)
+    submodel = toolkit.split(model.make(), spec, model.shape, training)
+    signatures = {signature.name: signature for signature in submodel.program.signatures}
+    steps = [s for i in submodel.program.schedule if isinstance(i, Train) for s in i.steps]
+    state: dict[str, np.ndarray] = {}
+    works: list[SignatureWork] = []
+    for step in steps:
+        signature = signatures[step.signature]
+        graph = to_onnx(signature)
+        (folder / f"{signature.name}.onnx").write_bytes(graph)
+        names = [port.name for port in signature.inputs]
+        (folder / f"{signature.name}.json").write_text(json.dumps(names))
+        fed = arrays(model, submodel, signature.inputs)
+        state |= fed
+        held = sum(fed[p.name].nbytes for p in signature.inputs if p.kind == "state")
+        works.append(graph_work(graph, BATCH, signature.name, held, step.times))
+    np.savez(folder / "state.npz", **state)  # type: ignore[arg-type]
+    own = {p.name for s in steps for p in signatures[s.signature].inputs if p.kind == "state"}
+    return Workload(
+        recording=(),
+        training=tuple(works),
+        state=sum(state[n].nbytes for n in own),
+        down=submodel.bytes,
+        up=0,
+    )
+
+
+def measure(judged: Judged) -> None:
+    """One more round of `judged`: the least time and the largest memory count."""
+    process = subprocess.Popen(
+        [sys.executable, str(WORKER), str(judged.folder), *judged.steps],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    judged.bytes = max(judged.bytes, float(process.stdout.readline()))
+    end, done = time.monotonic() + LENGTH_S, 0
+    while done < STEPS or time.monotonic() < end:
+        process.stdin.write("\n")
+        process.stdin.flush()
+        judged.seconds = min(judged.seconds, float(process.stdout.readline()))
+        done += 1
+    process.stdin.close()
+    process.wait()
+
+
+def least(calibrations: Sequence[Calibration]) -> Calibration:
+    """One calibration of the least that each of several found."""
+    seconds: dict[tuple[str, tuple[int, ...]], float] = {}
+    for timing in (t for one in calibrations for t in one.timings):
+        key = (timing.kind, timing.sizes)
+        seconds[key] = min(seconds.get(key, timing.seconds), timing.seconds)
+    return msgspec.structs.replace(
+        calibrations[-1],
+        timings=tuple(Timing(kind, sizes, found) for (kind, sizes), found in seconds.items()),
+        **{
+            name: min(getattr(one, name) for one in calibrations)
+            for name in ("run_s", "port_s", "node_s", "loop_step_s")
+        },
+    )
+
+
+class Line(NamedTuple):
+    """A submodel's figures; errors are predicted over measured, less one."""
+
+    name: str
+    memory: tuple[float, float, float]
+    step: tuple[float, float, float]
+
+    @property
+    def memory_error(self) -> float:
+        return self.memory[0] / self.memory[2] - 1
+
+    @property
+    def step_error(self) -> float:
+        return self.step[0] / self.step[2] - 1
+
+    def __str__(self) -> str:
+        memory = " | ".join(f"{one / 1e6:.1f}" for one in self.memory)
+        step = " | ".join(f"{one * 1e3:.3g}" for one in self.step)
+        errors = f"{self.memory_error:+.1%} | {step} | {self.step_error:+.1%}"
+        return f"| {self.name} | {memory} | {errors} |"
+
+
+def line(judged: Judged, calibration: Calibration) -> Line:
+    found = predict(judged.work, calibration)
+    assert calibration.memory is not None
+    assert found.step is not None
+    idle = calibration.memory.idle_bytes
+    return Line(
+        f"`{judged.model}` {judged.spec}",
+        (found.memory.value - idle, found.memory.upper - idle, judged.bytes),
+        (found.step.value, found.step.upper, judged.seconds),
+    )
+
+
+def summary(lines: Sequence[Line]) -> list[str]:
+    """The table, and what it comes to."""
+    memory = [one.memory_error for one in lines]
+    step = [one.step_error for one in lines]
+    above = [one.memory[2] / one.memory[1] - 1 for one in lines]
+    late = [one.name for one in lines if one.step[2] > one.step[1]]
+    worst = min(lines, key=lambda one: one.memory_error)
+    off = max(lines, key=lambda one: abs(one.step_error))
+    return [
+        "| submodel | memory, MB: predicted | at most | measured | off "
+        "| step, ms: predicted | at most | measured | off |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *map(str, lines),
+        "",
+        f"{len(lines)} submodels of {len({one.name.split()[0] for one in lines})} models. Memory: "
+        f"median error {statistics.median(map(abs, memory)):.1%}, worst under-prediction "
+        f"{min(memory):+.1%} ({worst.name}); measured above the upper bound: "
+        f"{sum(one > 0 for one in above)}. Step time: median error "
+        f"{statistics.median(map(abs, step)):.1%} (signed {statistics.median(step):+.1%}), worst "
+        f"{off.step_error:+.1%} ({off.name}); measured above the upper bound: {len(late)}.",
+    ]
+
+
+def rewrite(text: Sequence[str]) -> None:
+    """Put `text` between the marks in docs/benchmarks.md."""
+    before, _, rest = BENCHMARKS.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    BENCHMARKS.write_text("\n".join([f"{before}{BEGIN}", *text, f"{END}{after}"]), encoding="utf-8")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--model", action="append", choices=MODELS)
+    options.add_argument("--graphs", type=Path, help="folder that keeps the exported graphs")
+    options.add_argument("--prepare", action="store_true", help="only export into --graphs")
+    options.add_argument("--dry-run", action="store_true", help="leave docs/benchmarks.md alone")
+    chosen = options.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = chosen.graphs or Path(scratch)
+        judged = []
+        for name in chosen.model or MODELS:
+            for spec in MODELS[name].specs:
+                print(f"{time.strftime('%H:%M:%S')} exporting {name} {spec}", file=sys.stderr)
+                judged.append(prepare(name, spec, folder / f"{name}-{spec.replace(':', '-')}"))
+        if chosen.prepare:
+            return
+        calibrations = []
+        for number in range(chosen.rounds):
+            print(f"{time.strftime('%H:%M:%S')} round {number + 1}", file=sys.stderr)
+            calibrations.append(calibrate(1, CALIBRATION_S))
+            for one in judged:
+                measure(one)
+    calibration = least(calibrations)
+    text = summary([line(one, calibration) for one in judged])
+    print("\n".join(text))
+    if not chosen.dry_run:
+        rewrite(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Child process of `bench_plan.py`: trains one submodel's graphs on one thread, on request.
+
+`python plan_worker.py FOLDER SIGNATURE*TIMES...` answers on standard output, one JSON value a line:
+first the bytes that steps take above the idle agent, then for every line that it reads the processor
+seconds of one batch.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import device_agent.training  # noqa: F401 - the agent as it is before a bundle is opened
+from device_agent import memory
+from device_agent.runtime import open_session
+
+WARM_UP = 3
+
+
+def main(folder: Path, steps: dict[str, int]) -> None:
+    idle = memory.resident_bytes()
+    state = dict(np.load(folder / "state.npz"))
+    sessions = {name: open_session("onnx", folder / f"{name}.onnx", name, 1) for name in steps}
+    ports = {name: json.loads((folder / f"{name}.json").read_text()) for name in steps}
+
+    def batch() -> None:
+        for name, times in steps.items():
+            for _ in range(times):
+                results = sessions[name].run({port: state[port] for port in ports[name]})
+                state.update({n.removesuffix("+"): v for n, v in results.items() if n[-1] == "+"})
+
+    # Three before the peak counts, as in bench-memory: the first reads the graph.
+    for _ in range(WARM_UP):
+        batch()
+    memory.reset_peak()
+    for _ in range(WARM_UP):
+        batch()
+    print(json.dumps((memory.peak_bytes() or 0) - (idle or 0)), flush=True)
+    for _ in sys.stdin:
+        start = time.process_time()
+        batch()
+        print(json.dumps(time.process_time() - start), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), {n: int(t) for n, t in (a.split("*") for a in sys.argv[2:])})

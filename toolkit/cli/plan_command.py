@@ -1,0 +1,118 @@
+"""`edgetailor plan`: the submodel that a device gets."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from profiles.errors import InputError
+from toolkit.cli.options import loss_option, model_options
+from toolkit.training import Loss, TrainingConfig
+
+
+class Bytes(click.ParamType[int]):
+    """A size like 256MB."""
+
+    name = "size"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Read a size with its unit."""
+        from profiles.units import parse_bytes
+
+        try:
+            return parse_bytes(str(value))
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
+
+def list_profiles(context: click.Context, option: click.Parameter, asked: bool) -> None:
+    """Print the built-in profiles and end."""
+    if not asked:
+        return
+    from toolkit.planning.showing import show_profiles
+
+    show_profiles()
+    context.exit()
+
+
+@click.command()
+@model_options
+@loss_option
+@click.option(
+    "--profile",
+    required=True,
+    help="The device: FILE of `edgetailor-agent calibrate --out`, or a built-in NAME.",
+)
+@click.option(
+    "--list-profiles",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=list_profiles,
+    help="Print the built-in profiles, and exit.",
+)
+@click.option(
+    "--memory",
+    type=Bytes(),
+    help="Most memory of the agent's process, like 256MB.  [default: 80% of what was available]",
+)
+@click.option(
+    "--step-time",
+    type=click.FloatRange(0, min_open=True),
+    help="Most seconds for one batch.",
+)
+@click.option(
+    "--bandwidth", type=Bytes(), help="Most that a round may send, both ways together, like 20MB."
+)
+@click.option("--submodel", "specs", multiple=True, help="SPEC to choose from; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def plan(
+    model: str,
+    input_shape: tuple[int, ...],
+    batch: int,
+    weights: Path | None,
+    seed: int,
+    loss: Loss,
+    profile: str,
+    memory: int | None,
+    step_time: float | None,
+    bandwidth: int | None,
+    specs: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Choose the strongest submodel that fits a device, over all families and sizes.
+
+    Memory and time are predicted from the graphs that would be exported and from the device's
+    calibration; what counts is their upper bound. Where nothing fits, the exit code is 5. Graphs
+    are looked at once and remembered in ~/.cache/edgetailor.
+
+    \b
+    edgetailor plan toolkit.models:resnet20 --input-shape 3,32,32 \\
+        --profile device.json --memory 120MB --step-time 0.5
+    """
+    from profiles.device import load_device
+    from profiles.planner import Budgets
+    from toolkit import tables
+    from toolkit.loading import load_model
+    from toolkit.planning import planning, showing
+    from toolkit.planning.specs import specs as all_specs
+    from toolkit.planning.workloads import Workloads
+
+    device = load_device(profile)
+    loaded = load_model(model, weights, seed)
+    training = TrainingConfig(batch, loss=loss)
+    workloads = Workloads(loaded, input_shape, training, report=tables.Stages())
+    planned = planning.plan_for(
+        device,
+        workloads,
+        specs or all_specs(loaded, input_shape, batch),
+        Budgets(memory=memory, step=step_time, traffic=bandwidth),
+    )
+    if as_json:
+        click.echo(json.dumps(showing.as_json(planned), indent=1))
+    else:
+        showing.show_plan(planned)
+    showing.check_fits(planned)

@@ -1,0 +1,142 @@
+"""What submodels have a device do, read off their exported graphs, and remembered."""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+from torch import nn
+
+import exporters
+import toolkit
+from device_agent.files import write_file
+from device_agent.manifest import Record, Train, uploaded
+from exporters.capture import Captured, capture
+from exporters.program import Report, silent
+from exporters.workload import signature_work
+from profiles.errors import EdgeTailorError
+from profiles.workload import Workload
+from toolkit.splitting import split
+from toolkit.strength import strength
+from toolkit.submodel import Submodel, count, shapes_of
+from toolkit.training import TrainingConfig
+from toolkit.weights import from_model
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """A submodel, how strong it is and what it has a device do."""
+
+    submodel: str
+    strength: float
+    work: Workload
+
+
+class Impossible(msgspec.Struct, frozen=True, kw_only=True):
+    """A submodel that the model cannot give, or that cannot be exported, and why."""
+
+    submodel: str
+    reason: str
+
+
+@dataclass
+class Workloads:
+    """The workloads of the submodels of one model, kept in `cache` by what they follow from.
+
+    Raises ModelError where the model cannot be recorded.
+    """
+
+    model: nn.Module
+    sample_shape: tuple[int, ...]
+    training: TrainingConfig
+    cache: Path = field(default_factory=lambda: cache_folder())
+    report: Report = silent
+
+    def __post_init__(self) -> None:
+        captured = capture(self.model, self.sample_shape)
+        self.key = digest([code_version(), str(self.training), *content(captured)])
+
+    def of(self, spec: str) -> Known | Impossible:
+        """The workload of `spec`: from the cache, or by exporting what trains."""
+        place = self.cache / f"{digest([self.key, spec])}.json"
+        try:
+            return msgspec.json.decode(place.read_bytes(), type=Known)
+        except (OSError, msgspec.MsgspecError):
+            pass
+        self.report(f"exporting {spec} to look at its graphs")
+        try:
+            submodel = split(self.model, spec, self.sample_shape, self.training)
+            known = self.look_at(submodel)
+        except EdgeTailorError as error:
+            return Impossible(submodel=spec, reason=str(error))
+        write_file(place, msgspec.json.encode(known))
+        return known
+
+    def look_at(self, submodel: Submodel) -> Known:
+        """Strength and workload of `submodel`. Raises ExportError where it cannot be exported."""
+        program, batch = submodel.program, self.training.batch_size
+        signatures = {signature.name: signature for signature in program.signatures}
+        stages = [i.signature for i in program.schedule if isinstance(i, Record)]
+        steps = [s for i in program.schedule if isinstance(i, Train) for s in i.steps]
+        recording = [signature_work(signatures[name], batch) for name in stages]
+        training = [signature_work(signatures[s.signature], batch, s.times) for s in steps]
+        states = {
+            port.state
+            for step in steps
+            for port in signatures[step.signature].inputs
+            if port.kind == "state"
+        }
+        table = uploaded(program.tensors)
+        return Known(
+            submodel=str(submodel.spec),
+            strength=strength(
+                str(submodel.spec), table, shapes_of(from_model(self.model).tensors)
+            ),
+            work=Workload(
+                recording=tuple(recording),
+                training=tuple(training),
+                state=sum(4 * count(e.shape) for e in program.tensors if e.name in states),
+                down=submodel.bytes,
+                up=sum(4 * count(e.shape) for e in table),
+            ),
+        )
+
+
+def cache_folder() -> Path:
+    """Where workloads are kept: ~/.cache/edgetailor, or below XDG_CACHE_HOME."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "edgetailor"
+
+
+def digest(parts: Iterable[str]) -> str:
+    """SHA-256 of `parts`, none of which runs into the next."""
+    found = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        found.update(len(data).to_bytes(8, "big") + data)
+    return found.hexdigest()
+
+
+def content(captured: Captured) -> Iterable[str]:
+    """What the graphs of all submodels of a model follow from: its own graphs, and shapes.
+
+    Weights that are all zero are not factorized, so that they count as well.
+    """
+    for graph in (captured.training, captured.inference):
+        yield graph.code
+        yield from (f"{node.name} {node.meta.get('val')}" for node in graph.graph.nodes)
+    for name, tensor in captured.tensors.items():
+        yield f"{name} {tuple(tensor.shape)} {bool(tensor.any())} {name in captured.parameters}"
+
+
+def code_version() -> str:
+    """Changes with whatever may export another graph."""
+    versions = [metadata.version(name) for name in ("torch", "onnx", "onnxscript")]
+    sources = sorted(
+        path
+        for package in (exporters, toolkit)
+        for path in Path(str(package.__file__)).parent.rglob("*.py")
+    )
+    return digest([*versions, *(path.read_text(encoding="utf-8") for path in sources)])
