@@ -31,6 +31,7 @@ from device_agent.manifest import Port, Train
 from exporters.onnx_writer import to_onnx
 from exporters.workload import graph_work
 from profiles.calibration import Calibration, Timing
+from profiles.errors import EdgeTailorError
 from profiles.prediction import predict
 from profiles.workload import SignatureWork, Workload
 from toolkit import models
@@ -79,7 +80,7 @@ MODELS = {
         ),
     ),
     "mnist_dnn": Model(
-        models.mnist_dnn, (1, 28, 28), ("full", "low-rank:0.25", "width:0.5", "cp:2")
+        models.mnist_dnn, (1, 28, 28), ("full", "low-rank:0.25,keep=0", "width:0.5", "cp:2")
     ),
     "femnist_cnn": Model(
         models.femnist_cnn,
@@ -293,7 +294,10 @@ def main() -> None:
         for name in chosen.model or MODELS:
             for spec in MODELS[name].specs:
                 print(f"{time.strftime('%H:%M:%S')} exporting {name} {spec}", file=sys.stderr)
-                judged.append(prepare(name, spec, folder / f"{name}-{spec.replace(':', '-')}"))
+                try:
+                    judged.append(prepare(name, spec, folder / f"{name}-{spec.replace(':', '-')}"))
+                except EdgeTailorError as error:
+                    print(error, file=sys.stderr)
         if chosen.prepare:
             return
         calibrations = []

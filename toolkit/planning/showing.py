@@ -1,5 +1,7 @@
 """A plan for people, and as JSON."""
 
+import math
+from collections.abc import Callable
 from textwrap import fill
 from typing import Any
 
@@ -15,32 +17,33 @@ PLAN_VERSION = 1
 
 
 def show_plan(planned: Planned) -> None:
-    """All candidates, best first, with what each takes and why it was passed over."""
+    """All candidates, best first, with what each takes, and why each was passed over."""
     console = Console(highlight=False)
     console.print(f"{planned.device.name}: {allowed(planned)}", markup=False)
-    rows = table("submodel", "strength", "memory", "step", "sent", "")
-    rows.columns[-1].justify = "left"
+    rows = table("submodel", "strength", "memory", "step", "sent")
     for row in planned.plan.rows:
         one = row.candidate
         step = "unknown" if one.step is None else span(one.step, milliseconds)
         memory = span(one.memory, size)
-        verdict = why(row, planned.plan.chosen)
-        rows.add_row(one.submodel, f"{one.strength:.2f}", memory, step, size(one.traffic), verdict)
+        rows.add_row(one.submodel, f"{one.strength:.2f}", memory, step, size(one.traffic))
     console.print(rows)
-    print(
-        fill(
-            "memory and step: predicted, and the upper bound that a budget must allow; memory is "
-            "the agent's process at its peak, step one batch, sent both ways in a round",
-            console.width,
-        )
+    say(
+        "memory and step: predicted - upper bound, which a budget must allow; memory is the "
+        "agent's process at its peak, step one batch, sent both ways in a round"
     )
-    for note in planned.notes:
-        print(fill(f"note: {note}", console.width, subsequent_indent="  "))
+    print()
+    for row in planned.plan.rows:
+        say(f"{row.candidate.submodel}: {why(row, planned.plan.chosen)}")
     for one in planned.impossible:
-        reason = f"not possible: {one.submodel}: {one.reason}"
-        print(fill(reason, console.width, subsequent_indent="  ", break_long_words=False))
-    if planned.plan.chosen is not None:
-        print(f"chosen: {planned.plan.chosen.submodel}")
+        say(f"{one.submodel}: not possible: {one.reason}")
+    for note in planned.notes:
+        say(f"note: {note}")
+
+
+def say(sentence: str) -> None:
+    """A sentence in lines of the terminal's width."""
+    width = Console().width
+    print(fill(sentence, width, subsequent_indent="  ", break_long_words=False))
 
 
 def allowed(planned: Planned) -> str:
@@ -54,9 +57,10 @@ def allowed(planned: Planned) -> str:
     return ", ".join(parts)
 
 
-def span(figure: Figure, unit: Any) -> str:
-    """A prediction and its upper bound."""
-    return f"{unit(figure.value)} to {unit(figure.upper)}"
+def span(figure: Figure, unit: Callable[[float], str]) -> str:
+    """A prediction and its upper bound, with one unit where they share it."""
+    low, high = unit(figure.value).split(), unit(figure.upper).split()
+    return " ".join([f"{low[0]}-{high[0]}", high[1]] if low[1] == high[1] else [*low, "-", *high])
 
 
 def milliseconds(seconds: float) -> str:
@@ -70,12 +74,23 @@ def amount(resource: str, value: float) -> str:
 
 
 def why(row: Row, chosen: Candidate | None) -> str:
-    """Why a candidate was passed over; its binding constraint comes first."""
+    """Why a candidate was passed over: the binding constraint first, and what would admit it."""
     if row.candidate == chosen:
         return "chosen"
     if not row.excesses:
-        return "weaker" if chosen and row.candidate.strength < chosen.strength else "needs more"
-    return ", ".join(f"{e.resource}: over by {amount(e.resource, e.over)}" for e in row.excesses)
+        weaker = chosen is not None and row.candidate.strength < chosen.strength
+        return "fits, but weaker" if weaker else "fits, as strong, but needs more"
+    over = ", ".join(f"{e.resource}: over by {amount(e.resource, e.over)}" for e in row.excesses)
+    needs = " ".join(f"--{e.resource} {option(e.resource, e.needed)}" for e in row.excesses)
+    return f"{over} (would fit with {needs})"
+
+
+def option(resource: str, needed: float) -> str:
+    """The smallest budget that allows `needed`, as one writes it: rounded up."""
+    if resource == "step-time":
+        places = 2 - math.floor(math.log10(needed))
+        return f"{math.ceil(needed * 10**places) / 10**places:g}"
+    return f"{math.ceil(needed / 1e5) / 10:g}MB"
 
 
 def check_fits(planned: Planned) -> None:
@@ -85,14 +100,9 @@ def check_fits(planned: Planned) -> None:
     nearest = planned.plan.nearest
     if nearest is None:
         raise NothingFitsError("The model gives none of the submodels to choose from.")
-    needs = " and ".join(
-        f"--{e.resource} of at least {amount(e.resource, e.needed)} instead of "
-        f"{amount(e.resource, e.budget)}"
-        for e in nearest.excesses
-    )
     raise NothingFitsError(
-        f"Nothing fits {planned.device.name}. {nearest.candidate.submodel} comes nearest; it needs "
-        f"{needs}."
+        f"Nothing fits {planned.device.name}. {nearest.candidate.submodel} comes nearest; "
+        f"{why(nearest, None)}."
     )
 
 

@@ -17,6 +17,7 @@ from device_agent.manifest import Record, Train, uploaded
 from exporters.capture import Captured, capture
 from exporters.program import Report, silent
 from exporters.workload import signature_work
+from profiles import workload
 from profiles.errors import EdgeTailorError
 from profiles.workload import Workload
 from toolkit.splitting import split
@@ -134,9 +135,8 @@ def content(captured: Captured) -> Iterable[str]:
 def code_version() -> str:
     """Changes with whatever may export another graph."""
     versions = [metadata.version(name) for name in ("torch", "onnx", "onnxscript")]
-    sources = sorted(
-        path
-        for package in (exporters, toolkit)
-        for path in Path(str(package.__file__)).parent.rglob("*.py")
-    )
-    return digest([*versions, *(path.read_text(encoding="utf-8") for path in sources)])
+    own = Path(toolkit.__file__).parent
+    sources = [Path(str(workload.__file__)), *Path(exporters.__file__).parent.rglob("*.py")]
+    for part in ("*.py", "families/*.py", "channels/*.py"):
+        sources += own.glob(part)
+    return digest([*versions, *(path.read_text(encoding="utf-8") for path in sorted(sources))])
