@@ -50,6 +50,14 @@ LAYERS: dict[str, dict[str, Row]] = {
         "stride 1": Row(layer(nn.MaxPool2d, 3, 1, 1), (3, 5, 4)),
         "dilation": Row(layer(nn.MaxPool2d, 2, 1, dilation=2), (3, 6, 5)),
         "ceil mode": Row(layer(nn.MaxPool2d, 3, 2, ceil_mode=True), (3, 6, 8)),
+        # Behind tanh a gradient also tells what was pooled.
+        "ceil mode, a window outside": Row(
+            of(lambda x: functional.max_pool2d(x, 2, 3, 1, ceil_mode=True).tanh()), (3, 7, 9)
+        ),
+        "ceil mode, padding, dilation": Row(
+            of(lambda x: functional.max_pool2d(x, 2, (3, 4), 1, (2, 3), ceil_mode=True).tanh()),
+            (2, 9, 11),
+        ),
         "uneven": Row(layer(nn.MaxPool2d, (3, 2), (2, 1), (1, 0)), (3, 6, 8)),
         "1d": Row(layer(nn.MaxPool1d, 3, 2, 1), (3, 9)),
         "adaptive": Row(layer(nn.AdaptiveMaxPool2d, 2), (3, 4, 6)),

@@ -1,14 +1,41 @@
-"""Gradient of max pooling, for any window: overlapping, padded, dilated."""
+"""Max pooling in ceil mode, and its gradient for any window: overlapping, padded, dilated."""
+
+import math
 
 import torch
 from torch import Tensor
 
+from exporters.decompositions.average_pooling import windows
 from exporters.decompositions.form import Forms
 from exporters.decompositions.slicing import cut, stuff
 
 aten = torch.ops.aten
 LOWEST = torch.finfo(torch.float32).min
 """Around an image in place of -inf, of which the difference of two would be no number."""
+
+
+def max_pool(
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int] = [],  # noqa: B006 - ATen's schema
+    padding: list[int] = [0],  # noqa: B006
+    dilation: list[int] = [1],  # noqa: B006
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Ceil mode as plain pooling of an image that is large enough for its last windows.
+
+    Runtimes disagree on which windows those are: PyTorch leaves out one that starts outside.
+    Pooling without ceil mode is left to them (NotImplemented). The indices are not PyTorch's:
+    nothing reads them.
+    """
+    if not ceil_mode:
+        return NotImplemented  # type: ignore[no-any-return]
+    kernel, dilation = pair(kernel), pair(dilation)
+    stride = pair(stride) if stride else kernel
+    spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+    high, wide = (max(w.behind - w.front, 0) for w in windows(x, spans, stride, padding, True, 2))
+    framed = aten.constant_pad_nd(x, [0, wide, 0, high], -math.inf) if high or wide else x
+    return aten.max_pool2d_with_indices(framed, kernel, stride, padding, dilation)  # type: ignore[no-any-return]
 
 
 def max_pool_backward(
@@ -87,4 +114,7 @@ def spread(values: Tensor, start: tuple[int, int], stride: list[int], spans: lis
     return aten.constant_pad_nd(stuffed, [start[1], behind[1], start[0], behind[0]])  # type: ignore[no-any-return]
 
 
-FORMS: Forms = {aten.max_pool2d_with_indices_backward.default: max_pool_backward}
+FORMS: Forms = {
+    aten.max_pool2d_with_indices.default: max_pool,
+    aten.max_pool2d_with_indices_backward.default: max_pool_backward,
+}
