@@ -28,6 +28,7 @@ from exporters.model_checks import (
     check_parameters,
     check_sizes,
     check_writes,
+    first_line,
 )
 from exporters.recurrent_layers import RECURRENT
 from exporters.tracing import DTYPES
@@ -155,11 +156,10 @@ def recorded(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype) -> G
                 "fixes or asks how many samples there are. Write -1 for the batch in reshape and "
                 "view, and decide nothing by len(x) or x.shape[0]."
             ) from error
-        reason = str(error).strip().split("\n")[0].rstrip(".")
         kind = "whole-number " if dtype == "int64" else ""
         raise ModelError(
-            f"The model cannot be recorded for {kind}samples of shape {sample_shape}: {reason}"
-            f"{source_lines.of_error(error)}"
+            f"The model cannot be recorded for {kind}samples of shape {sample_shape}: "
+            f"{first_line(error)}{source_lines.of_error(error)}"
         ) from error
     graph = program.module()
     assert isinstance(graph, GraphModule)

@@ -26,6 +26,7 @@ FAITHFUL = 1e-3
 """Most that a recorded model may differ from itself, relative to the norm: only rounding does."""
 RANDOM = ("rand", "bernoulli", "dropout", "normal_", ".normal.", "uniform", "rrelu", "multinomial")
 """What the names of operators that draw random numbers have in them."""
+RULE = "it must be one tensor of shape (batch, classes)."
 DROPS = dict.fromkeys(RECURRENT, 5)
 """Operators whose own dropout has no seed, and the place of its probability in their arguments."""
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
@@ -88,11 +89,20 @@ def check_layer(name: str, module: nn.Module) -> None:
         )
 
 
+def check_output_type(output: object) -> None:
+    """Raise ModelError unless the model's `output` is a float32 tensor."""
+    if not isinstance(output, Tensor):
+        raise ModelError(f"The model's output is a {type(output).__name__}; {RULE}")
+    if output.dtype != torch.float32:
+        raise ModelError(f"The model's output is {output.dtype}; it must be float32.")
+
+
 def check_output(output: object, batch: object) -> None:
-    """Raise ModelError unless the model's `output` is one tensor (batch, classes)."""
-    came = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    rule = f"The model's output is {came}; it must be one tensor of shape (batch, classes)."
-    if not isinstance(output, Tensor) or output.dim() != 2 or not output.is_floating_point():
+    """Raise ModelError unless the model's `output` is one float32 tensor (batch, classes)."""
+    check_output_type(output)
+    assert isinstance(output, Tensor)
+    rule = f"The model's output is {tuple(output.shape)}; {RULE}"
+    if output.dim() != 2:
         raise ModelError(rule)
     rows, classes = output.shape
     # Expressions are compared: asking whether the numbers are equal needs the numbers.
@@ -156,23 +166,18 @@ def check_faithful(model: nn.Module, captured: "Captured") -> None:
     for training, graph in ((True, captured.training), (False, captured.inference)):
         own = copy.deepcopy(model).train(training)
         generator = torch.Generator().manual_seed(0)
-        shape = (MINIMUM_BATCH + 1, *captured.sample_shape)
-        if captured.sample_dtype == "int64":
-            x = torch.randint(captured.sample_limit or SAFE_LIMIT, shape, generator=generator)
-        else:
-            x = torch.randn(shape, generator=generator)
+        x = random_samples(captured, generator)
         tensors = {n: v.detach().clone() for n, v in captured.tensors.items()}
         leaves = {n: tensors[n].requires_grad_() for n in captured.parameters}
+        expected = output_of(own, x)
         with SeededBernoulli(0):
             came = functional_call(graph, tensors, (x,))
-        with SeededBernoulli(0):
-            expected = own(x)
         came = came[0] if isinstance(came, tuple | list) else came
         parameters = dict(own.named_parameters())
         pairs = [(came, expected, "computes something else")]
         weight = torch.randn(came.shape, generator=generator)
         if training:
-            theirs = gradients(pairs[0][1], weight, [parameters[n] for n in leaves])
+            theirs = trained(expected, weight, [parameters[n] for n in leaves])
             pairs.append((gradients(came, weight, leaves.values()), theirs, "trains otherwise"))
         for ours, expected, what in pairs:
             apart, size = (float(v.detach().norm()) for v in (ours - expected, expected))
@@ -181,6 +186,57 @@ def check_faithful(model: nn.Module, captured: "Captured") -> None:
                     f"The model, recorded, {what} than it does by itself: hooks, in-place writes, "
                     "an embedding's max_norm or a backward pass of its own cannot be exported."
                 )
+
+
+def random_samples(captured: "Captured", generator: torch.Generator) -> Tensor:
+    """A batch of what the recorded model takes."""
+    shape = (MINIMUM_BATCH + 1, *captured.sample_shape)
+    if captured.sample_dtype == "int64":
+        return torch.randint(captured.sample_limit or SAFE_LIMIT, shape, generator=generator)
+    return torch.randn(shape, generator=generator)
+
+
+def output_of(model: nn.Module, x: Tensor) -> Tensor:
+    """What `model` itself says to `x`. Raises ModelError where that is no tensor of numbers."""
+    try:
+        with SeededBernoulli(0):
+            output = model(x)
+    except Exception as error:  # the user's code may raise anything
+        raise ModelError(
+            f"The model fails on a batch of random samples: {first_line(error)}"
+            f"{source_lines.of_error(error)}"
+        ) from error
+    check_output_type(output)
+    assert isinstance(output, Tensor)
+    check_finite(output, "output")
+    return output
+
+
+def trained(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> Tensor:
+    """The model's own `gradients`. Raises ModelError where PyTorch has none, or no finite ones."""
+    try:
+        found = gradients(output, weight, leaves)
+    except RuntimeError as error:
+        raise ModelError(
+            f"PyTorch itself cannot train the model: {first_line(error)}. Run loss.backward() on a "
+            "batch to see where."
+        ) from error
+    check_finite(found, "gradient")
+    return found
+
+
+def check_finite(values: Tensor, what: str) -> None:
+    """Raise ModelError where the model's own `values` are nan or infinite."""
+    if not torch.isfinite(values).all():
+        raise ModelError(
+            f"The model's {what} on a batch of random samples holds a number that is not finite, "
+            "as a root or a logarithm of a negative number does; it must be finite for any samples."
+        )
+
+
+def first_line(error: Exception) -> str:
+    """What `error` says first, without a full stop; its kind where it says nothing."""
+    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
 
 
 def gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> Tensor:

@@ -121,6 +121,37 @@ def test_an_output_without_the_batch_is_refused(odd: Change) -> None:
         split(Net(odd), "full", (6,))
 
 
+UNFIT: dict[str, tuple[Change, str]] = {
+    "dictionary": (lambda _, y: {"logits": y}, r"output is a dict; it must be one tensor of shape"),
+    "tuple": (lambda _, y: (y,), r"output is a tuple; it must be one tensor of shape"),
+    "double": (lambda _, y: y.double(), r"output is torch\.float64; it must be float32\.$"),
+    "whole numbers": (lambda _, y: y.long(), r"output is torch\.int64; it must be float32\.$"),
+    "roots": (lambda _, y: (y - 9).sqrt(), r"output on a batch .* not finite, as a root or a loga"),
+    "steep": (lambda _, y: (y * 0).sqrt(), r"gradient on a batch of random samples .* not finite"),
+    "cut off": (lambda _, y: y.detach(), r"^PyTorch itself cannot train the model: element 0 of"),
+    "written": (
+        lambda _, y: y.tanh().mul_(2),
+        r"^PyTorch itself cannot train the model: .* modified by an inplace operation: .*backward\(",
+    ),
+    "asserted": (
+        lambda _, y: y if torch.compiler.is_exporting() else y.missing,
+        r"^The model fails on a batch of random samples: .*'missing' \(.*test_odd_models\.py, line",
+    ),
+}
+
+
+@pytest.mark.parametrize("odd", UNFIT)
+def test_an_output_that_nothing_can_be_learned_from_is_refused(odd: str) -> None:
+    change, message = UNFIT[odd]
+
+    class Tail(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return change(self, super().forward(x))
+
+    with pytest.raises(ModelError, match=message):
+        split(Tail(), "full", (6,))
+
+
 class Twice(nn.Module):
     """Reads a weight again behind other layers, through another operator."""
 
