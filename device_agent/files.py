@@ -77,7 +77,7 @@ def shown(path: Path) -> Path:
 
 def refuse_existing(out: Path, force: bool = False) -> None:
     """Raise InputError where `out` exists, unless `force` allows it to be replaced."""
-    if out.exists() and not force:
+    if os.path.lexists(out) and not force:
         raise InputError(f"{out} exists already: give another place, or --force to replace it.")
 
 
@@ -88,6 +88,10 @@ def check_file_place(out: Path, force: bool = False) -> None:
     nearest = next((parent for parent in out.parents if parent.exists()), None)
     if nearest is not None and not nearest.is_dir():
         raise InputError(f"{out} cannot be written: {nearest} is a file, not a folder.")
+    if nearest is not None and not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"{out} cannot be written: {nearest} is read-only. Give another place.")
+    if out.exists() and not out.is_file():
+        raise InputError(f"{out} is no regular file: give another place.")
     refuse_existing(out, force)
 
 

@@ -1,5 +1,6 @@
 """The exporters' front door: a program in, a bundle folder out."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,12 +8,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from device_agent.files import refuse_existing, write_folder
+from device_agent.files import check_file_place, refuse_existing, write_folder
+from device_agent.manifest import MANIFEST
 from exporters import onnx_writer
 from exporters.bundle_writer import Graph, Graphs, bundle_files
 from exporters.program import Program, Report, silent
 from exporters.verify import Verdict, verify
-from profiles.errors import ExportError, VerificationError
+from profiles.errors import ExportError, InputError, VerificationError
 
 Format = Literal["onnx", "tflite"]
 
@@ -64,7 +66,10 @@ def export(
     Nothing is left behind by any other error.
     """
     out = Path(out)
-    refuse_existing(out, force)
+    check_bundle_place(out, force)
+    kept = out.with_name(f"{out.name}.failed-verification")
+    if check:
+        check_bundle_place(kept, force=True)
     graphs = compile_graphs(program, report, format)
     files = bundle_files(program, graphs, values, base)
     verdict = None
@@ -72,8 +77,33 @@ def export(
         report("verifying against PyTorch")
         verdict = verify(program, graphs, values)
         if not verdict.passed:
-            kept = out.with_name(f"{out.name}.failed-verification")
-            write_folder(kept, files, force=True)
+            write_bundle(kept, files, force=True)
             raise VerificationError(f"{verdict}. The bundle is kept as {kept}; do not deploy it.")
-    write_folder(out, files, force)
+    write_bundle(out, files, force)
     return ExportedBundle(out, verdict, graphs)
+
+
+def check_bundle_place(out: Path, force: bool = False) -> None:
+    """Raise InputError where no bundle can be written to `out`.
+
+    With `force` it may be a bundle or an empty folder, which are replaced, but nothing else: all
+    that is in a folder goes with it.
+    """
+    refuse_existing(out, force)
+    if not os.path.lexists(out):
+        check_file_place(out)  # a folder needs the same of its parents as a file does
+    elif not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
+        raise InputError(f"{out} is no bundle, so --force does not replace it: give another place.")
+    elif Path.cwd().is_relative_to(out.resolve()):
+        raise InputError(f"{out} cannot be replaced from inside it: go to another folder first.")
+
+
+def write_bundle(out: Path, files: Mapping[str, bytes], force: bool) -> None:
+    """`write_folder`; raises InputError where the disk does not take the files."""
+    try:
+        write_folder(out, files, force)
+    except OSError as error:
+        raise InputError(
+            f"The bundle cannot be written to {out}: {error.strerror}. Nothing of it is left; make "
+            "room there, or give another place."
+        ) from error

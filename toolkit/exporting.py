@@ -5,12 +5,12 @@ from pathlib import Path
 
 from torch import nn
 
-from device_agent.files import check_file_place, fingerprint, refuse_existing, write_file
+from device_agent.files import check_file_place, fingerprint, write_file
 from device_agent.manifest import MANIFEST
 from exporters import export
 from exporters.bundle_writer import Graph, peak_bytes
 from exporters.costs import macs
-from exporters.export import Format
+from exporters.export import Format, check_bundle_place
 from exporters.program import ProgramSignature, Report, silent
 from exporters.verify import Verdict
 from profiles.errors import InputError
@@ -103,9 +103,16 @@ def load_origin(request: Request, report: Report) -> Origin:
 
 
 def save_weights(origin: Origin, request: Request) -> None:
-    """Write the global model where `request` asks for it."""
-    if request.save_weights is not None and not request.dry_run:
+    """Write the global model where `request` asks for it. Raises InputError where it cannot be."""
+    if request.save_weights is None or request.dry_run:
+        return
+    try:
         write_file(request.save_weights, origin.numbers.save())
+    except OSError as error:
+        raise InputError(
+            f"The weights cannot be saved as {request.save_weights}: {error.strerror}. What was "
+            f"exported is in {request.out}; make room, and export with --force."
+        ) from error
 
 
 def export_from(origin: Origin, request: Request, report: Report) -> Exported:
@@ -158,10 +165,7 @@ def check_places(request: Request) -> None:
 
     A bundle's folder is replaced as a whole: weights inside it would be no part of it.
     """
-    refuse_existing(request.out, request.force)
-    # A folder needs the same of its parents as a file does.
-    if not request.out.exists():
-        check_file_place(request.out)
+    check_bundle_place(request.out, request.force)
     saved = request.save_weights
     if saved is None:
         return

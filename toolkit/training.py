@@ -10,6 +10,12 @@ from profiles.errors import InputError
 Loss = Literal["cross-entropy", "binary-cross-entropy", "mse"]
 Optimizer = Literal["sgd", "nesterov", "adam", "adamw"]
 
+MOST = 2**31 - 1
+"""Samples of a batch, and passes over the data: what every runtime can count."""
+
+LARGEST = (2 - 2**-23) * 2.0**127
+"""The largest float32."""
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -41,12 +47,19 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for name, low in (("batch_size", 2), ("epochs", 1)):
-            if getattr(self, name) < low:
-                raise InputError(f"{name} must be at least {low}; it is {getattr(self, name)}.")
+            value = getattr(self, name)
+            if value < low:
+                raise InputError(f"{name} must be at least {low}; it is {value}.")
+            if value > MOST:
+                raise InputError(f"{name} must be at most {MOST:,}; it is {value}.")
         for name in ("learning_rate", "momentum", "weight_decay", "proximal"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InputError(f"{name} must be a number from 0 up; it is {value}.")
+            if value > LARGEST:
+                raise InputError(
+                    f"{name} must be at most {LARGEST:g}, the largest float32; it is {value}."
+                )
         if self.batch_norm not in ("global", "static"):
             raise InputError(f'batch_norm must be "global" or "static"; it is {self.batch_norm!r}.')
         for name, known in (("loss", get_args(Loss)), ("optimizer", get_args(Optimizer))):
