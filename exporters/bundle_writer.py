@@ -19,6 +19,7 @@ from device_agent.manifest import (
 )
 from exporters.footprint import footprint
 from exporters.program import Program
+from exporters.tracing import DTYPES
 from profiles.errors import ExportError
 
 
@@ -46,7 +47,7 @@ def bundle_files(
     """The files of a bundle: name to content.
 
     `values` holds every stored tensor of the program, `base` the fingerprint of the global model
-    that they were cut from. Raises ExportError where a value is missing or of another shape.
+    that they were cut from. Raises ExportError where a value is of another shape or type.
     """
     stored = {}
     for entry in program.tensors:
@@ -56,6 +57,8 @@ def bundle_files(
                 raise ExportError(
                     f"{entry.name!r} has shape {tuple(value.shape)}, the program {entry.shape}."
                 )
+            if value.dtype != DTYPES[entry.dtype]:
+                raise ExportError(f"{entry.name!r} is {value.dtype}, the program {entry.dtype}.")
             stored[entry.name] = value.detach().contiguous()
     files = {graph.file: graph.data for graph in graphs.values()}
     files[WEIGHTS] = save(stored)

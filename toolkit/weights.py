@@ -99,14 +99,18 @@ def from_file(path: str | Path) -> GlobalModel:
 
 
 def check_fits(weights: GlobalModel, model: nn.Module, origin: str) -> None:
-    """Raise InputError where names or shapes of `weights` differ from the model's."""
+    """Raise InputError where names, shapes or types of `weights` differ from the model's."""
     own = model.state_dict()
     for name in own.keys() ^ weights.tensors.keys():
         lack = "lacks" if name in own else "has, beyond the model,"
         raise InputError(f"{origin} {lack} the tensor {name!r}: it is not from this model.")
     for name, value in own.items():
-        came = weights.tensors[name].shape
-        if came != value.shape:
+        came = weights.tensors[name]
+        if came.shape != value.shape:
             raise InputError(
-                f"{origin}: {name!r} is {tuple(came)}, the model's is {tuple(value.shape)}."
+                f"{origin}: {name!r} is {tuple(came.shape)}, the model's is {tuple(value.shape)}."
+            )
+        if came.dtype != value.dtype:
+            raise InputError(
+                f"{origin}: {name!r} is {came.dtype}, the model's is {value.dtype}: convert it."
             )

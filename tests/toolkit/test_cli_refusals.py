@@ -113,6 +113,10 @@ def test_options_that_cannot_be(folder: Path, arguments: list[str], message: str
         ("lacking", r"^w lacks the tensor 'classifier\.bias': it is not from this model"),
         ("foreign", r"^w has, beyond the model, the tensor 'extra': it is not from this model"),
         ("shape", r"^w: 'classifier\.bias' is \(11,\), the model's is \(10,\)"),
+        (
+            "type",
+            r"^w: 'classifier\.bias' is torch\.float64, the model's is torch\.float32: conver",
+        ),
     ],
 )
 def test_weights_that_do_not_fit(folder: Path, kind: str, message: str) -> None:
@@ -134,4 +138,6 @@ def test_weights_that_do_not_fit(folder: Path, kind: str, message: str) -> None:
             save_file({**tensors, "extra": bias}, folder / "w")
         case "shape":
             save_file({**tensors, "classifier.bias": np.append(bias, bias[:1])}, folder / "w")
+        case "type":
+            save_file({**tensors, "classifier.bias": bias.astype(np.float64)}, folder / "w")
     assert re.search(message, refused(folder, "inspect", *DIGITS, "--weights", "w"))

@@ -7,7 +7,9 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from profiles.errors import InputError, ModelError
+from exporters.bundle_writer import bundle_files
+from profiles.errors import ExportError, InputError, ModelError
+from toolkit import split
 from toolkit.weights import GlobalModel, from_bytes, from_model
 
 
@@ -38,3 +40,10 @@ def test_a_kept_factor_without_a_key() -> None:
         "w.st: 'kept|conv' is no kept factor; these are called kept|KEY|TENSOR. "
         "Write the file anew."
     )
+
+
+def test_numbers_of_another_type_are_not_put_into_a_bundle() -> None:
+    program = split(nn.Linear(4, 2), "full", (4,)).program
+    values = {"weight": torch.ones(2, 4, dtype=torch.float64), "bias": torch.ones(2)}
+    with pytest.raises(ExportError, match=r"^'weight' is torch\.float64, the program float32\.$"):
+        bundle_files(program, {}, values, "")
