@@ -24,11 +24,11 @@ from exporters.lstm_shapes import lstm_shapes_only
 from exporters.model_checks import (
     check_deterministic,
     check_faithful,
+    check_kinds,
     check_output,
     check_parameters,
     check_sizes,
     check_writes,
-    first_line,
 )
 from exporters.recurrent_layers import RECURRENT
 from exporters.tracing import DTYPES
@@ -80,6 +80,7 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     training, dtype = record_either_way(model, sample_shape)
     inference = record(model, sample_shape, dtype, training=False)
     check_sizes(training)
+    check_kinds(training)
     check_deterministic(training)
     check_writes(training)
     output = output_node(training).meta["val"]
@@ -159,7 +160,7 @@ def recorded(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype) -> G
         kind = "whole-number " if dtype == "int64" else ""
         raise ModelError(
             f"The model cannot be recorded for {kind}samples of shape {sample_shape}: "
-            f"{first_line(error)}{source_lines.of_error(error)}"
+            f"{source_lines.first_line(error)}{source_lines.of_error(error)}"
         ) from error
     graph = program.module()
     assert isinstance(graph, GraphModule)

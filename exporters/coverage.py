@@ -117,6 +117,12 @@ REFUSALS = (
         "products, as of a fixed number of iterations",
     ),
     Refusal("sparse gradients", ("sparse",), "in neither format", "sparse=False"),
+    Refusal(
+        "writes into a part of a tensor",
+        ("as_strided",),
+        "no gradient",
+        "torch.where, torch.cat or masked_fill, which make a new tensor",
+    ),
     Refusal("grid sampling", ("grid_sampler",), "no gradient", "nn.Upsample"),
 )
 

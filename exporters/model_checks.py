@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.func import functional_call
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -27,6 +28,7 @@ FAITHFUL = 1e-3
 RANDOM = ("rand", "bernoulli", "dropout", "normal_", ".normal.", "uniform", "rrelu", "multinomial")
 """What the names of operators that draw random numbers have in them."""
 RULE = "it must be one tensor of shape (batch, classes)."
+CONTROL = ("cond", "while_loop", "map_impl", "scan", "associative_scan")
 DROPS = dict.fromkeys(RECURRENT, 5)
 """Operators whose own dropout has no seed, and the place of its probability in their arguments."""
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
@@ -128,6 +130,22 @@ def check_sizes(graph: GraphModule) -> None:
             )
 
 
+def check_kinds(graph: GraphModule) -> None:
+    """Raise ModelError for complex numbers and for branches and loops that are operators."""
+    for node in graph.graph.nodes:
+        value, place = node.meta.get("val"), source_lines.of_node(node)
+        if isinstance(value, Tensor) and value.is_complex():
+            raise ModelError(
+                f"The model computes with complex numbers ({node.target}){place}, which cannot be "
+                "exported; compute with real and imaginary parts, each a tensor."
+            )
+        if isinstance(node.target, HigherOrderOperator) and str(node.target) in CONTROL:
+            raise ModelError(
+                f"The model branches or loops by torch's {node.target}{place}, which cannot "
+                "be exported; compute all branches and choose with torch.where."
+            )
+
+
 def check_deterministic(graph: GraphModule) -> None:
     """Raise ModelError where training draws random numbers other than those of a plain dropout."""
     for node in graph.graph.nodes:
@@ -203,7 +221,7 @@ def output_of(model: nn.Module, x: Tensor) -> Tensor:
             output = model(x)
     except Exception as error:  # the user's code may raise anything
         raise ModelError(
-            f"The model fails on a batch of random samples: {first_line(error)}"
+            f"The model fails on a batch of random samples: {source_lines.first_line(error)}"
             f"{source_lines.of_error(error)}"
         ) from error
     check_output_type(output)
@@ -218,8 +236,8 @@ def trained(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> Tensor:
         found = gradients(output, weight, leaves)
     except RuntimeError as error:
         raise ModelError(
-            f"PyTorch itself cannot train the model: {first_line(error)}. Run loss.backward() on a "
-            "batch to see where."
+            f"PyTorch itself cannot train the model: {source_lines.first_line(error)}. Run "
+            "loss.backward() on a batch to see where."
         ) from error
     check_finite(found, "gradient")
     return found
@@ -232,11 +250,6 @@ def check_finite(values: Tensor, what: str) -> None:
             f"The model's {what} on a batch of random samples holds a number that is not finite, "
             "as a root or a logarithm of a negative number does; it must be finite for any samples."
         )
-
-
-def first_line(error: Exception) -> str:
-    """What `error` says first, without a full stop; its kind where it says nothing."""
-    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
 
 
 def gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> Tensor:

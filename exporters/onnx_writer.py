@@ -37,7 +37,7 @@ from exporters.passes import shorten
 from exporters.program import Program, ProgramSignature, Report
 from exporters.recomputation import RecomputeActivations
 from exporters.tracing import DTYPES, EXAMPLE_BATCH, trace
-from profiles.errors import ExportError
+from profiles.errors import EdgeTailorError, ExportError
 
 OPSET = 18
 IR_VERSION = 10
@@ -94,6 +94,17 @@ def to_onnx(signature: ProgramSignature) -> bytes:
 
     Raises ExportError where an operator cannot be expressed in ONNX.
     """
+    try:
+        return written(signature)
+    except EdgeTailorError:
+        raise
+    except Exception as error:  # torch and onnx raise whatever they meet
+        reason = source_lines.first_line(error)
+        raise ExportError(f"Signature {signature.name!r} has no ONNX form: {reason}") from error
+
+
+def written(signature: ProgramSignature) -> bytes:
+    """See `to_onnx`."""
     program = exported(shorten(trace(signature, ONNX_RUNTIME)), signature.inputs)
     quieten()
     try:
@@ -117,8 +128,7 @@ def no_form(signature: ProgramSignature, reason: str) -> str:
     """What to say where torch.onnx gives up for `reason`, which may name the operator."""
     named = re.search(r"target=torch\.ops\.\w+\.(\w+)", reason)
     if named is None:
-        first = reason.strip().split("\n")[0]
-        return f"Signature {signature.name!r} has no ONNX form: {first}"
+        return f"Signature {signature.name!r} has no ONNX form: {reason.strip().splitlines()[0]}"
     name = f"aten::{named[1]}"
     place = source_lines.of_operator(signature.source, name)
     return (

@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from device_agent.files import shown
+from exporters.graphs import writes_in_place
 
 FRAME = re.compile(r'File "(.+?)", line (\d+)')
 OTHERS = tuple(
@@ -43,6 +44,8 @@ def of_operator(source: GraphModule | None, operator: str) -> str:
     found under the name of what it is the gradient of.
     """
     name = stem(operator)
+    if name.startswith("as_strided"):
+        return of_write(source)
     nodes = [
         (stem(node.target._schema.name), node)
         for node in (source.graph.nodes if source is not None else ())
@@ -52,6 +55,30 @@ def of_operator(source: GraphModule | None, operator: str) -> str:
     if not alike:
         return ""
     return of_node(max(alike, key=lambda pair: (pair[0] == name, len(pair[0])))[1])
+
+
+def of_write(source: GraphModule | None) -> str:
+    """Where the user's code first writes into a part of a tensor; or empty.
+
+    The gradient of that is strided, whatever the part was.
+    """
+    for node in source.graph.nodes if source is not None else ():
+        written = node.args[0] if writes_in_place(node) else None
+        if isinstance(written, Node) and is_view(written):
+            return of_node(node)
+    return ""
+
+
+def is_view(node: Node) -> bool:
+    """Whether `node` is a part or another shape of its input, in the same memory."""
+    target = node.target
+    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
+    return any(value.alias_info is not None for value in returns)
+
+
+def first_line(error: Exception) -> str:
+    """What `error` says first, without a full stop; its kind where it says nothing."""
+    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
 
 
 def related(recorded: str, forward: str) -> bool:

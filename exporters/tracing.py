@@ -29,7 +29,7 @@ from exporters.recurrent_layers import OpenRecurrence
 from profiles.errors import EdgeTailorError, ExportError
 
 EXAMPLE_BATCH = 3
-TRAINING_ONLY = ("aten::_native_batch_norm_legit",)
+TRAINING_ONLY = ("aten::_native_batch_norm_legit", "aten::as_strided_scatter")
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
@@ -60,7 +60,7 @@ def trace(signature: ProgramSignature, forms: Forms | None = None) -> GraphModul
     except EdgeTailorError:
         raise
     except Exception as error:  # torch raises whatever the traced code raises
-        reason = str(error).strip().split("\n")[0]
+        reason = source_lines.first_line(error)
         raise ExportError(f"Signature {signature.name!r} cannot be traced: {reason}") from error
     if batch.node.expr.is_number:
         raise ExportError(

@@ -31,6 +31,12 @@ def shrunk(x: Tensor) -> Tensor:
     return functional.interpolate(x, (2, 3), mode="bilinear", antialias=True)
 
 
+def overwritten(x: Tensor) -> Tensor:
+    y = x.sin()
+    y[:, 1] = 0
+    return y
+
+
 IN_FUNCTION = r"row_kinds\.py, line \d+: "
 VOLUME = (3, 4, 4, 6)
 REFUSED = {
@@ -56,6 +62,7 @@ REFUSED = {
         IN_FUNCTION,
     ),
     "sparse gradients": (Row(partial(nn.Embedding, 7, 3, sparse=True), (4,), limit=7), ""),
+    "writes into a part of a tensor": (Row(of(overwritten), (3, 4)), IN_FUNCTION),
     "grid sampling": (
         Row(
             of(lambda x: functional.grid_sample(x, x.permute(0, 2, 3, 1), align_corners=False)),

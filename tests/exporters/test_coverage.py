@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 
@@ -43,6 +44,18 @@ def test_an_operator_that_no_table_knows_is_refused_by_name() -> None:
         r"operator aten::bessel_i1, which has no ONNX form: use another one .*--list-operators"
     )
     with pytest.raises(ExportError, match=message):
+        to_onnx(case.signature)
+
+
+def test_a_graph_that_onnxs_checker_does_not_take_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise onnx.checker.ValidationError("Incompatible dimensions\nand more")
+
+    monkeypatch.setattr(onnx.checker, "check_model", fails)
+    case = Case.of(Row(of(torch.sin), (3,)), record=True)
+    with pytest.raises(ExportError, match=r"'gradients' has no ONNX form: Incompatible dimension"):
         to_onnx(case.signature)
 
 

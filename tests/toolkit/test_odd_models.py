@@ -152,6 +152,24 @@ def test_an_output_that_nothing_can_be_learned_from_is_refused(odd: str) -> None
         split(Tail(), "full", (6,))
 
 
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        (
+            lambda _, y: torch.fft.fft(y).abs(),
+            r"computes with complex numbers \(aten\.fft_fft\.default\) \(.*odd_models\.py, line",
+        ),
+        (
+            lambda _, y: torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,)),
+            r"branches or loops by torch's cond.*; compute all branches and choose with torch\.",
+        ),
+    ],
+)
+def test_what_no_runtime_computes_is_refused(odd: Change, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        split(Net(odd), "full", (6,))
+
+
 class Twice(nn.Module):
     """Reads a weight again behind other layers, through another operator."""
 
