@@ -10,7 +10,7 @@ from rich.table import Table
 
 from device_agent.wording import counted
 from toolkit.evaluation import Evaluation
-from toolkit.exporting import Exported
+from toolkit.exporting import Exported, SignatureCost
 from toolkit.inspection import CutPlace, Inspection, NotPossible
 from toolkit.offline import Aggregated
 from toolkit.tiers import TierResult
@@ -138,12 +138,12 @@ def show_export(exported: Exported, batch: int) -> None:
         console.print(str(exported.fit), markup=False)
     graphs = table("signature", "operators", "MACs", "graph", "peak memory")
     for one in exported.signatures:
-        peak = "unknown" if one.peak_bytes is None else size(one.peak_bytes)
-        graphs.add_row(
-            one.name, f"{one.operators:,}", products(one.macs), size(one.graph_bytes), peak
-        )
+        operators, macs = f"{one.operators:,}", products(one.macs)
+        graphs.add_row(one.name, operators, macs, size(one.graph_bytes), peak(one.peak_bytes))
     console.print(graphs)
     console.print(f"for a batch of {batch}; peak memory: predicted, above the idle agent")
+    if any(one.peak_bytes is None for one in exported.signatures):
+        console.print("unknown: `edgetailor-agent profile` measures it")
     if exported.verdict is None:
         console.print("not verified (--no-verify)")
     else:
@@ -154,13 +154,17 @@ def show_export(exported: Exported, batch: int) -> None:
 
 def show_tiers(tiers: Sequence[TierResult]) -> None:
     """One row a bundle, and below them why those failed that did."""
-    rows = table("bundle", "submodel", "params", "operators", "size", "error")
+    rows = table("bundle", "submodel", "params", "peak memory", "size", "error")
     rows.columns[1].justify = "left"
     for one in tiers:
         rows.add_row(one.tier.name, one.tier.submodel, *figures(one))
     console = Console(highlight=False)
     console.print(rows)
-    console.print("error: the worst tensor's, relative to its norm, against PyTorch in float64")
+    exported = [one.exported for one in tiers if one.exported is not None]
+    if any(found.signatures for found in exported):
+        console.print("peak memory: predicted, of the costliest signature, above the idle agent")
+    if any(found.verdict for found in exported):
+        console.print("error: the worst tensor's, relative to its norm, against PyTorch in float64")
     for one in tiers:
         if one.error is not None:
             reason = f"{one.tier.name}: {one.error}"
@@ -168,16 +172,26 @@ def show_tiers(tiers: Sequence[TierResult]) -> None:
 
 
 def figures(one: TierResult) -> tuple[str, str, str, str]:
-    """Parameters, operators, size and error of a bundle, as far as they are known."""
+    """Parameters, peak memory, size and error of a bundle, as far as they are known."""
     if one.exported is None:
         return "", "", "", "failed"
     found = one.exported
     params = f"{found.inspection.params:,}"
     if found.bytes is None:
         return params, "", size(found.inspection.bytes), "dry run"
-    operators = f"{sum(signature.operators for signature in found.signatures):,}"
     error = "not verified" if found.verdict is None else f"{found.verdict.error:.1e}"
-    return params, operators, size(found.bytes), error
+    return params, highest(found.signatures), size(found.bytes), error
+
+
+def peak(predicted: int | None) -> str:
+    """A peak of memory for people."""
+    return "unknown" if predicted is None else size(predicted)
+
+
+def highest(signatures: Sequence[SignatureCost]) -> str:
+    """The highest peak of `signatures`; unknown where one of them is."""
+    peaks = [signature.peak_bytes for signature in signatures]
+    return peak(None if None in peaks else max(filter(None, peaks)))
 
 
 def show_evaluation(found: Evaluation) -> None:

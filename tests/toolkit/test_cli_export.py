@@ -9,6 +9,7 @@ import pytest
 from bundles import everything
 from command_models import TINY
 from commands import edgetailor, refused
+from device_agent.bundle import open_bundle
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,7 @@ from commands import edgetailor, refused
         (["--out", "b", "--epochs", "0"], r"^epochs must be at least 1; it is 0"),
         (["--out", "b", "--learning-rate", "nan"], r"^learning_rate must be a number from 0 up"),
         (["--out", "b", "--momentum", "1"], r"^momentum must be below 1; it is 1\.0"),
+        (["--out", "b", "--masked", "--loss", "mse"], r"^masked leaves out classes, and the loss"),
         (["--out", "b", "--weight-decay", "-1"], r"^weight_decay must be a number from 0 up"),
         (["--out", "b", "--format", "pickle"], r"'pickle' is not one of 'onnx', 'tflite'"),
         (["--out", "b", "--submodel", "slice:9"], r"^'slice:9': the capacity must be a number"),
@@ -86,3 +88,15 @@ def test_a_dry_run_writes_nothing(folder: Path) -> None:
         "full: 340 trained parameters, capacity 1.00, 1.4 kB of weights\n"
         "dry run: b was not written\n",
     )
+
+
+def test_a_masked_loss_is_asked_for_by_an_option(folder: Path) -> None:
+    """`classes` says which a device has; the manifest's ports are what an agent follows."""
+    for name, options in (("plain", ()), ("masked", ("--masked",))):
+        out = ("--out", name, "--no-verify")
+        assert edgetailor("export", *TINY, *out, *options, cwd=folder).code == 0
+    kinds = {
+        name: {port.kind for port in open_bundle(folder / name).manifest.signatures["train"].inputs}
+        for name in ("plain", "masked")
+    }
+    assert kinds["masked"] - kinds["plain"] == {"classes"}

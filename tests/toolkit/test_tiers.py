@@ -12,6 +12,8 @@ from command_models import TINY
 from commands import edgetailor, refused, run
 from device_agent.bundle import open_bundle
 from profiles.errors import ExportError, InputError, SpecError, VerificationError
+from toolkit.exporting import SignatureCost
+from toolkit.tables import highest
 from toolkit.tiers import TierResult, exit_code, read_tiers, tiers_of
 
 TIERS = """
@@ -27,10 +29,11 @@ submodel = "slice:0.01"
 name = "phone"
 submodel = "slice:classifier"
 """
-TABLE = r"""bundle   submodel          params  operators     size    error
-desktop  full                 340 +\d+ +[\d.]+ kB  \d\.\de-\d\d
+TABLE = r"""bundle   submodel          params  peak memory     size    error
+desktop  full                 340 +[\d.]+ MB +[\d.]+ kB  \d\.\de-\d\d
 board    slice:0\.01 +failed
-phone    slice:classifier     296 +\d+ +[\d.]+ kB  \d\.\de-\d\d
+phone    slice:classifier     296 +[\d.]+ MB +[\d.]+ kB  \d\.\de-\d\d
+peak memory: predicted, of the costliest signature, above the idle agent
 error: the worst tensor's, relative to its norm, against PyTorch in float64
 board: 'slice:0\.01': the smallest slice of this model has capacity 0\.636; allow
   at least that\.
@@ -94,7 +97,14 @@ def test_a_dry_run_of_several(folder: Path) -> None:
     assert re.search(
         r"^slice-classifier  slice:classifier +296 +1\.\d kB  dry run$", done.stdout, re.M
     )
+    assert len(done.stdout.splitlines()) == 3  # nothing is said of figures that are not there
     assert not (folder / "f").exists()
+
+
+def test_the_peak_of_a_bundle_is_its_costliest_signatures() -> None:
+    signatures = [SignatureCost(name, 1, 1, 1, peak) for name, peak in (("a", 7), ("b", 9000))]
+    assert highest(signatures) == "9.0 kB"
+    assert highest([*signatures, SignatureCost("c", 1, 1, 1, None)]) == "unknown"
 
 
 def test_the_exit_code_is_the_worst() -> None:

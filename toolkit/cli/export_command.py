@@ -23,14 +23,6 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
 @click.command()
 @model_options
 @click.option(
-    "--list-operators",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=list_operators,
-    help="Print which operators a model may have, and exit.",
-)
-@click.option(
     "--submodel", "specs", multiple=True, help="SPEC to export; repeatable.  [default: full]"
 )
 @click.option(
@@ -67,6 +59,11 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
 )
 @loss_option
 @click.option(
+    "--masked",
+    is_flag=True,
+    help="Leave classes out of the loss that a device has no samples of.",
+)
+@click.option(
     "--optimizer",
     type=click.Choice(get_args(Optimizer)),
     default=TrainingConfig.optimizer,
@@ -98,8 +95,18 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
 )
 @click.option("--no-verify", is_flag=True, help="Skip the comparison with PyTorch.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
-@click.option("--dry-run", is_flag=True, help="Split and trace nothing to disk; show the sizes.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check the places, split and show the sizes; write nothing."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--list-operators",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=list_operators,
+    help="Print which operators a model may have, and exit.",
+)
 def export(
     model: str,
     input_shape: tuple[int, ...],
@@ -113,6 +120,7 @@ def export(
     epochs: int,
     learning_rate: float,
     loss: Loss,
+    masked: bool,
     optimizer: Optimizer,
     momentum: float,
     weight_decay: float,
@@ -152,6 +160,7 @@ def export(
             learning_rate,
             momentum,
             weight_decay,
+            masked=masked,
             loss=loss,
             optimizer=optimizer,
             proximal=proximal,
