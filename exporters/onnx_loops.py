@@ -1,36 +1,10 @@
-"""Loops over time as ONNX has them: operators `Scan`, whose bodies are the steps traced."""
+"""Loops over time as ONNX has them: operators `Scan`, made by torch.onnx of PyTorch's `scan`."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import onnx_ir
-import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from exporters.decompositions import table
-from exporters.loops import STEPS, Step, loop
-
-BACKWARD = "from_the_last"
-"""What the names of bodies begin with whose loops go from the last step to the first."""
-
-
-def to_scans(program: ExportedProgram) -> ExportedProgram:
-    """`program` with each `edgetailor::loop` as PyTorch's `scan`, which torch.onnx makes a Scan of.
-
-    Afterwards: no `edgetailor::loop`, and no loop computes an output that nothing reads. PyTorch's
-    scan goes from the first step to the last only; `finish_scans` makes that good.
-    """
-    module = program.graph_module
-    module.graph.eliminate_dead_code()
-    for number, node in enumerate(module.graph.find_nodes(op="call_function", target=loop)):
-        *_, reverse = node.args
-        replace(module, node, f"{BACKWARD if reverse else 'step'}_{number}")
-    module.recompile()
-    return program
+from exporters.loop_bodies import BACKWARD
 
 
 def finish_scans(model: onnx_ir.Model) -> None:
@@ -64,43 +38,3 @@ def separate_outputs(graph: onnx_ir.Graph, names: Sequence[str]) -> None:
             graph.outputs[place] = node.outputs[0]
             node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
         graph.outputs[place].name = name
-
-
-def replace(module: GraphModule, node: Node, name: str) -> None:
-    """Put a scan in the place of the loop `node`, with its body as the submodule `name`."""
-    arguments: Any = node.args
-    step_name, states, inputs, constants, _ = arguments
-    step = STEPS[step_name]
-    users: list[tuple[Node, Any]] = [(user, user.args[1]) for user in node.users]
-    kept = sorted({*range(step.states), *(place for _, place in users)})
-    values = [
-        *(state.meta["val"] for state in states),
-        *(x.meta["val"][0] for x in inputs),
-        *(constant.meta["val"] for constant in constants),
-    ]
-    setattr(module, name, body(step, values, kept))
-    graph = module.graph
-    with graph.inserting_before(node):
-        submodule = graph.get_attr(name)
-        scan = graph.call_function(
-            torch.ops.higher_order.scan, (submodule, states, inputs, constants)
-        )
-    scan.meta = {**node.meta, "val": [node.meta["val"][place] for place in kept]}
-    for user, place in users:
-        user.args = (scan, kept.index(place))
-    graph.erase_node(node)
-
-
-def body(step: Step, values: list[FakeTensor], kept: list[int]) -> GraphModule:
-    """`step` as a graph from tensors like `values` to those of its results that are `kept`."""
-    mode = values[0].fake_mode
-
-    def chosen(*arguments: Tensor) -> list[Tensor]:
-        results = step.function(*arguments)
-        return [results[place] for place in kept]
-
-    with mode:
-        graph = make_fx(chosen, decomposition_table=table())(*values)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return graph

@@ -31,7 +31,8 @@ from exporters.bundle_writer import Graph
 from exporters.coverage import advice
 from exporters.decompositions.transposition import ONNX_RUNTIME
 from exporters.graphs import MINIMUM_BATCH
-from exporters.onnx_loops import finish_scans, separate_outputs, to_scans
+from exporters.loop_bodies import to_scans
+from exporters.onnx_loops import finish_scans, separate_outputs
 from exporters.onnx_translations import TRANSLATIONS
 from exporters.passes import shorten
 from exporters.program import Program, ProgramSignature, Report
@@ -175,7 +176,8 @@ def exported(graph: GraphModule, ports: Sequence[Port]) -> ExportedProgram:
     program = torch.export.export(
         Flat(graph).eval(), examples, dynamic_shapes=(dynamic,), strict=False
     )
-    return to_scans(program)
+    to_scans(program.graph_module)
+    return program
 
 
 def quieten() -> None:

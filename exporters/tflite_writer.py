@@ -7,19 +7,28 @@ batch. Weights are inputs, as in the ONNX graphs.
 from collections.abc import Sequence
 
 from exporters.bundle_writer import Graph
+from exporters.loop_bodies import to_scans
 from exporters.program import Program, ProgramSignature, Report
-from exporters.tflite import elementwise, gradients, products, selection, shape
+from exporters.tflite import elementwise, gradients, loops, products, selection, shape
 from exporters.tflite.flatbuffer import Subgraph, serialize
 from exporters.tflite.lowering import Forms, lower
 from exporters.tracing import trace
 
 FILE = "model.tflite"
-FORMS: Forms = {**elementwise.FORMS, **shape.FORMS, **products.FORMS, **selection.FORMS}
+FORMS: Forms = {
+    **elementwise.FORMS,
+    **shape.FORMS,
+    **products.FORMS,
+    **selection.FORMS,
+    **loops.FORMS,
+}
 
 
 def to_subgraph(signature: ProgramSignature) -> Subgraph:
     """One traced signature in TFLite's operators. Raises ExportError naming one without a form."""
-    return lower(trace(signature, gradients.FORMS), signature, FORMS)
+    graph = trace(signature, gradients.FORMS)
+    to_scans(graph, gradients.FORMS)
+    return lower(graph, signature, FORMS)
 
 
 def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:

@@ -48,6 +48,7 @@ class Subgraph:
     tensors: list[Any] = field(default_factory=list)
     operators: list[tuple[int, Any]] = field(default_factory=list)
     data: list[bytes | None] = field(default_factory=list)
+    calls: list[tuple[Any, "Subgraph"]] = field(default_factory=list)  # options, what runs
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
     _constants: dict[object, Tensor] = field(default_factory=dict)
@@ -117,6 +118,22 @@ class Subgraph:
             self._outputs[key] = outputs
         return self._outputs[key]
 
+    def call(self, part: "Subgraph", inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs of `part` for `inputs`: an IF of which either way is `part`.
+
+        It is TFLite's only operator that runs a subgraph on its caller's own memory.
+        """
+        outputs = [self.tensor(t.dtype, t.shape) for t in part.outputs.values()]
+        values = [self.constant(np.asarray(True)), *inputs]
+        made = schema.OperatorT()
+        made.inputs = np.asarray([t.index for t in values], np.int32)
+        made.outputs = np.asarray([t.index for t in outputs], np.int32)
+        made.builtinOptionsType = schema.BuiltinOptions.IfOptions
+        made.builtinOptions = schema.IfOptionsT()
+        self.operators.append((schema.BuiltinOperator.IF, made))
+        self.calls.append((made.builtinOptions, part))
+        return outputs
+
     def pruned(self) -> "Subgraph":
         """The same graph without operators and tensors that no output needs."""
         needed = {t.index for t in (*self.inputs.values(), *self.outputs.values())}
@@ -126,6 +143,7 @@ class Subgraph:
                 needed.update(made.inputs.tolist(), made.outputs.tolist())
                 operators.append((code, made))
         place = {old: new for new, old in enumerate(sorted(needed))}
+        kept = {id(made.builtinOptions) for _, made in operators}
 
         def moved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             return {n: Tensor(place[t.index], t.dtype, t.shape) for n, t in tensors.items()}
@@ -143,6 +161,7 @@ class Subgraph:
             data=[self.data[i] for i in sorted(needed)],
             inputs=moved(self.inputs),
             outputs=moved(self.outputs),
+            calls=[(options, part) for options, part in self.calls if id(options) in kept],
         )
 
 
@@ -153,7 +172,8 @@ def open_size(size: Size) -> bool:
 
 def serialize(subgraphs: Mapping[str, Subgraph]) -> bytes:
     """One TFLite file with a signature for each subgraph, by name."""
-    codes = sorted({code for subgraph in subgraphs.values() for code, _ in subgraph.operators})
+    everything = with_parts(list(subgraphs.values()))
+    codes = sorted({code for subgraph in everything for code, _ in subgraph.operators})
     model = schema.ModelT()
     model.version = SCHEMA_VERSION
     model.description = "edgetailor"
@@ -161,27 +181,51 @@ def serialize(subgraphs: Mapping[str, Subgraph]) -> bytes:
     model.buffers = [schema.BufferT()]  # by convention the first one is empty
     stored: dict[bytes, int] = {}
     model.subgraphs = []
-    model.signatureDefs = []
-    for place, (name, subgraph) in enumerate(subgraphs.items()):
+    for subgraph in everything:
         for tensor, data in zip(subgraph.tensors, subgraph.data, strict=True):
             tensor.buffer = 0 if data is None else buffer_of(data, model.buffers, stored)
-        made = schema.SubGraphT()
-        made.name = name
-        made.tensors = subgraph.tensors
-        made.inputs = np.asarray([t.index for t in subgraph.inputs.values()], np.int32)
-        made.outputs = np.asarray([t.index for t in subgraph.outputs.values()], np.int32)
-        made.operators = [operator for _, operator in subgraph.operators]
         for code, operator in subgraph.operators:
             operator.opcodeIndex = codes.index(code)
-        model.subgraphs.append(made)
-        signature = schema.SignatureDefT()
-        signature.signatureKey, signature.subgraphIndex = name, place
-        signature.inputs = [tensor_map(n, t) for n, t in subgraph.inputs.items()]
-        signature.outputs = [tensor_map(n, t) for n, t in subgraph.outputs.items()]
-        model.signatureDefs.append(signature)
+        model.subgraphs.append(packed(subgraph))
+    model.signatureDefs = [
+        signature(name, place, subgraph) for place, (name, subgraph) in enumerate(subgraphs.items())
+    ]
     builder = flatbuffers.Builder(1 << 16)
     builder.Finish(model.Pack(builder), IDENTIFIER)
     return bytes(builder.Output())
+
+
+def with_parts(subgraphs: Sequence[Subgraph]) -> list[Subgraph]:
+    """`subgraphs`, then what they call; calls learn its place."""
+    everything = list(subgraphs)
+    places: dict[int, int] = {}
+    for subgraph in everything:  # parts that are added on the way come in turn
+        for options, part in subgraph.calls:
+            if id(part) not in places:
+                places[id(part)] = len(everything)
+                everything.append(part)
+            options.thenSubgraphIndex = options.elseSubgraphIndex = places[id(part)]
+    return everything
+
+
+def packed(subgraph: Subgraph) -> Any:
+    """The file's form of `subgraph`."""
+    made = schema.SubGraphT()
+    made.name = subgraph.name
+    made.tensors = subgraph.tensors
+    made.inputs = np.asarray([t.index for t in subgraph.inputs.values()], np.int32)
+    made.outputs = np.asarray([t.index for t in subgraph.outputs.values()], np.int32)
+    made.operators = [operator for _, operator in subgraph.operators]
+    return made
+
+
+def signature(name: str, place: int, subgraph: Subgraph) -> Any:
+    """The file's entry for the signature `name`, whose subgraph is at `place`."""
+    made = schema.SignatureDefT()
+    made.signatureKey, made.subgraphIndex = name, place
+    made.inputs = [tensor_map(n, t) for n, t in subgraph.inputs.items()]
+    made.outputs = [tensor_map(n, t) for n, t in subgraph.outputs.items()]
+    return made
 
 
 def operator_code(code: int) -> Any:

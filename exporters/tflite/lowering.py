@@ -11,12 +11,11 @@ import numpy as np
 import sympy
 import torch
 from torch import SymFloat, SymInt
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
 from exporters.coverage import advice
-from exporters.graphs import attribute
-from exporters.loops import loop
+from exporters.loop_bodies import Body, stored
 from exporters.program import ProgramSignature
 from exporters.source_lines import of_operator
 from exporters.tflite.flatbuffer import Size, Subgraph, Tensor, open_size
@@ -27,7 +26,7 @@ Form = Callable[..., Any]
 """Takes the lowering and an operator's arguments, values in place of tensors; returns a value, or
 as many as the operator has."""
 
-Forms = dict[OpOverload[..., Any], Form]
+Forms = dict[OpOverload[..., Any] | HigherOrderOperator, Form]
 Number = bool | int | float
 
 ARITHMETIC: dict[Any, str] = {
@@ -42,12 +41,27 @@ SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 class Lowering(Layouts):
     """Walks a graph and writes every node's operators. `shape` is that of the node's result."""
 
-    def __init__(self, graph: Subgraph) -> None:
+    def __init__(self, graph: Subgraph, forms: "Forms", signature: ProgramSignature) -> None:
         super().__init__(graph)
+        self.forms = forms
+        self.signature = signature
         self.shape: tuple[Size, ...] = ()
         self.dtype = "float32"
         self.greater: dict[Value, tuple[Value, Value]] = {}  # what was compared
         self.rectified: set[int] = set()  # tensors without negative numbers
+        self.rows: dict[int, list[Tensor]] = {}  # those that a tensor is put together of
+
+    def input(self, name: str, dtype: str, shape: Sequence[Size]) -> Tensor:
+        """A new input of the subgraph."""
+        tensor = self.graph.tensor(dtype, shape, name=name)
+        self.graph.inputs[name] = tensor
+        if self.batch is None:
+            self.batch = batch_of(self, tensor)
+        return tensor
+
+    def constant(self, values: torch.Tensor) -> Value:
+        """A tensor that the traced graph holds."""
+        return Value.plain(self.graph.constant(values.numpy()))
 
     def scalar(self, number: "Number | SymInt | SymFloat | Value", dtype: str) -> Value:
         """A number as a tensor of no axes."""
@@ -73,42 +87,43 @@ class Lowering(Layouts):
 def lower(graph: GraphModule, signature: ProgramSignature, forms: Forms) -> Subgraph:
     """The subgraph of a traced signature. Raises ExportError naming what TFLite has no form for."""
     check_forms(graph, forms, signature)
-    subgraph = Subgraph(signature.name)
-    lowering = Lowering(subgraph)
+    lowering = Lowering(Subgraph(signature.name), forms, signature)
+    examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    inputs = [
+        lowering.input(port.name, dtype_of(value), shape_of(value))
+        for port, value in zip(signature.inputs, examples, strict=True)
+    ]
+    results = run(lowering, graph, [Value.plain(tensor) for tensor in inputs])
+    finish(lowering, results)
+    return lowering.graph.pruned()
+
+
+def run(lowering: Lowering, graph: GraphModule, inputs: Sequence[Value]) -> list[Value]:
+    """The results of `graph` for `inputs`, after writing the operators of all its nodes."""
     known: dict[Node, Any] = {}
-    ports = iter(signature.inputs)
+    ahead = iter(inputs)
+    results: list[Value] = []
     for node in graph.graph.nodes:
         if node.op == "placeholder":
-            port = next(ports)
-            value = node.meta["val"]
-            tensor = subgraph.tensor(dtype_of(value), shape_of(value), name=port.name)
-            subgraph.inputs[port.name] = tensor
-            known[node] = Value.plain(tensor)
-            if lowering.batch is None and tensor.shape and open_size(tensor.shape[0]):
-                lowering.batch = batch_of(lowering, tensor)
+            known[node] = next(ahead)
         elif node.op == "get_attr":
-            known[node] = Value.plain(subgraph.constant(attribute(graph, node.target).numpy()))
+            held = stored(graph, node.target)
+            known[node] = held if isinstance(held, Body) else lowering.constant(held)
         elif node.op == "call_function":
-            known[node] = call(lowering, node, known, forms, signature)
+            known[node] = call(lowering, node, known)
         else:
-            finish(lowering, [known[n] for n in node.args[0]], signature)
-    return subgraph.pruned()
+            results = [known[n] for n in node.args[0]]
+    return results
 
 
-def call(
-    lowering: Lowering,
-    node: Node,
-    known: dict[Node, Any],
-    forms: Forms,
-    signature: ProgramSignature,
-) -> Any:
+def call(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
     """The value of one operator's node."""
     if node.target is operator.getitem:
         return known[cast(Node, node.args[0])][cast(int, node.args[1])]
     result = node.meta.get("val")
     if node.target in SIZES or isinstance(result, SymInt | SymFloat):
         return number_of(lowering, node, known)
-    form = forms[cast(Any, node.target)]
+    form = lowering.forms[cast(Any, node.target)]
     first = result[0] if isinstance(result, tuple | list) else result
     assert isinstance(first, torch.Tensor)
     lowering.shape, lowering.dtype = shape_of(first), dtype_of(first)
@@ -116,9 +131,12 @@ def call(
     try:
         return form(lowering, *args, **options)
     except (UnsupportedError, TypeError) as error:  # sympy: an open size is no int
-        where = of_operator(signature.source, cast(Any, node.target)._schema.name)
+        signature = lowering.signature
+        target = node.target
+        name = target._schema.name if isinstance(target, OpOverload) else str(target)
+        where = of_operator(signature.source, name)
         raise ExportError(
-            f"Signature {signature.name!r}: {node.target}{where} has no TFLite form as it is used "
+            f"Signature {signature.name!r}: {target}{where} has no TFLite form as it is used "
             f"here: {error}. Export it with --format onnx, or use another layer."
         ) from error
 
@@ -129,11 +147,6 @@ def check_forms(graph: GraphModule, forms: Forms, signature: ProgramSignature) -
         target = node.target
         if not isinstance(target, OpOverload) or target in SIZES or target in forms:
             continue
-        if target is loop:
-            raise ExportError(
-                f"Signature {signature.name!r} has a recurrent layer, whose loop over time is "
-                "written for ONNX only, so far: export it with --format onnx."
-            )
         name = target._schema.name
         raise ExportError(
             f"Signature {signature.name!r} needs the operator {name}"
@@ -181,12 +194,15 @@ def as_float(lowering: Lowering, number: Any) -> Tensor:
     return total
 
 
-def batch_of(lowering: Lowering, tensor: Tensor) -> Tensor:
-    """The first size of `tensor` as one int32."""
+def batch_of(lowering: Lowering, tensor: Tensor) -> Tensor | None:
+    """The size of an axis of `tensor` that is the batch, as one int32; None where there is none."""
+    axes = [axis for axis, size in enumerate(tensor.shape) if isinstance(size, sympy.Symbol)]
+    if not axes:
+        return None
     shape = lowering.emit(
         "SHAPE", [tensor], (len(tensor.shape),), "ShapeOptions", "int32", outType=2
     )
-    ends = [lowering.integers([n]) for n in (0, 1)]
+    ends = [lowering.integers([n]) for n in (axes[0], 1)]
     return lowering.emit("SLICE", [shape, *ends], (1,), "SliceOptions")
 
 
@@ -199,10 +215,10 @@ def counted(lowering: Lowering, count: Size) -> Tensor:
     return lowering.emit("RANGE", [start, end, step], (count,), "RangeOptions")
 
 
-def finish(lowering: Lowering, results: Sequence[Value], signature: ProgramSignature) -> None:
+def finish(lowering: Lowering, results: Sequence[Value]) -> None:
     """Name the outputs. An input that is returned, or a value that is returned twice, is copied."""
     taken = {t.index for t in lowering.graph.inputs.values()}
-    for port, value in zip(signature.outputs, results, strict=True):
+    for port, value in zip(lowering.signature.outputs, results, strict=True):
         tensor = lowering.dense(value)
         constant = lowering.graph.data[tensor.index] is not None
         if tensor.index in taken or constant:
