@@ -11,12 +11,10 @@ from exporters.source_lines import stem
 
 @dataclass(frozen=True)
 class Group:
-    """Operators that export, gradients included."""
+    """Operators that export in both formats, gradients included."""
 
     name: str
     covers: str
-    onnx: str = "yes"
-    tflite: str = "yes"
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,6 @@ GROUPS = (
     Group(
         "recurrence",
         "nn.LSTM, nn.GRU, nn.RNN: any number of layers, one direction or both, as loops over time",
-        tflite="no: the loops are written for ONNX only, so far",
     ),
     Group("batch norm", "1-D and 2-D, by the batch or by running statistics"),
     Group(
@@ -144,7 +141,7 @@ def advice(operator: str) -> str:
 def document() -> str:
     """The whole of docs/operators.md."""
     head = ("operators", "what of them", "ONNX", "TFLite")
-    yes = [(group.name, group.covers, group.onnx, group.tflite) for group in GROUPS]
+    yes = [(group.name, group.covers, "yes", "yes") for group in GROUPS]
     no = [(r.name, f"use {r.nearest}", *[f"no: {r.reason}"] * 2) for r in REFUSALS]
     return "\n".join([*INTRODUCTION, *markdown([head, *yes, *no])])
 

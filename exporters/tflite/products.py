@@ -21,11 +21,12 @@ LEAST_PLACES = 64
 def matmul(lowering: Lowering, a: Value, b: Value) -> Value:
     """Product of matrices, or of as many as the axes ahead say; factors may stay transposed.
 
-    A sum over places of all samples is quicker as one product a sample, which are then added up.
+    A sum over places of all samples is quicker as one product a sample, which are then added up;
+    not so where the places of a sample are apart, as after a loop over time.
     """
     a, b = lowering.full(a), lowering.full(b)
     places = a.shape[-1]
-    if len(a.shape) == 2 and open_size(places):
+    if len(a.shape) == 2 and open_size(places) and not a.in_order:
         each, samples = sympy.sympify(places).as_coeff_Mul()
         if each >= LEAST_PLACES:
             a = lowering.reshaped(a, (a.shape[0], samples, int(each))).permuted([1, 0, 2])

@@ -1,7 +1,8 @@
 """Recurrent layers trained through loops over time, against torch's own layers in float64."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from device_agent.training import train_bundle
 from device_agent.update import TENSORS
 from exporters import export
 from exporters.capture import recorded
+from exporters.export import Format
 from exporters.loops import STEPS, register
 from exporters.onnx_writer import to_onnx
 from exporters.program import ProgramSignature, samples, state_in, state_out
@@ -48,6 +50,7 @@ KINDS = {
     "rnn": nn.RNN,
     "rnn relu": lambda *sizes, **options: nn.RNN(*sizes, nonlinearity="relu", **options),
 }
+RUNTIMES = ("onnx", "litert")
 READS = {"all": (0, 1), "sequence": (0,), "last": (1,)}
 
 
@@ -79,11 +82,11 @@ class Layer(nn.Module):
         return torch.cat([value.flatten(1) for value in chosen], 1)
 
 
-def gradients(model: nn.Module) -> ProgramSignature:
+def gradients(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> ProgramSignature:
     """(x, c, parameters) -> output y, and gradients of sum(c * y) in x and all parameters."""
-    graph = recorded(copy.deepcopy(model), SHAPE, "float32")
+    graph = recorded(copy.deepcopy(model), shape, "float32")
     parameters = dict(model.named_parameters())
-    width = int(model(torch.zeros(2, *SHAPE)).shape[1])
+    width = int(model(torch.zeros(2, *shape)).shape[1])
     state = [
         TensorEntry(name=name, role="parameter", dtype="float32", shape=tuple(value.shape))
         for name, value in parameters.items()
@@ -100,8 +103,8 @@ def gradients(model: nn.Module) -> ProgramSignature:
 
     return ProgramSignature(
         name="gradients",
-        inputs=(samples(SHAPE), samples((width,), "c"), *map(state_in, state)),
-        outputs=(samples((width,), "y"), samples(SHAPE, "x+"), *map(state_out, state)),
+        inputs=(samples(shape), samples((width,), "c"), *map(state_in, state)),
+        outputs=(samples((width,), "y"), samples(shape, "x+"), *map(state_out, state)),
         function=function,
     )
 
@@ -175,26 +178,63 @@ LOWERED = {
 }
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("name", LOWERED)
-def test_one_onnx_file_for_any_batch(name: str, seed: int) -> None:
+def test_one_file_for_any_batch(name: str, runtime: str, seed: int) -> None:
     torch.manual_seed(seed)
     model = LOWERED[name]()
-    signature = gradients(model)
-    session = opened(signature)
-    for batch in (2, BATCH):
+    check_batches(model, gradients(model), runtime, seed)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_sequences_longer_than_a_call_of_litert(kind: str, runtime: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = Layer(kind, given=True, bidirectional=True)
+    check_batches(model, gradients(model, (19, FEATURES)), runtime, seed)
+
+
+def check_batches(model: nn.Module, signature: ProgramSignature, runtime: str, seed: int) -> None:
+    """One session of `signature` is autograd for batches of several sizes, also for one again."""
+    run = opened(signature, runtime)
+    for batch in (2, 8, 8, BATCH):
         feeds = drawn(signature, model, batch, seed)
-        assert_close(run(session, feeds), autograd(model, feeds), TOLERANCE)
+        assert_close(run(feeds), autograd(model, feeds), TOLERANCE)
 
 
-def opened(signature: ProgramSignature) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(to_onnx(signature), providers=["CPUExecutionProvider"])
+Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
-def run(session: onnxruntime.InferenceSession, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All outputs of `session` by name."""
-    results = session.run(None, {name: value.numpy() for name, value in feeds.items()})
+def opened(signature: ProgramSignature, runtime: str) -> Run:
+    """`signature` in a session of `runtime`, from feeds to all outputs by name."""
+    if runtime == "litert":
+        return opened_in_litert(signature)
+    graph = to_onnx(signature)
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, map(torch.from_numpy, map(np.asarray, results)), strict=True))
+
+    def run(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        results = session.run(None, {name: value.numpy() for name, value in feeds.items()})
+        return dict(zip(names, map(torch.from_numpy, map(np.asarray, results)), strict=True))
+
+    return run
+
+
+def opened_in_litert(signature: ProgramSignature) -> Run:
+    interpreter = pytest.importorskip("ai_edge_litert.interpreter").Interpreter
+    session = interpreter(model_content=tflite(signature), num_threads=1)
+    runner = session.get_signature_runner(signature.name)
+
+    def run(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        results = runner(**{name: value.numpy() for name, value in feeds.items()})
+        return {name: torch.from_numpy(np.asarray(value)) for name, value in results.items()}
+
+    return run
+
+
+def tflite(signature: ProgramSignature) -> bytes:
+    written: bytes = pytest.importorskip("exporters.tflite_writer").to_tflite([signature])
+    return written
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
@@ -219,12 +259,16 @@ class Reader(nn.Module):
         return self.classifier(self.gru(self.lstm(x)[0])[0][:, -1])
 
 
-def test_a_round_of_the_agent_is_plain_torchs(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("format", ["onnx", "tflite"])
+def test_a_round_of_the_agent_is_plain_torchs(format: Format, tmp_path: Path, seed: int) -> None:
+    if format == "tflite":
+        pytest.importorskip("ai_edge_litert")
     torch.manual_seed(seed)
     model = Reader()
     source = from_model(model)
     submodel = split(model, "full", SHAPE, TRAINING)
-    export(submodel.program, submodel.cut(source), tmp_path / "bundle", base=source.fingerprint())
+    values, base = submodel.cut(source), source.fingerprint()
+    export(submodel.program, values, tmp_path / "bundle", base=base, format=format)
     order = np.random.default_rng(seed)
     x = order.standard_normal((11, *SHAPE), dtype=np.float32)
     device = Device(x, order.integers(CLASSES, size=11), seed=seed % 1000)
@@ -244,10 +288,11 @@ def test_a_round_of_the_agent_is_plain_torchs(tmp_path: Path, seed: int) -> None
         assert (torch.from_numpy(came[name]).double() - value).norm() <= 1e-4 * change, name
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(
     "spec", ["full", "slice:lstm", "slice:lstm,skip=3", "low-rank:0.5,keep=0", "width:0.5"]
 )
-def test_families_of_a_recurrent_model(spec: str, seed: int) -> None:
+def test_families_of_a_recurrent_model(spec: str, runtime: str, seed: int) -> None:
     """Every output of every signature, momentum (from zero, so the gradient) among them."""
     torch.manual_seed(seed)
     model = ImdbBiLSTM(words=20, width=4)
@@ -268,8 +313,8 @@ def test_families_of_a_recurrent_model(spec: str, seed: int) -> None:
             else:
                 feeds[port.name] = values.get(port.state, torch.zeros(shape)).detach()
         wide = {n: v.double() if v.is_floating_point() else v for n, v in feeds.items()}
-        session = opened(signature)
-        assert_close(run(session, feeds), signature.function(wide), TOLERANCE)
+        run = opened(signature, runtime)
+        assert_close(run(feeds), signature.function(wide), TOLERANCE)
 
 
 def test_a_loop_is_no_longer_for_more_steps() -> None:
@@ -283,16 +328,52 @@ def test_a_loop_is_no_longer_for_more_steps() -> None:
     assert kinds[0].count("Scan") == 4  # two directions, there and back
 
 
-def test_the_same_layer_gives_the_same_bytes() -> None:
+def test_the_steps_of_a_call_are_no_more_for_a_longer_sequence() -> None:
+    schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
+    counted = []
+    for steps in (16, 160):
+        submodel = split(ImdbBiLSTM(words=20, width=4), "full", (steps,), TRAINING)
+        model = schema.ModelT.InitFromPackedBuf(tflite(submodel.program.signatures[0]))
+        codes = [code.builtinCode for code in model.operatorCodes]
+        train, *calls = [
+            Counter(codes[o.opcodeIndex] for o in g.operators) for g in model.subgraphs
+        ]
+        assert len(calls) == 4  # two directions, there and back
+        assert train.pop(schema.BuiltinOperator.IF) == 4 * steps // 8
+        counted.append((train, calls))
+    assert counted[0] == counted[1]
+
+
+@pytest.mark.parametrize("write", [to_onnx, tflite])
+def test_the_same_layer_gives_the_same_bytes(write: Callable[[ProgramSignature], bytes]) -> None:
     model = Layer("rnn", bidirectional=True)
-    assert to_onnx(gradients(model)) == to_onnx(gradients(model))
+    assert write(gradients(model)) == write(gradients(model))
 
 
-def test_the_papers_lstm_is_a_small_graph() -> None:
+@pytest.mark.parametrize(("write", "most"), [(to_onnx, 100_000), (tflite, 600_000)])
+def test_the_papers_lstm_is_a_small_graph(
+    write: Callable[[ProgramSignature], bytes], most: int
+) -> None:
     submodel = split(imdb_bilstm(), "full", (256,), TRAINING)
     train = submodel.program.signatures[0]
     assert train.name == "train"
-    assert len(to_onnx(train)) < 100_000
+    assert len(write(train)) < most
+
+
+def test_a_layer_that_goes_from_sample_to_sample_has_no_tflite_form() -> None:
+    pytest.importorskip("ai_edge_litert")
+
+    class Samples(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(FEATURES, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lstm(x)[0][:, -1]
+
+    submodel = split(Samples(), "full", SHAPE, TRAINING)
+    with pytest.raises(ExportError, match=r"'train' has a recurrent layer .* \(batch_first=True\)"):
+        tflite(submodel.program.signatures[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)

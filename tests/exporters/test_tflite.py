@@ -17,7 +17,7 @@ import oracles
 from bundles import CLASSES as TINY_CLASSES
 from bundles import SAMPLE_SHAPE as TINY_SHAPE
 from bundles import tiny_model, write_data
-from commands import ROOT, edgetailor, environment, refusal
+from commands import ROOT, edgetailor, environment
 from device_agent.bundle import open_bundle
 from device_agent.evaluation import evaluate_bundle
 from device_agent.litert_runtime import LitertSession
@@ -27,7 +27,6 @@ from dropping_model import CLASSES as DROPPING_CLASSES
 from dropping_model import SHAPE as DROPPING_SHAPE
 from dropping_model import Dropping
 from exporters import export
-from exporters.coverage import GROUPS
 from exporters.onnx_writer import to_onnx
 from layer_cases import Case, Row, assert_close, open_session, together
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
@@ -46,8 +45,6 @@ from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-fo
 
 from exporters.tflite_writer import to_tflite
 
-WITHOUT = {"recurrence"}
-"""Groups that TFLite has no form for yet."""
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.0)
 TRAINING = TrainingConfig(
     batch_size=PLAN.batch_size,
@@ -70,11 +67,6 @@ def test_gradients_on_litert(group: str, seed: int) -> None:
     for (key, case), name in zip(short.items(), cases, strict=True):
         came = [torch.from_numpy(results[f"{key}/{p.name}"]) for p in case.signature.outputs]
         assert_close(case, came, case.expected(feeds[key]), name)
-
-
-def test_the_table_says_which_groups_are_not_covered() -> None:
-    assert {group.name for group in GROUPS if group.tflite != "yes"} == WITHOUT
-    assert {group.name for group in GROUPS} == {*ROWS, "dropout", *WITHOUT}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -285,15 +277,6 @@ def test_without_litert_the_remedy_is_named(bundle: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
     with pytest.raises(BundleError, match=r"pip install 'edgetailor\[litert\]'.*--format onnx"):
         LitertSession(bundle / "model.tflite", "predict", 1)
-
-
-def test_recurrent_layers_are_refused(tmp_path: Path) -> None:
-    done = edgetailor(
-        "export", "toolkit.models:imdb_bilstm", "--input-shape", "12", "--format", "tflite",
-        "--out", "b", cwd=tmp_path,
-    )  # fmt: skip
-    assert "recurrent" in refusal(done, code=3)
-    assert not (tmp_path / "b").exists()
 
 
 def test_the_commands(tmp_path: Path) -> None:
