@@ -6,11 +6,12 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
+RETIRED := .venv-retired
 STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-oldest bench-families bench-step bench-memory check format
+.PHONY: help setup demo test test-long test-oldest bench-families bench-step bench-retired bench-memory check format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +43,13 @@ bench-families: setup ## time the server's factorizations and aggregation (minut
 
 bench-step: setup ## time training steps against PyTorch (minutes); options in ARGS
 	$(BIN)/python tests/benchmarks/bench_step.py $(ARGS)
+
+# Its wheels end with Python 3.11, and its tools with onnx 1.16 and numpy 1.
+bench-retired: setup ## the same beside onnxruntime-training 1.19.2, its last (minutes, 1 GB)
+	$(PYTHON) -m venv $(RETIRED)
+	$(RETIRED)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  onnxruntime-training==1.19.2 'onnx==1.16.*' 'numpy<2'
+	$(BIN)/python tests/benchmarks/bench_step.py --retired $(RETIRED)/bin/python $(ARGS)
 
 bench-memory: setup ## peak memory of training steps, predicted, measured and PyTorch's (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_memory.py $(ARGS)

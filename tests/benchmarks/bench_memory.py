@@ -9,7 +9,6 @@ import argparse
 import tempfile
 from pathlib import Path
 
-import torch
 from bench_step import Peer, write_graph
 from step_cases import BATCH, CASES, Case, whole
 
@@ -66,5 +65,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
     main()

@@ -1,8 +1,9 @@
 """Training steps of exported graphs against PyTorch eager: time, memory, and what slices save.
 
 Every peer runs in a process of its own; they take turns, one step each, so that whatever else the
-machine does meets both alike. Run `make bench-step`; options: --case NAME, --runtime NAME,
---threads N, --steps N.
+machine does meets both alike. All start from the same weights and batch, and their first losses must
+agree. Run `make bench-step`; options: --case NAME, --runtime NAME, --threads N, --steps N.
+`make bench-retired` adds onnxruntime-training 1.19.2, the last one, and trains by plain SGD.
 """
 
 import argparse
@@ -14,12 +15,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from step_cases import BATCH, CASES, Case
+from retired_graph import write_retired
+from step_cases import CASES, PLAIN, RATE, Case
 
 from device_agent.manifest import Port
 from exporters.onnx_writer import to_onnx
@@ -31,21 +34,26 @@ from toolkit.weights import from_model
 
 WORKER = Path(__file__).with_name("step_worker.py")
 RUNTIMES = ("onnx", "litert")
+RETIRED = "ort-training"
+LOSS_TOLERANCE = 1e-4
+"""Relative; of float32 through twenty layers."""
 
 
 class Peer:
-    """A worker process that waits for requests."""
+    """A worker process that waits for requests; `loss` is its first step's."""
 
-    def __init__(self, name: str, case: str, graph: Path, threads: int) -> None:
+    def __init__(
+        self, name: str, case: str, graph: Path, threads: int, python: str = sys.executable
+    ) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
-            [sys.executable, str(WORKER), name, case, str(graph), str(threads)],
+            [python, str(WORKER), name, case, str(graph), str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
         )
-        self.name = str(self.read())
+        self.loss = self.read()
 
     def read(self) -> object:
         assert self.process.stdout is not None
@@ -67,11 +75,15 @@ class Peer:
 
 
 class Turn(NamedTuple):
-    """Medians of one case: seconds of a step and bytes above the idle process, by peer."""
+    """One case: seconds of every step, and bytes above the idle process, by peer."""
 
-    seconds: dict[str, float]
-    ratios: dict[str, float]
+    seconds: dict[str, list[float]]
     memory: dict[str, float]
+
+    def ratio(self, ours: str, theirs: str) -> float:
+        """The median over pairs of steps that took turns."""
+        pairs = zip(self.seconds[ours], self.seconds[theirs], strict=True)
+        return statistics.median(a / b for a, b in pairs)
 
 
 def signature(submodel: Submodel, name: str) -> ProgramSignature:
@@ -79,19 +91,19 @@ def signature(submodel: Submodel, name: str) -> ProgramSignature:
 
 
 def arrays(case: Case, submodel: Submodel, ports: tuple[Port, ...]) -> dict[str, np.ndarray]:
-    """What a step is fed: the submodel's weights, zeros for the optimizer, a random batch."""
-    values = submodel.cut(from_model(case.model()))
+    """What a step is fed: the case's weights, samples and labels, zeros for the optimizer."""
+    model, x, y = case.problem()
+    values = submodel.cut(from_model(model))
+    given = {"samples": x, "labels": y}
     fed = {}
     for port in ports:
-        shape = [BATCH if size is None else size for size in port.shape]
-        if port.kind == "samples":
-            fed[port.name] = case.batch().numpy()
-        elif port.kind == "labels":
-            fed[port.name] = np.zeros(shape, np.int64)
+        if port.kind in given:
+            fed[port.name] = given[port.kind].numpy()
         elif port.state in values:
             fed[port.name] = values[port.state].detach().numpy()
         else:
-            fed[port.name] = np.full(shape, 0.01 if port.kind == "scalar" else 0, np.float32)
+            start = RATE if port.kind == "scalar" else 0
+            fed[port.name] = np.full(port.shape, start, np.float32)
     return fed
 
 
@@ -114,23 +126,29 @@ def take_turns(peers: dict[str, Peer], steps: int) -> dict[str, list[float]]:
     return seconds
 
 
-def compare(name: str, graphs: dict[str, Path], threads: int, steps: int) -> Turn:
-    """One case, step by step in turns."""
+def compare(
+    name: str, graphs: dict[str, Path], threads: int, steps: int, python: str | None
+) -> Turn:
+    """One case, step by step in turns; `python` runs the retired peer."""
     peers = {"pytorch": Peer("pytorch", name, Path(), threads)}
-    peers |= {runtime: Peer(runtime, name, graph, threads) for runtime, graph in graphs.items()}
+    for runtime, graph in graphs.items():
+        own = python if python and runtime == RETIRED else sys.executable
+        peers[runtime] = Peer(runtime, name, graph, threads, own)
+    check_losses(name, peers)
     seconds = take_turns(peers, steps)
     memory = {kind: peer.ask("memory") for kind, peer in peers.items()}
     for peer in peers.values():
         peer.stop()
-    return Turn(
-        {kind: statistics.median(s) for kind, s in seconds.items()},
-        {kind: median_ratio(seconds[kind], seconds["pytorch"]) for kind in graphs},
-        memory,
-    )
+    return Turn(seconds, memory)
 
 
-def median_ratio(ours: list[float], theirs: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+def check_losses(name: str, peers: dict[str, Peer]) -> None:
+    """Raise RuntimeError unless all peers' first losses are PyTorch's: they do the same work."""
+    right = float(str(peers["pytorch"].loss))
+    for kind, peer in peers.items():
+        loss = float(str(peer.loss))
+        if not abs(loss - right) <= LOSS_TOLERANCE * abs(right):
+            raise RuntimeError(f"{name}: the first loss of {kind} is {loss}, PyTorch's {right}.")
 
 
 def slices(threads: int, steps: int) -> None:
@@ -164,45 +182,71 @@ def main() -> None:
     options.add_argument("--threads", action="append", type=int)
     options.add_argument("--runtime", action="append", choices=RUNTIMES)
     options.add_argument("--steps", type=int, default=20)
+    options.add_argument("--retired", metavar="PYTHON", help="has onnxruntime-training 1.19.2")
     chosen = options.parse_args()
-    runtimes = chosen.runtime or RUNTIMES
+    threads = chosen.threads or (1, 2)
     print(f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}")
+    names = chosen.case or list(CASES)
+    if chosen.retired:
+        names = [next(p for p in PLAIN if p.startswith(name)) for name in names]
+    compare_all(names, chosen.runtime or RUNTIMES, threads, chosen.steps, chosen.retired)
+    if not chosen.retired:
+        for count in threads:
+            slices(count, chosen.steps)
+
+
+def compare_all(
+    names: Sequence[str],
+    runtimes: Sequence[str],
+    threads: Sequence[int],
+    steps: int,
+    python: str | None,
+) -> None:
+    """Print a row for every case, number of threads and peer, and medians over the cases."""
     print("| case | threads | runtime | PyTorch | here | ratio | memory: PyTorch | here | ratio |")
     print("|---|---|---|---|---|---|---|---|---|")
-    ratios: dict[tuple[str, int], list[float]] = {}
-    for name in chosen.case or CASES:
+    ratios: dict[tuple[str, str, int], list[float]] = {}
+    for name in names:
         with tempfile.TemporaryDirectory() as scratch:
-            graphs = exported(CASES[name], runtimes, Path(scratch))
-            for threads in chosen.threads or (1, 2):
-                turn = compare(name, graphs, threads, chosen.steps)
+            graphs = exported(name, runtimes, Path(scratch), python)
+            for count in threads:
+                turn = compare(name, graphs, count, steps, python)
                 for runtime in graphs:
-                    ratios.setdefault((runtime, threads), []).append(turn.ratios[runtime])
-                    print(row(name, threads, runtime, turn), flush=True)
-    for (runtime, threads), found in ratios.items():
-        print(f"{runtime}, {threads} threads, median over models: {statistics.median(found):.2f}")
-    for threads in chosen.threads or (1, 2):
-        slices(threads, chosen.steps)
+                    print(row(name, count, runtime, turn), flush=True)
+                    for other in {"pytorch", RETIRED} & turn.seconds.keys() - {runtime}:
+                        found = turn.ratio(runtime, other)
+                        ratios.setdefault((runtime, other, count), []).append(found)
+    for (runtime, other, count), found in sorted(ratios.items()):
+        each = ", ".join(f"{ratio:.2f}" for ratio in found)
+        median = statistics.median(found)
+        print(f"{runtime} over {other}, {count} threads: {each}; median {median:.2f}")
 
 
-def exported(case: Case, runtimes: Sequence[str], folder: Path) -> dict[str, Path]:
-    """The training step of `case` for each runtime that takes it."""
+def exported(
+    name: str, runtimes: Sequence[str], folder: Path, python: str | None
+) -> dict[str, Path]:
+    """The training step of the case `name` for each peer that takes it."""
+    case = {**CASES, **PLAIN}[name]
+    writers = {kind: partial(write_graph, case, "train", kind, folder) for kind in runtimes}
+    if python:
+        writers[RETIRED] = partial(write_retired, case, folder, python)
     graphs = {}
-    for runtime in runtimes:
+    for runtime, write in writers.items():
         try:
-            graphs[runtime] = write_graph(case, "train", runtime, folder)
+            graphs[runtime] = write()
         except ExportError as error:
             print(f"{runtime}: {error}")
     return graphs
 
 
 def row(name: str, threads: int, runtime: str, turn: Turn) -> str:
-    times = " | ".join(f"{1e3 * turn.seconds[kind]:.1f} ms" for kind in ("pytorch", runtime))
+    medians = [statistics.median(turn.seconds[kind]) for kind in ("pytorch", runtime)]
+    times = " | ".join(f"{1e3 * seconds:.1f} ms" for seconds in medians)
     sizes = " | ".join(f"{turn.memory[kind] / 1e6:.0f} MB" for kind in ("pytorch", runtime))
     less = turn.memory[runtime] / turn.memory["pytorch"]
-    ratio = turn.ratios[runtime]
+    ratio = turn.ratio(runtime, "pytorch")
     return f"| {name} | {threads} | {runtime} | {times} | {ratio:.2f} | {sizes} | {less:.2f} |"
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
     main()

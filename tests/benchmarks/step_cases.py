@@ -14,6 +14,7 @@ from toolkit.families.low_rank import FAMILY as LOW_RANK
 from toolkit.rewriting import Rewritten
 from toolkit.spec import parse_spec
 from toolkit.submodel import Submodel
+from toolkit.weights import from_model
 
 BATCH = 32
 RATE, MOMENTUM = 0.01, 0.9
@@ -31,16 +32,32 @@ class Case:
     sample_shape: tuple[int, ...]
     tail: Callable[[nn.Module], Rewritten]
     shape: tuple[int, ...]
+    classes: int = 10
     words: int = 0
+    momentum: float = MOMENTUM
 
     def submodel(self) -> Submodel:
-        training = toolkit.TrainingConfig(batch_size=BATCH, learning_rate=RATE, momentum=MOMENTUM)
+        training = toolkit.TrainingConfig(
+            batch_size=BATCH, learning_rate=RATE, momentum=self.momentum
+        )
         return toolkit.split(self.model(), self.spec, self.sample_shape, training)
 
-    def batch(self) -> Tensor:
+    def problem(self) -> tuple[nn.Module, Tensor, Tensor]:
+        """A global model, samples and labels, the same in every process."""
+        torch.manual_seed(0)
+        model = self.model()
         if self.words:
-            return torch.randint(self.words, (BATCH, *self.shape))
-        return torch.randn(BATCH, *self.shape)
+            x = torch.randint(self.words, (BATCH, *self.shape))
+        else:
+            x = torch.randn(BATCH, *self.shape)
+        return model, x, torch.randint(self.classes, (BATCH,))
+
+    def trained(self, model: nn.Module) -> Rewritten:
+        """What PyTorch trains of `model`, its factors standing for `model`'s weights."""
+        made = self.tail(model)
+        made.model.load_state_dict(made.factors(from_model(model)), strict=False)
+        made.model.train()
+        return made
 
 
 class Mean(nn.Module):
@@ -84,19 +101,20 @@ CASES = {
     "resnet18 low-rank:0.25": Case(
         models.resnet18, "low-rank:0.25", IMAGE, factorized("low-rank:0.25", IMAGE), IMAGE
     ),
-    "femnist_cnn full": Case(models.femnist_cnn, "full", (1, 28, 28), whole, (1, 28, 28)),
-    "imdb_bilstm full": Case(models.imdb_bilstm, "full", (256,), whole, (256,), words=10_000),
+    "femnist_cnn full": Case(models.femnist_cnn, "full", (1, 28, 28), whole, (1, 28, 28), 62),
+    "imdb_bilstm full": Case(models.imdb_bilstm, "full", (256,), whole, (256,), 2, words=10_000),
 }
+PLAIN = {f"{name}, plain SGD": replace(case, momentum=0.0) for name, case in CASES.items()}
+"""The same without momentum, which onnxruntime-training lacks."""
 
 
-def eager_step(case: Case) -> Callable[[], object]:
+def eager_step(case: Case) -> Callable[[], float]:
     """One training step as PyTorch users write it, on one batch."""
-    torch.manual_seed(0)
-    made = case.tail(case.model())
-    model = made.model.train()
+    model, x, y = case.problem()
+    made = case.trained(model)
+    model = made.model
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(parameters, RATE, MOMENTUM)
-    x = case.batch()
+    optimizer = torch.optim.SGD(parameters, RATE, case.momentum)
 
     def step() -> float:
         optimizer.zero_grad()
@@ -112,7 +130,4 @@ def eager_step(case: Case) -> Callable[[], object]:
         optimizer.step()
         return float(loss.detach())
 
-    with torch.no_grad():
-        classes = max(2, model(x).shape[1])
-    y = torch.randint(classes, (BATCH,))
     return step

@@ -1,8 +1,9 @@
 """Child process of `bench_step.py`: one peer, one training step, steps on request.
 
-`python step_worker.py PEER CASE GRAPH THREADS` (PEER pytorch, onnx or litert) answers on standard
-output, one JSON value a line: first the peer's name and version, then for every line that it reads:
-`time` the seconds of one step, `memory` the bytes that steps take above the idle process.
+`python step_worker.py PEER CASE GRAPH THREADS` (PEER pytorch, onnx, litert or ort-training) answers
+on standard output, one JSON value a line: first the loss of its first step, or null where it only
+predicts, then for every line that it reads: `time` the seconds of one step, `memory` the bytes that
+steps take above the idle process.
 """
 
 import json
@@ -11,10 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-WARM_UP = 3
+WARM_UP = 2
 MEMORY_STEPS = 3
 
-Step = Callable[[], object]
+Step = Callable[[], float | None]
 
 
 def status(field: str) -> int:
@@ -33,39 +34,48 @@ def above_idle(idle: int, step: Step) -> int:
     return status("VmHWM") - idle
 
 
-def pytorch(case: str, threads: int) -> tuple[str, int, Step]:
-    """PyTorch eager, its idle process, and its step."""
+def pytorch(case: str, threads: int) -> tuple[int, Step]:
+    """PyTorch eager: its idle process and its step."""
     import torch
-    from step_cases import CASES, eager_step
+    from step_cases import CASES, PLAIN, eager_step
 
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)  # fading gradients of an LSTM make it 15 times slower otherwise
-    return f"PyTorch {torch.__version__}", status("VmRSS"), eager_step(CASES[case])
+    return status("VmRSS"), eager_step({**CASES, **PLAIN}[case])
 
 
-def agent(runtime: str, graph: str, threads: int) -> tuple[str, int, Step]:
+def agent(runtime: str, graph: str, threads: int) -> tuple[int, Step]:
     """A runtime as the agent opens it, running the one signature that GRAPH is named after."""
     import numpy as np
 
-    from device_agent.runtime import describe, open_session
+    from device_agent.runtime import open_session
 
     idle = status("VmRSS")
     path = Path(graph)
     session = open_session(runtime, path, path.stem, threads)
     feeds = dict(np.load(path.with_suffix(".npz")))
 
-    def step() -> None:
+    def step() -> float | None:
         results = session.run(feeds)
         feeds.update({n.removesuffix("+"): v for n, v in results.items() if n.endswith("+")})
+        return float(results["loss"]) if "loss" in results else None
 
-    return describe(runtime), idle, step
+    return idle, step
 
 
-def answer(name: str, idle: int, step: Step) -> None:
+def ort_training(graph: str, threads: int) -> tuple[int, Step]:
+    """The retired training build, its idle process and its step."""
+    from retired_step import retired
+
+    return status("VmRSS"), retired(graph, threads)
+
+
+def answer(idle: int, step: Step) -> None:
     """Serve requests until standard input ends."""
+    loss = step()
     for _ in range(WARM_UP):
         step()
-    print(json.dumps(name), flush=True)
+    print(json.dumps(loss), flush=True)
     for request in sys.stdin:
         if request.strip() == "time":
             start = time.perf_counter()
@@ -79,5 +89,7 @@ if __name__ == "__main__":
     peer, case, graph, threads = sys.argv[1:]
     if peer == "pytorch":
         answer(*pytorch(case, int(threads)))
+    elif peer == "ort-training":
+        answer(*ort_training(graph, int(threads)))
     else:
         answer(*agent(peer, graph, int(threads)))
