@@ -11,7 +11,8 @@ STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-oldest bench-families bench-step bench-retired bench-memory check format
+.PHONY: help setup demo test test-long test-oldest check format
+.PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-plan
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +54,9 @@ bench-retired: setup ## the same beside onnxruntime-training 1.19.2, its last (m
 
 bench-memory: setup ## peak memory of training steps, predicted, measured and PyTorch's (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_memory.py $(ARGS)
+
+bench-agent: ## size, import time and memory of the base install, in a fresh environment
+	$(PYTHON) tests/benchmarks/bench_agent.py
 
 check: setup ## lint, formatting, strict types, import rule
 	$(BIN)/ruff check .

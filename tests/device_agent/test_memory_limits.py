@@ -1,6 +1,7 @@
 """Training under a limit of memory: the weak slice runs where the whole model cannot."""
 
 import json
+import re
 import resource
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ from toolkit.weights import from_model
 
 MODEL, SHAPE = "toolkit.models:resnet20", (3, 32, 32)
 WEAK = "slice:blocks.6"
+MB = r"\d+\.\dMB"
 PROGRAM = """
 import json, resource, sys
 given = json.loads(sys.argv.pop())
@@ -127,9 +129,9 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
     name = "--max-memory" if kind == "allowed" else r"the limit of the address space \(ulimit -v\)"
     assert_sentence(
         refused.stderr,
-        rf"full does not fit: running train takes [\d.]+MB on top of the [\d.]+MB of the idle agent, "
-        rf"and {name} allows [\d.]+MB\. Allow at least [\d.]+MB, or take a submodel whose peak memory "
-        r"is [\d.]+MB at most\.",
+        rf"full does not fit: running train takes {MB} on top of the {MB} of the idle agent, and "
+        rf"{name} allows {MB}\. Allow at least {MB}, or take a submodel whose peak memory is {MB} "
+        r"at most\.",
     )
     assert everything(tmp_path / "full") == {}
 
@@ -147,8 +149,6 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
 
 
 def assert_sentence(stderr: str, pattern: str) -> None:
-    import re
-
     assert re.fullmatch(rf"Error: {pattern}\n", stderr), stderr
 
 

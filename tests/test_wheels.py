@@ -1,0 +1,38 @@
+"""The base install needs no compiler on a 64-bit ARM board: every package of it has a wheel."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# pip takes each name of a platform by itself: glibc 2.28 runs what was built for 2.17 too.
+PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
+OFFLINE = ("Failed to establish a new connection", "Could not fetch URL", "Temporary failure in")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["3.11", "3.13"])
+def test_every_dependency_has_a_wheel_for_arm(tmp_path: Path, version: str) -> None:
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "download", "--disable-pip-version-check"),
+            *(part for name in PLATFORMS for part in ("--platform", name)),
+            *("--python-version", version, "--only-binary=:all:"),
+            *("--constraint", ROOT / "constraints.txt", "--dest", tmp_path / "wheels"),
+            *about["dependencies"],
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    if done.returncode and any(words in done.stderr for words in OFFLINE):
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, done.stderr
+    wheels = sorted(path.name for path in (tmp_path / "wheels").iterdir())
+    assert any(name.startswith("onnxruntime-") and "aarch64" in name for name in wheels), wheels
+    assert all(name.endswith(".whl") for name in wheels)
