@@ -95,8 +95,7 @@ class Checkpoints:
         found = self._read()
         wanted = {UNPACKED}
         if found is not None:
-            names = [*found.position.recorded, found.position.recording]
-            wanted |= {CHECKPOINT, *(f"{name}.npy" for name in names)}
+            wanted |= {CHECKPOINT, *_files(found.position)}
         for path in self.folder.iterdir():
             if path.name not in wanted:
                 remove(path)
@@ -112,10 +111,15 @@ class Checkpoints:
             tensors = read_tensors(self._path)
         except (OSError, SafetensorError, msgspec.MsgspecError, KeyError, TypeError):
             return None  # none yet, or damaged: the training starts afresh
-        files = [self.folder / f"{name}.npy" for name in position.recorded]
-        if not all(file.is_file() for file in files):
+        if not all((self.folder / name).is_file() for name in _files(position)):
             return None
         return Checkpoint(position, _starting(STATE, tensors), _starting(PERSONAL, tensors))
+
+
+def _files(position: Position) -> list[str]:
+    """The recordings that a training at `position` goes on from."""
+    names = [*position.recorded, position.recording]
+    return [f"{name}.npy" for name in names if name is not None]
 
 
 def _starting(prefix: str, tensors: Mapping[str, np.ndarray]) -> Tensors:

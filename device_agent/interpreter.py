@@ -198,13 +198,13 @@ class ScheduleRun(SignatureRuns):
 
     def train(self, instruction: Train) -> None:
         """Run the steps on every batch of every epoch."""
-        sessions = self.sessions(instruction)
+        sessions: dict[str, Session] = {}
         while self.at.epoch < instruction.epochs:
+            sessions = sessions or self.sessions(instruction)
             self.one_epoch(instruction, sessions)
             if len(self.held_out):
-                sessions.clear()  # one graph in memory at a time
+                sessions.clear()  # the graph that judges takes their place in memory
                 self.at.validation.append(self.judge(instruction, self.held_out))
-                sessions.update(self.sessions(instruction))
             if self.at.epoch < instruction.epochs:
                 self.checkpoint()
             self.report(instruction)
