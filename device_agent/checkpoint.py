@@ -34,16 +34,17 @@ Tensors = dict[str, np.ndarray]
 class Position(msgspec.Struct, kw_only=True):
     """How far a training has come: `batch` batches into `epoch` epochs of `instruction`.
 
-    `losses` are the means of whole epochs, `epoch_losses` those of the present one's steps.
-    `recorded` names the recordings that are complete on disk and `recording` the one that is being
-    written; `dropout` is its generator's state.
+    `losses` are the means of whole epochs, `loss_sum` the sum of the `loss_count` that the present
+    one's steps gave. `recorded` names the recordings that are complete on disk and `recording` the
+    one that is being written; `dropout` is its generator's state.
     """
 
     instruction: int = 0
     epoch: int = 0
     batch: int = 0
     steps: int = 0
-    epoch_losses: list[float] = []
+    loss_sum: float = 0.0
+    loss_count: int = 0
     losses: list[float] = []
     validation: list[Evaluation] = []
     recorded: list[str] = []

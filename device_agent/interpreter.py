@@ -1,6 +1,7 @@
 """The schedule interpreter: it runs what the manifest says and knows nothing of families."""
 
 import json
+import math
 import time
 from array import array
 from collections.abc import Callable, Mapping
@@ -217,14 +218,18 @@ class ScheduleRun(SignatureRuns):
         for indices in parts[self.at.batch :]:
             self.on_batch()
             begun = time.perf_counter()
-            self.at.epoch_losses += self.one_batch(instruction, sessions, self.trained[indices])
+            losses = self.one_batch(instruction, sessions, self.trained[indices])
             self.batch_seconds.append(time.perf_counter() - begun)
+            self.at.loss_sum += sum(losses)
+            self.at.loss_count += len(losses)
             self.at.batch += 1
             self.tell(f"epoch {self.at.epoch + 1}", self.at.batch, len(parts))
             if self.saving.due():
                 self.checkpoint()
-        self.at.losses.append(float(np.mean(self.at.epoch_losses)))
-        self.at.epoch, self.at.batch, self.at.epoch_losses = self.at.epoch + 1, 0, []
+        count = self.at.loss_count
+        self.at.losses.append(self.at.loss_sum / count if count else math.nan)
+        self.at.loss_sum, self.at.loss_count = 0.0, 0
+        self.at.epoch, self.at.batch = self.at.epoch + 1, 0
 
     def report(self, instruction: Train) -> None:
         """Tell how the epoch that has just ended went."""

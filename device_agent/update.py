@@ -92,7 +92,8 @@ def check_tensors(
 def check_trained(record: UpdateRecord, tensors: Mapping[str, np.ndarray]) -> None:
     """Raise UpdateError for losses and tensors that no server would take."""
     check_tensors(tensors, record.tensors, "This update")
-    if not (math.isfinite(record.loss_first) and math.isfinite(record.loss_last)):
+    losses = (record.loss_first, record.loss_last, *(found.loss for found in record.validation))
+    if not all(map(math.isfinite, losses)):
         raise UpdateError("The loss is not finite: training diverged. Lower the learning rate.")
 
 
