@@ -16,9 +16,9 @@ from device_agent.data import LocalData
 from device_agent.durations import duration
 from device_agent.interpreter import ScheduleRun, quiet
 from device_agent.manifest import SAFE_LIMIT, SAMPLES, Record, label_dtype, labels_of
-from device_agent.measurement import WARM_UP, Measurement, Request, Task
+from device_agent.measurement import Measurement, Request, Task
 from profiles.errors import EdgeTailorError
-from profiles.profile import Memory, Point, Sustained
+from profiles.profile import WARM_UP, Memory, Point, Sustained
 
 Action = Callable[[], object]
 POINTS = 60

@@ -6,10 +6,6 @@ from device_agent.bundle import Bundle, training_of
 from device_agent.manifest import Initialise, Record
 from profiles.profile import Memory, Role
 
-RUNS = 20
-WARM_UP = 3
-"""Runs that are not counted; the first of them is reported by itself."""
-
 PREDICT = "predict"
 EVALUATE = "evaluate"
 
@@ -57,8 +53,8 @@ def tasks(bundle: Bundle) -> list[Task]:
     ]
     found.append(Task(role="forward", signatures=(PREDICT,)))
     steps = training_of(bundle).steps
-    together = tuple(step.signature for step in steps)
-    if len(steps) > 1 or steps[0].times > 1:
+    together = tuple(dict.fromkeys(step.signature for step in steps))
+    if sum(step.times for step in steps) > 1:
         found += [Task(role="step", signatures=(name,)) for name in together]
     found.append(Task(role="train", signatures=together))
     if EVALUATE in bundle.manifest.signatures:

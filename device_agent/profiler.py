@@ -21,18 +21,21 @@ from device_agent.bundle import Bundle, open_bundle, training_of
 from device_agent.durations import clock, duration, now
 from device_agent.files import fingerprint
 from device_agent.manifest import Manifest, Signature
-from device_agent.measurement import RUNS, WARM_UP, Measurement, Request, Task, tasks
+from device_agent.measurement import Measurement, Request, Task, tasks
 from device_agent.onnx_runtime import SESSION_BYTES
 from device_agent.runtime import arena, describe
 from profiles.errors import BundleError, UnstableError
 from profiles.profile import (
+    RUNS,
     UNSTABLE_SPREAD,
+    WARM_UP,
     Method,
     Phase,
     Profile,
     Sustained,
     Validity,
     this_machine,
+    unstable,
 )
 
 LOOK_EVERY_S = 0.5
@@ -183,11 +186,6 @@ def predicted(signatures: Mapping[str, Signature], names: Iterable[str]) -> int 
     if len(known) < len(peaks):
         return None
     return sum(known) - (len(known) - 1) * SESSION_BYTES
-
-
-def unstable(phases: Iterable[Phase]) -> tuple[str, ...]:
-    """Names of the phases whose times vary too much to be relied on."""
-    return tuple(phase.name for phase in phases if phase.steady.spread > UNSTABLE_SPREAD)
 
 
 def require_stable(profile: Profile) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from device_agent import memory, sensors
 from device_agent.bundle import Bundle, training_of
 from device_agent.durations import clock, duration, now
-from device_agent.profiler import predicted, structure, unstable, versions
+from device_agent.profiler import predicted, structure, versions
 from device_agent.runtime import arena, describe
-from profiles.profile import Memory, Method, Phase, Profile, Validity, this_machine
+from profiles.profile import Memory, Method, Phase, Profile, Validity, this_machine, unstable
 
 
 class RoundProfile:
@@ -30,7 +30,7 @@ class RoundProfile:
         """
         if not seconds:
             return None
-        steps = tuple(step.signature for step in training_of(bundle).steps)
+        steps = tuple(dict.fromkeys(step.signature for step in training_of(bundle).steps))
         counted = seconds[1:] or seconds
         about = bundle.manifest
         phase = Phase(

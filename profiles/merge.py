@@ -6,7 +6,7 @@ from statistics import median
 import msgspec
 
 from profiles.errors import InputError
-from profiles.profile import Duration, Memory, Phase, Profile, Validity
+from profiles.profile import Duration, Memory, Phase, Profile, Validity, unstable
 from profiles.reading import machine_differences, method_differences
 
 
@@ -23,17 +23,18 @@ def merge(profiles: Sequence[Profile]) -> Profile:
         refuse_other_bundle(first, other)
     if len(profiles) == 1:
         return first
+    phases = tuple(
+        _phase(same) for same in zip(*(profile.phases for profile in profiles), strict=True)
+    )
     return msgspec.structs.replace(
         first,
         method=msgspec.structs.replace(first.method, runs=sum(p.method.runs for p in profiles)),
         measured_at=max(profile.measured_at for profile in profiles),
-        phases=tuple(
-            _phase(same) for same in zip(*(profile.phases for profile in profiles), strict=True)
-        ),
+        phases=phases,
         after=profiles[-1].after,
         validity=Validity(
             invalid=tuple(dict.fromkeys(why for p in profiles for why in p.validity.invalid)),
-            unstable=tuple(dict.fromkeys(name for p in profiles for name in p.validity.unstable)),
+            unstable=unstable(phases),
         ),
         sustained=next((p.sustained for p in reversed(profiles) if p.sustained), None),
     )

@@ -5,6 +5,7 @@ A figure that could not be measured is None and prints as "not measurable", neve
 
 import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,13 @@ from profiles.errors import InputError
 
 PROFILE_VERSION = 2
 PROC = Path("/proc")
+
+RUNS = 20
+"""Counted runs of each phase, unless more are asked for."""
+WARM_UP = 3
+"""Runs that are not counted; the first of them is reported by itself."""
+UNSTABLE_SPREAD = 0.26
+"""pyperf's limit, a standard deviation of a tenth of the mean, in terms of p90 - p10."""
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
@@ -172,10 +180,6 @@ class Validity(Struct, frozen=True, kw_only=True):
     unstable: tuple[str, ...] = ()
 
 
-UNSTABLE_SPREAD = 0.26
-"""pyperf's limit, a standard deviation of a tenth of the mean, in terms of p90 - p10."""
-
-
 class Profile(Struct, frozen=True, kw_only=True):
     """Time and memory of one bundle on one machine.
 
@@ -239,6 +243,11 @@ class Profile(Struct, frozen=True, kw_only=True):
 
 def _peak(phase: Phase) -> int:
     return (phase.memory and phase.memory.peak_bytes) or 0
+
+
+def unstable(phases: Iterable[Phase]) -> tuple[str, ...]:
+    """Names of the phases whose times vary too much to be relied on."""
+    return tuple(phase.name for phase in phases if phase.steady.spread > UNSTABLE_SPREAD)
 
 
 def this_machine(runtime: str) -> Machine:

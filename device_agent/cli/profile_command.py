@@ -7,7 +7,7 @@ import click
 
 from device_agent.cli.options import Lasting, json_option, threads_option
 from device_agent.console import say
-from device_agent.measurement import RUNS
+from profiles.profile import RUNS
 
 
 @click.command()

@@ -114,6 +114,7 @@ def test_merging_takes_the_median_the_widest_spread_and_the_highest_peak() -> No
     assert together.train.p90_s == pytest.approx(0.63)  # 0.6 and 5%
     assert (together.train.runs, together.method.runs) == (60, 60)
     assert together.peak_bytes == 150_000_000
+    assert together.validity.unstable == ("predict", "train")  # none of the three is by itself
     assert merge([full()]) == full()
 
 

@@ -188,6 +188,9 @@ def test_a_dark_screen_is_thought_of() -> None:
         assert "var(--ink)" in used
         assert {colour for colour in used if colour.startswith("#")} <= {"#11161d"}
         assert 'role="img"' in picture
+        assert set(re.findall('font-family: ([^;"]+)', picture)) == {"system-ui, sans-serif"}
+    ids = [value for _, name, value in Reader(text).attributes if name == "id"]
+    assert len(ids) == len(set(ids))
 
 
 def test_what_is_unknown_is_said_so() -> None:

@@ -57,7 +57,8 @@ def draw_png(report: Report) -> bytes:
     memory.set_title("Memory at the peak of the process", loc="left", fontsize=11, color=INK)
     time.set_title("Time", loc="left", fontsize=11, color=INK)
     drawn.legend(
-        handles=keys(report), loc="outside lower left", ncols=6, frameon=False, fontsize=9,
+        handles=[Patch(color=colour, label=name) for colour, name in keys(report).items()],
+        loc="outside lower left", ncols=6, frameon=False, fontsize=9,
         handlelength=1, handleheight=1, columnspacing=1.4, borderpad=0.1, labelcolor=INK,
     )  # fmt: skip
     made = io.BytesIO()
@@ -71,12 +72,12 @@ def name_of(report: Report) -> str:
     return about.model or about.processor or about.architecture
 
 
-def keys(report: Report) -> list[Patch]:
+def keys(report: Report) -> dict[str, str]:
     """What the colours mean, those that are there."""
     shown = {part for cost in report.costs for part, _ in (*cost.memory, *cost.time)}
-    found = [Patch(color=COLOURS[part], label=NAMES[part]) for part in COLOURS if part in shown]
+    found = {COLOURS[part]: NAMES[part] for part in COLOURS if part in shown}
     if any(cost.predicted for cost in report.costs):
-        found.append(Patch(color=PREDICTED, label="predicted peak"))
+        found[PREDICTED] = "predicted peak"
     return found
 
 
@@ -124,7 +125,7 @@ def draw_time(axes: Axes, report: Report) -> None:
         )  # fmt: skip
         doubt = ", unstable" if cost.profile.validity.unstable else ""
         doubt = ", INVALID" if cost.profile.validity.invalid else doubt
-        said = f"{figure(cost.seconds * per_s)} {unit}{doubt}"
+        said = f"{short(cost.seconds * per_s)} {unit}{doubt}"
         note(axes, max(end, cost.seconds) * per_s, row, said, INK, weight="bold")
     axes.set_xlabel(f"{unit}; line: p10 to p90 of the training step", color=MUTED, loc="left")
 
@@ -167,7 +168,7 @@ def plain(axes: Axes) -> None:
     axes.tick_params(colors=MUTED, labelsize=9)
 
 
-def figure(value: float) -> str:
+def short(value: float) -> str:
     """A number with as many digits as can be read at a glance."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
 
@@ -182,7 +183,7 @@ def stack(axes: Axes, row: int, parts: Sequence[tuple[Part, float]]) -> None:
             # Its ground keeps the budget's line off the figure.
             ground = {"facecolor": COLOURS[part], "edgecolor": "none", "pad": 1.0}
             axes.text(
-                left + value / 2, row, figure(value), ha="center", va="center", fontsize=9,
+                left + value / 2, row, short(value), ha="center", va="center", fontsize=9,
                 color=ON_BARS, bbox=ground,
             )  # fmt: skip
         left += value
@@ -204,6 +205,7 @@ def svg(drawn: Figure, name: str, described: str) -> str:
     text = made.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # several pictures share a page, and ids do not
     text = re.sub(r"('[^']*', )+(sans-serif)", "system-ui, sans-serif", text)
     for colour, theme in THEMED.items():
         text = text.replace(colour, f"var(--{theme})")

@@ -9,9 +9,11 @@ from toolkit.report.costs import Cost, Report, over_budget
 from toolkit.report.drawing import (
     COLOURS,
     NAMES,
+    THEMED,
     draw_memory,
     draw_sustained,
     draw_time,
+    keys,
     name_of,
     panel,
     svg,
@@ -94,7 +96,8 @@ def headline(report: Report) -> str:
     over = over_budget(report, highest)
     if over is None:
         return f"<p class=peak>{said}</p>"
-    within = [c for c in report.costs if (over_budget(report, c) or 0) <= 0]
+    excesses = [over_budget(report, cost) for cost in report.costs]
+    within = [excess for excess in excesses if excess is not None and excess <= 0]
     fits = f"{len(within)} of {len(report.costs)} fit the budget of {megabytes(report.budget)}"
     verdict = f"{megabytes(over)} over; {fits}" if over > 0 else f"{megabytes(-over)} to spare"
     return f"<p class='peak{' over' if over > 0 else ''}'>{said}<br>{verdict}</p>"
@@ -122,10 +125,10 @@ def section(title: str, text: str, *content: str) -> str:
 
 def legend(report: Report) -> str:
     """What the colours mean, those that are there."""
-    shown = {part for cost in report.costs for part, _ in (*cost.memory, *cost.time)}
-    keys = {str(part): NAMES[part] for part in COLOURS if part in shown}
-    keys["predicted"] = "predicted peak"
-    items = (f"<li><i style='background:var(--{k})'></i>{name}</li>" for k, name in keys.items())
+    items = (
+        f"<li><i style='background:var(--{THEMED[colour]})'></i>{name}</li>"
+        for colour, name in keys(report).items()
+    )
     return f"<ul class=legend>{''.join(items)}</ul>"
 
 
@@ -186,20 +189,14 @@ def milliseconds(seconds: float | None) -> str:
 
 def phases(cost: Cost, report: Report) -> str:
     """Every phase of a submodel; that at the peak is open from the start."""
-    rows = [
-        [mark(cell, place, phase_label == cost.decisive) for place, cell in enumerate(line)]
-        for phase_label, line in ((label(p), row(p)) for p in cost.profile.phases)
-    ]
-    first, *rest = COLUMNS
-    made = table(f"Phases of {cost.submodel}", [first or "phase", *rest], rows)
+    rows = []
+    for phase in cost.profile.phases:
+        first, *figures = row(phase)
+        rows.append([f"{first} (peak)" if label(phase) == cost.decisive else first, *figures])
+    made = table(f"Phases of {cost.submodel}", ["phase", *COLUMNS[1:]], rows)
     opened = " open" if cost is report.highest else ""
     said = f"{cost.submodel}: {megabytes(cost.peak)}, {milliseconds(cost.seconds)} ms a batch"
     return f"<details{opened}><summary>{escape(said)}</summary>\n{made}</details>"
-
-
-def mark(cell: str, place: int, decisive: bool) -> str:
-    """The name of the phase that decides the peak says so."""
-    return f"{cell} (peak)" if decisive and place == 0 else cell
 
 
 def course(cost: Cost) -> str:
