@@ -3,12 +3,15 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from bundles import BATCH, FAMILIES, BundleOf, everything, rewrite
 from commands import NUMBER, Agent, refusal
+from device_agent.cli import main
 from device_agent.profile_text import summary
 from made_profiles import full, made_duration, sliced
 from profiles.profile import Conditions, Point, Sustained, Validity
@@ -101,6 +104,27 @@ def test_a_sustained_run_is_said_and_reported(
     assert found is not None
     assert [point.at_s for point in found.points] == [0.0, 1.0]
     assert sum(point.step.runs for point in found.points) > 20
+
+
+def test_strict_prints_and_then_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    hot = msgspec.structs.replace(full(), validity=Validity(invalid=("throttled during train",)))
+    monkeypatch.setattr("device_agent.profiler.profile_bundle", lambda *given, **more: hot)
+    for strict, code in (([], 0), (["--strict"], 7)):
+        out = tmp_path / f"{code}.json"
+        arguments = ["profile", "bundle", "--out", str(out), *strict]
+        monkeypatch.setattr(sys, "argv", ["edgetailor-agent", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        assert ended.value.code == code
+        assert printed.out.splitlines() == summary(hot)
+        assert read_profile(out) == hot
+    assert printed.err == (
+        "Error: The figures are not those of full speed: throttled during train. Let the device "
+        "cool, look at its power supply, and measure again.\n"
+    )
 
 
 def test_profile_refuses(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:

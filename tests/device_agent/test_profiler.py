@@ -156,6 +156,19 @@ def test_a_slice_is_fed_a_recording_that_nothing_recorded(
         assert counted(bundle.folder, task, tmp_path, monkeypatch) == [2]
 
 
+def test_every_training_step_begins_at_the_first_state(bundle_of: BundleOf, tmp_path: Path) -> None:
+    bundle = open_bundle(bundle_of("full"))
+    task = Task(role="train", signatures=("train",))
+    run = ready_run(bundle, task, tmp_path, 1)
+    action = action_of(task, run)
+    first = dict(run.state)
+    action()
+    once = dict(run.state)
+    action()
+    assert any(not np.array_equal(once[name], first[name]) for name in first)
+    assert all(np.array_equal(once[name], run.state[name]) for name in first)
+
+
 def test_the_structure_tells_submodels_apart_and_rounds_not(bundle_of: BundleOf) -> None:
     manifests = [open_bundle(bundle_of(name)).manifest for name in ("full", "cp", "slice")]
     assert len({structure(manifest) for manifest in manifests}) == 3

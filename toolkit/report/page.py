@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from matplotlib.figure import Figure
+
 from device_agent.profile_text import COLUMNS, LEGEND, UNKNOWN, conditions, label, megabytes, row
 from profiles.profile import UNSTABLE_SPREAD, Profile
 from toolkit.report.costs import Cost, Report, over_budget
@@ -23,6 +25,7 @@ from toolkit.report.style import STYLE
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """What the page may load: nothing but its own style."""
 
+BARS = "Bars of {}, one a submodel; the table below has the same numbers"
 MEMORY_NOTE = (
     "Process peak: the highest resident memory of a process that does nothing else, Python and "
     "the runtime with it. Each colour is what its phase needs beyond those before it, so the right "
@@ -51,10 +54,14 @@ def page(report: Report) -> str:
         headline(report),
         *warnings(report),
         section(
-            *("Memory", MEMORY_NOTE, legend(report), svg(memory[0], "memory", alt("memory"))),
+            *("Memory", MEMORY_NOTE, legend(report)),
+            picture(memory[0], "memory", BARS.format("memory")),
             memory_table(report),
         ),
-        section("Time", TIME_NOTE, svg(time[0], "time", alt("time")), time_table(report)),
+        section(
+            *("Time", TIME_NOTE, picture(time[0], "time", BARS.format("time"))),
+            time_table(report),
+        ),
         section("Every phase", " ".join(LEGEND), *(phases(cost, report) for cost in report.costs)),
         *(course(cost) for cost in report.costs),
         section("How it was measured", "", method(about)),
@@ -70,9 +77,9 @@ def page(report: Report) -> str:
     )
 
 
-def alt(what: str) -> str:
-    """What a screen reader says of a picture."""
-    return f"Bars of {what}, one a submodel; the table below has the same numbers"
+def picture(drawn: Figure, name: str, described: str) -> str:
+    """A drawing that narrow screens scroll and do not shrink; `described` for screen readers."""
+    return f"<div class=wide>{svg(drawn, name, described)}</div>"
 
 
 def setting(about: Profile) -> str:
@@ -212,8 +219,8 @@ def course(cost: Cost) -> str:
         f"({found.slowdown:+.1%})."
     )
     name = f"sustained-{cost.profile.structure[:8]}"
-    picture = svg(drawn, name, "Time of a training step over the minutes of a sustained run")
-    return section(f"Sustained training of {cost.submodel}", text, picture)
+    made = picture(drawn, name, "Time of a training step over the minutes of a sustained run")
+    return section(f"Sustained training of {cost.submodel}", text, made)
 
 
 def method(about: Profile) -> str:

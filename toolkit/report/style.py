@@ -28,7 +28,8 @@ h2 { font-size: 1.15rem; margin: 0 0 .25rem; }
 .note { color: var(--muted); margin: .25rem 0; font-size: .92rem; }
 section { background: var(--paper); border-radius: .5rem; padding: 1.2rem; margin-top: 1.2rem; }
 section > p { color: var(--muted); margin: 0 0 .8rem; font-size: .92rem; max-width: 46rem; }
-svg { display: block; width: 100%; height: auto; margin-bottom: .8rem; }
+svg { display: block; width: 100%; height: auto; min-width: 36rem;
+  margin-bottom: .8rem; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; list-style: none; margin: 0 0 .6rem;
   padding: 0; font-size: .9rem; }
 .legend i { display: inline-block; width: .8em; height: .8em; margin-right: .45em;
