@@ -187,9 +187,11 @@ class _Member:
             self._rest(wait)
             return
         fallback = self._link.report(failure)
-        self._given_up = failed.round
         self._attempts.forget()
-        smaller = "The coordinator has no smaller submodel for it; trying again in the next round."
-        if fallback.submodel is not None:
-            smaller = f"From round {fallback.round} on it trains {fallback.submodel}."
-        self._say(f"Told the coordinator. {smaller}")
+        if fallback.submodel in (None, failure.submodel):
+            self._given_up = failed.round
+            then = "It has no smaller submodel for this device; trying again in the next round."
+        else:
+            self._given_up = failed.round if fallback.round > failed.round else None
+            then = f"From round {fallback.round} on this device trains {fallback.submodel}."
+        self._say(f"Told the coordinator. {then}")

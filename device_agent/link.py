@@ -81,16 +81,14 @@ class Link:
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         self.url = check_url(url)
-        if not secret.isascii() or not secret.isprintable() or not secret or " " in secret:
-            raise InputError(
-                "A token is one word of plain characters: give the file that "
-                "`edgetailor serve` wrote, unaltered."
-            )
         self.join_sent = False
         self._alive = alive
         self._say, self._patience_s, self._sleep = say, patience_s, sleep
         self._pool = urllib3.PoolManager(
-            headers={"Authorization": f"Bearer {secret}", "User-Agent": "edgetailor-agent"},
+            headers={
+                "Authorization": f"Bearer {check_secret(secret)}",
+                "User-Agent": "edgetailor-agent",
+            },
             retries=False,
         )
 
@@ -291,6 +289,16 @@ class Link:
             f"{self.url} answers, but not as an EdgeTailor coordinator does ({what}): check the "
             "URL, and that both sides run the same version."
         )
+
+
+def check_secret(secret: str) -> str:
+    """`secret`, where a header can hold it. Raises InputError otherwise."""
+    if not secret.isascii() or not secret.isprintable() or not secret or " " in secret:
+        raise InputError(
+            "A token is one word of plain characters: give the file that "
+            "`edgetailor serve` wrote, unaltered."
+        )
+    return secret
 
 
 def check_url(url: str) -> str:

@@ -1,5 +1,7 @@
 """Why a request did not come through, in words, and whether trying again can help."""
 
+import datetime
+import ssl
 from http.client import HTTPException, IncompleteRead
 
 from urllib3.exceptions import (
@@ -10,6 +12,18 @@ from urllib3.exceptions import (
     ReadTimeoutError,
     SSLError,
 )
+
+OUTSIDE_VALIDITY = (9, 10)
+"""OpenSSL's codes for a certificate that is not yet valid, and for one that has expired."""
+UNTRUSTED = (18, 19, 20, 21)
+"""Those for certificates, or chains of them, that nobody vouches for here."""
+PLAIN_HTTP = (
+    "WRONG_VERSION_NUMBER",
+    "RECORD_LAYER_FAILURE",
+    "HTTP_REQUEST",
+    "PACKET_LENGTH_TOO_LONG",
+)
+"""What OpenSSL makes of an answer that is not TLS."""
 
 
 class UnreachableError(Exception):
@@ -39,7 +53,7 @@ def reason(error: Exception) -> str:
     if isinstance(error, ReadTimeoutError):
         return "connected, but no answer came"
     if isinstance(error, SSLError):
-        return f"the secure connection failed: {error}"
+        return f"the secure connection failed: {tls_reason(_tls_error(error))}"
     if any(isinstance(a, IncompleteRead) for a in error.args):
         return "the connection broke off"
     if _not_http(error):
@@ -48,6 +62,31 @@ def reason(error: Exception) -> str:
     if system is not None and system.strerror:
         return system.strerror.lower()
     return "the connection was closed" if system is not None else str(error)
+
+
+def tls_reason(error: Exception | None) -> str:
+    """What is wrong with a secure connection, and what to do about it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in OUTSIDE_VALIDITY:
+            now = datetime.datetime.now(datetime.UTC)
+            return (
+                f"{error.verify_message} by this device's clock, which says "
+                f"{now:%Y-%m-%d %H:%M} UTC; set the clock if that is wrong"
+            )
+        if error.verify_code in UNTRUSTED:
+            return (
+                f"{error.verify_message}; for a certificate of your own, give the file of its "
+                "authority in the environment variable SSL_CERT_FILE"
+            )
+        return f"{error.verify_message}; the URL needs a name that the certificate is for"
+    if isinstance(error, ssl.SSLError) and error.reason in PLAIN_HTTP:
+        return "what answers there does not speak TLS; write http:// if that is what it serves"
+    return str(error)
+
+
+def _tls_error(error: Exception) -> Exception:
+    """Python's own error behind urllib3's."""
+    return next((found for found in error.args if isinstance(found, ssl.SSLError)), error)
 
 
 def _not_http(error: Exception) -> bool:

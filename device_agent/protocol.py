@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 API = "/v1"
+JOIN_TOKEN = "join-token"
+"""Code of the Problem that a good join token meets where a device's secret is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ One file a command.
 import click
 
 from device_agent.cli.calibrate_command import calibrate
+from device_agent.cli.doctor_command import doctor
 from device_agent.cli.join_command import join
 from device_agent.cli.leave_command import leave
 from device_agent.cli.profile_command import profile
@@ -28,6 +29,7 @@ def main_group() -> None:
 
 COMMANDS = (
     calibrate,
+    doctor,
     install_service,
     join,
     leave,

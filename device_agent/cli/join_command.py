@@ -5,9 +5,8 @@ from pathlib import Path
 
 import click
 
-from device_agent.cli.options import state_option
+from device_agent.cli.options import read_token, state_option
 from device_agent.console import say
-from profiles.errors import InputError
 
 
 @click.command()
@@ -31,11 +30,7 @@ def join(url: str, token_file: Path, name: str, replace: bool, state: Path | Non
     from device_agent.device_state import default_state
     from device_agent.membership import join as join_coordinator
 
-    try:
-        token = token_file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"The token file {token_file} cannot be read: {error}.") from None
     folder = state or default_state()
-    identity = join_coordinator(url, token, name, folder, say, replace=replace)
+    identity = join_coordinator(url, read_token(token_file), name, folder, say, replace=replace)
     where = "" if state is None else f" --state {state}"
     click.echo(f"{identity.device}: now edgetailor-agent run --data FILE.npz{where}")

@@ -117,6 +117,14 @@ OWNER_OPTIONS = (
 )
 
 
+def read_token(path: Path) -> str:
+    """The join token in the file `path`. Raises InputError where it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The token file {path} cannot be read: {error}.") from None
+
+
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give `command` what RunOptions holds."""
     taken = (data_option, state_option, threads_option, seed_option, validation_option)

@@ -6,17 +6,20 @@ import pytest
 
 from commands import EXIT_CODES, Agent
 
+COMMANDS = [
+    "doctor", "install-service", "join", "leave", "profile", "run", "status", "train",
+    "uninstall-service",
+]  # fmt: skip
+
 
 def test_help_lists_commands_and_exit_codes(agent: Agent) -> None:
     done = agent("--help")
     assert (done.code, done.stderr) == (0, "")
-    assert re.findall(r"^  (\w+)  +[A-Z]", done.stdout, re.M) == [
-        "join", "leave", "profile", "run", "status", "train",
-    ]  # fmt: skip
+    assert re.findall(r"^  (\w[\w-]*)  +[A-Z]", done.stdout, re.M) == COMMANDS
     assert done.stdout.endswith(EXIT_CODES)
 
 
-@pytest.mark.parametrize("command", ["join", "leave", "profile", "run", "status", "train"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(agent: Agent, command: str) -> None:
     done = agent(command, "--help")
     assert (done.code, done.stderr) == (0, "")

@@ -14,6 +14,7 @@ from toolkit.coordinator.database import Database
 from toolkit.coordinator.refusals import forbidden
 
 DAY_S = 86400
+TOKEN_UNKNOWN = "token-unknown"
 
 
 def hashed(secret: str) -> str:
@@ -119,6 +120,18 @@ class Registry:
         assert enrolled is not None
         return enrolled, secret
 
+    def places(self, token: str) -> tuple[str, int]:
+        """The kind of device that `token` would enrol now, and how many more of them.
+
+        Raises RefusalError (403) for a token that is unknown, expired or used up.
+        """
+        with self._database.transaction() as db:
+            allowed = _token(db, token)
+            ever, gone = _taken(db, allowed.kind)
+        allowed.check_age(self._now())
+        allowed.check_free(ever - gone)
+        return allowed.kind, allowed.count - (ever - gone)
+
     def devices(self) -> list[Device]:
         """All devices that ever enrolled, in the order in which they came."""
         with self._database.transaction() as db:
@@ -172,10 +185,16 @@ def _device_of(db: sqlite3.Connection, public_key: str) -> Device | None:
 
 def _new_place(db: sqlite3.Connection, allowed: Token) -> str:
     """The id of one more device of the token's kind. RefusalError where it is used up."""
-    query = "SELECT count(*), coalesce(sum(has_left), 0) FROM devices WHERE kind = ?"
-    ever, gone = db.execute(query, (allowed.kind,)).fetchone()
+    ever, gone = _taken(db, allowed.kind)
     allowed.check_free(ever - gone)
     return f"{allowed.kind}-{ever + 1}"
+
+
+def _taken(db: sqlite3.Connection, kind: str) -> tuple[int, int]:
+    """How many devices of `kind` ever enrolled, and how many of those have left."""
+    query = "SELECT count(*), coalesce(sum(has_left), 0) FROM devices WHERE kind = ?"
+    ever, gone = db.execute(query, (kind,)).fetchone()
+    return ever, gone
 
 
 def _check_kind(known: Device, allowed: Token) -> None:
@@ -197,5 +216,5 @@ def _token(db: sqlite3.Connection, token: str) -> Token:
     raise forbidden(
         "This join token is unknown here: give the content of one of the .token files that "
         "`edgetailor serve` names when it starts.",
-        "token-unknown",
+        TOKEN_UNKNOWN,
     )

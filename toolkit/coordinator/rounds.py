@@ -55,12 +55,16 @@ class Rounds:
         self.phase = "finished" if self.done >= self.total else "aggregating"
 
     def leave(self, device: str) -> None:
-        """Wait for `device` no longer; the update that it sent for the open round counts."""
+        """Forget `device`; the update that it sent for the open round counts."""
         self.devices.discard(device)
+        self.excuse(device)
+
+    def excuse(self, device: str) -> None:
+        """Wait for `device` no longer in the open round, unless it has sent its update."""
         if device not in self.updates:
             self._offers.pop(device, None)
         if self.phase == "training" and not self._offers:
-            self.phase = "aggregating"  # the round opens anew for whoever comes
+            self.phase = "aggregating"  # with nobody to wait for, the round opens anew
 
     def open(self, offers: Mapping[str, str], now: float) -> None:
         """Start the next round. `offers` gives, for every device, the hash of its bundle."""

@@ -14,6 +14,7 @@ import msgspec
 
 from device_agent.manifest import MANIFEST
 from device_agent.protocol import (
+    JOIN_TOKEN,
     DeviceStatus,
     Fallback,
     FileOffer,
@@ -25,13 +26,14 @@ from device_agent.protocol import (
     SubmodelFailure,
     Work,
 )
+from device_agent.wording import counted
 from profiles.profile import Machine
 from toolkit.coordinator import intake
 from toolkit.coordinator.blobs import Part
 from toolkit.coordinator.config import CoordinatorConfig
 from toolkit.coordinator.proof import check_possession
 from toolkit.coordinator.refusals import RefusalError, not_authorised
-from toolkit.coordinator.registry import Device, hashed
+from toolkit.coordinator.registry import TOKEN_UNKNOWN, Device, hashed
 from toolkit.coordinator.rounds import Rounds
 from toolkit.coordinator.store import Bundle, Store
 
@@ -89,15 +91,26 @@ class Coordinator:
         """The device with this secret. Raises RefusalError (401) where there is none."""
         device = self.store.registry.device_with(secret)
         if device is None:
-            raise not_authorised(
-                "No device here has this secret: join again with a token of this coordinator "
-                "(`edgetailor-agent join URL --token-file FILE --replace`)."
-            )
+            raise self._stranger(secret)
         if device.has_left:
             raise not_authorised(f"{device.id} has left this federation: join again with a token.")
         with self.lock:
             self.sightings[device.id].at = self.clock()
         return device
+
+    def _stranger(self, secret: str) -> RefusalError:
+        """Why nobody is known by `secret`; a join token may learn what it is good for."""
+        try:
+            kind, places = self.store.registry.places(secret)
+        except RefusalError as refusal:
+            if refusal.problem.code != TOKEN_UNKNOWN:
+                return refusal
+            return not_authorised(
+                "No device here has this secret: join again with a token of this coordinator "
+                "(`edgetailor-agent join URL --token-file FILE --replace`)."
+            )
+        message = f"This is a join token, good for {counted(places, 'device')} of kind {kind!r}."
+        return RefusalError(401, JOIN_TOKEN, message)
 
     def work(self, device: Device) -> Work:
         """What `device` should do now."""
@@ -133,17 +146,20 @@ class Coordinator:
                 sighting.loss = progress.loss
 
     def problem(self, device: Device, failure: SubmodelFailure) -> Fallback:
-        """Note that `device` cannot train its submodel; the next round has a smaller one for it.
+        """Note that `device` cannot train its submodel, and excuse it from the open round.
 
-        Reporting again changes nothing. The config names the smaller one, or there is none.
+        The next round, or this one where nobody else is in it, has its kind's fallback for it, if
+        the config names one. Reporting again changes nothing.
         """
+        fallback, from_ = self.config.kind(device.kind).fallback, device.fallback_from
         with self.lock:
-            fallback = self.config.kind(device.kind).fallback
-            from_ = device.fallback_from
-            if from_ is None and fallback is not None:
-                from_ = self.rounds.round + 1
-            trouble = f"{failure.submodel} failed {failure.failures} times: {failure.reason}"
-            self.store.registry.note_trouble(device.id, _shortened(trouble), from_)
+            if failure.submodel == self.submodel(device):
+                self.rounds.excuse(device.id)
+                if from_ is None and fallback is not None:
+                    from_ = self.rounds.round + 1
+                trouble = f"{failure.submodel} failed {failure.failures} times: {failure.reason}"
+                self.store.registry.note_trouble(device.id, _shortened(trouble), from_)
+        self.changed.set()
         return Fallback(submodel=fallback, round=from_ or 0)
 
     def leave(self, device: Device) -> None:

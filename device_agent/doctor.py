@@ -1,0 +1,49 @@
+"""`edgetailor-agent doctor`: what this device needs to take part, each checked, with the remedy."""
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from device_agent.device_state import DeviceState, Identity
+from device_agent.doctor_link import check_link
+from device_agent.doctor_machine import check_machine
+from device_agent.finding import Finding
+from profiles.errors import InputError
+
+WIDTH = 80
+INDENT = " " * 19
+
+
+def examine(url: str | None, state: Path, token: str | None = None) -> Iterator[Finding]:
+    """Check the way to the coordinator at `url`, or of the state folder's, and this machine.
+
+    A join token is checked too. Raises InputError where `url` is none.
+    """
+    identity: Identity | None = None
+    try:
+        identity = DeviceState(state).identity()
+    except InputError as error:
+        yield Finding.fail("state", str(error), "remove it and join again: the key is kept")
+    if url is None and identity is None:
+        yield Finding.skip("coordinator", "none is known here", "give its URL, or join first")
+    else:
+        yield from check_link(url, identity, token)
+    yield from check_machine(state)
+
+
+def lines(finding: Finding) -> list[str]:
+    """A finding for people, in 80 columns."""
+    shown = _wrapped(f"{finding.result}  {finding.check:<11}  ", finding.detail)
+    return shown + (_wrapped(f"{INDENT}-> ", finding.remedy) if finding.remedy else [])
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    """`text` after `head`, its further lines below; commands and paths stay whole."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

@@ -1,0 +1,213 @@
+"""An agent that lives with its owner, against a real coordinator: pauses, failures, its log."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commands import command, environment
+from device_agent import attempts, device, owner
+from device_agent.attempts import KILLED, Attempts
+from device_agent.link import Link
+from device_agent.membership import join
+from device_agent.owner import OwnerLimits
+from device_agent.protocol import DeviceStatus
+from profiles.errors import LimitError
+from toolkit.coordinator.server import Server
+from vector_fleet import CONFIG, Trained, configured, running, token, train_vector
+
+ONE = CONFIG[: CONFIG.rindex("[[devices]]")].replace("count = 2", 'fallback = "slice:0.2"')
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with running(configured(tmp_path / "coordinator", ONE)) as made:
+        join(made.url, token(made.config, "desktop"), "desk", tmp_path / "state", print)
+        yield made
+
+
+def desk(server: Server) -> DeviceStatus:
+    return server.coordinator.status().devices[0]
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def quick(seconds: float) -> None:
+    time.sleep(0.01)
+
+
+def test_a_pause_in_the_middle_of_training(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    power, batches, said = [True], list[int](), list[str]()
+
+    def train(
+        folder: Path,
+        data: str,
+        out: Path,
+        *,
+        on_batch: Callable[[], None],
+        personal: Mapping[str, np.ndarray],
+        keep: Callable[[Mapping[str, np.ndarray]], object],
+        **options: object,
+    ) -> Trained:
+        for number in range(4):
+            power[0] = number != 2 or bool(len(batches) > 4)
+            on_batch()
+            batches.append(number)
+        return train_vector(folder, data, out, personal=personal, keep=keep)
+
+    monkeypatch.setattr(device, "train_bundle", train)
+    monkeypatch.setattr(owner.sensors, "charging", lambda root: power[0])
+    monkeypatch.setattr(owner, "LOOK_S", 0)
+    limits = OwnerLimits(only_when_charging=True)
+    agent = threading.Thread(
+        target=device.run,
+        args=(tmp_path / "state", "data.npz", said.append),
+        kwargs={"sleep": quick, "limits": limits},
+    )
+    agent.start()
+    soon(lambda: desk(server).state == "paused")
+    assert (batches, desk(server).note) == ([0, 1], "running on battery")
+    assert said[-1] == "Paused: running on battery."
+    power[0] = True
+    soon(lambda: desk(server).rounds_trained >= 1)
+    agent.join(20)
+    assert batches == [0, 1, 2, 3] * 3
+    assert said.count("Going on after a pause of 0 s.") == 1
+    assert (desk(server).rounds_trained, desk(server).note) == (3, None)
+
+
+def test_a_smaller_submodel_after_three_failures(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, said = list[float](), list[str]()
+
+    def train(folder: Path, data: str, out: Path, **options: object) -> Trained:
+        if b'"submodel":"full"' in (folder / "manifest.json").read_bytes().replace(b" ", b""):
+            raise LimitError("full does not fit.")
+        return train_vector(folder, data, out, **options)  # type: ignore[arg-type]
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        time.sleep(0.01)
+
+    monkeypatch.setattr(device, "train_bundle", train)
+    sent = device.run(tmp_path / "state", "data.npz", said.append, sleep=sleep)
+    assert sent == 3
+    failed = "Training full failed, {} times on end: full does not fit."
+    start = said.index("Round 1: training")
+    assert [line for line in said[start:] if not line.startswith("Fetching")] == [
+        "Round 1: training", failed.format(1), "Trying again in 10 s.",
+        "Round 1: training", failed.format(2), "Trying again in 20 s.",
+        "Round 1: training", failed.format(3),
+        "Told the coordinator. From round 1 on this device trains slice:0.2.",
+        "Round 1: training", "Round 1: the update was taken.",
+        "Round 2: training", "Round 2: the update was taken.",
+        "Round 3: training", "Round 3: the update was taken.",
+        "The last round is over; 3 updates sent since this agent started.",
+    ]  # fmt: skip
+    first, second = (wait for wait in waits if wait > 5)
+    assert 8 <= first <= 12 < 16 <= second <= 24
+    assert desk(server).note == "full failed 3 times: full does not fit."
+    assert desk(server).submodel == "slice:0.2"
+    assert not (tmp_path / "state" / "attempts.json").exists()
+
+
+def test_kills_are_reported_when_it_is_started_again(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state" / "attempts.json"
+    record = attempts.Record(
+        submodel="full", round=1, failures=2, reason=KILLED, boot=attempts._boot_id()
+    )
+    Attempts(path)._write(record)
+    monkeypatch.setattr(device, "train_bundle", train_vector)
+    said: list[str] = []
+
+    assert device.run(tmp_path / "state", "data.npz", said.append, sleep=quick) == 3
+    assert said[:2] == [
+        f"Training full failed, 3 times on end: {KILLED}",
+        "Told the coordinator. From round 1 on this device trains slice:0.2.",
+    ]
+
+
+@contextmanager
+def agent(folder: Path, *arguments: object, **more: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        command("edgetailor-agent", "run", "--data", "x.npz", "--state", "state", *arguments),
+        cwd=folder,
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def now(minutes: int) -> str:
+    return f"{datetime.now() + timedelta(minutes=minutes):%H:%M}"
+
+
+def test_quiet_hours_of_a_process_with_a_log_for_programs(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "o.toml").write_text(f'log_json = true\nquiet_hours = "{now(-60)}-{now(60)}"\n')
+    address = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as service:
+        service.bind(str(address))
+        service.settimeout(20)
+        with agent(tmp_path, "--config", "o.toml", NOTIFY_SOCKET=str(address)) as process:
+            until = f"quiet hours until {now(60)}"
+            soon(lambda: desk(server).state == "paused")
+            assert process.stderr is not None
+            line = json.loads(process.stderr.readline())
+            assert [service.recv(200) for _ in range(2)] == [b"READY=1", b"WATCHDOG=1"]
+            assert service.recv(200).startswith(b"STATUS=")
+            process.send_signal(signal.SIGTERM)
+            stdout, rest = process.communicate(timeout=20)
+    assert (process.returncode, stdout, rest) == (0, "", "")
+    assert desk(server).note == until
+    stamp = datetime.fromisoformat(line.pop("time"))
+    assert stamp.tzinfo is not None
+    assert abs(stamp.timestamp() - time.time()) < 60
+    assert 0 <= line.pop("elapsed_s") < 60
+    assert line == {"level": "info", "message": f"Paused: {until}."}
+
+
+def test_who_has_left_runs_no_more(server: Server, tmp_path: Path) -> None:
+    secret = json.loads((tmp_path / "state" / "device.json").read_bytes())["secret"]
+    Link(server.url, secret, print).leave()
+    with agent(tmp_path, "--log-json") as process:
+        stdout, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stdout) == (6, "")
+    line = json.loads(stderr)
+    assert (line["level"], line["message"]) == (
+        "error", "desktop-1 has left this federation: join again with a token.",
+    )  # fmt: skip
+
+
+def test_a_limit_that_cannot_be_kept_ends_it_at_once(server: Server, tmp_path: Path) -> None:
+    if owner.sensors.temperature_c() is not None:
+        pytest.skip("this machine shows its temperature")
+    with agent(tmp_path, "--max-temperature", 70) as process:
+        stdout, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stdout) == (2, "")
+    assert re.fullmatch(r"Error: This machine shows no temperature .*\n", stderr)
