@@ -9,7 +9,7 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -306,13 +306,6 @@ def test_a_state_folder_of_before_there_were_keys(tmp_path: Path) -> None:
             assert (device.device, device.name, device.bytes_down) == ("board-1", "old", 7)
             with pytest.raises(AuthorisationError, match="used up"):
                 join(server.url, token(config, "board"), "x", tmp_path / "a", print)
-
-
-def waits_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def test_a_smaller_submodel_for_a_device_that_cannot(tmp_path: Path) -> None:

@@ -159,3 +159,76 @@ class RoundsMachine(RuleBasedStateMachine):
 
 
 TestRoundsMachine = RoundsMachine.TestCase
+
+
+class ChangingFleet(RuleBasedStateMachine):
+    """Devices come, leave and are excused at any time; who is waited for is kept beside."""
+
+    @initialize(devices=st.integers(1, 4))
+    def start(self, devices: int) -> None:
+        self.machine, self.size, self.made = Rounds(3, devices, DEADLINE_S), devices, 0
+        self.members: set[str] = set()
+        self.awaited: set[str] = set()
+        self.sent: set[str] = set()
+        for _ in range(devices):
+            self.come()
+
+    @rule()
+    def come(self) -> None:
+        self.made += 1
+        full = len(self.members) == self.size
+        try:
+            self.machine.enrol(f"device-{self.made}")
+        except RefusalError:
+            assert full
+        else:
+            assert not full
+            self.members.add(f"device-{self.made}")
+
+    @precondition(lambda self: self.members)
+    @rule(index=st.integers(0, 3), leaves=st.booleans())
+    def go(self, index: int, leaves: bool) -> None:
+        name = sorted(self.members)[index % len(self.members)]
+        training = self.machine.phase == "training"
+        if leaves:
+            self.machine.leave(name)
+            self.members.remove(name)
+        else:
+            self.machine.excuse(name)
+        self.awaited.discard(name)
+        if training:
+            assert self.machine.phase == ("training" if self.awaited | self.sent else "aggregating")
+
+    @precondition(lambda self: self.machine.phase == "training" and self.awaited)
+    @rule(index=st.integers(0, 3))
+    def send(self, index: int) -> None:
+        name = sorted(self.awaited)[index % len(self.awaited)]
+        self.machine.take(name, self.machine.round, f"for {name}", "u")
+        self.awaited.remove(name)
+        self.sent.add(name)
+
+    @precondition(lambda self: self.machine.phase != "finished")
+    @rule()
+    def turn(self) -> None:
+        machine = self.machine
+        if machine.phase == "training":
+            assert machine.due(0.0) == (not self.awaited)
+            if machine.due(0.0):
+                machine.close()
+                machine.folded()
+                self.sent.clear()
+        elif self.members:
+            machine.open({name: f"for {name}" for name in self.members}, 0.0)
+            self.awaited = set(self.members)
+
+    @invariant()
+    def exactly_those_train_that_are_waited_for(self) -> None:
+        training = self.machine.phase == "training"
+        assert self.machine.devices == self.members
+        assert {n for n in self.members if self.machine.task(n) == "train"} == (
+            self.awaited if training else set()
+        )
+        assert set(self.machine.updates) == self.sent
+
+
+TestChangingFleet = ChangingFleet.TestCase
