@@ -10,7 +10,8 @@ from device_agent.attempts import ENOUGH, Attempts, FailedError, wait_after
 from device_agent.device_state import DeviceState
 from device_agent.link import Link, RefusedError
 from device_agent.log_lines import Line
-from device_agent.owner import OwnerLimits, Pauses
+from device_agent.owner import OwnerLimits
+from device_agent.pauses import Pauses
 from device_agent.protocol import FileOffer, Progress, Work
 from device_agent.training import train_bundle
 from device_agent.update import RECORD, TENSORS

@@ -10,9 +10,9 @@ import msgspec
 import urllib3
 from urllib3.exceptions import HTTPError
 
+from device_agent.addresses import check_secret, check_url
 from device_agent.device_state import Identity
 from device_agent.finding import Finding
-from device_agent.link import check_secret, check_url
 from device_agent.link_trouble import reason, tls_reason
 from device_agent.protocol import API, JOIN_TOKEN, Problem, Work
 

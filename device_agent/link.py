@@ -17,6 +17,7 @@ import msgspec
 import urllib3
 from urllib3.exceptions import HTTPError, LocationValueError
 
+from device_agent.addresses import check_secret, check_url
 from device_agent.link_trouble import UnreachableError, permanent, reason, unanswered
 from device_agent.protocol import (
     API,
@@ -31,7 +32,7 @@ from device_agent.protocol import (
     SubmodelFailure,
     Work,
 )
-from profiles.errors import AuthorisationError, InputError, LinkError, UpdateError
+from profiles.errors import AuthorisationError, LinkError, UpdateError
 
 T = TypeVar("T")
 CONNECT_S = 10.0
@@ -289,27 +290,3 @@ class Link:
             f"{self.url} answers, but not as an EdgeTailor coordinator does ({what}): check the "
             "URL, and that both sides run the same version."
         )
-
-
-def check_secret(secret: str) -> str:
-    """`secret`, where a header can hold it. Raises InputError otherwise."""
-    if not secret.isascii() or not secret.isprintable() or not secret or " " in secret:
-        raise InputError(
-            "A token is one word of plain characters: give the file that "
-            "`edgetailor serve` wrote, unaltered."
-        )
-    return secret
-
-
-def check_url(url: str) -> str:
-    """`url` without a slash at its end. Raises InputError unless it is http(s)://HOST[:PORT]."""
-    try:
-        parsed = urllib3.util.parse_url(url)
-    except LocationValueError:
-        parsed = urllib3.util.Url()
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
-        raise InputError(
-            f"{url!r} is no coordinator's URL: write it like http://192.168.1.10:8123, as "
-            "`edgetailor serve` prints it."
-        )
-    return url.rstrip("/")

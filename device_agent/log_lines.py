@@ -11,15 +11,13 @@ Field = str | int | float | bool
 class Line(str):
     """A line of the log; `fields` are what a program would have to find in it."""
 
-    __slots__ = ("fields",)
+    fields: dict[str, Field]
 
     def __new__(cls, text: str, **fields: Field) -> "Line":
         """The line `text`."""
         made = super().__new__(cls, text)
         made.fields = fields
         return made
-
-    fields: dict[str, Field]
 
 
 class Log:

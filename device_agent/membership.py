@@ -7,10 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+from device_agent.addresses import check_url
 from device_agent.device_state import DeviceState, Identity
 from device_agent.files import fingerprint, write_file
 from device_agent.keys import DeviceKey
-from device_agent.link import Link, check_url
+from device_agent.link import Link
 from profiles.errors import AuthorisationError, InputError, LinkError
 from profiles.profile import this_machine
 

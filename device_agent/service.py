@@ -75,17 +75,17 @@ def place_of(user: bool) -> Place:
 
 def absolute(options: RunOptions) -> RunOptions:
     """`options` for a process that starts in another folder."""
-    is_callable = re.fullmatch(r"[\w.]+:\w+", options.data) and not Path(options.data).exists()
     return replace(
         options,
         state=(options.state or default_state()).absolute(),
-        data=options.data if is_callable else str(Path(options.data).absolute()),
+        data=options.data if _is_callable(options.data) else str(Path(options.data).absolute()),
     )
 
 
 def unit_text(options: RunOptions, place: Place, version: int) -> str:
     """The unit file for a systemd of `version`. Raises InputError where `state` is not there."""
     assert options.state is not None
+    folder = Path.cwd() if _is_callable(options.data) else options.state
     lines = [
         "[Unit]",
         "Description=EdgeTailor agent: trains this device's part of a federation",
@@ -97,12 +97,10 @@ def unit_text(options: RunOptions, place: Place, version: int) -> str:
         f"ExecStart={_quoted(sys.executable)} -m device_agent.cli run --config "
         f"{_quoted(str(place.options))}",
         *_environment(),
-        f"WorkingDirectory={_escaped(str(Path.cwd()))}",
+        f"WorkingDirectory={_escaped(str(folder))}",
         f"WatchdogSec={WATCHDOG_S}",
         "Restart=on-failure",
         *_restarts(version),
-        "# 6: the coordinator does not know this device any more.",
-        "RestartPreventExitStatus=6",
         *([] if place.user else [f"User={_owner(options.state)}"]),
         *_memory(options.max_memory),
         "",
@@ -172,6 +170,11 @@ def has_memory_cgroup(cgroup: Path = CGROUP, old: Path = OLD_CGROUPS) -> bool:
     except OSError:
         return False
     return any(row[0] == "memory" and row[-1] == "1" for row in rows)
+
+
+def _is_callable(data: str) -> bool:
+    """Whether local data are given as module:callable, to be found from this folder."""
+    return re.fullmatch(r"[\w.]+:\w+", data) is not None and not Path(data).exists()
 
 
 def _environment() -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from device_agent.device_state import DeviceState
 from device_agent.link import Link
-from device_agent.protocol import Status
+from device_agent.protocol import DeviceStatus, Status
 
 PATIENCE_S = 5.0
 """How long a coordinator that does not answer is asked again."""
@@ -21,15 +21,16 @@ def fleet_status(state: Path, say: Callable[[str], None]) -> Status:
 
 
 def lines(status: Status) -> list[str]:
-    """The status as plain text: the round, then a line a device."""
+    """The status as plain text: the round, then a line a device and one for its note."""
     head = f"round {status.round} of {status.rounds}, {status.state}"
     if status.history:
         last = status.history[-1]
         accuracy = None if last.accuracy is None else f"accuracy {last.accuracy:.1%}"
         head += f", global {accuracy or f'loss {last.loss:.4f}'}"
-    rows = [
-        f"  {d.device:<14} {d.submodel:<16} {d.state:<12} "
-        + ("" if d.loss is None else f"loss {d.loss:.4f}")
-        for d in status.devices
-    ]
-    return [head, *(row.rstrip() for row in rows)]
+    return [head, *(row for device in status.devices for row in _rows(device))]
+
+
+def _rows(device: DeviceStatus) -> list[str]:
+    loss = "" if device.loss is None else f"loss {device.loss:.4f}"
+    row = f"  {device.device:<14} {device.submodel:<16} {device.state:<12} {loss}".rstrip()
+    return [row, f"    {device.note}"] if device.note else [row]

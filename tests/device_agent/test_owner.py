@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.owner import OwnerLimits, Pauses, QuietHours
+from device_agent.owner import OwnerLimits, QuietHours
+from device_agent.pauses import Pauses
 from device_agent.protocol import Progress
 from profiles.errors import InputError
 

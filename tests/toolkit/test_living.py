@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 from commands import command, environment
-from device_agent import attempts, device, owner
+from device_agent import attempts, device, owner, pauses
 from device_agent.attempts import KILLED, Attempts
 from device_agent.link import Link
 from device_agent.membership import join
 from device_agent.owner import OwnerLimits
 from device_agent.protocol import DeviceStatus
+from device_agent.status import lines
 from profiles.errors import LimitError
 from toolkit.coordinator.server import Server
 from vector_fleet import CONFIG, Trained, configured, running, token, train_vector
@@ -74,7 +75,7 @@ def test_a_pause_in_the_middle_of_training(
 
     monkeypatch.setattr(device, "train_bundle", train)
     monkeypatch.setattr(owner.sensors, "charging", lambda root: power[0])
-    monkeypatch.setattr(owner, "LOOK_S", 0)
+    monkeypatch.setattr(pauses, "LOOK_S", 0)
     limits = OwnerLimits(only_when_charging=True)
     agent = threading.Thread(
         target=device.run,
@@ -85,6 +86,9 @@ def test_a_pause_in_the_middle_of_training(
     soon(lambda: desk(server).state == "paused")
     assert (batches, desk(server).note) == ([0, 1], "running on battery")
     assert said[-1] == "Paused: running on battery."
+    assert lines(server.coordinator.status())[1:] == [
+        "  desktop-1      full             paused", "    running on battery",
+    ]  # fmt: skip
     power[0] = True
     soon(lambda: desk(server).rounds_trained >= 1)
     agent.join(20)
