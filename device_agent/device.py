@@ -22,6 +22,7 @@ FIRST_POLL_S = 0.25
 LONGEST_POLL_S = 2.0
 JITTER = 0.2
 """By which share waiting is drawn longer or shorter, so that a fleet does not ask all at once."""
+GIVEN_UP_S = 3600.0
 NO_LIMITS = OwnerLimits()
 
 
@@ -93,6 +94,7 @@ class _Member:
         self._say, self._rest, self._alive = say, rest, alive
         self._attempts = Attempts(folder.attempts)
         self._given_up: int | None = None
+        self._given_up_at = 0.0
         self._doing = Progress(state="waiting")
 
     def all_rounds(self) -> int:
@@ -107,7 +109,7 @@ class _Member:
             work = self._link.work()
             if work.state == "finished":
                 return sent
-            if work.state == "train" and work.round != self._given_up:
+            if work.state == "train" and not self._gave_up(work.round):
                 sent += self._take_part(work)
                 poll = FIRST_POLL_S
             else:
@@ -177,6 +179,10 @@ class _Member:
         self._doing = progress
         self._link.progress(progress)
 
+    def _gave_up(self, round_: int) -> bool:
+        """Whether this device lets the round go; not for ever, as no other may be in it."""
+        return round_ == self._given_up and time.monotonic() < self._given_up_at + GIVEN_UP_S
+
     def _cope(self, failed: FailedError) -> None:
         """Wait before the next attempt, or ask for a smaller submodel and let the round go."""
         failure = failed.failure
@@ -189,10 +195,10 @@ class _Member:
             return
         fallback = self._link.report(failure)
         self._attempts.forget()
-        if fallback.submodel in (None, failure.submodel):
-            self._given_up = failed.round
-            then = "It has no smaller submodel for this device; trying again in the next round."
-        else:
-            self._given_up = failed.round if fallback.round > failed.round else None
+        self._given_up, self._given_up_at = failed.round, time.monotonic()
+        then = "It has no smaller submodel for this device; trying again in the next round."
+        if fallback.submodel not in (None, failure.submodel):
             then = f"From round {fallback.round} on this device trains {fallback.submodel}."
+            if fallback.round == failed.round:  # it opens anew
+                self._given_up = None
         self._say(f"Told the coordinator. {then}")

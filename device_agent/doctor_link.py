@@ -14,7 +14,7 @@ from device_agent.addresses import check_secret, check_url
 from device_agent.device_state import Identity
 from device_agent.finding import Finding
 from device_agent.link_trouble import reason, tls_reason
-from device_agent.protocol import API, JOIN_TOKEN, Problem, Work
+from device_agent.protocol import API, JOIN_TOKEN, Problem, Status
 
 PATIENCE_S = 5.0
 SKEW_S = 60.0
@@ -96,7 +96,7 @@ def _coordinator(url: str, known: Identity | None, token: str | None) -> Iterato
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     try:
         answer = urllib3.PoolManager(retries=False).request(
-            "GET", f"{url}{API}/work", headers=headers, timeout=PATIENCE_S, redirect=False
+            "GET", f"{url}{API}/status", headers=headers, timeout=PATIENCE_S, redirect=False
         )
     except HTTPError as error:
         yield Finding.fail("coordinator", reason(error), "check the URL")
@@ -112,20 +112,20 @@ def _coordinator(url: str, known: Identity | None, token: str | None) -> Iterato
     yield _token(said) if token is not None else _membership(said, known)
 
 
-def _decoded(answer: urllib3.BaseHTTPResponse) -> Problem | Work:
+def _decoded(answer: urllib3.BaseHTTPResponse) -> Problem | Status:
     if answer.status >= 300:
         return msgspec.json.decode(answer.data, type=Problem)
-    return msgspec.json.decode(answer.data, type=Work)
+    return msgspec.json.decode(answer.data, type=Status)
 
 
-def _token(said: Problem | Work) -> Finding:
+def _token(said: Problem | Status) -> Finding:
     if isinstance(said, Problem) and said.code == JOIN_TOKEN:
         return Finding.ok("token", said.message)
     message = said.message if isinstance(said, Problem) else "It is the secret of a device."
     return Finding.fail("token", message, "ask whoever runs the coordinator for a join token")
 
 
-def _membership(said: Problem | Work, known: Identity | None) -> Finding:
+def _membership(said: Problem | Status, known: Identity | None) -> Finding:
     if known is None:
         return Finding.skip("membership", "not joined there", "edgetailor-agent join URL")
     if isinstance(said, Problem):

@@ -1,5 +1,7 @@
 """What the owner allows: quiet hours against a day of minutes, heat and power on made-up trees."""
 
+import json
+import math
 from datetime import datetime, time, timedelta
 from pathlib import Path
 
@@ -7,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bundles import BundleOf
 from device_agent.owner import OwnerLimits, QuietHours
 from device_agent.pauses import Pauses
 from device_agent.protocol import Progress
+from device_agent.training import train_bundle
 from profiles.errors import InputError
 
 NOON = datetime(2026, 6, 1, 12)
@@ -99,6 +103,21 @@ def test_a_pause_is_told_once_and_ends(tmp_path: Path) -> None:
 def test_a_limit_that_cannot_be_kept(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="This machine shows no temperature"):
         Pauses(OwnerLimits(max_temperature=70), print, print, print, root=tmp_path)
+
+
+def test_training_is_held_up_before_each_batch(
+    bundle_of: BundleOf, data: str, tmp_path: Path
+) -> None:
+    calls: list[float] = []
+    folder = bundle_of("slice")
+    update = train_bundle(
+        folder, data, tmp_path / "update", threads=1, on_batch=lambda: calls.append(1)
+    )
+    schedule = json.loads((folder / "manifest.json").read_bytes())["schedule"]
+    recorded = sum(step["do"] == "record" for step in schedule)
+    (size,) = {step["batch_size"] for step in schedule if step["do"] == "train"}
+    assert recorded > 0
+    assert len(calls) == update.record.steps + recorded * math.ceil(21 / size)
 
 
 def test_a_clock_that_jumps_back(tmp_path: Path) -> None:

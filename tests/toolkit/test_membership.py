@@ -94,6 +94,7 @@ def test_openssl_agrees_with_key_and_signature(tmp_path: Path) -> None:
         ({"public_key": "????"}, 422, "bad-key"),
         ({"machine": {"cpu_count": "many"}}, 422, "bad-machine"),
         ({"machine": MACHINE | {"cpu_count": "many"}}, 422, "bad-machine"),
+        ({"machine": MACHINE | {"system": "x" * 5000}}, 422, "bad-machine"),
     ],
 )
 def test_requests_that_are_not_the_key_holders(

@@ -39,6 +39,7 @@ from toolkit.coordinator.store import Bundle, Store
 
 NAME_LENGTH = 64
 NOTE_LENGTH = 200
+MACHINE_LENGTH = 4096
 STARTED = "started"
 """The key under which it is kept that the first round has opened."""
 
@@ -118,7 +119,8 @@ class Coordinator:
             task, round_ = self.rounds.task(device.id), self.rounds.round
             bundle = self.bundles[self.submodel(device)] if task == "train" else {}
             if task != "train":
-                self.sightings[device.id].state = "waiting" if task == "wait" else task
+                sighting = self.sightings[device.id]
+                sighting.state, sighting.note = "waiting" if task == "wait" else task, None
         files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in bundle.items()]
         return Work(state=task, round=round_, files=files)
 
@@ -288,11 +290,14 @@ def _checked_name(given: str) -> str:
 def _checked_machine(given: dict[str, str | int | None]) -> str:
     """The device's machine as JSON."""
     try:
-        return msgspec.json.encode(msgspec.convert(given, Machine)).decode()
+        machine = msgspec.json.encode(msgspec.convert(given, Machine)).decode()
     except msgspec.ValidationError as error:
         raise RefusalError(
             422, "bad-machine", f"machine is no description of a machine: {error}."
         ) from None
+    if len(machine) > MACHINE_LENGTH:
+        raise RefusalError(422, "bad-machine", f"machine has more than {MACHINE_LENGTH} bytes.")
+    return machine
 
 
 def _shortened(text: str) -> str:
