@@ -82,7 +82,7 @@ class Link:
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         self.url = check_url(url)
-        self.join_sent = False
+        self.join_unanswered = False
         self._alive = alive
         self._say, self._patience_s, self._sleep = say, patience_s, sleep
         self._pool = urllib3.PoolManager(
@@ -96,15 +96,19 @@ class Link:
     def join(self, request: Callable[[], JoinRequest]) -> JoinReply:
         """Enrol with a request that is made, and signed, for each attempt.
 
-        Not repeated once sent: whoever asked should know. Asking again with the same key is safe.
+        Not repeated once sent: whoever asked should know. Asking again with the same key is safe;
+        `join_unanswered` says whether the coordinator may know that key after an error.
         """
 
         def attempt() -> JoinReply:
-            self.join_sent = True
+            self.join_unanswered = True
             try:
                 return self._ask("POST", "/devices", JoinReply, msgspec.json.encode(request()))
+            except (AuthorisationError, RefusedError):
+                self.join_unanswered = False
+                raise
             except UnreachableError as trouble:
-                self.join_sent = trouble.sent
+                self.join_unanswered = trouble.sent
                 raise
 
         return self._persist(attempt, repeat=False)

@@ -124,8 +124,8 @@ def _enrol(link: Link, token: str, name: str, key: Path) -> Identity:
     try:
         reply = link.join(lambda: held.key.join_request(token, name, machine))
     except BaseException:
-        if held.new and not link.join_sent:
-            held.path.unlink()  # nobody has seen it
+        if held.new and not link.join_unanswered:
+            held.path.unlink()  # no device has come of it
         raise
     return Identity(
         url=link.url,
