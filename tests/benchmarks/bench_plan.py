@@ -90,7 +90,7 @@ MODELS = {
     "transformer": Model(
         Transformer, (32, 64), ("full", "low-rank:0.5", "low-rank:0.25", "slice:0.6")
     ),
-    "imdb_bilstm": Model(models.imdb_bilstm, (256,), ("full", "low-rank:0.25"), 10_000),
+    "imdb_bilstm": Model(models.imdb_bilstm, (256,), ("full", "low-rank:0.25,keep=0"), 10_000),
     "resnet20": Model(
         models.resnet20,
         (3, 32, 32),
