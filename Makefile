@@ -58,6 +58,9 @@ bench-memory: setup ## peak memory of training steps, predicted, measured and Py
 bench-agent: ## size, import time and memory of the base install, in a fresh environment
 	$(PYTHON) tests/benchmarks/bench_agent.py
 
+bench-plan: setup ## what the planner predicts against what is measured (many minutes); ARGS
+	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_plan.py $(ARGS)
+
 check: setup ## lint, formatting, strict types, import rule
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

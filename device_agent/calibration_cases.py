@@ -1,8 +1,8 @@
 """What the calibration runs: which graph with which sizes.
 
 A graph is a file of `calibration_graphs`, its sizes the shapes of its inputs. Cases are small, so
-that a board gets through all of them in a minute: at most some 20 million multiply-accumulates and
-8 MB a tensor. What comes first is what predictions need most, should the time run out.
+that a board gets through all of them in a minute: at most some 150 million multiply-accumulates
+and 8 MB a tensor. What comes first is what predictions need most, should the time run out.
 """
 
 from collections.abc import Iterator

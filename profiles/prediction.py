@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from profiles.calibration import Calibration, MemoryOverhead, Timing
+from profiles.errors import InputError
 from profiles.planner import Figure
 from profiles.rates import Rates
-from profiles.workload import FREE, LOOP, Operation, SignatureWork, Workload
+from profiles.workload import FREE, KINDS, LOOP, Operation, SignatureWork, Workload
 
 MEMORY_ERROR = 0.06
 """How far above its prediction a measured growth of the process may be, relative."""
@@ -23,7 +24,8 @@ TIME_ERROR = 0.25
 """How much longer than predicted a step may take on an undisturbed device, relative."""
 X86_OVERHEAD = MemoryOverhead(idle_bytes=60 * 10**6, session_bytes=11 * 2**20, node_bytes=5300)
 """Measured on x86-64 Linux with onnxruntime 1.31.1: taken for devices that were not calibrated."""
-NEAREST = {"scaling": "arithmetic", "broadcast": "arithmetic", "selection": "arithmetic"}
+TIMED = {*KINDS.values(), "scaling", "broadcast"} - {FREE, LOOP}
+"""Kinds that a calibration must have timed."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,10 @@ def memory(work: Workload, overhead: MemoryOverhead) -> Figure:
 
 
 class Clock:
-    """Times of operations on one calibrated device."""
+    """Times of operations on one calibrated device.
+
+    Raises InputError where the calibration has not timed every kind of operation.
+    """
 
     def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration
@@ -67,6 +72,11 @@ class Clock:
         for timing in calibration.timings:
             timings[timing.kind].append(timing)
         self.rates = {kind: Rates(own) for kind, own in timings.items()}
+        if missing := sorted(TIMED - self.rates.keys()):
+            raise InputError(
+                f"The calibration times every kind of operation; this one lacks "
+                f"{', '.join(missing)}. Calibrate the device again."
+            )
 
     def batch(self, signatures: Sequence[SignatureWork]) -> Figure:
         """Seconds of one batch.
@@ -92,18 +102,10 @@ class Clock:
         """Of all runs of one operation."""
         if operation.kind == LOOP:
             return operation.count * operation.sizes[0] * self.calibration.loop_step_s
-        rates = self.rates_of(operation.kind)
-        if operation.kind == FREE or rates is None:
+        if operation.kind == FREE:
             return operation.count * self.calibration.node_s
-        return operation.count * rates.seconds(operation.sizes)
-
-    def rates_of(self, kind: str) -> Rates | None:
-        """The rates of `kind`, or of the nearest kind if time ran out for it."""
-        return self.rates.get(kind) or self.rates.get(NEAREST.get(kind, "arithmetic"))
+        return operation.count * self.rates[operation.kind].seconds(operation.sizes)
 
     def doubt(self, kind: str) -> float:
         """Relative error of the rates of `kind` between its timings."""
-        rates = self.rates_of(kind)
-        return 0.0 if kind in (FREE, LOOP) or rates is None else rates.doubt
-
-
+        return 0.0 if kind in (FREE, LOOP) else self.rates[kind].doubt

@@ -2,21 +2,35 @@
 
 from profiles.calibration import Calibration, Timing
 from profiles.device import DeviceProfile
+from profiles.prediction import TIMED
+from profiles.workload import PRODUCTS
 
 RUN_S, PORT_S, NODE_S, STEP_S = 1e-4, 1e-5, 1e-6, 1e-5
-PRODUCTS = [(1, 2**a, 2**b, 2**c) for a in (2, 5, 8) for b in (2, 5, 8) for c in (2, 5, 8)]
+MAC_S, NUMBER_S = 1e-9, 2e-9
+"""Of a multiply-accumulate, and of one number of anything else."""
+MATRICES = [(1, 2**a, 2**b, 2**c) for a in (2, 5, 8) for b in (2, 5, 8) for c in (2, 5, 8)]
+NUMBERS = (1, 1000, 1_000_000)
+
+
+def timings() -> list[Timing]:
+    """A few of every kind."""
+    found = []
+    for sizes in MATRICES:
+        seconds = sizes[1] * sizes[2] * sizes[3] * MAC_S
+        found.append(Timing("product", sizes, seconds))
+        found += [
+            Timing(kind, (*sizes, 9), 9 * seconds) for kind in ("convolution", "transposed")
+        ]
+    for kind in sorted(TIMED - {*PRODUCTS}):
+        two = kind in ("broadcast", "reduction")
+        found += [Timing(kind, (n, n) if two else (n,), n * NUMBER_S) for n in NUMBERS]
+    return found
+
 
 CALIBRATION = Calibration(
     runtime="onnxruntime 1.31.1",
     threads=1,
-    timings=(
-        *(Timing("product", s, s[1] * s[2] * s[3] * 1e-9) for s in PRODUCTS),
-        *(Timing("arithmetic", (n,), n * 2e-9) for n in (1, 1000, 1_000_000)),
-        *(
-            Timing("convolution", (1, *s[1:], 9), s[1] * s[2] * s[3] * 9 * 1e-9)
-            for s in PRODUCTS
-        ),
-    ),
+    timings=tuple(timings()),
     run_s=RUN_S,
     port_s=PORT_S,
     node_s=NODE_S,

@@ -17,13 +17,13 @@ from device_agent.calibration import (
     timed,
     without_profiler,
 )
-from device_agent.calibration_cases import MOST, cases
+from device_agent.calibration_cases import MOST
 from device_agent.calibration_summary import rates, summary
 from profiles.calibration import Calibration, Timing
 from profiles.workload import KINDS, amount
 
-LARGEST = 80e6
-"""Multiply-accumulates: a second and a half where a board does 50 million in one."""
+LARGEST = 160e6
+"""Multiply-accumulates: a tenth of a second where a core does 1.6 G a second."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,6 @@ def test_every_kind_of_work_is_timed(found: Calibration) -> None:
 def test_cases_are_small(found: Calibration) -> None:
     assert max(amount(t.kind, t.sizes) for t in found.timings) < LARGEST
     assert MOST < LARGEST
-    assert len(list(cases())) < 150
 
 
 def test_more_work_takes_longer(found: Calibration) -> None:
@@ -105,7 +104,7 @@ def test_a_file_that_is_there_is_kept(agent: Agent, tmp_path: Path) -> None:
     kept.write_text("mine")
     done = agent("calibrate", "--out", kept)
     assert (done.code, done.stdout) == (2, "")
-    assert done.stderr == f"Error: {kept} exists; give another place, or --force to replace it.\n"
+    assert done.stderr == f"Error: {kept} exists already: give another place, or --force to replace it.\n"
     assert kept.read_text() == "mine"
 
 

@@ -7,7 +7,7 @@ import pytest
 from commands import EXIT_CODES, Agent
 
 COMMANDS = [
-    "doctor", "install-service", "join", "leave", "profile", "run", "status", "train",
+    "calibrate", "doctor", "install-service", "join", "leave", "profile", "run", "status", "train",
     "uninstall-service",
 ]  # fmt: skip
 

@@ -7,6 +7,7 @@ import pytest
 
 from made_calibration import CALIBRATION, NODE_S, PORT_S, RUN_S, STEP_S
 from profiles.calibration import MemoryOverhead, Timing
+from profiles.errors import InputError
 from profiles.prediction import (
     LOOP_MEMORY_ERROR,
     MEMORY_ERROR,
@@ -58,11 +59,14 @@ def test_repetitions_views_and_loops() -> None:
     assert found.value == pytest.approx(5 * once, rel=1e-6)
 
 
-def test_a_kind_that_was_not_timed_takes_a_neighbours_rate() -> None:
-    clock = Clock(CALIBRATION)
-    known = clock.seconds(Operation("arithmetic", (4096,)))
-    assert clock.seconds(Operation("selection", (4096,))) == known
-    assert clock.seconds(Operation("sigmoid", (4096,))) == known
+def test_a_calibration_that_lacks_a_kind_is_refused() -> None:
+    some = tuple(t for t in CALIBRATION.timings if t.kind not in ("sigmoid", "padding"))
+    with pytest.raises(InputError) as refused:
+        Clock(msgspec.structs.replace(CALIBRATION, timings=some))
+    assert str(refused.value) == (
+        "The calibration times every kind of operation; this one lacks padding, sigmoid. "
+        "Calibrate the device again."
+    )
 
 
 def test_memory_of_training() -> None:

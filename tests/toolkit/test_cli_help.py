@@ -14,7 +14,7 @@ def test_help_lists_commands_and_exit_codes(tmp_path: Path) -> None:
     done = run("edgetailor", "--help", cwd=tmp_path)
     assert (done.code, done.stderr) == (0, "")
     assert re.findall(r"^  (\w+)  +[A-Z]", done.stdout, re.M) == [
-        "aggregate", "demo", "evaluate", "export", "inspect", "report", "serve",
+        "aggregate", "demo", "evaluate", "export", "inspect", "plan", "report", "serve",
     ]  # fmt: skip
     assert done.stdout.endswith(EXIT_CODES)
 
@@ -31,7 +31,7 @@ def test_help_lists_families_and_their_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["aggregate", "demo", "evaluate", "export", "inspect", "report", "serve"]
+    "command", ["aggregate", "demo", "evaluate", "export", "inspect", "plan", "report", "serve"]
 )
 def test_every_command_explains_itself_in_80_columns(tmp_path: Path, command: str) -> None:
     done = edgetailor(command, "--help", cwd=tmp_path)

@@ -35,7 +35,8 @@ def show_plan(planned: Planned) -> None:
     for row in planned.plan.rows:
         say(f"{row.candidate.submodel}: {why(row, planned.plan.chosen)}")
     for one in planned.impossible:
-        say(f"{one.submodel}: not possible: {one.reason}")
+        reason = one.reason.removeprefix(f"{one.submodel!r}: ")
+        say(f"{one.submodel}: not possible: {reason}")
     for note in planned.notes:
         say(f"note: {note}")
 

@@ -1,0 +1,132 @@
+"""`edgetailor plan` in processes of its own, on a device whose rates are made up."""
+
+import datetime
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from command_models import NETS, TINY
+from commands import Done, edgetailor, run
+from made_calibration import DEVICE
+
+SPECS = ("full", "width:0.5", "slice:classifier", "low-rank:0.5")
+TABLE = """\
+submodel          strength        memory            step    sent
+full                  1.00  72.3-73.0 MB  0.404-0.505 ms  2.8 kB
+slice:classifier      0.85  71.8-72.5 MB  0.228-0.285 ms  2.6 kB
+width:0.5             0.50  72.3-73.0 MB  0.397-0.497 ms  1.4 kB
+memory and step: predicted - upper bound, which a budget must allow; memory is
+  the agent's process at its peak, step one batch, sent both ways in a round
+
+"""
+IMPOSSIBLE = """\
+low-rank:0.5: not possible: no layer of this model gets smaller; conv: the first
+  layer; classifier: the classifier. With keep=0 conv would get smaller.
+note: the runtime's memory could not be measured: what it was on x86-64 is taken
+"""
+CHOSEN = f"""\
+made-up: 74.0 MB of memory, 0.3 ms a step
+{TABLE}full: step-time: over by 0.205 ms (would fit with --step-time 0.000506)
+slice:classifier: chosen
+width:0.5: step-time: over by 0.197 ms (would fit with --step-time 0.000498)
+{IMPOSSIBLE}"""
+NOTHING = """\
+Error: Nothing fits made-up. slice:classifier comes nearest; memory: over by 32.5 MB (would fit \
+with --memory 72.5MB).
+"""
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a device's profile and a cache of its own."""
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "nets.py").write_text(NETS)
+    today = datetime.date.today().isoformat()
+    device = msgspec.structs.replace(DEVICE, date=today)
+    (folder / "device.json").write_bytes(msgspec.json.encode(device))
+    return folder
+
+
+def plan(desk: Path, *budgets: str, specs: tuple[str, ...] = SPECS) -> Done:
+    chosen = [word for spec in specs for word in ("--submodel", spec)]
+    profile = ("--profile", "device.json")
+    cache = {"XDG_CACHE_HOME": str(desk / "cache")}
+    return run("edgetailor", "plan", *TINY, *profile, *chosen, *budgets, cwd=desk, **cache)
+
+
+def test_the_strongest_that_fits_is_chosen(desk: Path) -> None:
+    done = plan(desk, "--memory", "74MB", "--step-time", "0.0003")
+    assert (done.code, done.stdout) == (0, CHOSEN)
+    looked = [line.split("] ")[1] for line in done.stderr.splitlines()]
+    assert looked == [f"exporting {spec} to look at its graphs" for spec in SPECS]
+    # What was looked at is remembered; what is not possible is not.
+    again = plan(desk, "--memory", "74MB", "--step-time", "0.0003")
+    assert again.stdout == CHOSEN
+    assert [line.split("] ")[1] for line in again.stderr.splitlines()] == [
+        "exporting low-rank:0.5 to look at its graphs"
+    ]
+
+
+def test_where_nothing_fits(desk: Path) -> None:
+    done = plan(desk, "--memory", "40MB", specs=SPECS[:3])
+    assert done.code == 5
+    assert done.stderr.endswith(NOTHING)
+    assert "full: memory: over by 33.0 MB (would fit with --memory 73.1MB)" in done.stdout
+
+
+def test_json(desk: Path) -> None:
+    done = plan(desk, "--memory", "74MB", "--bandwidth", "2kB", "--json", specs=SPECS[:3])
+    document = json.loads(done.stdout)
+    assert done.code == 0
+    assert (document["version"], document["chosen"]) == (1, "width:0.5")
+    assert document["budgets"] == {
+        "memory_bytes": 74_000_000, "step_s": None, "traffic_bytes": 2000,
+    }  # fmt: skip
+    [full, *_] = document["candidates"]
+    assert (full["submodel"], full["binding"], full["fits"]) == ("full", "bandwidth", False)
+    # 36 + 4 + 4 + 36 * 8 + 8 parameters and 8 statistics of 4 bytes, both ways.
+    assert full["traffic_bytes"] == 2 * 4 * (36 + 8 + 8 + 36 * 8 + 8)
+    assert full["exceeded"] == [
+        {"budget": "bandwidth", "over": 784, "smallest_admitting": full["traffic_bytes"]}
+    ]
+
+
+def test_a_stale_profile_is_doubted(desk: Path) -> None:
+    long_ago = datetime.date.today() - datetime.timedelta(days=400)
+    old = msgspec.structs.replace(DEVICE, date=long_ago.isoformat())
+    (desk / "device.json").write_bytes(msgspec.json.encode(old))
+    done = plan(desk, specs=("full",))
+    assert done.code == 0
+    said = " ".join(done.stdout.split())
+    assert "stale: the profile is 400 days old, and more than 90 are doubtful" in said
+    assert "memory budget: 50% of all memory; how much is available is not known" in said
+
+
+def test_built_in_profiles_are_listed(tmp_path: Path) -> None:
+    done = edgetailor("plan", "--list-profiles", cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    assert (done.code, done.stderr, len(lines)) == (0, "", 13)
+    assert lines[-2] == (
+        "x86-mini-pc            x86 mini PC (Beelink S12 Pro)            17.2 GB        4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--profile", "toaster"), "Error: There is no device profile 'toaster': give a file"),
+        (
+            ("--profile", "android-low", "--memory", "256"),
+            "Error: Invalid value for '--memory': A size is a number and a unit",
+        ),
+        (("--profile", "android-low", "--step-time", "0"), "0.0 is not in the range x>0"),
+        (("--profile", "android-low", "--submodel", "slices"), "There is no submodel family"),
+    ],
+)
+def test_refusals(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    (tmp_path / "nets.py").write_text(NETS)
+    done = edgetailor("plan", *TINY, *options, cwd=tmp_path)
+    assert done.code in (2, 5)
+    assert said in done.stderr + done.stdout
