@@ -133,11 +133,11 @@ def record(
 def recorded(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype) -> GraphModule:
     """ATen graph of `model` in the mode it is in. Raises ModelError where it has none."""
     batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
-    example = torch.zeros(MINIMUM_BATCH + 1, *sample_shape, dtype=DTYPES[dtype])
     # What torch logs on the way to an exception, the exception says too.
     for noisy in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     try:
+        example = torch.zeros(MINIMUM_BATCH + 1, *sample_shape, dtype=DTYPES[dtype])
         # torch prints the graph so far on stderr when it gives up.
         with warnings.catch_warnings(), lstm_shapes_only(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")

@@ -58,6 +58,11 @@ def check_parameters(model: nn.Module) -> None:
             raise ModelError(f"{name!r} is {value.dtype}; parameters must be float32.")
         if name.endswith("+"):
             raise ModelError(f"{name!r} ends in '+', which graphs use for new values; rename it.")
+        if set(name) & {'"', "\\"} or not name.isprintable():
+            raise ModelError(
+                f"{name!r} has a quotation mark, a backslash or a control character in its name, "
+                "which no recorded model can have; rename its module."
+            )
         if value.numel() == 0:
             raise ModelError(f"{name!r} has shape {tuple(value.shape)}, which holds no numbers.")
     for name, value in model.state_dict().items():

@@ -4,6 +4,7 @@ A program has no runtime in it and no weights: the same program is traced for ev
 one export serves every round because weights travel beside the graphs.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from device_agent.manifest import Dtype, Instruction, Port, TensorEntry
+from profiles.errors import ModelError
 
 Tensors = Mapping[str, Tensor]
 Function = Callable[[Tensors], dict[str, Tensor]]
@@ -28,7 +30,8 @@ class ProgramSignature:
 
     `function` may use autograd transforms (`torch.func`): tracing turns them into forward
     operators. It must not keep state between calls. `source` is the recorded model that it runs, if
-    any: messages name the line of it that an operator comes from.
+    any: messages name the line of it that an operator comes from. Raises ModelError where two ports
+    have one name, as where a parameter of the model is called `rate`.
     """
 
     name: str
@@ -36,6 +39,15 @@ class ProgramSignature:
     outputs: tuple[Port, ...]
     function: Function
     source: GraphModule | None = None
+
+    def __post_init__(self) -> None:
+        times = Counter(port.name for port in (*self.inputs, *self.outputs))
+        twice = [name for name, count in times.items() if count > 1]
+        if twice:
+            raise ModelError(
+                f"The signature {self.name!r} has an input or output of its own that is called "
+                f"{twice[0]!r}: the model's parameter or buffer {twice[0]!r} needs another name."
+            )
 
 
 @dataclass(frozen=True)

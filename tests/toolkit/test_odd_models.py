@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 
 import pytest
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 
 import eager
 from profiles.errors import ModelError, SpecError
-from toolkit import inspection, split
+from toolkit import TrainingConfig, inspection, split
 from toolkit.cp_layers import tensorized
 from toolkit.families.low_rank import replacement
 from toolkit.submodel import Submodel
+from toolkit.training import Optimizer
 from toolkit.weights import from_model
 
 C = 5
@@ -168,6 +170,33 @@ def test_an_output_that_nothing_can_be_learned_from_is_refused(odd: str) -> None
 def test_what_no_runtime_computes_is_refused(odd: Change, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         split(Net(odd), "full", (6,))
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [(n, "sgd") for n in ("x", "y", "rate", "loss", "correct", "output")]
+    + [("adam_steps", "adam")],
+)
+def test_a_parameter_called_like_a_port_is_refused(name: str, optimizer: Optimizer) -> None:
+    """A number called `rate` would be fed in place of the learning rate, or the other way round."""
+    model = Net(lambda own, y: y * getattr(own, name))
+    model.register_parameter(name, nn.Parameter(torch.tensor(0.7)))
+    with pytest.raises(ModelError, match=rf"parameter or buffer '{name}' needs another name\.$"):
+        split(model, "full", (6,), TrainingConfig(optimizer=optimizer))
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb"])
+def test_names_that_no_recorded_model_has_are_refused(name: str) -> None:
+    model = nn.Sequential(OrderedDict([("a", nn.Linear(6, 8)), (name, nn.Linear(8, C))]))
+    with pytest.raises(ModelError, match=r"in its name, which no recorded model can have; rename"):
+        split(model, "full", (6,))
+
+
+def test_samples_too_large_for_this_machine_are_refused() -> None:
+    with pytest.raises(
+        ModelError, match=r"recorded for samples of shape \(9+,\): .* allocate memory"
+    ):
+        split(nn.Linear(6, C), "full", (10**15 - 1,))
 
 
 class Twice(nn.Module):
