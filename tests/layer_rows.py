@@ -60,6 +60,7 @@ LAYERS: dict[str, dict[str, Row]] = {
         ),
         "uneven": Row(layer(nn.MaxPool2d, (3, 2), (2, 1), (1, 0)), (3, 6, 8)),
         "1d": Row(layer(nn.MaxPool1d, 3, 2, 1), (3, 9)),
+        "without channels": Row(of(lambda x: functional.max_pool2d(x, 2).tanh()), (4, 6)),
         "adaptive": Row(layer(nn.AdaptiveMaxPool2d, 2), (3, 4, 6)),
         "adaptive, windows that overlap": Row(layer(nn.AdaptiveMaxPool2d, (3, 2)), (3, 5, 7)),
         "adaptive to one": Row(layer(nn.AdaptiveMaxPool2d, 1), (3, 5, 7)),

@@ -50,9 +50,14 @@ def max_pool_backward(
 ) -> Tensor:
     """Each window's gradient goes to its first largest element, as PyTorch has it.
 
-    `x` is (N, C, H, W), `grad` (N, C, H', W'). The maximum is found anew from shifted slices: the
-    indices of a runtime's own pooling are numbered in ways that differ.
+    `x` is (N, C, H, W), `grad` (N, C, H', W'), or both without the first axis. The maximum is found
+    anew from shifted slices: the indices of a runtime's own pooling are numbered in ways that
+    differ.
     """
+    if x.dim() == 3:
+        grad, x = grad.unsqueeze(0), x.unsqueeze(0)
+        window = (kernel, stride, padding, dilation, ceil_mode)
+        return max_pool_backward(grad, x, *window, indices).squeeze(0)
     kernel, padding, dilation = pair(kernel), pair(padding), pair(dilation)
     stride = pair(stride) if stride else kernel
     out = [int(size) for size in grad.shape[2:]]

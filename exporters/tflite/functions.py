@@ -154,8 +154,12 @@ def max_pool(
 ) -> tuple[Tensor, Tensor]:
     """The largest of shifted slices, where the window is dilated; else NotImplemented.
 
-    Indices are zeros: nothing here reads them.
+    Three axes are one image. Indices are zeros: nothing here reads them.
     """
+    if x.dim() == 3:
+        window = (kernel, stride, padding, dilation, ceil_mode)
+        best, places = aten.max_pool2d_with_indices(x.unsqueeze(0), *window)
+        return best.squeeze(0), places.squeeze(0)
     reach = several(list(dilation), 2)
     if reach == [1, 1]:
         return NotImplemented  # type: ignore[no-any-return]
