@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from device_agent.manifest import Dtype
 from exporters import source_lines
 from exporters.graphs import MINIMUM_BATCH, input_node, is_impure, is_integer_attribute, output_node
+from exporters.interrupts import raise_if_interrupted
 from exporters.lstm_shapes import lstm_shapes_only
 from exporters.model_checks import (
     check_deterministic,
@@ -151,6 +152,7 @@ def recorded(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype) -> G
             "with torch.where, or take the decision out of the model."
         ) from error
     except Exception as error:  # torch raises whatever the model's own code raises
+        raise_if_interrupted(error)
         if isinstance(error, UserError) and error.error_type is UserErrorType.CONSTRAINT_VIOLATION:
             raise ModelError(
                 "The model cannot be recorded for batches of any size, only for some: its code "

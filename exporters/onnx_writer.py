@@ -31,6 +31,7 @@ from exporters.bundle_writer import Graph
 from exporters.coverage import advice
 from exporters.decompositions.transposition import ONNX_RUNTIME
 from exporters.graphs import MINIMUM_BATCH
+from exporters.interrupts import raise_if_interrupted
 from exporters.loop_bodies import to_scans
 from exporters.onnx_loops import finish_scans, separate_outputs
 from exporters.onnx_translations import TRANSLATIONS
@@ -100,6 +101,7 @@ def to_onnx(signature: ProgramSignature) -> bytes:
     except EdgeTailorError:
         raise
     except Exception as error:  # torch and onnx raise whatever they meet
+        raise_if_interrupted(error)
         reason = source_lines.first_line(error)
         raise ExportError(f"Signature {signature.name!r} has no ONNX form: {reason}") from error
 

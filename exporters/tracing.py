@@ -24,6 +24,7 @@ from exporters.composites import Composites
 from exporters.coverage import advice
 from exporters.decompositions import table
 from exporters.decompositions.form import Forms
+from exporters.interrupts import raise_if_interrupted
 from exporters.program import ProgramSignature
 from exporters.recurrent_layers import OpenRecurrence
 from profiles.errors import EdgeTailorError, ExportError
@@ -60,6 +61,7 @@ def trace(signature: ProgramSignature, forms: Forms | None = None) -> GraphModul
     except EdgeTailorError:
         raise
     except Exception as error:  # torch raises whatever the traced code raises
+        raise_if_interrupted(error)
         reason = source_lines.first_line(error)
         raise ExportError(f"Signature {signature.name!r} cannot be traced: {reason}") from error
     if batch.node.expr.is_number:

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from commands import ROOT, edgetailor
+from exporters import tracing
+from exporters.capture import recorded
 from exporters.coverage import GROUPS, REFUSALS
 from exporters.onnx_writer import to_onnx
 from layer_cases import Case, Row, check_on_onnxruntime
@@ -57,6 +59,22 @@ def test_a_graph_that_onnxs_checker_does_not_take_is_refused(
     case = Case.of(Row(of(torch.sin), (3,)), record=True)
     with pytest.raises(ExportError, match=r"'gradients' has no ONNX form: Incompatible dimension"):
         to_onnx(case.signature)
+
+
+def test_ctrl_c_is_one_whatever_torch_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("Trying to pop empty mode stack")
+
+    case = Case.of(Row(of(torch.sin), (3,)), record=True)
+    for part in (onnx.checker, "check_model"), (torch.export, "export"), (tracing, "make_fx"):
+        monkeypatch.setattr(*part, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            to_onnx(case.signature)
+    with pytest.raises(KeyboardInterrupt):
+        recorded(torch.nn.Tanh(), (3,), "float32")
 
 
 def test_docs_contain_the_table(tmp_path: Path) -> None:
