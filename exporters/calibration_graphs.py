@@ -67,7 +67,9 @@ def node(kind: str, operator: str, inputs: str, output: str, **attributes: Any) 
 
 def single(kind: str, operator: str, axes: int, **attributes: Any) -> bytes:
     """A graph of one operator on the inputs `x` and `w`."""
-    return graph(kind, [node(kind, operator, "x w", "y", **attributes)], {"x": axes, "w": axes}, {"y": axes})
+    return graph(
+        kind, [node(kind, operator, "x w", "y", **attributes)], {"x": axes, "w": axes}, {"y": axes}
+    )
 
 
 def pointwise() -> bytes:
@@ -183,7 +185,10 @@ def graphs() -> Iterator[tuple[str, bytes]]:
     yield "convolution_strided", single("convolution", "Conv", 4, strides=[2, 2])
     for dilation in (8, 32, 128):
         dilations = [1, dilation]
-        yield f"convolution_dilated_{dilation}", single("convolution", "Conv", 4, dilations=dilations)
+        yield (
+            f"convolution_dilated_{dilation}",
+            single("convolution", "Conv", 4, dilations=dilations),
+        )
     yield "transposed", single("transposed", "ConvTranspose", 4)
     yield "transposed_strided", single("transposed", "ConvTranspose", 4, strides=[2, 2])
     yield "product", single("product", "MatMul", 3)

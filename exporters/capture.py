@@ -6,6 +6,7 @@ open. Parameters keep the names that they have in the model.
 
 import copy
 import logging
+import re
 import warnings
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from exporters.model_checks import (
     check_parameters,
     check_sizes,
     check_writes,
+    named_batch,
 )
 from exporters.recurrent_layers import RECURRENT
 from exporters.tracing import DTYPES
@@ -154,19 +156,35 @@ def recorded(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype) -> G
     except Exception as error:  # torch raises whatever the model's own code raises
         raise_if_interrupted(error)
         if isinstance(error, UserError) and error.error_type is UserErrorType.CONSTRAINT_VIOLATION:
-            raise ModelError(
-                "The model cannot be recorded for batches of any size, only for some: its code "
-                "fixes or asks how many samples there are. Write -1 for the batch in reshape and "
-                "view, and decide nothing by len(x) or x.shape[0]."
-            ) from error
+            raise ModelError(some_batches_only(str(error))) from error
+        reason = named_batch(source_lines.first_line(error))
         kind = "whole-number " if dtype == "int64" else ""
+        fixed = (
+            ". Write -1 for the batch in reshape and view." if "for input of size" in reason else ""
+        )
         raise ModelError(
-            f"The model cannot be recorded for {kind}samples of shape {sample_shape}: "
-            f"{source_lines.first_line(error)}{source_lines.of_error(error)}"
+            f"The model cannot be recorded for {kind}samples of shape {sample_shape}: {reason}"
+            f"{source_lines.of_error(error)}{fixed}"
         ) from error
     graph = program.module()
     assert isinstance(graph, GraphModule)
     return tidy(graph)
+
+
+def some_batches_only(reason: str) -> str:
+    """What to say of a model that takes batches of some sizes only; `reason` is torch's."""
+    most = re.search(r"\.size\(\)\[0\] <= (\d+)", reason)
+    if most is not None:
+        return (
+            f"The model computes otherwise for batches of more than {most[1]} samples, as "
+            "torch.cdist does; one recording must serve all. Write distances as sums of squared "
+            "differences, and decide nothing by len(x) or x.shape[0]."
+        )
+    return (
+        "The model cannot be recorded for batches of any size, only for some: its code fixes or "
+        "asks how many samples there are. Write -1 for the batch in reshape and view, and decide "
+        "nothing by len(x) or x.shape[0]."
+    )
 
 
 def tidy(graph: GraphModule) -> GraphModule:

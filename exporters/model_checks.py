@@ -1,6 +1,7 @@
 """What a model must be to be recorded, split and trained; refusals name what is in the way."""
 
 import copy
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 FAITHFUL = 1e-3
 """Most that a recorded model may differ from itself, relative to the norm: only rounding does."""
-RANDOM = ("rand", "bernoulli", "dropout", "normal_", ".normal.", "uniform", "rrelu", "multinomial")
+RANDOM = (
+    *("rand", "bernoulli", "dropout", "normal_", ".normal.", "uniform", "rrelu", "multinomial"),
+    *("exponential", "geometric", "cauchy", "poisson", "binomial"),
+)
 """What the names of operators that draw random numbers have in them."""
 RULE = "it must be one tensor of shape (batch, classes)."
 CONTROL = ("cond", "while_loop", "map_impl", "scan", "associative_scan")
@@ -108,7 +112,7 @@ def check_output(output: object, batch: object) -> None:
     """Raise ModelError unless the model's `output` is one float32 tensor (batch, classes)."""
     check_output_type(output)
     assert isinstance(output, Tensor)
-    rule = f"The model's output is {tuple(output.shape)}; {RULE}"
+    rule = f"The model's output is {named_batch(str(tuple(output.shape)))}; {RULE}"
     if output.dim() != 2:
         raise ModelError(rule)
     rows, classes = output.shape
@@ -120,6 +124,11 @@ def check_output(output: object, batch: object) -> None:
     )
     if not same or not isinstance(classes, int):
         raise ModelError(rule)
+
+
+def named_batch(words: str) -> str:
+    """`words` of torch's with `batch` in place of the symbol that it has for it, like s77."""
+    return re.sub(r"\bs\d+\b", "batch", words)
 
 
 def check_sizes(graph: GraphModule) -> None:
@@ -160,10 +169,14 @@ def check_deterministic(graph: GraphModule) -> None:
         place = DROPS.get(node.target, len(node.args))
         if named or (place < len(node.args) and node.args[place] > 0):
             stack = list((node.meta.get("nn_module_stack") or {}).values())
-            where = f" in {stack[-1][0]!r}" if stack else ""
+            where = f" in {stack[-1][0]!r}" if stack and stack[-1][0] else ""
+            line = source_lines.line_of(node)
+            drops = "dropout" in str(node.target) or node.target in DROPS
+            remedy = "set dropout to 0" if drops else "leave it out, or take a dropout"
             raise ModelError(
-                f"The model draws random numbers when it trains ({node.target}{where}), which only "
-                "nn.Dropout, nn.Dropout1d to 3d and attention may; set dropout to 0."
+                f"The model draws random numbers when it trains ({node.target}{where}"
+                f"{line and f', {line}'}), which only nn.Dropout, nn.Dropout1d to 3d and attention "
+                f"may; {remedy}."
             )
 
 

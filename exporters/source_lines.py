@@ -23,6 +23,8 @@ OTHERS = tuple(
     )
 )
 """Folders of code that is not the user's; what is installed into the last one may be."""
+LIBRARIES = ("fft_", "linalg_")
+"""Of ATen: their functions turn into others of the same library when they are traced."""
 
 
 def of_error(error: BaseException) -> str:
@@ -33,8 +35,13 @@ def of_error(error: BaseException) -> str:
 
 def of_node(node: Node) -> str:
     """Where the user's code called the operator `node`, with its module; or empty."""
+    return bracketed(module_of(node), line_of(node))
+
+
+def line_of(node: Node) -> str:
+    """The line of the user's code that called the operator `node`, with its file; or empty."""
     found = FRAME.findall(node.meta.get("stack_trace") or "")
-    return bracketed(module_of(node), innermost((file, int(line)) for file, line in found))
+    return innermost((file, int(line)) for file, line in found)
 
 
 def of_operator(source: GraphModule | None, operator: str) -> str:
@@ -87,12 +94,14 @@ def related(recorded: str, forward: str) -> bool:
     Either may say more: conv3d becomes convolution, max_pool2d max_pool2d_with_indices.
     """
     begins = "conv" if forward == "convolution" else forward
-    return recorded.startswith(begins) or forward.startswith(recorded)
+    both = any(recorded.startswith(name) and forward.startswith(name) for name in LIBRARIES)
+    return recorded.startswith(begins) or forward.startswith(recorded) or both
 
 
 def stem(operator: str) -> str:
     """An operator's name without what only tells its variants apart."""
-    return operator.removeprefix("aten::").strip("_").removesuffix("_backward")
+    name = operator.removeprefix("aten::").strip("_").removesuffix("_backward")
+    return name.removeprefix("special_").removeprefix("bessel_")
 
 
 def module_of(node: Node) -> str:

@@ -1,6 +1,7 @@
 """Models that cannot be recorded or lowered: the sentence, and the line of their own source."""
 
 import inspect
+import re
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from exporters import compile_graphs
 from exporters.capture import capture
-from exporters.source_lines import is_users
+from exporters.source_lines import is_users, related, stem
 from profiles.errors import ExportError, ModelError
 from toolkit import split
 
@@ -57,6 +58,16 @@ class Fails(Model):
         return self.layer(x.flatten(2)[:, 0, :7])  # here
 
 
+class Draws(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.gumbel_softmax(self.logits(x))  # here
+
+
+class Reshapes(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.view(32, 36))  # here
+
+
 class Counts(Model):
     def forward(self, x: Tensor) -> Tensor:
         return self.logits(x * 2 if len(x) > 4 else x)
@@ -88,6 +99,8 @@ def place(model: nn.Module) -> str:
         (Reads(), "decides by the numbers that flow through it", "Choose with torch.where"),
         (Selects(), "The size of aten.index.Tensor", "Mask with torch.where instead"),
         (Drops(), "The size of aten.index.Tensor", "Mask with torch.where instead"),
+        (Draws(), "draws random numbers when it trains (aten.exponential", "leave it out"),
+        (Reshapes(), "is invalid for input of size 36*batch", "Write -1 for the batch in reshape"),
         (Fails(), "cannot be recorded for samples of shape (1, 6, 6)", "same reduction dim"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
@@ -112,6 +125,62 @@ def test_batches_of_some_sizes_only(model: nn.Module) -> None:
         "asks how many samples there are. Write -1 for the batch in reshape and view, and decide "
         "nothing by len(x) or x.shape[0]."
     )
+
+
+class Distances(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cdist(self.logits(x), self.layer.weight[:, :3])
+
+
+class Maps(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(2))
+
+
+class Roots(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(x.sqrt())
+
+
+class Steps(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.heaviside(self.logits(x), torch.zeros(()))
+
+
+class Detached(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(x).detach()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Distances(), "computes otherwise for batches of more than 25 samples, as torch.cdist"),
+        (Maps(), "output is (batch, 1, 3); it must be one tensor of shape (batch, classes)"),
+        (Roots(), "output on a batch of random samples holds a number that is not finite"),
+        (Steps(), "cannot train the model: derivative for aten::heaviside is not implemented"),
+        (Detached(), "PyTorch itself cannot train the model: element 0 of"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_the_reason_is_the_users_and_not_torchs(model: nn.Module, message: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(message).replace(r"\.\*", ".*")):
+        capture(model, SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "forward", "own"),
+    [
+        ("special_i1", "bessel_i1", True),
+        ("fft_rfft", "_fft_r2c", True),
+        ("linalg_det", "_linalg_svd", True),
+        ("fft_rfft", "_linalg_svd", False),
+        ("max_pool2d", "max_pool2d_with_indices_backward", True),
+        ("mul", "median", False),
+    ],
+)
+def test_whose_gradient_or_part_an_operator_is(recorded: str, forward: str, own: bool) -> None:
+    assert related(stem(f"aten::{recorded}"), stem(f"aten::{forward}")) is own
 
 
 def test_an_operator_without_a_forward_form() -> None:
