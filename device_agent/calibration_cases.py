@@ -40,6 +40,8 @@ PRODUCTS = (
     *((1, 32, 256, 2048), (1, 512, 512, 64), (1, 64, 64, 1024), (1, 2048, 64, 64)),
     *((1, 8, 8, 8), (1, 32, 64, 64), (1, 1024, 16, 64), (1, 16, 1024, 1024)),
     *((64, 16, 16, 16), (128, 32, 32, 16), (32, 64, 64, 32), (8, 128, 32, 128)),
+    # Gradients of dense layers' weights, from a batch of 32.
+    *((1, 1024, 1024, 32), (1, 2048, 1024, 32), (1, 256, 784, 32), (1, 64, 1024, 32)),
     # A large layer's weights, which no cache holds.
     (1, 8, 1024, 2048),
     (1, 32, 1024, 2048),
@@ -67,7 +69,10 @@ def convolutions() -> Iterator[Case]:
         images = images_for(inputs * outputs * kernel * size**2)
         flat = {"x": (images, inputs, size, size + kernel - 1), "w": (outputs, inputs, 1, kernel)}
         yield "convolution", flat
-        upright = {"x": (images, inputs, size + kernel - 1, size), "w": (outputs, inputs, kernel, 1)}
+        upright = {
+            "x": (images, inputs, size + kernel - 1, size),
+            "w": (outputs, inputs, kernel, 1),
+        }
         yield "convolution", upright
         back = {"x": (images, outputs, size, size), "w": (outputs, inputs, 1, kernel)}
         yield "transposed", back
@@ -97,15 +102,15 @@ def products() -> Iterator[Case]:
         yield "product", shapes
         if matrices == 1:
             yield "gemm_rows", {"x": (rows, length), "w": (columns, length)}
-            yield "gemm_columns", {"x": (length, rows), "w": (length, columns)}
+            yield "gradient", {"x": (length, rows), "w": (length, columns), "c": (rows, columns)}
 
 
 def passes() -> Iterator[Case]:
     """Everything that is bound by memory."""
     for numbers in POINTWISE:
-        yield "pointwise", {"x": (numbers,), "w": (numbers,)}
+        yield "pointwise", dict.fromkeys("xwuv", (numbers,))
     for shape in IMAGES:
-        yield "images", {"x": shape, "p": (1, shape[1], 1, 1)}
+        yield "images", {"x": shape, "w": shape, "p": (1, shape[1], 1, 1)}
 
 
 def cases() -> Iterator[Case]:

@@ -20,14 +20,14 @@ from device_agent.calibration import GRAPHS, arrays  # noqa: E402
 COPIES = 24
 """Sessions open at once, so that what one takes stands out from the allocator's steps."""
 WARMING = {
-    "pointwise": {"x": (64,), "w": (64,)},
-    "images": {"x": (2, 4, 8, 8), "p": (1, 4, 1, 1)},
+    "pointwise": dict.fromkeys("xwuv", (64,)),
+    "images": {"x": (2, 4, 8, 8), "w": (2, 4, 8, 8), "p": (1, 4, 1, 1)},
     "convolution": {"x": (1, 4, 8, 8), "w": (4, 4, 3, 3)},
     "transposed": {"x": (1, 4, 8, 8), "w": (4, 4, 3, 3)},
     "product": {"x": (1, 8, 8), "w": (1, 8, 8)},
 }
 """One graph of every sort: their kernels' code is what a session brings into memory."""
-LARGER = {"pointwise": 18, "images": 21}
+LARGER = {"pointwise": 18, "images": 22}
 """How many nodes these graphs have more than `product`."""
 
 

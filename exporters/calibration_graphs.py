@@ -72,8 +72,14 @@ def single(kind: str, operator: str, axes: int, **attributes: Any) -> bytes:
     )
 
 
+def gradient() -> bytes:
+    """The gradient of a dense layer's weights, added to a share of the momentum."""
+    product = node("accumulated", "Gemm", "x w c", "y", transA=1, beta=0.9)
+    return graph("accumulated", [product], {"x": 2, "w": 2, "c": 2}, {"y": 2})
+
+
 def pointwise() -> bytes:
-    """Everything that goes over numbers one by one, on `x` and `w` of one axis.
+    """Everything that goes over numbers one by one, on inputs of one axis.
 
     Of two operands one comes from the node before and one from far back, as in a backward pass.
     """
@@ -83,7 +89,7 @@ def pointwise() -> bytes:
             node("arithmetic", "Add", "x w", "a"),
             node("scaling", "Mul", "a half", "b"),
             node("unary", "Relu", "b", "c"),
-            node("arithmetic-2", "Mul", "c x", "d"),
+            node("arithmetic-2", "Mul", "c u", "d"),
             node("unary-2", "Neg", "a", "e"),
             node("root", "Sqrt", "d", "f"),
             node("division", "Div", "f w", "g"),
@@ -93,36 +99,37 @@ def pointwise() -> bytes:
             node("sigmoid", "Tanh", "j", "k"),
             node("sigmoid-2", "Sigmoid", "k", "l"),
             node("comparison", "Greater", "l half", "m"),
-            node("selection", "Where", "m l x", "n"),
+            node("selection", "Where", "m l u", "n"),
             node("unary-3", "Cast", "m", "o", to=TensorProto.FLOAT),
-            node("arithmetic-3", "Sub", "o w", "p"),
+            node("arithmetic-3", "Sub", "o v", "p"),
             node("extreme", "Max", "p n", "q"),
             node("arithmetic-4", "Add", "q e", "r"),
             node("reduction", "ReduceSum", "r", "y", keepdims=0),
         ],
-        {"x": 1, "w": 1},
+        dict.fromkeys("xwuv", 1),
         {"y": 0},
         {"half": 0.5, "two": 2.0},
     )
 
 
 def images() -> bytes:
-    """What treats images `x` by channel, and what moves or joins them; `p` (1, C, 1, 1)."""
+    """What treats images `x` and `w` by channel, and what moves or joins them; `p` (1, C, 1, 1)."""
     return graph(
         "images",
         [
             node("shape-2", "Shape", "x", "sizes"),
             node("broadcast", "Mul", "x p", "a"),
-            node("broadcast-2", "Sub", "a p", "b"),
+            node("broadcast-2", "Sub", "w p", "b"),
             node("shape", "Reshape", "p flat", "v"),
-            node("normalisation", "BatchNormalization", "b v v v v", "c"),
+            node("normalisation", "BatchNormalization", "w v v v v", "c"),
             node("transposition-outer", "Transpose", "c", "d", perm=[1, 0, 2, 3]),
             node("transposition-outer-2", "Transpose", "d", "e", perm=[1, 0, 2, 3]),
             node("transposition", "Transpose", "e", "f", perm=[0, 2, 3, 1]),
             node("transposition-2", "Transpose", "f", "g", perm=[0, 3, 1, 2]),
             node("padding", "Pad", "g around", "h"),
             node("cutting", "Slice", "h from to axes", "i"),
-            node("joining", "Concat", "i x", "j", axis=1),
+            node("arithmetic-3", "Add", "a b", "z"),
+            node("joining", "Concat", "i z", "j", axis=1),
             node("reduction", "ReduceSum", "j channels", "k", keepdims=0),
             node("reduction-2", "ReduceMean", "i pixels", "l", keepdims=1),
             node("expansion", "Expand", "l sizes", "m"),
@@ -134,7 +141,7 @@ def images() -> bytes:
             node("reduction-6", "ReduceSum", "k", "t", keepdims=0),
             node("arithmetic-2", "Add", "s t", "y"),
         ],
-        {"x": 4, "p": 4},
+        {"x": 4, "w": 4, "p": 4},
         {"y": 0},
         {
             "flat": [-1],
@@ -193,7 +200,7 @@ def graphs() -> Iterator[tuple[str, bytes]]:
     yield "transposed_strided", single("transposed", "ConvTranspose", 4, strides=[2, 2])
     yield "product", single("product", "MatMul", 3)
     yield "gemm_rows", single("product", "Gemm", 2, transB=1)
-    yield "gemm_columns", single("product", "Gemm", 2, transA=1)
+    yield "gradient", gradient()
     yield "pointwise", pointwise()
     yield "images", images()
     yield "row", passed_on()

@@ -8,7 +8,7 @@ import onnx
 from onnx_ir import Graph, Node
 
 from exporters.arena import arena_bytes
-from exporters.liveness import at_batch, bodies, execution_order, graph_liveness, shape_of
+from exporters.liveness import at_batch, bodies, execution_order, graph_liveness, is_view, shape_of
 from exporters.onnx_writer import to_onnx
 from exporters.program import ProgramSignature
 from exporters.tracing import DTYPES
@@ -62,7 +62,8 @@ def of_graph(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
         else:
             inputs = [shape_of(value) for value in node.inputs if value is not None]
             outputs = [shape_of(value) for value in node.outputs[:1]]
-            kind = kind_of(node.op_type, inputs, outputs)
+            # A transposition that a product does on the way is a view.
+            kind = FREE if is_view(node) else kind_of(node.op_type, inputs, outputs)
             yield kind, (1,) if kind == FREE else sizes_of(kind, inputs, outputs)
 
 

@@ -24,7 +24,7 @@ TIME_ERROR = 0.25
 """How much longer than predicted a step may take on an undisturbed device, relative."""
 X86_OVERHEAD = MemoryOverhead(idle_bytes=60 * 10**6, session_bytes=11 * 2**20, node_bytes=5300)
 """Measured on x86-64 Linux with onnxruntime 1.31.1: taken for devices that were not calibrated."""
-TIMED = {*KINDS.values(), "scaling", "broadcast"} - {FREE, LOOP}
+TIMED = {*KINDS.values(), "scaling", "broadcast", "accumulated"} - {FREE, LOOP}
 """Kinds that a calibration must have timed."""
 
 
@@ -53,7 +53,9 @@ def memory(work: Workload, overhead: MemoryOverhead) -> Figure:
         + max(s.inputs - s.state + s.outputs for s in work.training)
         + sum(s.arena + overhead.node_bytes * s.nodes for s in work.training)
     )
-    stages = [s.inputs + s.outputs + s.arena + overhead.node_bytes * s.nodes for s in work.recording]
+    stages = [
+        s.inputs + s.outputs + s.arena + overhead.node_bytes * s.nodes for s in work.recording
+    ]
     growth = max(training, *stages, 0) + overhead.session_bytes
     loops = any(s.loops for s in (*work.training, *work.recording))
     error = LOOP_MEMORY_ERROR if loops else MEMORY_ERROR

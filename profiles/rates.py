@@ -77,7 +77,9 @@ class Rates:
     @cached_property
     def coefficients(self) -> np.ndarray:
         """Of the plane around the mean place, constant first, by ridge regression."""
-        design = np.column_stack([np.ones(len(self.places)), self.places - self.places.mean(axis=0)])
+        design = np.column_stack(
+            [np.ones(len(self.places)), self.places - self.places.mean(axis=0)]
+        )
         penalty = np.diag([0.0, *[SLOPE] * self.places.shape[1]])
         return np.linalg.solve(design.T @ design + penalty, design.T @ self.logs)
 

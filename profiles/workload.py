@@ -13,7 +13,7 @@ import msgspec
 Shape = Sequence[int]
 Shapes = Sequence[Shape]
 
-PRODUCTS = ("convolution", "transposed", "product")
+PRODUCTS = ("convolution", "transposed", "product", "accumulated")
 """Kinds whose amount is multiply-accumulates; for others it is numbers."""
 LOOP = "loop"
 FREE = "view"
@@ -88,7 +88,7 @@ def sizes_of(kind: str, inputs: Shapes, outputs: Shapes) -> tuple[int, ...]:
             channels = kernel[0] // groups
             count = image[0] * groups
             return (count, kernel[1], math.prod(image[2:]), channels, math.prod(kernel[2:]))
-        case "product":
+        case "product" | "accumulated":
             return product_sizes(inputs[0], inputs[1], outputs[0])
         case "broadcast":
             small = min(inputs[:2], key=math.prod)
@@ -129,8 +129,13 @@ def run_length(small: Shape, result: Shape) -> int:
 
 
 def kind_of(operator: str, inputs: Shapes, outputs: Shapes) -> str:
-    """The kind of an operator with tensors of these shapes."""
+    """The kind of an operator with tensors of these shapes.
+
+    Accumulated are products that are added to a matrix, like a gradient to the momentum.
+    """
     kind = KINDS.get(operator, OTHER)
+    if operator == "Gemm" and len(inputs) > 2 and math.prod(inputs[2]) == math.prod(outputs[0]):
+        return "accumulated"
     if kind in ("arithmetic", "division", "extreme", "comparison") and len(inputs) > 1:
         sizes = [math.prod(shape) for shape in inputs[:2]]
         if min(sizes) == 1 < max(sizes):
