@@ -5,7 +5,8 @@ parameters and a, A the output elements of convolution and linear layers for one
 convolutions count; normalisation, activation, pooling and embedding do not. An LSTM counts 10
 values for each unit, step and direction: four gates ahead of and behind their nonlinearity, cell
 and hidden state. The table's rows of the LSTM leave the layer behind it out, which gives one number
-a sample; so such layers do not count here. Other recurrent layers count by their parameters only.
+a sample; so such layers do not count here. Other recurrent layers count by their parameters and
+multiply-accumulates only.
 """
 
 import math
@@ -16,6 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from exporters.graphs import attributes_read
+from exporters.recurrent_layers import RECURRENT
 
 aten = torch.ops.aten
 TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input)
@@ -71,8 +73,8 @@ def lstm_nodes(graph: GraphModule) -> Iterator[Node]:
     return (node for node in graph.graph.nodes if node.target is LSTM)
 
 
-def lstm_steps(node: Node) -> int:
-    """Steps that the LSTM `node` goes along its input."""
+def recurrent_steps(node: Node) -> int:
+    """Steps that the recurrent layer `node` goes along its input."""
     source, batch_first = node.args[0], node.args[8]
     assert isinstance(source, Node)
     return int(source.meta["val"].shape[1 if batch_first else 0])
@@ -89,16 +91,16 @@ def lstm_states(node: Node) -> int:
 def activations(graph: GraphModule, batch: int) -> int:
     """Values of all layers that count, for `batch` samples: see the module."""
     layers = (elements(node, batch) for node in weighted_nodes(graph))
-    steps = (LSTM_VALUES * lstm_states(node) * lstm_steps(node) for node in lstm_nodes(graph))
+    steps = (LSTM_VALUES * lstm_states(node) * recurrent_steps(node) for node in lstm_nodes(graph))
     return sum(size for size in layers if size > batch) + batch * sum(steps)
 
 
 def macs(graph: GraphModule, batch: int) -> int:
-    """Multiply-accumulates of convolution and linear layers and LSTMs for `batch` samples."""
+    """Multiply-accumulates of convolution, linear and recurrent layers for `batch` samples."""
     total = 0
-    for node in lstm_nodes(graph):
+    for node in (node for node in graph.graph.nodes if node.target in RECURRENT):
         weights = (w.meta["val"] for w in node.args[2])  # type: ignore[union-attr]
-        total += batch * lstm_steps(node) * sum(w.numel() for w in weights if w.dim() == 2)
+        total += batch * recurrent_steps(node) * sum(w.numel() for w in weights if w.dim() == 2)
     for node in weighted_nodes(graph):
         source, weight = node.args[:2]
         assert isinstance(source, Node)

@@ -50,6 +50,11 @@ def table(*columns: str) -> Table:
     return made
 
 
+def filled(text: str, width: int, indent: str = "") -> str:
+    """`text` in lines that end in no space; all but the first begin with `indent`."""
+    return fill(text, width, subsequent_indent=indent, break_long_words=False)
+
+
 def capacity(value: float) -> str:
     """A capacity with two decimals, or with two digits where that would read 0.00."""
     return f"{value:.2f}" if value >= 0.005 else f"{value:.{1 - math.floor(math.log10(value))}f}"
@@ -65,7 +70,7 @@ def show_inspections(inspections: Sequence[Inspection | NotPossible], batch: int
             found.submodel,
             f"{found.params:,}",
             f"{found.activations:,}",
-            f"{found.macs / 1e6:,.1f} M",
+            products(found.macs),
             capacity(found.capacity),
             size(found.bytes),
         )
@@ -73,13 +78,12 @@ def show_inspections(inspections: Sequence[Inspection | NotPossible], batch: int
     console.print(f"activations and MACs for a batch of {batch}")
     for found in possible:
         if found.note:
-            console.print(f"note: {found.note}", markup=False)
+            print(filled(f"note: {found.note}", console.width))
     for missing in inspections:
         if isinstance(missing, NotPossible):
             name = "" if missing.error.startswith(repr(missing.submodel)) else missing.submodel
-            console.print(
-                f"not possible: {name and repr(name) + ': '}{missing.error}", markup=False
-            )
+            reason = f"not possible: {name and repr(name) + ': '}{missing.error}"
+            print(filled(reason, console.width))
     for found in possible:
         if found.layers:
             console.print()
@@ -115,10 +119,11 @@ def show_cut_places(places: Sequence[CutPlace]) -> None:
         console.print("recorded: numbers on the device's disk for each sample")
     if len(places) < FEW:
         where = ("nowhere", "at one place only", "at two places only")[len(places)]
-        console.print(
+        sentence = (
             f"This model can be cut {where}: a cut needs parameters on both sides and a single "
             "activation that crosses."
         )
+        print(filled(sentence, console.width))
 
 
 def show_export(exported: Exported, batch: int) -> None:
@@ -168,7 +173,7 @@ def show_tiers(tiers: Sequence[TierResult]) -> None:
     for one in tiers:
         if one.error is not None:
             reason = f"{one.tier.name}: {one.error}"
-            print(fill(reason, console.width, subsequent_indent="  ", break_long_words=False))
+            print(filled(reason, console.width, indent="  "))
 
 
 def figures(one: TierResult) -> tuple[str, str, str, str]:

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from exporters.graphs import input_node, is_impure
 from exporters.lstm_shapes import lstm_shapes_only
 from profiles.errors import SpecError
-from toolkit.counting import elements, lstm_nodes, lstm_steps
+from toolkit.counting import elements, lstm_nodes, recurrent_steps
 from toolkit.cutting import Cutter, is_recordable, module_of, steps
 from toolkit.graph_edit import Edit
 
@@ -82,10 +82,10 @@ def check(cutter: Cutter, lstm: Node, skip: int, spec: str) -> None:
             f"{spec!r}: an LSTM of {layers} layers and both directions cannot be cut along time: "
             "its second layer needs the first one's backward direction over all steps."
         )
-    if not 1 <= skip < lstm_steps(lstm):
+    if not 1 <= skip < recurrent_steps(lstm):
         raise SpecError(
-            f"{spec!r}: skip must be from 1 to {lstm_steps(lstm) - 1}; the LSTM goes "
-            f"{lstm_steps(lstm)} steps."
+            f"{spec!r}: skip must be from 1 to {recurrent_steps(lstm) - 1}; the LSTM goes "
+            f"{recurrent_steps(lstm)} steps."
         )
     if not crosses_alone(cutter, source, lstm):
         raise SpecError(f"{spec!r}: ahead of the LSTM more than its input is needed later.")
@@ -121,7 +121,7 @@ def is_last(node: Node) -> bool:
 def recording(part: GraphModule, skip: int) -> GraphModule:
     """`part`, an LSTM alone, as its input (batch, steps, features) -> the recording (batch, n)."""
     source, lstm = input_node(part), next(lstm_nodes(part))
-    layers, end = layers_of(lstm), lstm_steps(lstm)
+    layers, end = layers_of(lstm), recurrent_steps(lstm)
     part.graph.erase_node(part.graph.find_nodes(op="output")[0])
     edit = Edit(part.graph, source)
     with part.graph.inserting_before(lstm):
@@ -143,7 +143,7 @@ def recording(part: GraphModule, skip: int) -> GraphModule:
 def resumed(part: GraphModule, skip: int) -> GraphModule:
     """`part`, which begins with an LSTM, as the recording -> its output."""
     source, lstm = input_node(part), next(lstm_nodes(part))
-    layers, remaining = layers_of(lstm), lstm_steps(lstm) - skip
+    layers, remaining = layers_of(lstm), recurrent_steps(lstm) - skip
     features = int(source.meta["val"].shape[2])
     widths = [layers * int(state.meta["val"].shape[2]) for state in states(lstm)]
     bounds = [0, *accumulate((*widths, remaining * features))]

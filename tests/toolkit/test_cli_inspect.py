@@ -72,7 +72,7 @@ recorded: numbers on the device's disk for each sample
 """
 NOWHERE = """\
 submodel  params  activations   MACs  capacity  weights
-full          10           64  0.0 M      1.00     40 B
+full          10           64  0.3 k      1.00     40 B
 activations and MACs for a batch of 32
 
 This model can be cut nowhere: a cut needs parameters on both sides and a single
@@ -110,9 +110,9 @@ def test_a_model_that_can_be_cut_nowhere(folder: Path) -> None:
 
 
 WORDS = """\
-submodel             params  activations   MACs  capacity  weights
-width:0.5               389       11,616  0.0 M      0.49   1.6 kB
-low-rank:0.5,keep=0     991       23,136  0.2 M      0.99   4.0 kB
+submodel             params  activations     MACs  capacity  weights
+width:0.5               389       11,616   46.7 k      0.49   1.6 kB
+low-rank:0.5,keep=0     991       23,136  185.5 k      0.99   4.0 kB
 activations and MACs for a batch of 32
 not possible: 'low-rank:0.5': no layer of this model gets smaller; embedding:
 Embedding has no factorized form; lstm: the first layer; classifier: the
@@ -177,6 +177,7 @@ def test_a_submodel_that_saves_little_is_noted(folder: Path) -> None:
         *(word for spec in specs for word in ("--submodel", spec)), cwd=folder,
     )  # fmt: skip
     assert done.code == 0
+    assert not re.search(r"^note: .* $", done.stdout, re.M)
     said = " ".join(done.stdout.split())
     # Of 3 x 3 kernels in 80 groups, 9 numbers become 6; factors add as many outputs as they read.
     params = 10 * 16 + 10 * 16 + 17 * 64 + 10 * 64 + 65 * 128 + 129 * 3

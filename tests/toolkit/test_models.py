@@ -154,3 +154,25 @@ def test_layers_that_put_the_batch_second_count() -> None:
     assert counts.activations == 32 * (steps * outputs + classes)
     weights = 3 * width * width + width * width + 2 * width * inner
     assert counts.macs == 32 * (steps * weights + width * steps * classes)
+
+
+class Recurrent(nn.Module):
+    """The last step of `layer`, ahead of a linear layer of 1 output."""
+
+    def __init__(self, layer: nn.RNNBase, width: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x)[0][:, -1])
+
+
+@pytest.mark.parametrize(("layer", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+def test_recurrent_layers_multiply_once_a_step(layer: type[nn.RNNBase], gates: int) -> None:
+    """Gates of n units, by their inputs and by the state before: gates * n * (inputs + n)."""
+    steps, inputs, units = 7, 5, 6
+    model = Recurrent(layer(inputs, units, 2, batch_first=True, bidirectional=True), 2 * units)
+    counts = split(model, "full", (steps, inputs), TrainingConfig(batch_size=32)).counts
+    weights = 2 * gates * units * (inputs + units + 2 * units + units)
+    assert counts.macs == 32 * (steps * weights + 2 * units)
