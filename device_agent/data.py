@@ -136,8 +136,10 @@ def check(
     and each piece is given to `note`. Returns what is no error but should be known.
     """
     if x.dtype != dtype or y.dtype != labels:
+        other = {str(y.dtype), labels} == {"int64", "float32"}
         raise DataError(
             f"{origin}: x must be {dtype} and y {labels}; they are {x.dtype} and {y.dtype}."
+            f"{' Classes are int64; float32 is for a regression, of loss mse.' if other else ''}"
         )
     widths = () if labels == "int64" else ("outputs" if classes is None else classes,)
     fitting = y.ndim == 1 + len(widths) and (classes is None or y.shape[1:] == widths)

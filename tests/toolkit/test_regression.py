@@ -126,7 +126,10 @@ def test_a_slice_judges_on_its_recordings(seed: int, tmp_path: Path) -> None:
         (Y[:, :2], r"x must be \(n, 2\) and y \(n, 3\); they are \(4, 2\) and \(4, 2\)"),
         (Y[:, 0], r"y \(n, 3\); they are \(4, 2\) and \(4,\)"),
         (Y[:3], r"they are \(4, 2\) and \(3, 3\)"),
-        (np.array([0, 1, 2, 0]), "x must be float32 and y float32; they are float32 and int64"),
+        (
+            np.array([0, 1, 2, 0]),
+            "x must be float32 and y float32; they are float32 and int64. Classes are int64; ",
+        ),
         (Y * np.inf, "y holds a number that is not finite"),
     ],
 )
