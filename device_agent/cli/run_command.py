@@ -34,9 +34,9 @@ def _from_file(context: click.Context, option: click.Parameter, path: Path | Non
 )
 @run_options
 def run_command(**given: Any) -> None:
-    """Take part in every round until the last, waiting for the coordinator where it is away.
+    """Take part in every round until the last.
 
-    What is set for the owner's sake pauses the work, also in the middle of training.
+    Waits for the coordinator where it is away. What is set for the owner's sake pauses the work, also in the middle of training.
     """
     options = RunOptions(**given)
     signal.signal(signal.SIGTERM, _end)

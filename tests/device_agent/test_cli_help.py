@@ -17,6 +17,7 @@ def test_help_lists_commands_and_exit_codes(agent: Agent) -> None:
     assert (done.code, done.stderr) == (0, "")
     assert re.findall(r"^  (\w[\w-]*)  +[A-Z]", done.stdout, re.M) == COMMANDS
     assert done.stdout.endswith(EXIT_CODES)
+    assert "..." not in done.stdout.replace("[ARGS]...", "")  # no summary is cut off
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -17,6 +17,7 @@ def test_help_lists_commands_and_exit_codes(tmp_path: Path) -> None:
         "aggregate", "demo", "evaluate", "export", "inspect", "plan", "report", "serve",
     ]  # fmt: skip
     assert done.stdout.endswith(EXIT_CODES)
+    assert "..." not in done.stdout.replace("[ARGS]...", "")  # no summary is cut off
 
 
 def test_help_lists_families_and_their_options(tmp_path: Path) -> None:

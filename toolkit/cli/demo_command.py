@@ -28,9 +28,10 @@ from toolkit.cli.options import SEED
 @click.option("--force", is_flag=True, help="Replace the folder of an earlier demo.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def demo(out: Path, rounds: int, seed: int, all_full: bool, force: bool, as_json: bool) -> None:
-    """Run the main job on this machine: one coordinator, eight devices of four kinds.
+    """Run the main job here: one coordinator and eight devices.
 
-    The data are the 1,797 handwritten digits of scikit-learn, split unevenly over the devices.
+    The devices are of four kinds. The data are the 1,797 handwritten digits of scikit-learn, split
+    unevenly over them.
     """
     from toolkit.demo import run_demo
     from toolkit.demo.report import as_json as report_json

@@ -23,7 +23,9 @@ from toolkit.training import Loss
 def evaluate(
     model: str, weights: Path, input_shape: tuple[int, ...], data: str, loss: Loss, as_json: bool
 ) -> None:
-    """Judge MODEL with the weights of a file: accuracy and loss on data that none trained on.
+    """Judge MODEL with the weights of a file on held-out data.
+
+    Shows its accuracy and mean loss; a regression has no accuracy.
 
     \b
     edgetailor evaluate toolkit.models:resnet20 --weights next.safetensors \\

@@ -131,11 +131,11 @@ def export(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Export a submodel with its training step as a bundle for `edgetailor-agent train`.
+    """Export a submodel with its training step as a bundle.
 
-    The bundle is checked against PyTorch on fresh random inputs; a miss exits 4. Several submodels,
-    or the tiers of a file, become a folder each under --out; one that fails does not stop the
-    others, and the exit code is the worst.
+    A device trains it with `edgetailor-agent train`. The bundle is checked against PyTorch on fresh
+    random inputs; a miss exits 4. Several submodels, or the tiers of a file, become a folder each
+    under --out; one that fails does not stop the others, and the exit code is the worst.
 
     \b
     edgetailor export toolkit.models:resnet20 --input-shape 3,32,32 \\

@@ -26,7 +26,7 @@ def inspect(
     cut_points: bool,
     as_json: bool,
 ) -> None:
-    """Show parameters, activations, MACs, capacity and bytes of submodels.
+    """Show the sizes of submodels, and which layers they change.
 
     Capacity is EmbracingFL's: trained parameters plus activations of one batch, over the full
     model's.

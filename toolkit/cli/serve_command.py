@@ -8,10 +8,11 @@ import click
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
 def serve(config: Path) -> None:
-    """Coordinate rounds over HTTP as CONFIG (TOML) says, until interrupted.
+    """Coordinate rounds over HTTP as CONFIG (TOML) says.
 
-    Writes one join token for each kind of device under the state folder; hand it to the device:
-    edgetailor-agent join URL --token-file FILE. The interface is described at URL/docs.
+    Runs until interrupted. Writes one join token for each kind of device under the state folder;
+    hand it to the device: edgetailor-agent join URL --token-file FILE. The interface is described
+    at URL/docs.
     """
     from toolkit.coordinator.server import serve as serve_config
 
