@@ -87,11 +87,23 @@ def at_batch(model: ModelProto, batch: int) -> ir.Model:
     fixed.CopyFrom(model)
     shapes = [value.type.tensor_type.shape for value in fixed.graph.input]
     fix_sizes(fixed.graph, {n.dim_param: batch for s in shapes for n in s.dim if n.dim_param})
-    # Shapes that the graph computes are constants now, and what depends on them follows.
-    folded = ir.from_proto(with_shapes(fixed))
-    fold_constants(folded)
-    RemoveUnusedNodesPass()(folded)
-    again = ir.to_proto(folded)
+    found = ir.from_proto(with_shapes(fixed))
+    unknown = -1
+    while True:
+        # Shapes that the graph computes are constants now, and what depends on them follows: where
+        # a shape is made from another such, a turn later.
+        found = folded(found)
+        left = sum(not known(value) for node in found.graph for value in node.outputs)
+        if left in (0, unknown):
+            return found
+        unknown = left
+
+
+def folded(model: ir.Model) -> ir.Model:
+    """`model` with what follows from its constants computed, and shapes inferred anew."""
+    fold_constants(model)
+    RemoveUnusedNodesPass()(model)
+    again = ir.to_proto(model)
     del again.graph.value_info[:]
     return ir.from_proto(with_shapes(again))
 
@@ -249,12 +261,17 @@ def unfolded(image: Sequence[int], kernel: Sequence[int], output: Sequence[int])
 def shape_of(value: Value | None) -> tuple[int, ...]:
     """The sizes of `value`. Raises ExportError where one is not known."""
     assert value is not None
-    if value.shape is None or not value.shape.is_static():
+    if value.shape is None or not known(value):
         raise ExportError(
             f"Peak memory needs every tensor's shape; that of {value.name!r} does not follow from "
             "the batch."
         )
     return value.shape.numpy()
+
+
+def known(value: Value) -> bool:
+    """Whether every size of `value` is a number."""
+    return value.shape is not None and value.shape.is_static()
 
 
 def count_of(value: Value | None) -> int:

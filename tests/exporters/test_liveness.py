@@ -156,6 +156,29 @@ def test_shapes_that_the_graph_computes_are_followed() -> None:
     assert liveness(graph, BATCH).planned == TENSOR
 
 
+def test_shapes_that_computed_shapes_give_are_followed() -> None:
+    """x -> n x 10 zeros -> 0 .. n - 1: the second shape is known once the first is."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"], start=0, end=1),
+        # onnx's own inference follows no number through a Reshape.
+        helper.make_node("Reshape", ["n", "vector"], ["row"]),
+        helper.make_node("Concat", ["row", "ten"], ["wanted"], axis=0),
+        helper.make_node("Expand", ["scalar", "wanted"], ["zeros"]),
+        helper.make_node("Shape", ["zeros"], ["shape"]),
+        helper.make_node("Gather", ["shape", "first"], ["limit"]),
+        helper.make_node("Range", ["first", "limit", "one"], ["rows"]),
+        helper.make_node("Cast", ["rows"], ["real"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["real", "scalar"], ["scaled"]),
+        helper.make_node("ReduceSum", ["scaled"], ["y"], keepdims=0),
+    ]
+    constants = {"ten": np.array([10]), "first": np.array(0), "one": np.array(1)}
+    constants["vector"] = np.array([-1])
+    inputs = [value("x", ("n", 10)), value("scalar", ())]
+    graph = model(nodes, inputs, [value("y", ())], **constants)
+    sizes = {buffer.name: buffer.size for buffer in liveness(graph, BATCH).buffers}
+    assert sizes["scaled"] == 4 * BATCH
+
+
 def test_a_shape_that_depends_on_the_data_is_refused() -> None:
     nodes = [
         helper.make_node("NonZero", ["x"], ["places"]),
