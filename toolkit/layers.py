@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from exporters.capture import Captured
 from exporters.graphs import attributes_read
@@ -65,6 +66,8 @@ def weighted_layers(model: nn.Module, captured: Captured) -> list[Layer]:
 
 def obstacle(module: nn.Module, used: bool, strangers: set[str]) -> str:
     """Why `module` has to stay; `strangers` are its tensors that other modules read."""
+    if type(module) is NonDynamicallyQuantizableLinear:
+        return "attention reads its weights itself"
     if type(module) not in FORMS:
         return f"{type(module).__name__} has no factorized form"
     if not used:

@@ -14,7 +14,7 @@ from toolkit.weights import GlobalModel
 
 
 def load_model(reference: str, weights_file: str | Path | None = None, seed: int = 0) -> nn.Module:
-    """Build the model that `reference` names, with `seed` for its first weights.
+    """Build the model that `reference` names, with `seed` for its initial weights.
 
     The current folder is importable. Raises ModelError where the reference names nothing that
     returns a module, InputError where `weights_file` does not fit it.

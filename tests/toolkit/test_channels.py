@@ -1,5 +1,6 @@
 """Models whose channels cannot be followed are refused by name; which channels form a group."""
 
+import re
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -87,6 +88,8 @@ def test_what_cannot_be_followed_is_refused(name: str) -> None:
     assert str(refusal.value).endswith(
         "use slice or low-rank for this model, or replace the operator."
     )
+    line = re.search(r"\(\S+\.py, line \d+: .+\); use slice", str(refusal.value))
+    assert (line is None) is (name == "groups")  # which is made of torch's own modules only
 
 
 def counts(units: Units, ratio: str, *axes: Axis) -> list[int]:

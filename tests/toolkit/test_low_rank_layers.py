@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from toolkit.factorizer import Factorizer
+from toolkit.layers import obstacle
 from toolkit.low_rank_layers import (
     FactorizedConvolution,
     FactorizedLinear,
@@ -112,3 +113,11 @@ def test_recurrent_layer_of_products(kind: type[nn.RNNBase], seed: int) -> None:
 def test_weights_that_are_no_pair_are_refused(u: tuple[int, ...], v: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"of one rank|no \(r"):
         aligned(torch.zeros(u), torch.zeros(v))
+
+
+def test_attention_keeps_its_projection_dense() -> None:
+    """Its class's own name says nothing to a person."""
+    attention = nn.MultiheadAttention(8, 2)
+    assert obstacle(attention.out_proj, used=True, strangers=set()) == (
+        "attention reads its weights itself"
+    )

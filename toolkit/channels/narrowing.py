@@ -6,6 +6,7 @@ from fractions import Fraction
 from torch import Tensor
 from torch.fx import GraphModule
 
+from exporters import source_lines
 from exporters.capture import Captured, recorded
 from exporters.graphs import attribute, attributes_read
 from profiles.errors import SpecError
@@ -64,8 +65,9 @@ def refusal(need: Need) -> str:
     """Why a model cannot be narrowed."""
     module = module_of(need.node)
     where = f" in {module!r}" if module else ""
+    line = source_lines.bracketed(source_lines.line_of(need.node))
     return (
-        f"the channels cannot be followed through {need.node.target}{where}: {need.reason}; "
+        f"the channels cannot be followed through {need.node.target}{where}: {need.reason}{line}; "
         "use slice or low-rank for this model, or replace the operator."
     )
 

@@ -38,7 +38,7 @@ def model_options(command: Decorated) -> Decorated:
             default=0,
             show_default=True,
             type=SEED,
-            help="Seed of the first weights.",
+            help="Seed of the initial weights.",
         ),
         click.option("--weights", type=click.Path(path_type=Path), help="Weights (.safetensors)."),
         click.option(
