@@ -1,6 +1,6 @@
 """Put graphs, weights and manifest together into a bundle."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from safetensors.torch import save
@@ -17,7 +17,7 @@ from device_agent.manifest import (
     Train,
     encode,
 )
-from exporters.footprint import footprint
+from exporters.footprint import Footprint
 from exporters.program import Program
 from exporters.tracing import DTYPES
 from profiles.errors import ExportError
@@ -28,6 +28,8 @@ class Graph:
     """One signature, lowered for `runtime`: the name and content of the file that holds it.
 
     `operators` and `size` (bytes) are of this signature alone, whatever else is in the file.
+    `footprint` is the memory that a run takes, by samples; it raises ExportError where that does
+    not follow from them.
     """
 
     runtime: Runtime
@@ -35,6 +37,7 @@ class Graph:
     data: bytes
     operators: int
     size: int
+    footprint: Callable[[int], Footprint]
 
 
 Graphs = Mapping[str, Graph]
@@ -89,10 +92,8 @@ def bundle_files(
 
 
 def peak_bytes(graph: Graph, batch: int) -> int | None:
-    """The predicted peak of a run; None for TFLite and where shapes depend on the data."""
-    if graph.runtime != "onnx":
-        return None
+    """The predicted peak of a run; None where shapes depend on the data."""
     try:
-        return footprint(graph.data, batch).process
+        return graph.footprint(batch).process
     except ExportError:
         return None

@@ -9,6 +9,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import onnx
 import torch
@@ -30,6 +31,7 @@ from exporters import source_lines
 from exporters.bundle_writer import Graph
 from exporters.coverage import advice
 from exporters.decompositions.transposition import ONNX_RUNTIME
+from exporters.footprint import footprint
 from exporters.graphs import MINIMUM_BATCH
 from exporters.interrupts import raise_if_interrupted
 from exporters.loop_bodies import to_scans
@@ -56,7 +58,8 @@ def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
         report(f"lowering {signature.name}")
         data = to_onnx(signature)
         operators = len(onnx.load_from_string(data).graph.node)
-        graphs[signature.name] = Graph("onnx", f"{signature.name}.onnx", data, operators, len(data))
+        file, memory = f"{signature.name}.onnx", partial(footprint, data)
+        graphs[signature.name] = Graph("onnx", file, data, operators, len(data), memory)
     return graphs
 
 

@@ -5,12 +5,14 @@ batch. Weights are inputs, as in the ONNX graphs.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from exporters.bundle_writer import Graph
 from exporters.loop_bodies import to_scans
 from exporters.program import Program, ProgramSignature, Report
 from exporters.tflite import elementwise, gradients, loops, products, selection, shape
-from exporters.tflite.flatbuffer import Subgraph, serialize
+from exporters.tflite.flatbuffer import Subgraph, serialize, with_parts
+from exporters.tflite.footprint import footprint
 from exporters.tflite.lowering import Forms, lower
 from exporters.tracing import trace
 
@@ -38,8 +40,16 @@ def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
         report(f"lowering {signature.name}")
         subgraphs[signature.name] = to_subgraph(signature)
     data = serialize(subgraphs)
+    operators = sum(len(part.operators) for part in with_parts(subgraphs.values()))
     return {
-        name: Graph("litert", FILE, data, len(own.operators), len(serialize({name: own})))
+        name: Graph(
+            "litert",
+            FILE,
+            data,
+            operators=len(own.operators),
+            size=len(serialize({name: own})),
+            footprint=partial(footprint, own, operators),
+        )
         for name, own in subgraphs.items()
     }
 

@@ -5,7 +5,7 @@ same bytes.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -48,6 +48,7 @@ class Subgraph:
     tensors: list[Any] = field(default_factory=list)
     operators: list[tuple[int, Any]] = field(default_factory=list)
     data: list[bytes | None] = field(default_factory=list)
+    shapes: list[tuple[Size, ...]] = field(default_factory=list)
     calls: list[tuple[Any, "Subgraph"]] = field(default_factory=list)  # options, what runs
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class Subgraph:
         made.name = name or f"t{len(self.tensors)}"
         self.tensors.append(made)
         self.data.append(data)
+        self.shapes.append(tuple(shape))
         return Tensor(len(self.tensors) - 1, dtype, tuple(shape))
 
     def constant(self, values: np.ndarray) -> Tensor:
@@ -159,6 +161,7 @@ class Subgraph:
             tensors=[copy.copy(self.tensors[i]) for i in sorted(needed)],
             operators=[(code, renumbered(made)) for code, made in reversed(operators)],
             data=[self.data[i] for i in sorted(needed)],
+            shapes=[self.shapes[i] for i in sorted(needed)],
             inputs=moved(self.inputs),
             outputs=moved(self.outputs),
             calls=[(options, part) for options, part in self.calls if id(options) in kept],
@@ -172,7 +175,7 @@ def open_size(size: Size) -> bool:
 
 def serialize(subgraphs: Mapping[str, Subgraph]) -> bytes:
     """One TFLite file with a signature for each subgraph, by name."""
-    everything = with_parts(list(subgraphs.values()))
+    everything = with_parts(subgraphs.values())
     codes = sorted({code for subgraph in everything for code, _ in subgraph.operators})
     model = schema.ModelT()
     model.version = SCHEMA_VERSION
@@ -195,7 +198,7 @@ def serialize(subgraphs: Mapping[str, Subgraph]) -> bytes:
     return bytes(builder.Output())
 
 
-def with_parts(subgraphs: Sequence[Subgraph]) -> list[Subgraph]:
+def with_parts(subgraphs: Iterable[Subgraph]) -> list[Subgraph]:
     """`subgraphs`, then what they call; calls learn its place."""
     everything = list(subgraphs)
     places: dict[int, int] = {}

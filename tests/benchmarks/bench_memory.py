@@ -2,18 +2,21 @@
 
 Every measurement is a process of its own on one thread: its resident set once all is imported, some
 steps, the kernel's peak set back (/proc/self/clear_refs), more steps, the peak above the first
-figure. Linux only. Run `make bench-memory`; options: --case NAME, --alive N.
+figure. Linux only. Run `make bench-memory`; options: --case NAME, --runtime NAME, --alive N.
 """
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from bench_step import Peer, write_graph
+import numpy as np
+import torch
+from bench_step import RUNTIMES, Peer, arrays, signature
 from step_cases import BATCH, CASES, Case, whole
 
-from exporters.footprint import footprint
-from profiles.errors import ExportError
+from exporters.export import compile_graphs
+from exporters.footprint import Footprint
 from toolkit import models
 
 DIGITS = (8, 8)
@@ -31,13 +34,12 @@ def memory(kind: str, name: str, graph: Path) -> float:
     return peak
 
 
-def report(name: str, alive: int) -> None:
+def report(name: str, runtime: str, alive: int) -> None:
     """Print the row of one case, and the `alive` largest tensors of its planned peak."""
-    case, signature = (CASES[name], "train") if name in CASES else (PERSONAL[name], "personal_step")
+    case, step = (CASES[name], "train") if name in CASES else (PERSONAL[name], "personal_step")
     with tempfile.TemporaryDirectory() as scratch:
-        graph = write_graph(case, signature, "onnx", Path(scratch))
-        found = footprint(graph.read_bytes(), BATCH)
-        peak = memory("onnx", name, graph)
+        graph, found = write_graph(case, step, runtime, Path(scratch))
+        peak = memory(runtime, name, graph)
         row = [f"{bytes_ / MB:.1f}" for bytes_ in (found.planned, found.arena, found.process, peak)]
         row.append(f"{100 * (found.process / peak - 1):+.1f}%")
         if name in CASES:
@@ -45,24 +47,36 @@ def report(name: str, alive: int) -> None:
             row += [f"{eager / MB:.1f}", f"{peak / eager:.2f}"]
         else:
             row += ["-", "-"]
-    print(f"| {name} | {' | '.join(row)} |", flush=True)
+    print(f"| {name} | {runtime} | {' | '.join(row)} |", flush=True)
     for buffer in found.alive[:alive]:
         print(f"  {buffer.size / MB:8.2f}  {buffer.name}")
+
+
+def write_graph(case: Case, name: str, runtime: str, folder: Path) -> tuple[Path, Footprint]:
+    """The signature `name` of `case` as a graph, beside it what it is fed, and its memory."""
+    submodel = case.submodel()
+    chosen = signature(submodel, name)
+    program = replace(submodel.program, signatures=(chosen,))
+    graph = compile_graphs(program, format="onnx" if runtime == "onnx" else "tflite")[name]
+    path = folder / f"{name}.{runtime}"
+    path.write_bytes(graph.data)
+    np.savez(path.with_suffix(".npz"), **arrays(case, submodel, chosen.inputs))
+    return path, graph.footprint(BATCH)
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--case", action="append", choices=[*CASES, *PERSONAL])
+    options.add_argument("--runtime", action="append", choices=RUNTIMES)
     options.add_argument("--alive", type=int, default=0, help="list N tensors of the planned peak")
     chosen = options.parse_args()
-    print("| MB, batch 32 | planned | arena | predicted peak | peak | off | PyTorch | ratio |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| MB, batch 32 | in | planned | arena | predicted peak | peak | off | PyTorch | ratio |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for name in chosen.case or [*CASES, *PERSONAL]:
-        try:
-            report(name, chosen.alive)
-        except ExportError as error:
-            print(f"| {name} | {error} |")
+        for runtime in chosen.runtime or RUNTIMES:
+            report(name, runtime, chosen.alive)
 
 
 if __name__ == "__main__":
+    torch.manual_seed(0)
     main()

@@ -43,6 +43,7 @@ pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [lit
 
 from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found]
 
+from exporters.tflite.footprint import SESSION_BYTES
 from exporters.tflite_writer import to_tflite
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.0)
@@ -236,6 +237,10 @@ def test_a_bundle_is_one_file_with_named_signatures(bundle: Path) -> None:
     manifest = open_bundle(bundle).manifest
     assert manifest.runtime == "litert"
     assert {s.graph for s in manifest.signatures.values()} == {"model.tflite"}
+    train, predict = (manifest.signatures[name].peak_bytes for name in ("train", "predict"))
+    assert train is not None
+    assert predict is not None
+    assert train > predict > SESSION_BYTES
     found = Interpreter(str(bundle / "model.tflite")).get_signature_list()
     for name, signature in manifest.signatures.items():
         assert set(found[name]["inputs"]) == {port.name for port in signature.inputs}
