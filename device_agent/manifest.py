@@ -65,7 +65,8 @@ class TensorEntry(Struct, frozen=True, kw_only=True):
 
     Roles: `parameter` is trained and uploaded, `buffer` is updated by the forward pass and
     uploaded, `optimizer` lives for one round, `personal` stays on the device from round to round
-    and is never uploaded, `frozen` is only read.
+    and is never uploaded, `frozen` is only read. A frozen tensor may be a constant of the one graph
+    that reads it instead: then it is neither in the table nor a port.
 
     `stands_for` names the global parameter that this tensor is, or is a factor of; `factor` says
     which factor. `part` says which part of the global parameter it is where it is not all of it:

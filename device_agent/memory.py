@@ -1,5 +1,7 @@
 """Memory of this process as Linux counts it. None where the system does not say."""
 
+import ctypes
+import sys
 from pathlib import Path
 
 from profiles.profile import Pages
@@ -59,3 +61,11 @@ def kilobytes(file: Path, name: str) -> int | None:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def release_unused() -> None:
+    """Give memory that is free within this process back to the system, where glibc can."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+from device_agent.memory import release_unused
 from profiles.errors import BundleError
 
 DESCRIPTION = f"onnxruntime {onnxruntime.__version__}"
@@ -75,6 +76,7 @@ class OnnxSession:
                 raise short from None
             reason = str(error).split("\n")[0]
             raise BundleError(f"{graph} is refused by {DESCRIPTION}: {reason}") from None
+        release_unused()  # the parsed file, and weights in the layouts that it passed through
         self._outputs = {
             output.name: (output.shape, DTYPES[output.type])
             for output in self._session.get_outputs()

@@ -29,7 +29,8 @@ class Graph:
 
     `operators` and `size` (bytes) are of this signature alone, whatever else is in the file.
     `footprint` is the memory that a run takes, by samples; it raises ExportError where that does
-    not follow from them.
+    not follow from them. `held` are inputs of the signature that are constants of the file instead
+    (exporters/constants.py).
     """
 
     runtime: Runtime
@@ -38,6 +39,7 @@ class Graph:
     operators: int
     size: int
     footprint: Callable[[int], Footprint]
+    held: frozenset[str] = frozenset()
 
 
 Graphs = Mapping[str, Graph]
@@ -50,10 +52,13 @@ def bundle_files(
     """The files of a bundle: name to content.
 
     `values` holds every stored tensor of the program, `base` the fingerprint of the global model
-    that they were cut from. Raises ExportError where a value is of another shape or type.
+    that they were cut from. What graphs hold is in neither weights, ports nor the tensors' table.
+    Raises ExportError where a value is missing or of another shape or type.
     """
+    held = frozenset[str]().union(*(graph.held for graph in graphs.values()))
+    tensors = tuple(entry for entry in program.tensors if entry.name not in held)
     stored = {}
-    for entry in program.tensors:
+    for entry in tensors:
         if entry.stored:
             value = values[entry.name]
             if tuple(value.shape) != entry.shape:
@@ -78,13 +83,13 @@ def bundle_files(
         signatures={
             s.name: Signature(
                 graph=graphs[s.name].file,
-                inputs=s.inputs,
+                inputs=tuple(port for port in s.inputs if port.name not in held),
                 outputs=s.outputs,
                 peak_bytes=peak_bytes(graphs[s.name], batch),
             )
             for s in program.signatures
         },
-        tensors=program.tensors,
+        tensors=tensors,
         schedule=program.schedule,
         files={name: fingerprint(data) for name, data in files.items()},
     )

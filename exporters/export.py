@@ -12,6 +12,7 @@ from device_agent.files import check_file_place, refuse_existing, write_folder
 from device_agent.manifest import MANIFEST
 from exporters import onnx_writer
 from exporters.bundle_writer import Graph, Graphs, bundle_files
+from exporters.constants import with_constants
 from exporters.program import Program, Report, silent
 from exporters.verify import Verdict, verify
 from profiles.errors import ExportError, InputError, VerificationError
@@ -70,7 +71,7 @@ def export(
     kept = out.with_name(f"{out.name}.failed-verification")
     if check:
         check_bundle_place(kept, force=True)
-    graphs = compile_graphs(program, report, format)
+    graphs = with_constants(program, compile_graphs(program, report, format), values)
     files = bundle_files(program, graphs, values, base)
     verdict = None
     if check:

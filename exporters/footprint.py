@@ -16,10 +16,10 @@ NODE_BYTES = 5300
 class Footprint:
     """Three figures, bytes; each holds what the one before it leaves out.
 
-    `planned`: tensors alive at once, inputs included. `arena`: what the runtime's arena takes for
-    those that it makes itself, gaps included, outputs not. `process`: growth of the process above
-    its idle state, arena, inputs, outputs and session together. `alive` are the buffers at the
-    planned peak, largest first.
+    `planned`: tensors alive at once, inputs and constants included. `arena`: what the runtime's
+    arena takes for those that it makes itself, gaps included, outputs not. `process`: growth of the
+    process above its idle state, arena, inputs, outputs, constants and session together. `alive`
+    are the buffers at the planned peak, largest first.
     """
 
     planned: int
@@ -32,7 +32,7 @@ def footprint(graph: bytes, batch: int) -> Footprint:
     """The memory that a serialized ONNX graph needs for batches of `batch` samples, on one thread.
 
     Inputs and outputs are arrays of the agent's, so a state is held twice during a run.
-    process = inputs + outputs + arena + SESSION_BYTES + NODE_BYTES * nodes.
+    process = inputs + outputs + constants + arena + SESSION_BYTES + NODE_BYTES * nodes.
 
     Raises ExportError where a tensor's size does not follow from the batch.
     """
@@ -40,10 +40,11 @@ def footprint(graph: bytes, batch: int) -> Footprint:
     found = liveness(model, batch)
     outputs = {value.name for value in model.graph.output}
     arena = arena_bytes(buffer for buffer in found.buffers if buffer.name not in outputs)
+    given = found.inputs + sum(len(tensor.raw_data) for tensor in model.graph.initializer)
     session = SESSION_BYTES + NODE_BYTES * len(model.graph.node)
     return Footprint(
-        planned=found.inputs + found.planned,
+        planned=given + found.planned,
         arena=arena,
-        process=found.inputs + found.outputs + arena + session,
+        process=given + found.outputs + arena + session,
         alive=found.at_peak(),
     )

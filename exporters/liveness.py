@@ -230,7 +230,7 @@ def is_view(node: Node) -> bool:
 def working_space(node: Node) -> Iterator[int]:
     """Sizes of the buffers that ONNX Runtime's kernel takes while `node` runs, on one thread."""
     match node.op_type:
-        case "Conv":
+        case "Conv" if not is_constant(node.inputs[1]):  # blocked kernels read images in place
             yield 4 * unfolded(*map(shape_of, (*node.inputs[:2], node.outputs[0])))
         case "ConvTranspose":
             image = math.prod(shape_of(node.inputs[0])[2:])
@@ -241,6 +241,11 @@ def working_space(node: Node) -> Iterator[int]:
             yield from (max(size_of(choice), 4 * count_of(condition)) for choice in choices)
         case "Scan" | "Loop" | "If":
             yield from (graph_liveness(body).planned for body in bodies(node))
+
+
+def is_constant(value: Value | None) -> bool:
+    """Whether the graph itself holds `value`."""
+    return value is not None and value.is_initializer()
 
 
 def unfolded(image: Sequence[int], kernel: Sequence[int], output: Sequence[int]) -> int:

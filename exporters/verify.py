@@ -76,6 +76,20 @@ class Verdict:
         return f"{self.result}, {self.worst}"
 
 
+@dataclass(frozen=True)
+class Deployed:
+    """A signature as a device runs it; `held` are inputs that its graph holds itself."""
+
+    session: Session
+    held: frozenset[str]
+
+    def run(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The outputs by name."""
+        given = {name: value.numpy() for name, value in feeds.items() if name not in self.held}
+        results = self.session.run(given)
+        return {name: torch.from_numpy(np.asarray(result)) for name, result in results.items()}
+
+
 def verify(
     program: Program, graphs: Graphs, values: Mapping[str, Tensor], seed: int | None = None
 ) -> Verdict:
@@ -97,13 +111,14 @@ def verify(
             file = Path(folder, graph.file)
             file.write_bytes(graph.data)
             session = open_session(graph.runtime, file, signature.name, THREADS)
-            verdicts.append(compare(signature, session, program, values, generator, seed))
+            deployed = Deployed(session, graph.held)
+            verdicts.append(compare(signature, deployed, program, values, generator, seed))
     return worst(verdicts)
 
 
 def compare(
     signature: ProgramSignature,
-    session: Session,
+    deployed: Deployed,
     program: Program,
     values: Mapping[str, Tensor],
     generator: torch.Generator,
@@ -119,7 +134,7 @@ def compare(
     verdicts = []
     for step, size in enumerate(batches, 1):
         fresh = draw((p for p in signature.inputs if p.state is None), size)
-        came = run(session, {**fresh, **state})
+        came = deployed.run({**fresh, **state})
         errors = compare_step(signature, came, {**fresh, **state}, generator)
         verdicts += [
             Verdict(error, signature.name, port.name, seed, limit, step, len(batches))
@@ -175,12 +190,6 @@ def trains(signature: ProgramSignature) -> bool:
     """Whether `signature` gives new values of state that it reads."""
     read = {port.state for port in signature.inputs if port.state is not None}
     return any(port.state in read for port in signature.outputs)
-
-
-def run(session: Session, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The outputs of `session` by name."""
-    results = session.run({name: value.numpy() for name, value in feeds.items()})
-    return {name: torch.from_numpy(np.asarray(result)) for name, result in results.items()}
 
 
 def reference(signature: ProgramSignature, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:

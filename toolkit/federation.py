@@ -8,6 +8,7 @@ import numpy as np
 
 from exporters import compile_graphs
 from exporters.bundle_writer import Graphs, bundle_files
+from exporters.constants import with_constants
 from toolkit import weights
 from toolkit.aggregation import Received, aggregate
 from toolkit.assembly import slowed
@@ -56,8 +57,10 @@ class Federation:
             if spec not in self._graphs:
                 self._graphs[spec] = compile_graphs(submodel.program)
             program = slowed(submodel.program, self.training.round_decay ** (round_ - 1))
+            values = submodel.cut(self.model)
+            graphs = with_constants(program, self._graphs[spec], values)
             self._bundles[spec, round_] = bundle_files(
-                program, self._graphs[spec], submodel.cut(self.model), self.model.fingerprint()
+                program, graphs, values, self.model.fingerprint()
             )
         return self._bundles[spec, round_]
 

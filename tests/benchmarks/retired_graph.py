@@ -1,4 +1,4 @@
-"""What `retired_step.py` takes: a case as an inference graph of torch's own export, and its batch."""
+"""What `retired_step.py` takes: a case as an inference graph that torch exports, and its batch."""
 
 import subprocess
 import warnings
@@ -17,9 +17,9 @@ OPSET = 15
 def write_retired(case: Case, folder: Path, python: str) -> Path:
     """The graph of `case`, its batch and onnxruntime-training's artifacts, made by `python`.
 
-    A penalty is left out: torch's older exporter lacks its operators, the newer one writes the batch
-    norm of a training model in pieces. Raises ExportError where onnxruntime-training refuses the
-    graph.
+    A penalty is left out: torch's older exporter lacks its operators, the newer one writes the
+    batch norm of a training model in pieces. Raises ExportError where onnxruntime-training refuses
+    the graph.
     """
     model, x, y = case.problem()
     graph = folder / "retired.onnx"

@@ -131,7 +131,7 @@ def first_graph(manifest: Manifest) -> Manifest:
         (lambda m: m["schedule"][-1]["steps"][0].update(signature="no"), "unknown signature 'no'"),
         (lambda m: m["schedule"][-1].update(source="no"), "reads 'no' before it is recorded"),
         (lambda m: m["schedule"].reverse(), "reads 'activation_1' before it is recorded"),
-        (lambda m: m["tensors"].pop(0), "uses the unknown tensor 'conv.weight'"),
+        (lambda m: m["tensors"].pop(0), "uses the unknown tensor 'classifier.weight'"),
         (lambda m: m["schedule"][0].update(do="format the disk"), r"Invalid value 'format the di"),
         (lambda m: m.update(surprise=1), "unknown field `surprise`"),
         (lambda m: m.update(classes="ten"), "Expected `int`"),

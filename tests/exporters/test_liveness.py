@@ -141,6 +141,18 @@ def test_a_convolution_unfolds_one_image_at_a_time() -> None:
     assert found.at_peak()[1].name == "Conv at work"
 
 
+def test_a_convolution_of_known_weights_unfolds_nothing() -> None:
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])]
+    size = 64
+    graph = model(
+        nodes,
+        [value("x", ("n", 3, size, size))],
+        [value("y", ("n", 8, size, size))],
+        w=np.zeros((8, 3, 3, 3), np.float32),
+    )
+    assert liveness(graph, BATCH).planned == 4 * size * size * BATCH * 8
+
+
 def test_shapes_that_the_graph_computes_are_followed() -> None:
     nodes = [
         helper.make_node("Shape", ["x"], ["n"], start=0, end=1),
@@ -255,6 +267,14 @@ def test_the_footprint_adds_what_the_agent_and_the_session_hold() -> None:
     assert found.planned == 3 * TENSOR
     assert found.arena == 4096
     assert found.process == TENSOR + 4 + 4096 + SESSION_BYTES + 3 * NODE_BYTES
+
+
+def test_the_footprint_counts_what_the_graph_holds() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    inputs, outputs = [value("x", ("n", 10))], [value("y", ("n", 3))]
+    held = model(nodes, inputs, outputs, w=np.zeros((10, 3), np.float32))
+    fed = model(nodes, [*inputs, value("w", (10, 3))], outputs)
+    assert footprint(held.SerializeToString(), BATCH) == footprint(fed.SerializeToString(), BATCH)
 
 
 def test_the_order_is_the_one_that_onnx_runtime_runs(tmp_path: Path) -> None:
