@@ -7,13 +7,14 @@ import click
 
 from device_agent.cli.calibrate_command import calibrate
 from device_agent.cli.doctor_command import doctor
+from device_agent.cli.install_service_command import install_service
 from device_agent.cli.join_command import join
 from device_agent.cli.leave_command import leave
 from device_agent.cli.profile_command import profile
 from device_agent.cli.run_command import run_command
-from device_agent.cli.service_commands import install_service, uninstall_service
 from device_agent.cli.status_command import status
 from device_agent.cli.train_command import train
+from device_agent.cli.uninstall_service_command import uninstall_service
 from device_agent.console import EXIT_CODES, run
 
 

@@ -16,9 +16,9 @@ FAILED = 2
 @state_option
 @json_option
 def doctor(url: str | None, token_file: Path | None, state: Path | None, as_json: bool) -> None:
-    """Check what this device needs, each PASS, FAIL or SKIP, with the remedy.
+    """Check all that this device needs.
 
-    The coordinator is that at URL, or the one that was joined. Ends with 2 where a check failed.
+    Each check is PASS, FAIL or SKIP, with the remedy. The coordinator is that at URL, or the one that was joined. Ends with 2 where a check failed.
     """
     from device_agent.device_state import default_state
     from device_agent.doctor import examine, lines

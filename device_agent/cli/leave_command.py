@@ -17,7 +17,10 @@ from device_agent.console import say
     help="Remove this side although the coordinator cannot be told: there its place stays taken.",
 )
 def leave(state: Path | None, keep_personal: bool, offline: bool) -> None:
-    """Leave the federation: free this device's place, and remove its state, key included."""
+    """Leave the federation, on both sides.
+
+    There this device's place is free again; here its state goes, key included.
+    """
     from device_agent.device_state import default_state
     from device_agent.membership import leave as leave_coordinator
 

@@ -78,6 +78,9 @@ seed_option = click.option(
     type=click.IntRange(0, 2**31 - 1),
     help="Seed of the order of the samples and of dropout.",
 )
+user_option = click.option(
+    "--user", is_flag=True, help="A service of this user's own, which needs no root."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 

@@ -1,16 +1,12 @@
-"""`edgetailor-agent install-service` and `uninstall-service`."""
+"""`edgetailor-agent install-service`."""
 
 from typing import Any
 
 import click
 
-from device_agent.cli.options import run_options
+from device_agent.cli.options import run_options, user_option
 from device_agent.console import say
 from device_agent.run_options import RunOptions
-
-user_option = click.option(
-    "--user", is_flag=True, help="A service of this user's own, which needs no root."
-)
 
 
 @click.command("install-service")
@@ -18,9 +14,9 @@ user_option = click.option(
 @user_option
 @click.option("--dry-run", is_flag=True, help="Print the unit and the options, write nothing.")
 def install_service(user: bool, dry_run: bool, **given: Any) -> None:
-    """Let systemd start the agent with the machine, and again where it ends in failure.
+    """Let systemd run the agent.
 
-    It runs as the owner of the state folder, from a file of options that may be edited:
+    It starts with the machine, and again where it ends in failure. It runs as the owner of the state folder, from a file of options that may be edited:
     /etc/edgetailor-agent.toml, or ~/.config/edgetailor-agent.toml with --user.
     """
     from device_agent import service
@@ -39,16 +35,3 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
         say("It runs while you are logged in; `loginctl enable-linger` lets it run always.")
     command = "systemctl --user" if user else "systemctl"
     click.echo(f"{service.NAME} is running: {command} status {service.NAME}")
-
-
-@click.command("uninstall-service")
-@user_option
-def uninstall_service(user: bool) -> None:
-    """Stop the service and remove its unit and its options; the state folder stays."""
-    from device_agent import service
-
-    removed = service.uninstall(user)
-    if not removed:
-        click.echo(f"There is no service {service.NAME} here.")
-        return
-    click.echo("Removed " + " and ".join(map(str, removed)))

@@ -1,0 +1,21 @@
+"""`edgetailor-agent uninstall-service`."""
+
+import click
+
+from device_agent.cli.options import user_option
+
+
+@click.command("uninstall-service")
+@user_option
+def uninstall_service(user: bool) -> None:
+    """Stop and remove the agent's service.
+
+    Its unit and its options go; the state folder stays.
+    """
+    from device_agent import service
+
+    removed = service.uninstall(user)
+    if not removed:
+        click.echo(f"There is no service {service.NAME} here.")
+        return
+    click.echo("Removed " + " and ".join(map(str, removed)))
