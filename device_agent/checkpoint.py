@@ -158,9 +158,9 @@ def working_folder(out: Path) -> Iterator[Path]:
             passing = isinstance(error, WORTH_KEEPING) or not isinstance(error, Exception)
             kept = passing or not (started_here or isinstance(error, UpdateError))
             if not (kept and (folder / CHECKPOINT).exists()):
-                remove(folder)
+                _clear(folder)
             raise
-        remove(folder)
+        _clear(folder)
 
 
 @contextmanager
@@ -175,6 +175,14 @@ def _locked(folder: Path, out: Path) -> Iterator[None]:
         ) from None
     finally:
         os.close(handle)
+
+
+def _clear(folder: Path) -> None:
+    """Delete a training folder, its checkpoint last: until then the training can be taken up."""
+    for path in folder.iterdir():
+        if path.name != CHECKPOINT:
+            remove(path)
+    remove(folder)
 
 
 def remove(path: Path) -> None:

@@ -13,7 +13,6 @@ from device_agent.checkpoint import (
     UNPACKED,
     Checkpoints,
     key_of,
-    training_folder,
     working_folder,
 )
 from device_agent.data import LocalData, held_out, load_data
@@ -78,12 +77,12 @@ def train_bundle(
     """
     out = Path(out)
     with _trouble_in_words(out):
-        if not (training_folder(out) / CHECKPOINT).exists():
-            check_place(out, force)
         bundle = open_bundle(Path(folder))
         limits = ceilings(max_memory)
         check_fits(bundle.manifest, validation > 0, limits)
         with working_folder(out) as scratch:
+            if not (scratch / CHECKPOINT).exists():
+                check_place(out, force)
             local = local_data(bundle, data, scratch / UNPACKED)
             for remark in local.remarks:
                 say(remark)

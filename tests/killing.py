@@ -23,7 +23,8 @@ from commands import ROOT, environment
 class Job:
     """A training of `bundle` on `data` to `out`, with a checkpoint every `checkpoint_s` seconds.
 
-    It is killed at its write number `stop` (flushes to disk and renames count), before or after.
+    It is killed at its write number `stop`, before or after it: flushes to disk, renames and
+    removals count.
     """
 
     bundle: str
@@ -95,13 +96,13 @@ def _die_at(job: Job) -> None:
     count = 0
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*arguments: object) -> Any:
+        def wrapped(*arguments: object, **options: object) -> Any:
             nonlocal count
             count += 1
             mine = count == job.stop
             if mine and job.before:
                 os.kill(os.getpid(), signal.SIGKILL)
-            result = call(*arguments)
+            result = call(*arguments, **options)
             if mine:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
@@ -109,6 +110,7 @@ def _die_at(job: Job) -> None:
         return wrapped
 
     os.fsync, os.replace = counted(os.fsync), counted(os.replace)
+    os.unlink, os.rmdir = counted(os.unlink), counted(os.rmdir)
 
 
 def _do(job: Job) -> None:
