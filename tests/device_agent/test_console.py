@@ -25,6 +25,8 @@ CODES = {
     errors.NothingFitsError: 5,
     errors.LinkError: 6,
     errors.AuthorisationError: 6,
+    errors.UnstableError: 7,
+    errors.RegressionError: 8,
 }
 PROGRAM = """
 import click
