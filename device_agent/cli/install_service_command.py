@@ -16,8 +16,9 @@ from device_agent.run_options import RunOptions
 def install_service(user: bool, dry_run: bool, **given: Any) -> None:
     """Let systemd run the agent.
 
-    It starts with the machine, and again where it ends in failure. It runs as the owner of the state folder, from a file of options that may be edited:
-    /etc/edgetailor-agent.toml, or ~/.config/edgetailor-agent.toml with --user.
+    It starts with the machine, and again where it ends in failure. It runs as the owner of the
+    state folder, from a file of options that may be edited: /etc/edgetailor-agent.toml, or
+    ~/.config/edgetailor-agent.toml with --user.
     """
     from device_agent import service
     from device_agent.device_state import DeviceState
