@@ -20,12 +20,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import onnxruntime
+from msgspec.structs import replace
 
 from device_agent import memory
 from device_agent.calibration_cases import Case, Shape, cases
 from device_agent.onnx_runtime import DESCRIPTION, OnnxSession, session_options
 from profiles.calibration import Calibration, MemoryOverhead, Timing
-from profiles.device import DeviceProfile
+from profiles.device import FIGURES, DeviceProfile
 from profiles.profile import this_machine
 from profiles.workload import sizes_of
 
@@ -212,18 +213,15 @@ def memory_overhead() -> MemoryOverhead | None:
 def device_profile(name: str, calibration: Calibration, folder: Path) -> DeviceProfile:
     """This device as the planner sees it; what is free on the disk is asked of `folder`."""
     machine = this_machine(DESCRIPTION)
-    measured = "measured on the device"
-    figures = {
-        "memory_bytes": machine.memory_bytes,
-        "memory_available_bytes": memory.available_bytes(),
-        "storage_free_bytes": shutil.disk_usage(folder).free,
-    }
-    return DeviceProfile(
+    found = DeviceProfile(
         name=name,
         date=datetime.date.today().isoformat(),
         cores=machine.cpu_count,
+        memory_bytes=machine.memory_bytes,
+        memory_available_bytes=memory.available_bytes(),
+        storage_free_bytes=shutil.disk_usage(folder).free,
         machine=machine,
         calibration=calibration,
-        sources={key: measured for key, value in figures.items() if value is not None},
-        **figures,
     )
+    known = [figure for figure in FIGURES if getattr(found, figure) is not None]
+    return replace(found, sources=dict.fromkeys(known, "measured on the device"))

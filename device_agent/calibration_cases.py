@@ -5,10 +5,10 @@ that a board gets through all of them in a minute: at most some 150 million mult
 and 8 MB a tensor. What comes first is what predictions need most, should the time run out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 Shape = tuple[int, ...]
-Case = tuple[str, dict[str, Shape]]
+Case = tuple[str, Mapping[str, Shape]]
 """A graph's name and the shape of each input."""
 
 MOST = 24e6

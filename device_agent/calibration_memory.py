@@ -19,7 +19,7 @@ from device_agent.calibration import GRAPHS, arrays  # noqa: E402
 
 COPIES = 24
 """Sessions open at once, so that what one takes stands out from the allocator's steps."""
-WARMING = {
+WARMING: dict[str, dict[str, tuple[int, ...]]] = {
     "pointwise": dict.fromkeys("xwuv", (64,)),
     "images": {"x": (2, 4, 8, 8), "w": (2, 4, 8, 8), "p": (1, 4, 1, 1)},
     "convolution": {"x": (1, 4, 8, 8), "w": (4, 4, 3, 3)},

@@ -21,8 +21,11 @@ def signature_work(signature: ProgramSignature, batch: int, times: int = 1) -> S
     Raises ExportError where it cannot be exported, or where a tensor's size does not follow from
     the batch.
     """
-    states = [port for port in signature.inputs if port.kind == "state"]
-    state = sum(math.prod(map(int, p.shape)) * DTYPES[p.dtype].itemsize for p in states)  # type: ignore[arg-type]
+    state = sum(
+        math.prod(size for size in port.shape if size) * DTYPES[port.dtype].itemsize
+        for port in signature.inputs
+        if port.kind == "state"
+    )
     return graph_work(to_onnx(signature), batch, signature.name, state, times)
 
 

@@ -48,15 +48,14 @@ def memory(work: Workload, overhead: MemoryOverhead) -> Figure:
 
     process = idle + session + node_bytes * nodes + arenas + inputs + outputs
     """
-    training = (
-        work.state
-        + max(s.inputs - s.state + s.outputs for s in work.training)
-        + sum(s.arena + overhead.node_bytes * s.nodes for s in work.training)
-    )
-    stages = [
-        s.inputs + s.outputs + s.arena + overhead.node_bytes * s.nodes for s in work.recording
-    ]
-    growth = max(training, *stages, 0) + overhead.session_bytes
+
+    def held(one: SignatureWork) -> int:
+        return one.arena + overhead.node_bytes * one.nodes
+
+    batch = max(s.inputs - s.state + s.outputs for s in work.training)
+    training = work.state + batch + sum(map(held, work.training))
+    stages = [s.inputs + s.outputs + held(s) for s in work.recording]
+    growth = max([training, *stages]) + overhead.session_bytes
     loops = any(s.loops for s in (*work.training, *work.recording))
     error = LOOP_MEMORY_ERROR if loops else MEMORY_ERROR
     return Figure(overhead.idle_bytes + growth, overhead.idle_bytes + growth * (1 + error))

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from profiles.calibration import Timing
 from profiles.workload import amount
+
+Numbers = NDArray[np.float64]
 
 LENGTH = 3.0
 """Over how many doublings of a size a rate says something of its neighbours'."""
@@ -65,17 +68,17 @@ class Rates:
         return [0.5 * math.log2(amount(self.kind, sizes)), *map(math.log2, sizes[1:])]
 
     @cached_property
-    def places(self) -> np.ndarray:
+    def places(self) -> Numbers:
         """Of the timings, (timings, sizes)."""
         return np.array([self.place(t.sizes) for t in self.timings])
 
     @cached_property
-    def logs(self) -> np.ndarray:
+    def logs(self) -> Numbers:
         """Logarithms of the timed rates, (timings,)."""
         return np.array([math.log(t.seconds / amount(t.kind, t.sizes)) for t in self.timings])
 
     @cached_property
-    def coefficients(self) -> np.ndarray:
+    def coefficients(self) -> Numbers:
         """Of the plane around the mean place, constant first, by ridge regression."""
         design = np.column_stack(
             [np.ones(len(self.places)), self.places - self.places.mean(axis=0)]
@@ -83,33 +86,33 @@ class Rates:
         penalty = np.diag([0.0, *[SLOPE] * self.places.shape[1]])
         return np.linalg.solve(design.T @ design + penalty, design.T @ self.logs)
 
-    def plane(self, places: np.ndarray) -> np.ndarray:
+    def plane(self, places: Numbers) -> Numbers:
         """What the plane says at `places`."""
         around = places - self.places.mean(axis=0)
-        return self.coefficients[0] + around @ self.coefficients[1:]
+        return np.asarray(self.coefficients[0] + around @ self.coefficients[1:])
 
     @cached_property
-    def residuals(self) -> np.ndarray:
+    def residuals(self) -> Numbers:
         """What the plane leaves of the timed rates."""
-        return self.logs - self.plane(self.places)
+        return np.asarray(self.logs - self.plane(self.places))
 
     @cached_property
     def variance(self) -> float:
         """Of the residuals."""
         return max(NOISE**2, float(np.var(self.residuals)))
 
-    def nearness(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    def nearness(self, left: Numbers, right: Numbers) -> Numbers:
         """Covariance of the residuals at two sets of places."""
         squares = ((left[:, None] - right[None]) ** 2).sum(axis=2)
-        return self.variance * np.exp(-0.5 * squares / LENGTH**2)
+        return np.asarray(self.variance * np.exp(-0.5 * squares / LENGTH**2))
 
     @cached_property
-    def inverse(self) -> np.ndarray:
+    def inverse(self) -> Numbers:
         """Of the timings' covariance with their noise."""
         noise = NOISE**2 * np.eye(len(self.logs))
         return np.linalg.inv(self.nearness(self.places, self.places) + noise)
 
     @cached_property
-    def weights(self) -> np.ndarray:
+    def weights(self) -> Numbers:
         """What each timing adds, by its nearness."""
-        return self.inverse @ self.residuals
+        return np.asarray(self.inverse @ self.residuals, np.float64)

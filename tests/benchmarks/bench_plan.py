@@ -62,7 +62,7 @@ class Transformer(nn.Module):
 
 
 class Model(NamedTuple):
-    """How a model is made, a sample's shape, the submodels to judge, and how many words it knows."""
+    """How it is made, a sample's shape, the submodels to judge, and how many words it knows."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -141,7 +141,7 @@ def arrays(model: Model, submodel: Submodel, ports: Sequence[Port]) -> dict[str,
 
 
 def prepare(name: str, spec: str, folder: Path) -> Judged:
-    """Write the graphs that train `spec`, and what they are fed, to `folder` unless they are there."""
+    """Write the graphs that train `spec`, and their feeds, to `folder` unless they are there."""
     known = folder / "work.json"
     if not known.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Child process of `bench_plan.py`: trains one submodel's graphs on one thread, on request.
 
-`python plan_worker.py FOLDER SIGNATURE*TIMES...` answers on standard output, one JSON value a line:
-first the bytes that steps take above the idle agent, then for every line that it reads the processor
-seconds of one batch.
+`python plan_worker.py FOLDER SIGNATURE*TIMES...` answers on standard output, one JSON value a
+line: first the bytes that steps take above the idle agent, then for every line that it reads the
+processor seconds of one batch.
 """
 
 import json

@@ -83,7 +83,8 @@ def test_the_profile_of_this_device(found: Calibration, tmp_path: Path) -> None:
     assert device.machine is not None
     assert device.memory_bytes == device.machine.memory_bytes
     assert device.sources == dict.fromkeys(
-        ("memory_bytes", "memory_available_bytes", "storage_free_bytes"), "measured on the device"
+        ("cores", "memory_bytes", "memory_available_bytes", "storage_free_bytes"),
+        "measured on the device",
     )
     assert msgspec.json.decode(msgspec.json.encode(device), type=type(device)) == device
     lines = summary(device, tmp_path / "desk.json")
@@ -104,7 +105,9 @@ def test_a_file_that_is_there_is_kept(agent: Agent, tmp_path: Path) -> None:
     kept.write_text("mine")
     done = agent("calibrate", "--out", kept)
     assert (done.code, done.stdout) == (2, "")
-    assert done.stderr == f"Error: {kept} exists already: give another place, or --force to replace it.\n"
+    assert done.stderr == (
+        f"Error: {kept} exists already: give another place, or --force to replace it.\n"
+    )
     assert kept.read_text() == "mine"
 
 
@@ -117,4 +120,5 @@ def test_no_torch_is_needed(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment(), capture_output=True, check=True
     )
-    assert not {"torch", "onnx", "onnxscript", "exporters", "toolkit"} & set(json.loads(done.stdout))
+    forbidden = {"torch", "onnx", "onnxscript", "exporters", "toolkit"}
+    assert not forbidden & set(json.loads(done.stdout))

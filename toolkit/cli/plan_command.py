@@ -16,9 +16,7 @@ class Bytes(click.ParamType[int]):
 
     name = "size"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Read a size with its unit."""
         from profiles.units import parse_bytes
 

@@ -34,9 +34,9 @@ def show_plan(planned: Planned) -> None:
     print()
     for row in planned.plan.rows:
         say(f"{row.candidate.submodel}: {why(row, planned.plan.chosen)}")
-    for one in planned.impossible:
-        reason = one.reason.removeprefix(f"{one.submodel!r}: ")
-        say(f"{one.submodel}: not possible: {reason}")
+    for other in planned.impossible:
+        reason = other.reason.removeprefix(f"{other.submodel!r}: ")
+        say(f"{other.submodel}: not possible: {reason}")
     for note in planned.notes:
         say(f"note: {note}")
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from exporters.capture import capture
 from profiles.errors import ModelError, SpecError
-from toolkit.cutting import Cutter, CutPoint
+from toolkit.cutting import CutPoint, Cutter
 
 RATIOS = (0.5, 0.25, 0.125)
 """Rank ratios, FedHM's."""
@@ -31,9 +31,7 @@ def specs(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> Iterat
     yield "pfedme"
 
 
-def useful_cuts(
-    model: nn.Module, sample_shape: tuple[int, ...], batch: int
-) -> Iterator[CutPoint]:
+def useful_cuts(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> Iterator[CutPoint]:
     """Cut points whose slices differ enough; none where the model cannot be cut."""
     try:
         cutter = Cutter(capture(model, sample_shape))

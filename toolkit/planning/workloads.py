@@ -92,9 +92,7 @@ class Workloads:
         table = uploaded(program.tensors)
         return Known(
             submodel=str(submodel.spec),
-            strength=strength(
-                str(submodel.spec), table, shapes_of(from_model(self.model).tensors)
-            ),
+            strength=strength(str(submodel.spec), table, shapes_of(from_model(self.model).tensors)),
             work=Workload(
                 recording=tuple(recording),
                 training=tuple(training),
