@@ -110,9 +110,9 @@ class Rates:
     def inverse(self) -> Numbers:
         """Of the timings' covariance with their noise."""
         noise = NOISE**2 * np.eye(len(self.logs))
-        return np.linalg.inv(self.nearness(self.places, self.places) + noise)
+        return np.asarray(np.linalg.inv(self.nearness(self.places, self.places) + noise), float)
 
     @cached_property
     def weights(self) -> Numbers:
         """What each timing adds, by its nearness."""
-        return np.asarray(self.inverse @ self.residuals, np.float64)
+        return np.asarray(self.inverse @ self.residuals, float)
