@@ -13,9 +13,11 @@ from device_agent.manifest import MANIFEST
 from exporters import onnx_writer
 from exporters.bundle_writer import Graph, Graphs, bundle_files
 from exporters.constants import with_constants
+from exporters.interrupts import raise_if_interrupted
 from exporters.program import Program, Report, silent
+from exporters.source_lines import first_line
 from exporters.verify import Verdict, verify
-from profiles.errors import ExportError, InputError, VerificationError
+from profiles.errors import EdgeTailorError, ExportError, InputError, VerificationError
 
 Format = Literal["onnx", "tflite"]
 
@@ -46,7 +48,15 @@ def compile_graphs(
             f"TFLite graphs cannot be written here: {error}. Install what it takes with "
             "`pip install 'edgetailor[tflite]'`, or export with --format onnx."
         ) from error
-    return tflite_writer.compile_graphs(program, report)
+    try:
+        return tflite_writer.compile_graphs(program, report)
+    except EdgeTailorError:
+        raise
+    except Exception as error:  # a form may meet what it was not written for
+        raise_if_interrupted(error)
+        raise ExportError(
+            f"The model has no TFLite form: {first_line(error)}. Export it with --format onnx."
+        ) from error
 
 
 def export(

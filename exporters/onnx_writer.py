@@ -30,6 +30,7 @@ from device_agent.manifest import Port
 from exporters import source_lines
 from exporters.bundle_writer import Graph
 from exporters.coverage import advice
+from exporters.decompositions.products import NUMBERS
 from exporters.decompositions.transposition import ONNX_RUNTIME
 from exporters.footprint import footprint
 from exporters.graphs import MINIMUM_BATCH
@@ -111,7 +112,7 @@ def to_onnx(signature: ProgramSignature) -> bytes:
 
 def written(signature: ProgramSignature) -> bytes:
     """See `to_onnx`."""
-    program = exported(shorten(trace(signature, ONNX_RUNTIME)), signature.inputs)
+    program = exported(shorten(trace(signature, {**ONNX_RUNTIME, **NUMBERS})), signature.inputs)
     quieten()
     try:
         lowered = lower_either_way(program, signature)

@@ -160,6 +160,7 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         var=lambda x: x.var(1),
         var_biased=lambda x: x.var((1, 2), unbiased=False),
         std=lambda x: x.std(2),
+        std_over_the_batch=lambda x: x / (x.std(0) + 0.1),
         var_mean=lambda x: torch.mul(*torch.var_mean(x, 1)),
         norm=lambda x: x.norm(dim=1),
         norm_of_order_1=lambda x: x.norm(1, 1),

@@ -25,8 +25,7 @@ def max_pool(
     """Ceil mode as plain pooling of an image that is large enough for its last windows.
 
     Runtimes disagree on which windows those are: PyTorch leaves out one that starts outside.
-    Pooling without ceil mode is left to them (NotImplemented). The indices are not PyTorch's:
-    nothing reads them.
+    Pooling without ceil mode is left to them (NotImplemented).
     """
     if not ceil_mode:
         return NotImplemented  # type: ignore[no-any-return]
@@ -35,7 +34,11 @@ def max_pool(
     spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
     high, wide = (max(w.behind - w.front, 0) for w in windows(x, spans, stride, padding, True, 2))
     framed = aten.constant_pad_nd(x, [0, wide, 0, high], -math.inf) if high or wide else x
-    return aten.max_pool2d_with_indices(framed, kernel, stride, padding, dilation)  # type: ignore[no-any-return]
+    largest, places = aten.max_pool2d_with_indices(framed, kernel, stride, padding, dilation)
+    if wide:  # a place is its row times the width, and its column
+        width, wider = int(x.shape[-1]), int(framed.shape[-1])
+        places = torch.div(places, wider, rounding_mode="floor") * width + places % wider
+    return largest, places
 
 
 def max_pool_backward(

@@ -1,7 +1,7 @@
 """Arithmetic of several tensors at once."""
 
 import torch
-from torch import Tensor
+from torch import SymFloat, Tensor
 
 from exporters.decompositions.form import Forms
 
@@ -36,5 +36,15 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
     """sqrt(x^2 + y^2)."""
     return torch.sqrt(x * x + y * y)
 
+
+def times(x: Tensor, number: float | SymFloat) -> Tensor:
+    """x * number, where the number follows from the batch as a tensor of no axes."""
+    if not isinstance(number, SymFloat):
+        return NotImplemented  # type: ignore[no-any-return]
+    return x * aten.scalar_tensor(number, dtype=x.dtype)  # type: ignore[no-any-return]
+
+
+NUMBERS: Forms = {aten.mul.Scalar: times}
+"""For writers that take a number in an operator for a constant."""
 
 FORMS: Forms = {aten._trilinear.default: trilinear, aten.hypot.default: hypot}

@@ -159,6 +159,8 @@ def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
     result = node.meta["val"]
     if not isinstance(result, SymFloat):
         return size_of(result)
+    if node.target is torch.sym_float:
+        return Value.plain(as_float(lowering, size_of(cast(Node, node.args[0]).meta["val"])))
     first, second = (as_float(lowering, known[a] if isinstance(a, Node) else a) for a in node.args)
     return Value.plain(
         lowering.emit(
@@ -174,7 +176,9 @@ def as_float(lowering: Lowering, number: Any) -> Tensor:
     """A float32 tensor of no axes: a constant, a computed number, or a polynomial of the batch."""
     if isinstance(number, Value):
         return number.tensor
-    if not open_size(number):
+    if number is None:
+        raise UnsupportedError("it reads where the largest elements are, as max unpooling does")
+    if isinstance(number, float) or not open_size(number):
         return lowering.graph.constant(np.asarray(number, np.float32))
     (symbol,) = number.free_symbols
     assert lowering.batch is not None

@@ -5,12 +5,15 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from commands import ROOT, edgetailor
 from exporters import tracing
 from exporters.capture import recorded
 from exporters.coverage import GROUPS, REFUSALS
 from exporters.onnx_writer import to_onnx
+from exporters.tflite_writer import to_tflite
 from layer_cases import Case, Row, check_on_onnxruntime
 from operator_rows import ROWS
 from profiles.errors import ExportError
@@ -60,6 +63,19 @@ def test_a_graph_that_onnxs_checker_does_not_take_is_refused(
     case = Case.of(Row(of(torch.sin), (3,)), record=True)
     with pytest.raises(ExportError, match=r"'gradients' has no ONNX form: Incompatible dimension"):
         to_onnx(case.signature)
+
+
+def unpooled(x: Tensor) -> Tensor:
+    """The largest of each window back at its place, behind which a gradient tells the place."""
+    largest, places = functional.max_pool2d(x, 2, ceil_mode=True, return_indices=True)
+    return functional.max_unpool2d(largest, places, 2, output_size=(5, 7)).sin()
+
+
+def test_places_of_largest_elements_are_of_the_image_itself_in_ceil_mode(seed: int) -> None:
+    case = Case.of(Row(of(unpooled), (2, 5, 7)), record=True)
+    check_on_onnxruntime({"unpooled": case}, seed)
+    with pytest.raises(ExportError, match=r"no TFLite form.*reads where the largest elements are"):
+        to_tflite([case.signature])
 
 
 def test_ctrl_c_is_one_whatever_torch_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
