@@ -10,14 +10,16 @@ aten = torch.ops.aten
 
 
 class Composites(TorchFunctionMode):
-    """Replaces composite operators that PyTorch writes with copies into empty memory."""
+    """Replaces composite operators that PyTorch writes with writes in place."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Replace circular padding; leave the rest."""
+        """Replace circular padding and cosine similarity; leave the rest."""
         if func in (aten.pad.default, torch.nn.functional.pad):
             return pad(func, *args, **(kwargs or {}))
+        if func in (aten.cosine_similarity.default, torch.cosine_similarity):
+            return cosine(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -31,3 +33,12 @@ def pad(func: Any, x: Tensor, pads: list[int], mode: str = "constant", value: An
         ends = [x.narrow(axis, size - front, front), x, x.narrow(axis, 0, behind)]
         x = torch.cat([end for end in ends if end.shape[axis]], axis)
     return x
+
+
+def cosine(first: Tensor, second: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """Sum over `dim` of a * b / (max(|a|, eps) * max(|b|, eps)), |.| the norm over `dim`."""
+    pair: list[Tensor] = torch.broadcast_tensors(first, second)  # type: ignore[no-untyped-call]
+    norms = [torch.linalg.vector_norm(x, dim=dim, keepdim=True) for x in pair]
+    a, b = (x / torch.where(n > eps, n, eps) for x, n in zip(pair, norms, strict=True))
+    total: Tensor = (a * b).sum(dim)
+    return total

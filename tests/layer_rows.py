@@ -42,6 +42,9 @@ LAYERS: dict[str, dict[str, Row]] = {
         ),
         "local response": Row(layer(nn.LocalResponseNorm, 2), (4, 3, 5)),
         "to unit length": Row(of(lambda x: functional.normalize(x, dim=1)), (5, 4)),
+        "cosine similarity": Row(
+            with_weight((5, 4), lambda x, w: functional.cosine_similarity(x, w, -1)), (5, 4)
+        ),
         "weight": Row(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), (4,)),
     },
     "max pooling": {
