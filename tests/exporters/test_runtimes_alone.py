@@ -1,12 +1,15 @@
-"""The code of docs/bundle.md, which trains a bundle with nothing but its runtime."""
+"""The code of docs/bundle.md, and other bundles run by nothing but their runtime."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
+from safetensors.numpy import load_file
+from torch import nn
 
 import oracles
 from commands import ROOT
@@ -19,8 +22,17 @@ from toolkit.weights import from_model
 
 pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
 
+from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found]
+
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.0)
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/bundle.md").read_text(), re.DOTALL)
+
+
+def export_full(model: nn.Module, out: Path, format: Format) -> None:
+    source = from_model(model)
+    submodel = split(model, "full", INPUT_SHAPE, TrainingConfig(PLAN.batch_size))
+    values, base = submodel.cut(source), source.fingerprint()
+    export(submodel.program, values, out, base=base, format=format, check=False)
 
 
 @pytest.mark.parametrize("format", ["tflite", "onnx"])
@@ -29,19 +41,13 @@ def test_the_code_in_the_docs_trains_as_pytorch(
 ) -> None:
     torch.manual_seed(seed)
     model = smooth_cnn()
-    source = from_model(model)
-    submodel = split(model, "full", INPUT_SHAPE, TrainingConfig(PLAN.batch_size))
-    values = submodel.cut(source)
-    for runtime in {format, "tflite"}:  # the second snippet goes on where the first one ended
-        export(
-            submodel.program, values, tmp_path / runtime, base=source.fingerprint(),
-            format=runtime, check=False,
-        )  # fmt: skip
+    export_full(model, tmp_path / "tflite", "tflite")
     monkeypatch.chdir(tmp_path)
     named: dict[str, Any] = {}
     first, second = SNIPPETS
     exec(first.replace("bundle/", "tflite/"), named)
-    if format == "onnx":
+    if format == "onnx":  # the second snippet goes on where the first one ended
+        export_full(model, tmp_path / "onnx", "onnx")
         exec(second.replace("bundle/", "onnx/"), named)
 
     draw = np.random.default_rng(seed)
@@ -54,3 +60,32 @@ def test_the_code_in_the_docs_trains_as_pytorch(
         difference = float((torch.from_numpy(named["state"][name]).double() - value).norm())
         change = float((value - old[name]).norm())
         assert difference <= 1e-3 * change + 5e-7 * float(value.norm()), name
+
+
+@pytest.mark.parametrize("format", ["tflite", "onnx"])
+def test_a_single_sample_is_predicted_and_judged(format: Format, seed: int, tmp_path: Path) -> None:
+    """The batch is open from one up where nothing is trained, whatever graphs are traced with."""
+    torch.manual_seed(seed)
+    model = smooth_cnn()
+    bundle = tmp_path / "bundle"
+    export_full(model, bundle, format)
+    weights = load_file(bundle / "weights.safetensors")
+    x = np.random.default_rng(seed).normal(0.3, 1.2, (1, *INPUT_SHAPE)).astype(np.float32)
+    logits = model.double().eval()(torch.from_numpy(x).double())
+    label = logits.argmax(1)
+    loss = torch.nn.functional.cross_entropy(logits, label)
+    for name, labels, expected in (
+        ("predict", {}, [logits]),
+        ("evaluate", {"y": label.numpy()}, [loss, torch.ones(())]),
+    ):
+        if format == "onnx":
+            session = onnxruntime.InferenceSession(bundle / f"{name}.onnx")
+            came = session.run(None, {"x": x, **weights, **labels})
+        else:
+            runner = Interpreter(str(bundle / "model.tflite")).get_signature_runner(name)
+            found = runner(x=x, **weights, **labels)
+            came = [
+                found[key] for key in (("output",) if name == "predict" else ("loss", "correct"))
+            ]
+        for ours, theirs in zip(came, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-4, atol=1e-5)
