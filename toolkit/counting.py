@@ -99,7 +99,7 @@ def macs(graph: GraphModule, batch: int) -> int:
     """Multiply-accumulates of convolution, linear and recurrent layers for `batch` samples."""
     total = 0
     for node in (node for node in graph.graph.nodes if node.target in RECURRENT):
-        weights = (w.meta["val"] for w in node.args[2])  # type: ignore[union-attr]
+        weights = (w.meta["val"] for w in node.args[2])
         total += batch * recurrent_steps(node) * sum(w.numel() for w in weights if w.dim() == 2)
     for node in weighted_nodes(graph):
         source, weight = node.args[:2]

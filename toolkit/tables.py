@@ -51,8 +51,13 @@ def table(*columns: str) -> Table:
 
 
 def filled(text: str, width: int, indent: str = "") -> str:
-    """`text` in lines that end in no space; all but the first begin with `indent`."""
-    return fill(text, width, subsequent_indent=indent, break_long_words=False)
+    """`text` in lines that end in no space; all but the first begin with `indent`.
+
+    Names stay whole, low-rank too.
+    """
+    return fill(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def capacity(value: float) -> str:

@@ -9,7 +9,7 @@ import pytest
 from bundles import everything
 from command_models import DIGITS
 from commands import edgetailor, run
-from toolkit.tables import capacity
+from toolkit.tables import capacity, filled
 
 RESNET20 = (
     "inspect", "toolkit.models:resnet20", "--input-shape", "3,32,32", "--batch", "32",
@@ -211,3 +211,7 @@ def macs(first_block: int = 0) -> int:
         shortcut = inputs * width if block % 3 == 0 else 0
         total += (9 * inputs * width + 9 * width * width + shortcut) * side**2
     return 32 * total
+
+
+def test_names_are_not_broken_between_lines() -> None:
+    assert filled("use slice or low-rank", 17, indent="  ") == "use slice or\n  low-rank"
