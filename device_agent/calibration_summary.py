@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from device_agent.profiler import megabytes
+from device_agent.profile_text import megabytes
 from profiles.calibration import Timing
 from profiles.device import DeviceProfile
 from profiles.workload import PRODUCTS, amount

@@ -36,7 +36,8 @@ def _from_file(context: click.Context, option: click.Parameter, path: Path | Non
 def run_command(**given: Any) -> None:
     """Take part in every round until the last.
 
-    Waits for the coordinator where it is away. What is set for the owner's sake pauses the work, also in the middle of training.
+    Waits for the coordinator where it is away. What is set for the owner's sake pauses the work,
+    also in the middle of training.
     """
     options = RunOptions(**given)
     signal.signal(signal.SIGTERM, _end)
