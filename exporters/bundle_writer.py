@@ -1,7 +1,7 @@
 """Put graphs, weights and manifest together into a bundle."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from safetensors.torch import save
 from torch import Tensor
@@ -38,7 +38,7 @@ class Graph:
     data: bytes
     operators: int
     size: int
-    footprint: Callable[[int], Footprint]
+    footprint: Callable[[int], Footprint] = field(compare=False)
     held: frozenset[str] = frozenset()
 
 

@@ -19,10 +19,11 @@ from device_agent.console import say
 @threads_option
 @json_option
 def calibrate(out: Path | None, name: str | None, force: bool, threads: int, as_json: bool) -> None:
-    """Measure what this device can do, in about a minute, for `edgetailor plan --profile FILE`.
+    """Measure what this device can do, in about a minute.
 
-    Small graphs of the operators that training steps consist of are run and timed; no bundle is
-    needed, and the result holds for any model. Leave the device alone meanwhile.
+    `edgetailor plan --profile FILE` goes by what it writes. Small graphs of the operators that
+    training steps consist of are run and timed; no bundle is needed, and the result holds for any
+    model. Leave the device alone meanwhile.
     """
     from device_agent.calibration import calibrate, device_profile
     from device_agent.calibration_summary import summary

@@ -43,7 +43,7 @@ def profile(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Measure BUNDLE's time per step and memory on this device.
+    """Measure BUNDLE's time per step and memory.
 
     Each signature runs in a process of its own. The document is described in docs/profiling.md;
     `edgetailor report` draws it.

@@ -44,7 +44,7 @@ def train(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Train BUNDLE on local data and write the update to send back.
+    """Train BUNDLE on local data and write the update.
 
     Interrupted or killed, the same command goes on where it was.
 

@@ -98,7 +98,7 @@ def test_what_several_signatures_read_is_sent_once() -> None:
 
 def test_tflite_graphs_stay_as_they_are(sliced: tuple[Submodel, Graphs, GlobalModel]) -> None:
     submodel, graphs, numbers = sliced
-    lite = {name: Graph("litert", "model.tflite", b"", 0, 0) for name in graphs}
+    lite = {name: replace(graph, runtime="litert") for name, graph in graphs.items()}
     assert with_constants(submodel.program, lite, submodel.cut(numbers)) == lite
 
 

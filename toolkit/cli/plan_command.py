@@ -81,11 +81,11 @@ def plan(
     specs: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Choose the strongest submodel that fits a device, over all families and sizes.
+    """Choose the strongest submodel that fits a device.
 
-    Memory and time are predicted from the graphs that would be exported and from the device's
-    calibration; what counts is their upper bound. Where nothing fits, the exit code is 5. Graphs
-    are looked at once and remembered in ~/.cache/edgetailor.
+    All families and sizes are looked at. Memory and time are predicted from the graphs that would
+    be exported and from the device's calibration; what counts is their upper bound. Where nothing
+    fits, the exit code is 5. Graphs are looked at once and remembered in ~/.cache/edgetailor.
 
     \b
     edgetailor plan toolkit.models:resnet20 --input-shape 3,32,32 \\

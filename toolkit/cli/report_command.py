@@ -95,10 +95,10 @@ def report(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Draw what PROFILEs say: memory and time of one batch by phase, one bar a submodel.
+    """Draw what PROFILEs say: memory and time by phase.
 
-    All are of one machine and one model; several of one submodel become one bar. `edgetailor report
-    diff BEFORE AFTER` compares two of one submodel.
+    Both are of one batch. All profiles are of one machine and one model; several of one submodel
+    become one bar. `edgetailor report diff BEFORE AFTER` compares two of one submodel.
 
     \b
     edgetailor-agent profile bundles/full --out full.json
