@@ -116,19 +116,24 @@ class ScheduleRun(SignatureRuns):
         """Make recordings that a killed process held in memory and that are still to be read."""
         schedule = self.bundle.manifest.schedule
         before = [done for done in schedule[:instruction] if isinstance(done, Record)]
-        read = {rest.source for rest in schedule[instruction:] if not isinstance(rest, Initialise)}
-        if (read & {done.target for done in before}) <= self.recordings.keys():
+        if (self.to_read(instruction) & {done.target for done in before}) <= self.recordings.keys():
             return
         kept, self.checkpoints = self.checkpoints, None
         for done in before:
             self.record(done)
         self.checkpoints = kept
 
+    def to_read(self, instruction: int) -> set[str]:
+        """The data sets that are read from `instruction` on."""
+        rest = self.bundle.manifest.schedule[instruction:]
+        return {later.source for later in rest if not isinstance(later, Initialise)}
+
     def checkpoint(self) -> None:
         """Keep what is needed to go on from here."""
         if self.checkpoints is None:
             return
-        self.at.recorded = [name for name, made in self.recordings.items() if made.kept]
+        needed = self.to_read(self.at.instruction)
+        self.at.recorded = [n for n, made in self.recordings.items() if made.kept and n in needed]
         self.at.dropout = json.dumps(self.dropout.bit_generator.state)
         frozen = {e.name for e in self.bundle.manifest.tensors if e.role == "frozen"}
         state = {name: array for name, array in self.state.items() if name not in frozen}

@@ -120,7 +120,7 @@ def compressed(tmp_path: Path) -> str:
     return str(tmp_path / "packed.npz")
 
 
-@pytest.mark.parametrize("family", ["slice", "cp"])
+@pytest.mark.parametrize("family", ["slice", pytest.param("cp", marks=pytest.mark.long)])
 def test_a_disk_that_is_full_at_every_write(
     bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:

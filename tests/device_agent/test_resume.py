@@ -94,8 +94,15 @@ def test_killed_at_a_hundred_random_moments(
     kill_often(trainer, jobs[family], tmp_path, 100, np.random.default_rng(seed))
 
 
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("family", ["slice", "cp"])
+@pytest.mark.parametrize(
+    ("family", "before"),
+    [
+        ("slice", True),
+        ("slice", False),
+        ("cp", True),
+        pytest.param("cp", False, marks=pytest.mark.long),
+    ],
+)
 def test_killed_at_every_write(
     trainer: Trainer, jobs: dict[str, Job], tmp_path: Path, family: str, before: bool
 ) -> None:
