@@ -1,18 +1,29 @@
 """Data in files are mapped, not loaded, and looked at piece by piece."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from bundles import CLASSES, SAMPLE_SHAPE, BundleOf, everything, samples, write_data
+from bundles import (
+    CLASSES,
+    SAMPLE_SHAPE,
+    BundleOf,
+    everything,
+    rewrite,
+    samples,
+    tiny_model,
+    write_data,
+)
 from commands import Agent, environment, refusal
 from device_agent import data_files
 from device_agent.data import LocalData, classes_in, held_out, load_data
-from device_agent.disk import MappedArray
+from device_agent.disk import MappedArray, open_npy
 from device_agent.training import train_bundle
 from device_agent.update import read_update
 from profiles.errors import DataError, StorageError
@@ -103,10 +114,6 @@ def test_data_larger_than_what_is_used_of_memory(bundle_of: BundleOf, tmp_path: 
 
 def quick(bundle: Path, folder: Path) -> Path:
     """A copy of `bundle` that trains in few large batches."""
-    import shutil
-
-    from bundles import rewrite
-
     shutil.copytree(bundle, folder / "bundle")
     rewrite(
         folder / "bundle",
@@ -207,8 +214,6 @@ def test_folders_that_hold_no_data(tmp_path: Path, change: str, message: str) ->
 
 def test_an_empty_array_is_mapped_as_one(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.empty((0, 3), np.float32))
-    from device_agent.disk import open_npy
-
     found = open_npy(tmp_path / "a.npy")
     assert isinstance(found, MappedArray)
     assert found.array.shape == (0, 3)
@@ -255,10 +260,6 @@ def test_validation(bundle_of: BundleOf, tmp_path: Path, family: str) -> None:
 
 def test_validation_is_what_a_server_would_find(bundle_of: BundleOf, tmp_path: Path) -> None:
     """The last epoch's figures are PyTorch's for the weights that are sent."""
-    import torch
-
-    from bundles import tiny_model
-
     x, y = samples(40, seed=0)
     np.savez(tmp_path / "local.npz", x=x, y=y)
     record = train_bundle(

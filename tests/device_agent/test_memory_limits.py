@@ -18,6 +18,7 @@ from device_agent import limits
 from device_agent.bundle import open_bundle
 from device_agent.checkpoint import CHECKPOINT, training_folder
 from device_agent.limits import Ceiling, ceilings, cgroup_limit, check_fits, needed_bytes
+from device_agent.onnx_runtime import OnnxSession
 from device_agent.training import train_bundle
 from device_agent.update import read_update
 from exporters import export
@@ -168,8 +169,6 @@ def test_training_stays_within_what_is_foreseen(
 def test_what_is_trained_stays_where_memory_runs_out(
     bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from device_agent.onnx_runtime import OnnxSession
-
     longer = shutil.copytree(bundle_of("slice"), tmp_path / "bundle")
     rewrite(longer, lambda manifest: manifest["schedule"][-1].update(epochs=3))
     data, out = str(write_data(tmp_path / "local.npz")), tmp_path / "out"
