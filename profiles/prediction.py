@@ -20,7 +20,7 @@ MEMORY_ERROR = 0.06
 """How far above its prediction a measured growth of the process may be, relative."""
 LOOP_MEMORY_ERROR = 0.15
 """The same for graphs with loops, whose working space is counted as one pass through the body."""
-TIME_ERROR = 0.25
+TIME_ERROR = 0.5
 """How much longer than predicted a step may take on an undisturbed device, relative."""
 X86_OVERHEAD = MemoryOverhead(idle_bytes=60 * 10**6, session_bytes=11 * 2**20, node_bytes=5300)
 """Measured on x86-64 Linux with onnxruntime 1.31.1: taken for devices that were not calibrated."""

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +21,8 @@ from exporters.workload import signature_work
 from profiles import workload
 from profiles.errors import EdgeTailorError
 from profiles.workload import Workload
+from toolkit.families import family_named
+from toolkit.spec import parse_spec
 from toolkit.splitting import split
 from toolkit.strength import strength
 from toolkit.submodel import Submodel, count, shapes_of
@@ -60,7 +63,11 @@ class Workloads:
         self.key = digest([code_version(), str(self.training), *content(captured)])
 
     def of(self, spec: str) -> Known | Impossible:
-        """The workload of `spec`: from the cache, or by exporting what trains."""
+        """The workload of `spec`: from the cache, or by exporting what trains.
+
+        Raises SpecError where `spec` is none, whatever the model.
+        """
+        family_named(parse_spec(spec).family)
         place = self.cache / f"{digest([self.key, spec])}.json"
         try:
             return msgspec.json.decode(place.read_bytes(), type=Known)
@@ -72,7 +79,9 @@ class Workloads:
             known = self.look_at(submodel)
         except EdgeTailorError as error:
             return Impossible(submodel=spec, reason=str(error))
-        write_file(place, msgspec.json.encode(known))
+        # A plan does not need a place to remember what it saw.
+        with suppress(OSError):
+            write_file(place, msgspec.json.encode(known))
         return known
 
     def look_at(self, submodel: Submodel) -> Known:
