@@ -60,13 +60,7 @@ def check_parameters(model: nn.Module) -> None:
         owners[id(value)] = name
         if value.dtype != torch.float32:
             raise ModelError(f"{name!r} is {value.dtype}; parameters must be float32.")
-        if name.endswith("+"):
-            raise ModelError(f"{name!r} ends in '+', which graphs use for new values; rename it.")
-        if set(name) & {'"', "\\"} or not name.isprintable():
-            raise ModelError(
-                f"{name!r} has a quotation mark, a backslash or a control character in its name, "
-                "which no recorded model can have; rename its module."
-            )
+        check_name(name)
         if value.numel() == 0:
             raise ModelError(f"{name!r} has shape {tuple(value.shape)}, which holds no numbers.")
     for name, value in model.state_dict().items():
@@ -82,6 +76,17 @@ def check_parameters(model: nn.Module) -> None:
         raise ModelError(
             "All parameters of the model are frozen (requires_grad=False), so there is nothing to "
             "train."
+        )
+
+
+def check_name(name: str) -> None:
+    """Raise ModelError for a parameter's name that no graph can have."""
+    if name.endswith("+"):
+        raise ModelError(f"{name!r} ends in '+', which graphs use for new values; rename it.")
+    if set(name) & {'"', "\\"} or not name.isprintable():
+        raise ModelError(
+            f"{name!r} has a quotation mark, a backslash or a control character in its name, "
+            "which no recorded model can have; rename its module."
         )
 
 

@@ -71,7 +71,7 @@ def of_write(source: GraphModule | None) -> str:
     """
     for node in source.graph.nodes if source is not None else ():
         written = node.args[0] if writes_in_place(node) else None
-        if isinstance(written, Node) and is_view(written):
+        if isinstance(written, Node) and is_view(written) and not writes_in_place(written):
             return of_node(node)
     return ""
 
