@@ -266,11 +266,12 @@ def unfolded(image: Sequence[int], kernel: Sequence[int], output: Sequence[int])
 def shape_of(value: Value | None) -> tuple[int, ...]:
     """The sizes of `value`. Raises ExportError where one is not known."""
     assert value is not None
-    if value.shape is None or not known(value):
+    if not known(value):
         raise ExportError(
             f"Peak memory needs every tensor's shape; that of {value.name!r} does not follow from "
             "the batch."
         )
+    assert value.shape is not None
     return value.shape.numpy()
 
 

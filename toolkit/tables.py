@@ -152,8 +152,7 @@ def show_export(exported: Exported, batch: int) -> None:
         graphs.add_row(one.name, operators, macs, size(one.graph_bytes), peak(one.peak_bytes))
     console.print(graphs)
     console.print(f"for a batch of {batch}; peak memory: predicted, above the idle agent")
-    if any(one.peak_bytes is None for one in exported.signatures):
-        console.print("unknown: `edgetailor-agent profile` measures it")
+    explain_unknown(exported.signatures)
     if exported.verdict is None:
         console.print("not verified (--no-verify)")
     else:
@@ -173,6 +172,7 @@ def show_tiers(tiers: Sequence[TierResult]) -> None:
     exported = [one.exported for one in tiers if one.exported is not None]
     if any(found.signatures for found in exported):
         console.print("peak memory: predicted, of the costliest signature, above the idle agent")
+    explain_unknown([one for found in exported for one in found.signatures])
     if any(found.verdict for found in exported):
         console.print("error: the worst tensor's, relative to its norm, against PyTorch in float64")
     for one in tiers:
@@ -196,6 +196,12 @@ def figures(one: TierResult) -> tuple[str, str, str, str]:
 def peak(predicted: int | None) -> str:
     """A peak of memory for people."""
     return "unknown" if predicted is None else size(predicted)
+
+
+def explain_unknown(signatures: Sequence[SignatureCost]) -> None:
+    """Where to get the peaks that are missing, if any are."""
+    if any(one.peak_bytes is None for one in signatures):
+        print("unknown: `edgetailor-agent profile` measures it on the device")
 
 
 def highest(signatures: Sequence[SignatureCost]) -> str:

@@ -13,7 +13,7 @@ from commands import edgetailor, refused, run
 from device_agent.bundle import open_bundle
 from profiles.errors import ExportError, InputError, SpecError, VerificationError
 from toolkit.exporting import SignatureCost
-from toolkit.tables import highest
+from toolkit.tables import explain_unknown, highest
 from toolkit.tiers import TierResult, exit_code, read_tiers, tiers_of
 
 TIERS = """
@@ -105,6 +105,14 @@ def test_the_peak_of_a_bundle_is_its_costliest_signatures() -> None:
     signatures = [SignatureCost(name, 1, 1, 1, peak) for name, peak in (("a", 7), ("b", 9000))]
     assert highest(signatures) == "9.0 kB"
     assert highest([*signatures, SignatureCost("c", 1, 1, 1, None)]) == "unknown"
+
+
+def test_an_unknown_peak_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    known, unknown = (SignatureCost("a", 1, 1, 1, peak) for peak in (7, None))
+    explain_unknown([known])
+    assert capsys.readouterr().out == ""
+    explain_unknown([known, unknown])
+    assert "edgetailor-agent profile" in capsys.readouterr().out
 
 
 def test_the_exit_code_is_the_worst() -> None:
