@@ -25,8 +25,7 @@ def with_constants(
     """`graphs` with the numbers of each frozen tensor that one signature alone reads.
 
     What several signatures read stays in the weights file, so that no tensor is sent twice. TFLite
-    graphs stay as they are: in the matrix products that their convolutions are, constants gain
-    nothing.
+    graphs, which share one file, keep their inputs.
     """
     alone = read_alone(program)
     return {

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -118,11 +119,15 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> Path:
 
 
 def take_turns(peers: dict[str, Peer], steps: int) -> dict[str, list[float]]:
-    """Seconds of `steps` steps of every peer, one step each in turn."""
+    """Seconds of `steps` steps of every peer, one step each in turn.
+
+    Each time in another order: threads of PyTorch's still spin when the next one begins.
+    """
     seconds: dict[str, list[float]] = {kind: [] for kind in peers}
+    draw = random.Random(0)
     for _ in range(steps):
-        for kind, peer in peers.items():
-            seconds[kind].append(peer.ask("time"))
+        for kind in draw.sample(list(peers), len(peers)):
+            seconds[kind].append(peers[kind].ask("time"))
     return seconds
 
 
