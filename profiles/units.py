@@ -4,7 +4,7 @@ import re
 
 from profiles.errors import InputError
 
-UNITS = {
+UNITS: dict[str, int] = {
     "B": 1,
     **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)},
     **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)},
