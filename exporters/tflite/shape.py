@@ -271,6 +271,8 @@ def reduction(code: str) -> Single:
         if not rank:
             return x
         places = sorted(x.order[a] for a in gone)
+        if code in ("SUM", "MEAN"):
+            x = Value(shortened(lowering, code, x.tensor, places[1:]), x.shape, x.order)
         shape = [1 if p in places else n for p, n in enumerate(x.tensor.shape)]
         order = x.order
         if not keep:
@@ -283,6 +285,19 @@ def reduction(code: str) -> Single:
         return Value(tensor, tuple(shape[p] for p in order), order)
 
     return form
+
+
+def shortened(lowering: Lowering, code: str, tensor: Tensor, places: Sequence[int]) -> Tensor:
+    """Sums or means over one axis after the other, from the last on, each left at size one.
+
+    XNNPACK adds up all numbers of a sum in turn, and what it has so far is rounded every time: over
+    all places of a batch that is as much as flips ten ReLUs of a ResNet-20's six million.
+    """
+    for place in reversed(places):
+        sizes = [1 if axis == place else size for axis, size in enumerate(tensor.shape)]
+        axes = lowering.integers([place])
+        tensor = lowering.emit(code, [tensor, axes], sizes, "ReducerOptions", keepDims=True)
+    return tensor
 
 
 def over_last(code: str, options: str, **settings: Any) -> Single:

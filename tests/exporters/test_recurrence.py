@@ -138,8 +138,8 @@ def assert_close(
     assert came.keys() == expected.keys()
     for name, theirs in expected.items():
         assert came[name].shape == theirs.shape, name
-        error = float((came[name].double() - theirs).norm() / theirs.norm())
-        assert error <= tolerance, f"{name} is off by {error:.1e}"
+        off, size = float((came[name].double() - theirs).norm()), float(theirs.norm())
+        assert off <= tolerance * size, f"{name} of norm {size:.1e} is off by {off:.1e}"
 
 
 VARIANTS = [

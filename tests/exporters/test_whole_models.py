@@ -192,12 +192,7 @@ def flips(ours: list[Tensor], theirs: list[Tensor]) -> int:
     return sum(int((a != b).sum()) for a, b in zip(ours, theirs, strict=True))
 
 
-ROUNDS_MORE = pytest.mark.xfail(
-    reason="LiteRT rounds more: 6 to 11 flips of 6 million seen", strict=False
-)
-
-
-@pytest.mark.parametrize("format", ["onnx", pytest.param("tflite", marks=ROUNDS_MORE)])
+@pytest.mark.parametrize("format", FORMATS)
 def test_one_step_with_kinks(format: str, seed: int, tmp_path: Path) -> None:
     build, shape, classes = MODELS["resnet20"]
     torch.manual_seed(seed)
