@@ -93,7 +93,7 @@ def config_text(folder: DemoFolder, kinds: Iterable[DeviceKind], rounds: int, se
     }
     lines = [*_table(top), "", "[training]", *_table(asdict(settings.TRAINING))]
     for kind in kinds:
-        lines += ["", "[[devices]]", *_table(kind.model_dump())]
+        lines += ["", "[[devices]]", *_table(kind.model_dump(exclude_none=True))]
     return "\n".join(lines) + "\n"
 
 
