@@ -1,5 +1,6 @@
 """The calibration, for real but short: what it times, and what it makes of it."""
 
+import datetime
 import json
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from device_agent.calibration import (
 from device_agent.calibration_cases import MOST
 from device_agent.calibration_summary import rates, summary
 from profiles.calibration import Calibration, Timing
-from profiles.workload import KINDS, amount
+from profiles.device import load_device
+from profiles.prediction import Clock
+from profiles.workload import KINDS, Operation, amount
 
 LARGEST = 160e6
 """Multiply-accumulates: a tenth of a second where a core does 1.6 G a second."""
@@ -122,3 +125,21 @@ def test_no_torch_is_needed(tmp_path: Path) -> None:
     )
     forbidden = {"torch", "onnx", "onnxscript", "exporters", "toolkit"}
     assert not forbidden & set(json.loads(done.stdout))
+
+
+@pytest.mark.long
+def test_the_command_writes_a_profile_that_the_planner_reads(agent: Agent, tmp_path: Path) -> None:
+    out = tmp_path / "desk.json"
+    done = agent("calibrate", "--threads", "1", "--name", "desk", "--out", out, "--json")
+    assert done.code == 0
+    assert done.stderr.splitlines() == [
+        "runs of next to nothing",
+        "operations, about 40 s",
+        "memory of the runtime",
+    ]
+    written = load_device(str(out))
+    assert json.loads(done.stdout) == json.loads(out.read_bytes())
+    assert (written.name, written.date) == ("desk", datetime.date.today().isoformat())
+    assert written.calibration is not None
+    step = Clock(written.calibration).seconds(Operation("product", (1, 256, 256, 256)))
+    assert 0 < step < 1
