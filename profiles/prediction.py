@@ -21,7 +21,7 @@ MEMORY_ERROR = 0.06
 LOOP_MEMORY_ERROR = 0.15
 """The same for graphs with loops, whose working space is counted as one pass through the body."""
 TIME_ERROR = 0.5
-"""How much longer than predicted a step may take on an undisturbed device, relative."""
+"""How much longer than predicted a step may take, relative; of 37 steps up to four took longer."""
 X86_OVERHEAD = MemoryOverhead(idle_bytes=60 * 10**6, session_bytes=11 * 2**20, node_bytes=5300)
 """Measured on x86-64 Linux with onnxruntime 1.31.1: taken for devices that were not calibrated."""
 TIMED = {*KINDS.values(), "scaling", "broadcast", "accumulated"} - {FREE, LOOP}
