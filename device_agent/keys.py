@@ -3,7 +3,7 @@
 import base64
 import time
 from collections.abc import Mapping
-from typing import Self
+from typing import Any, Self
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -53,7 +53,11 @@ class DeviceKey:
         return base64.b64encode(raw).decode()
 
     def join_request(
-        self, token: str, name: str, machine: Mapping[str, str | int | None]
+        self,
+        token: str,
+        name: str,
+        machine: Mapping[str, str | int | None],
+        profile: dict[str, Any] | None = None,
     ) -> JoinRequest:
         """A request to join with `token`, signed now."""
         timestamp = int(time.time())
@@ -64,4 +68,5 @@ class DeviceKey:
             machine=dict(machine),
             timestamp=timestamp,
             signature=base64.b64encode(signature).decode(),
+            profile=profile,
         )

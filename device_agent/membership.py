@@ -3,6 +3,7 @@
 import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -11,15 +12,31 @@ from device_agent.addresses import check_url
 from device_agent.device_state import DeviceState, Identity
 from device_agent.files import fingerprint, write_file
 from device_agent.keys import DeviceKey
-from device_agent.link import Link
+from device_agent.link import Link, RefusedError
+from device_agent.protocol import NEEDS_PROFILE
+from profiles.device import DeviceProfile
 from profiles.errors import AuthorisationError, InputError, LinkError
 from profiles.profile import this_machine
 
 Say = Callable[[str], None]
+Measure = Callable[[str, Path, Say], DeviceProfile]
+"""(name, a folder on the device's disk, say) -> what the device can do."""
 JOIN_PATIENCE_S = 60.0
 LEAVE_PATIENCE_S = 5.0
 """How long a coordinator that does not answer is asked again."""
 GB = 1e9
+
+
+def calibrated(name: str, folder: Path, say: Say) -> DeviceProfile:
+    """This device's profile, measured now."""
+    # Imports the runtime, which joining does not need otherwise.
+    from device_agent.calibration import calibrate, device_profile
+    from device_agent.calibration_summary import summary
+
+    found = device_profile(name, calibrate(0, report=say), folder)
+    for line in summary(found, None):
+        say(line)
+    return found
 
 
 def join(
@@ -31,14 +48,16 @@ def join(
     *,
     replace: bool = False,
     patience_s: float = JOIN_PATIENCE_S,
+    measure: Measure = calibrated,
 ) -> Identity:
     """Enrol at `url` as `name`, and keep what came back in the folder `state`.
 
     Joining the same coordinator with the same token again changes nothing. With `replace` a folder
     that belongs elsewhere is given to the new coordinator, once it has taken this device; the old
-    one is told if it answers. Raises AuthorisationError for a refused token, LinkError where nobody
-    answers for `patience_s` seconds, and InputError where `state` belongs to a device that joined
-    otherwise or cannot be written.
+    one is told if it answers. Where the coordinator plans submodels, `measure` finds out what this
+    device can do. Raises AuthorisationError for a refused token, RefusedError where no submodel
+    fits this device, LinkError where nobody answers for `patience_s` seconds, and InputError where
+    `state` belongs to a device that joined otherwise or cannot be written.
     """
     folder = DeviceState(state)
     url = check_url(url)
@@ -52,7 +71,8 @@ def join(
     link = Link(url, token, say, patience_s=patience_s)
     folder.check_writable()
     moving = known is not None and not same
-    identity = _enrol(link, token, name, folder.replacing_key if moving else folder.key)
+    key = folder.replacing_key if moving else folder.key
+    identity = _enrol(link, token, name, key, lambda: measure(name, state, say), say)
     if known is not None and moving:
         _tell_old(known, say)
         folder.change_hands()
@@ -117,12 +137,22 @@ class _Key:
         return made
 
 
-def _enrol(link: Link, token: str, name: str, key: Path) -> Identity:
+def _enrol(
+    link: Link, token: str, name: str, key: Path, measure: Callable[[], DeviceProfile], say: Say
+) -> Identity:
     """Ask to join. The key is on disk before it is sent: a lost answer costs the token nothing."""
     held = _Key.at(key)
     machine = msgspec.to_builtins(this_machine(_runtime()))
+    request = partial(held.key.join_request, token, name, machine)
     try:
-        reply = link.join(lambda: held.key.join_request(token, name, machine))
+        try:
+            reply = link.join(request)
+        except RefusedError as refusal:
+            if refusal.code != NEEDS_PROFILE:
+                raise
+            say("The coordinator plans by what a device can do: measuring, about a minute.")
+            profile = msgspec.to_builtins(measure())
+            reply = link.join(partial(request, profile))
     except BaseException:
         if held.new and not link.join_unanswered:
             held.path.unlink()  # no device has come of it

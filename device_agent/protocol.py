@@ -22,11 +22,13 @@ signature would need the whole body read twice.
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 API = "/v1"
 JOIN_TOKEN = "join-token"
 """Code of the Problem that a good join token meets where a device's secret is asked for."""
+NEEDS_PROFILE = "needs-profile"
+"""Code of the Problem that a join without `profile` meets where submodels are planned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +37,10 @@ class JoinRequest:
 
     `public_key` and `signature` are the raw 32 and 64 bytes of Ed25519 in base64, over `join_text`.
     `timestamp` is the device's clock, in seconds since 1970; a join that is far from the
-    coordinator's own clock is refused. `machine` has the fields of profiles.profile.Machine.
-    Joining again with the same key gives the same device and a new secret.
+    coordinator's own clock is refused. `machine` has the fields of profiles.profile.Machine,
+    `profile` those of profiles.device.DeviceProfile: it says what the device can do, and is needed
+    where the coordinator plans by it. Joining again with the same key gives the same device and a
+    new secret.
     """
 
     name: str
@@ -44,6 +48,7 @@ class JoinRequest:
     machine: dict[str, str | int | None]
     timestamp: int
     signature: str
+    profile: dict[str, Any] | None = None
 
 
 def join_text(token: str, public_key: str, timestamp: int) -> bytes:

@@ -7,6 +7,7 @@ known is absent.
 
 import datetime
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -72,18 +73,20 @@ def load_device(reference: str) -> DeviceProfile:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
-    return decode(content, path)
+    return decoded(content, path, "toml" if path.suffix == ".toml" else "json")
 
 
-def decode(content: bytes, path: Path) -> DeviceProfile:
-    """The profile that `content` of the file `path` is. Raises InputError where it is none."""
-    read = msgspec.toml.decode if path.suffix == ".toml" else msgspec.json.decode
+def decoded(
+    content: bytes, origin: Path | str = "What came", form: Literal["json", "toml"] = "json"
+) -> DeviceProfile:
+    """The profile that `content` of `origin` is. Raises InputError where it is none."""
+    read = msgspec.toml.decode if form == "toml" else msgspec.json.decode
     try:
         found: DeviceProfile = read(content, type=DeviceProfile)
         datetime.date.fromisoformat(found.date)
     except (msgspec.MsgspecError, ValueError) as error:
         raise InputError(
-            f"{path} is no device profile: {error}. Write one with "
+            f"{origin} is no device profile: {error}. Write one with "
             "`edgetailor-agent calibrate --out FILE`."
         ) from None
     for version, known, what in (
@@ -96,7 +99,7 @@ def decode(content: bytes, path: Path) -> DeviceProfile:
     ):
         if version != known:
             raise InputError(
-                f"{path} holds a {what} of version {version}; this program reads {known}. "
+                f"{origin} holds a {what} of version {version}; this program reads {known}. "
                 "Calibrate the device again with the same version of edgetailor."
             )
     return found

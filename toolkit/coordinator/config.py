@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import (
+    BeforeValidator,
     Field,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
@@ -13,26 +14,69 @@ from pydantic import (
 )
 
 from profiles.errors import InputError
+from profiles.planner import Budgets
+from profiles.units import parse_bytes
 from toolkit.policy import AggregationPolicy
 from toolkit.toml_files import Place, Table, Tier, checked_spec, read_table, repeated
 from toolkit.training import TrainingConfig
 
 Positive = Annotated[int, Field(ge=1)]
+AUTO = "auto"
+"""In place of a submodel: each device gets the strongest that fits it."""
+
+
+def _bytes(given: object) -> object:
+    try:
+        return parse_bytes(given) if isinstance(given, str) else given
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
+Size = Annotated[int, Field(ge=1), BeforeValidator(_bytes)]
+"""Bytes, as a number or like "256MB"."""
 
 
 class DeviceKind(Tier):
-    """A kind of device: `count` devices that all train `submodel`.
+    """A kind of device: `count` devices that all train `submodel`, or with AUTO what fits each.
 
-    One that reports that it cannot gets `fallback` from the next round on.
+    One that reports that it cannot gets `fallback` from the next round on. The budgets of a planned
+    device: `memory` of the agent's process and `bandwidth` of a round in bytes, `step_time` of a
+    batch in seconds.
     """
 
     count: Positive = 1
     fallback: str | None = None
+    memory: Size | None = None
+    step_time: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    bandwidth: Size | None = None
+
+    @field_validator("submodel")
+    @classmethod
+    def _is_spec(cls, text: str) -> str:
+        return text if text == AUTO else checked_spec(text)
 
     @field_validator("fallback")
     @classmethod
     def _is_spec_too(cls, text: str | None) -> str | None:
         return None if text is None else checked_spec(text)
+
+    @model_validator(mode="after")
+    def _budgets_plan(self) -> Self:
+        if not self.planned and self.budgets != Budgets():
+            raise ValueError(
+                f"memory, step_time and bandwidth are budgets to plan by; set submodel = {AUTO!r}"
+            )
+        return self
+
+    @property
+    def planned(self) -> bool:
+        """Whether each device of this kind gets a submodel of its own."""
+        return self.submodel == AUTO
+
+    @property
+    def budgets(self) -> Budgets:
+        """What a device of this kind may spend."""
+        return Budgets(memory=self.memory, step=self.step_time, traffic=self.bandwidth)
 
 
 class CoordinatorConfig(Table):

@@ -35,6 +35,7 @@ ADDED = {
         "has_left": "INTEGER NOT NULL DEFAULT 0",
         "fallback_from": "INTEGER",
         "trouble": "TEXT",
+        "submodel": "TEXT",
     },
 }
 """Columns that came after the first version: every database gets those that it lacks.

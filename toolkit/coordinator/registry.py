@@ -15,6 +15,8 @@ from toolkit.coordinator.refusals import forbidden
 
 DAY_S = 86400
 TOKEN_UNKNOWN = "token-unknown"
+Plan = Callable[[str], str | None]
+"""Kind of a new device -> its submodel; None where the kind says which."""
 
 
 def hashed(secret: str) -> str:
@@ -28,6 +30,7 @@ class Device:
 
     `machine` is JSON; None, as `public_key`, for one that enrolled before there were keys. From the
     round `fallback_from` on it gets its kind's fallback; `trouble` is what it last reported.
+    `submodel` was planned for it; None where its kind says which.
     """
 
     id: str
@@ -41,6 +44,7 @@ class Device:
     has_left: bool
     fallback_from: int | None
     trouble: str | None
+    submodel: str | None
 
 
 @dataclass(frozen=True)
@@ -92,11 +96,14 @@ class Registry:
                 (kind, hashed(token), count, self._now(), days),
             )
 
-    def enrol(self, token: str, name: str, public_key: str, machine: str) -> tuple[Device, str]:
+    def enrol(
+        self, token: str, name: str, public_key: str, machine: str, plan: Plan
+    ) -> tuple[Device, str]:
         """Make a device of the token's kind; returns it and its secret.
 
-        A key that has enrolled gives its device again, with a new secret. Raises RefusalError (403)
-        for a token that is unknown, expired, used up or of another kind than the key's device.
+        `plan` gives the submodel of a new device, and may refuse it. A key that has enrolled gives
+        its device again, with a new secret. Raises RefusalError (403) for a token that is unknown,
+        expired, used up or of another kind than the key's device.
         """
         secret = secrets.token_urlsafe(32)
         with self._database.transaction() as db:
@@ -106,9 +113,12 @@ class Registry:
                 allowed.check_age(self._now())
                 identifier = _new_place(db, allowed)
                 db.execute(
-                    "INSERT INTO devices (id, kind, name, secret, public_key, machine) "
-                    "VALUES (?, ?, ?, ?, ?, ?)",
-                    (identifier, allowed.kind, name, hashed(secret), public_key, machine),
+                    "INSERT INTO devices (id, kind, name, secret, public_key, machine, submodel) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        *(identifier, allowed.kind, name, hashed(secret), public_key, machine),
+                        plan(allowed.kind),
+                    ),
                 )
             else:
                 _check_kind(known, allowed)
@@ -171,7 +181,7 @@ class Registry:
 def _devices(db: sqlite3.Connection, where: str, *values: str) -> list[Device]:
     columns = (
         "id, kind, name, secret, bytes_down, bytes_up, public_key, machine, has_left, "
-        "fallback_from, trouble"
+        "fallback_from, trouble, submodel"
     )
     rows = db.execute(f"SELECT {columns} FROM devices {where} ORDER BY rowid", values)
     return [Device(*row) for row in rows]

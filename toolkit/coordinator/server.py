@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import uvicorn
 from fastapi import FastAPI
@@ -22,8 +22,11 @@ from profiles.errors import InputError
 from toolkit.coordinator.api import create_app
 from toolkit.coordinator.conductor import Conductor, Model, read_held_out
 from toolkit.coordinator.config import CoordinatorConfig, load_config
-from toolkit.coordinator.service import Coordinator, restore
+from toolkit.coordinator.service import Chooser, Coordinator, restore
 from toolkit.coordinator.store import Store
+
+if TYPE_CHECKING:
+    from toolkit.federation import Federation
 
 Say = Callable[[str], None]
 OPERATOR = "operator.token"
@@ -50,8 +53,11 @@ def serve(config_path: Path, say: Say = to_stderr) -> None:
     `say` gets lines for people (default: stderr). Raises InputError for a mistake in the file, a
     port in use or a state folder of another federation, and whatever ended the rounds early.
     """
+    from toolkit.coordinator.choosing import planner  # torch and exporters come with it
+
     config = load_config(config_path)
-    server = Server(config, federation(config), config_path, say)
+    model = federation(config)
+    server = Server(config, model, config_path, say, planner(config, model, say))
     for line in server.greeting():
         say(line)
     # uvicorn raises the signal again once it has stopped: an orderly end, not the default one.
@@ -66,19 +72,25 @@ def _end(signum: int, frame: FrameType | None) -> NoReturn:
 class Server:
     """A coordinator that is bound to its socket and has its tokens on disk, ready to `run`.
 
-    `origin` is the configuration file that error messages name. Raises InputError where the port
+    `origin` is the configuration file that error messages name; `chooser` plans for the kinds that
+    need it. Raises InputError where the port
     or the state folder cannot be used.
     """
 
     def __init__(
-        self, config: CoordinatorConfig, model: Model, origin: Path, say: Say = to_stderr
+        self,
+        config: CoordinatorConfig,
+        model: Model,
+        origin: Path,
+        say: Say = to_stderr,
+        chooser: Chooser | None = None,
     ) -> None:
         self.config = config
         held_out = read_held_out(config.held_out, config.input_shape, config.training.labels)
         self._socket = _bind(config.host, config.port, origin)
         try:
             self._store = Store(config.state)
-            self.coordinator = _coordinator(config, self._store)
+            self.coordinator = _coordinator(config, self._store, chooser)
         except BaseException:
             self._socket.close()
             raise
@@ -125,7 +137,7 @@ class Server:
         self._conductor.stop()
 
 
-def federation(config: CoordinatorConfig) -> Model:
+def federation(config: CoordinatorConfig) -> "Federation":
     """The global model that `config` describes, split for every kind of device.
 
     Raises ModelError, SpecError or InputError.
@@ -141,18 +153,19 @@ def federation(config: CoordinatorConfig) -> Model:
         config.aggregation,
     )
     for kind in config.devices:
-        model.submodel(kind.submodel)
+        if not kind.planned:
+            model.submodel(kind.submodel)
         if kind.fallback is not None:
             model.submodel(kind.fallback)
     return model
 
 
-def _coordinator(config: CoordinatorConfig, store: Store) -> Coordinator:
+def _coordinator(config: CoordinatorConfig, store: Store, chooser: Chooser | None) -> Coordinator:
     _check_same_federation(config, store)
     for kind in config.devices:
         token = _token(token_file(config.state, kind.name))
         store.registry.set_token(kind.name, token, kind.count, config.token_days)
-    coordinator = restore(config, store, time.monotonic)
+    coordinator = restore(config, store, time.monotonic, chooser)
     coordinator.operator_token = _token(config.state / OPERATOR)
     return coordinator
 
@@ -164,7 +177,9 @@ def _check_same_federation(config: CoordinatorConfig, store: Store) -> None:
         "input_shape": list(config.input_shape),
         "seed": config.seed,
         "training": asdict(config.training),
-        "devices": [kind.model_dump(exclude={"fallback"}) for kind in config.devices],
+        "devices": [
+            kind.model_dump(exclude={"fallback"}, exclude_none=True) for kind in config.devices
+        ],
     }
     before = json.loads(store.settle("federation", json.dumps(now)))
     changed = [key for key in now if now[key] != before[key]]

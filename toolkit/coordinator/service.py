@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
 from device_agent.manifest import MANIFEST
 from device_agent.protocol import (
     JOIN_TOKEN,
+    NEEDS_PROFILE,
     DeviceStatus,
     Fallback,
     FileOffer,
@@ -27,12 +29,14 @@ from device_agent.protocol import (
     Work,
 )
 from device_agent.wording import counted
+from profiles.device import DeviceProfile, decoded
+from profiles.errors import InputError
 from profiles.profile import Machine
 from toolkit.coordinator import intake
 from toolkit.coordinator.blobs import Part
-from toolkit.coordinator.config import CoordinatorConfig
+from toolkit.coordinator.config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.proof import check_possession
-from toolkit.coordinator.refusals import RefusalError, not_authorised
+from toolkit.coordinator.refusals import RefusalError, conflict, not_authorised
 from toolkit.coordinator.registry import TOKEN_UNKNOWN, Device, hashed
 from toolkit.coordinator.rounds import Rounds
 from toolkit.coordinator.store import Bundle, Store
@@ -40,8 +44,16 @@ from toolkit.coordinator.store import Bundle, Store
 NAME_LENGTH = 64
 NOTE_LENGTH = 200
 MACHINE_LENGTH = 4096
+PROFILE_LENGTH = 1 << 20
 STARTED = "started"
 """The key under which it is kept that the first round has opened."""
+
+
+class Chooser(Protocol):
+    """Plans; toolkit.coordinator.choosing.Planner is one."""
+
+    def submodel(self, kind: DeviceKind, device: DeviceProfile) -> str:
+        """What a device of `kind` gets. Raises RefusalError where nothing fits it."""
 
 
 @dataclass
@@ -56,14 +68,18 @@ class Sighting:
 
 @dataclass
 class Coordinator:
-    """One federation. `lock` guards `rounds`, `bundles` and `sightings`; `changed` wakes the
-    conductor when an update or the last device has come. `making` are the submodels that have
-    their bundle already while those of the next round are made."""
+    """One federation; `chooser` plans for devices whose kind leaves that to it.
+
+    `lock` guards `rounds`, `bundles` and `sightings`; `changed` wakes the conductor when an update
+    or the last device has come. `making` are the submodels that have their bundle already while
+    those of the next round are made.
+    """
 
     config: CoordinatorConfig
     store: Store
     rounds: Rounds
     clock: Callable[[], float] = time.monotonic
+    chooser: Chooser | None = None
     operator_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     bundles: dict[str, Bundle] = field(default_factory=dict)
     making: set[str] = field(default_factory=set)
@@ -75,18 +91,34 @@ class Coordinator:
         """Enrol a device, or give one that joins again its new secret.
 
         Raises RefusalError: 403 for a token that cannot be used, a signature that is not the key's
-        and a clock that is off; 422 for a name, key or machine that is none.
+        and a clock that is off; 409 for one to plan for without a profile, or that nothing fits;
+        422 for a name, key, machine or profile that is none.
         """
         name = _checked_name(request.name)
         machine = _checked_machine(request.machine)
         check_possession(token, request, time.time())
         with self.lock:
-            device, secret = self.store.registry.enrol(token, name, request.public_key, machine)
+            device, secret = self.store.registry.enrol(
+                token, name, request.public_key, machine, lambda kind: self._plan(kind, request)
+            )
             if device.id not in self.rounds.devices:
                 self.rounds.enrol(device.id)
                 self.sightings[device.id] = Sighting(self.clock())
         self.changed.set()
         return JoinReply(device=device.id, secret=secret, submodel=self.submodel(device))
+
+    def _plan(self, name: str, request: JoinRequest) -> str | None:
+        kind = self.config.kind(name)
+        if not kind.planned:
+            return None
+        assert self.chooser is not None
+        if request.profile is None:
+            raise conflict(
+                NEEDS_PROFILE,
+                f"Devices of kind {name!r} are planned for: send `profile`, what "
+                "`edgetailor-agent calibrate --json` prints.",
+            )
+        return self.chooser.submodel(kind, _checked_profile(request.profile))
 
     def authenticate(self, secret: str) -> Device:
         """The device with this secret. Raises RefusalError (401) where there is none."""
@@ -227,7 +259,7 @@ class Coordinator:
                 history=self.store.history(),
                 kinds=len(self.config.devices),
                 kinds_ready=sum(
-                    kind.submodel in self.bundles or kind.submodel in self.making
+                    kind.planned or kind.submodel in self.bundles or kind.submodel in self.making
                     for kind in self.config.devices
                 ),
             )
@@ -248,26 +280,34 @@ class Coordinator:
         )
 
     def submodels(self) -> set[str]:
-        """Those of which the next round needs bundles: every kind's, and fallbacks in use."""
-        kinds = {kind.submodel for kind in self.config.devices}
+        """Those of which the next round needs bundles: every kind's and every device's."""
+        kinds = {kind.submodel for kind in self.config.devices if not kind.planned}
         return kinds | {self.submodel(device) for device in self.store.registry.members()}
 
     def submodel(self, device: Device) -> str:
         """What `device` trains in the round that is open or opens next."""
         kind = self.config.kind(device.kind)
         replaced = device.fallback_from is not None and self.rounds.done + 1 >= device.fallback_from
-        return kind.fallback if replaced and kind.fallback is not None else kind.submodel
+        if replaced and kind.fallback is not None:
+            return kind.fallback
+        return device.submodel or kind.submodel
 
     def _manifest(self, device: Device) -> bytes:
         entry = self.bundles[self.submodel(device)][MANIFEST]
         return self.store.blobs.path(entry.sha256).read_bytes()
 
 
-def restore(config: CoordinatorConfig, store: Store, clock: Callable[[], float]) -> Coordinator:
+def restore(
+    config: CoordinatorConfig,
+    store: Store,
+    clock: Callable[[], float],
+    chooser: Chooser | None = None,
+) -> Coordinator:
     """The coordinator as `store` knows it: new, or where it was when it stopped."""
     done = max((result.round for result in store.history()), default=0)
     rounds = Rounds(config.rounds, config.expected_devices, config.deadline_s, done)
-    coordinator = Coordinator(config, store, rounds, clock, bundles=store.bundles(done + 1))
+    bundles = store.bundles(done + 1)
+    coordinator = Coordinator(config, store, rounds, clock, chooser, bundles=bundles)
     for device in store.registry.devices():
         if not device.has_left:
             rounds.enrol(device.id)
@@ -298,6 +338,17 @@ def _checked_machine(given: dict[str, str | int | None]) -> str:
     if len(machine) > MACHINE_LENGTH:
         raise RefusalError(422, "bad-machine", f"machine has more than {MACHINE_LENGTH} bytes.")
     return machine
+
+
+def _checked_profile(given: dict[str, Any]) -> DeviceProfile:
+    """What the device says that it can do."""
+    content = msgspec.json.encode(given)
+    if len(content) > PROFILE_LENGTH:
+        raise RefusalError(422, "bad-profile", f"profile has more than {PROFILE_LENGTH} bytes.")
+    try:
+        return decoded(content)
+    except InputError as error:
+        raise RefusalError(422, "bad-profile", str(error)) from None
 
 
 def _shortened(text: str) -> str:

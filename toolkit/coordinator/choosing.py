@@ -1,0 +1,58 @@
+"""Which submodel a device that enrols gets, where its kind leaves that to a plan."""
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from profiles.device import DeviceProfile
+from profiles.errors import InputError, NothingFitsError
+from toolkit.coordinator.config import CoordinatorConfig, DeviceKind
+from toolkit.coordinator.refusals import conflict
+from toolkit.federation import Federation
+from toolkit.planning.planning import decide, looked_at
+from toolkit.planning.showing import check_fits
+from toolkit.planning.specs import specs
+from toolkit.planning.workloads import Impossible, Known, Workloads
+
+
+@dataclass(frozen=True)
+class Planner:
+    """What every submodel of the federation's model has a device do."""
+
+    known: tuple[Known, ...]
+    impossible: tuple[Impossible, ...] = ()
+
+    def submodel(self, kind: DeviceKind, device: DeviceProfile) -> str:
+        """The strongest submodel within the budgets of `kind` on `device`.
+
+        Raises RefusalError (409) where none is, saying what would be needed.
+        """
+        try:
+            today = datetime.datetime.now(datetime.UTC).date()
+            planned = decide(device, self.known, self.impossible, kind.budgets, today)
+            check_fits(planned)
+        except NothingFitsError as error:
+            raise conflict("nothing-fits", str(error)) from None
+        except InputError:
+            raise conflict(
+                "memory-unknown",
+                f"How much memory {device.name} has could not be measured there: set `memory` of "
+                f"the kind {kind.name!r} in the coordinator's configuration.",
+            ) from None
+        assert planned.plan.chosen is not None
+        return planned.plan.chosen.submodel
+
+
+def planner(
+    config: CoordinatorConfig, model: Federation, say: Callable[[str], None]
+) -> Planner | None:
+    """Look at every submodel of `model`, if a kind of device asks for that.
+
+    Takes seconds for each that was not looked at before; `say` hears of those.
+    """
+    if not any(kind.planned for kind in config.devices):
+        return None
+    workloads = Workloads(model.module, config.input_shape, config.training, report=say)
+    names = specs(model.module, config.input_shape, config.training.batch_size)
+    known, impossible = looked_at(workloads, names)
+    return Planner(tuple(known), impossible)
