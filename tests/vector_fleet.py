@@ -23,6 +23,7 @@ from device_agent.training import forget
 from device_agent.update import RECORD, TENSORS, UpdateRecord, write_update
 from toolkit.coordinator.config import CoordinatorConfig, load_config
 from toolkit.coordinator.server import Server
+from toolkit.coordinator.service import Chooser
 
 SIZE = 1000
 ROUNDS = 3
@@ -144,8 +145,9 @@ def running(
     config: CoordinatorConfig,
     model: VectorModel | None = None,
     say: Callable[[str], None] = lambda line: None,
+    planner: Chooser | None = None,
 ) -> Iterator[Server]:
-    server = Server(config, model or VectorModel(), Path("fleet.toml"), say)
+    server = Server(config, model or VectorModel(), Path("fleet.toml"), say, planner)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

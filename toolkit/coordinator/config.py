@@ -64,7 +64,7 @@ class DeviceKind(Tier):
     def _budgets_plan(self) -> Self:
         if not self.planned and self.budgets != Budgets():
             raise ValueError(
-                f"memory, step_time and bandwidth are budgets to plan by; set submodel = {AUTO!r}"
+                f'memory, step_time and bandwidth are budgets to plan by; set submodel = "{AUTO}"'
             )
         return self
 

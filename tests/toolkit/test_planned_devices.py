@@ -1,0 +1,158 @@
+"""Devices that get the strongest submodel that fits them, planned when they enrol."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import msgspec
+import pytest
+import urllib3
+
+from bundles import SAMPLE_SHAPE, TRAINING, everything, tiny_model
+from device_agent.keys import DeviceKey
+from device_agent.link import Link, RefusedError
+from device_agent.membership import join
+from device_agent.protocol import JoinRequest, SubmodelFailure
+from made_calibration import DEVICE
+from profiles.device import DeviceProfile
+from profiles.errors import InputError
+from toolkit.coordinator.choosing import Planner
+from toolkit.coordinator.server import Server
+from toolkit.planning.planning import candidate, looked_at
+from toolkit.planning.workloads import Workloads
+from vector_fleet import CONFIG, MACHINE, configured, running, send, token, trained
+
+HEAD = CONFIG[: CONFIG.index("[[devices]]")]
+PHONE = '[[devices]]\nname = "phone"\nsubmodel = "auto"\n'
+PROFILE = msgspec.to_builtins(DEVICE)
+
+
+def measured(name: str, folder: Path, say: object) -> DeviceProfile:
+    return DEVICE
+
+
+def unasked(name: str, folder: Path, say: object) -> DeviceProfile:
+    raise AssertionError("nothing is to be measured")
+
+
+@pytest.fixture(scope="module")
+def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
+    model, _ = tiny_model()
+    cache = tmp_path_factory.mktemp("cache")
+    workloads = Workloads(model, SAMPLE_SHAPE, TRAINING, cache=cache)
+    known, impossible = looked_at(workloads, ["full", "width:0.5", "slice:no-such-layer"])
+    assert [one.submodel for one in impossible] == ["slice:no-such-layer"]
+    return Planner(tuple(known), impossible)
+
+
+def between(planner: Planner) -> int:
+    """A budget of memory that is enough for the narrow model and not for the whole one."""
+    upper = {one.submodel: candidate(one, DEVICE).memory.upper for one in planner.known}
+    assert upper["width:0.5"] < upper["full"]
+    return int((upper["width:0.5"] + upper["full"]) / 2)
+
+
+def ask(server: Server, request: JoinRequest) -> tuple[int, dict[str, str]]:
+    headers = {"Authorization": f"Bearer {token(server.config, 'phone')}"}
+    url = f"{server.url}/v1/devices"
+    answer = urllib3.request("POST", url, json=asdict(request), headers=headers)
+    return answer.status, answer.json()
+
+
+def test_a_device_gets_what_fits_it(planner: Planner, tmp_path: Path) -> None:
+    config = configured(tmp_path / "c", f"{HEAD}{PHONE}memory = {between(planner)}\n")
+    said: list[str] = []
+    with running(config, planner=planner) as server:
+        bearer, state = token(config, "phone"), tmp_path / "a"
+        joined = join(server.url, bearer, "mine", state, said.append, measure=measured)
+        assert said[:2] == [
+            "The coordinator plans by what a device can do: measuring, about a minute.",
+            f"Joined {server.url} as phone-1 (mine); it trains width:0.5.",
+        ]
+        (state / "device.json").unlink()
+        again = join(server.url, bearer, "mine", state, print, measure=unasked)
+        assert (again.device, again.submodel) == (joined.device, "width:0.5")
+    with running(config, planner=planner) as server:
+        link = Link(server.url, again.secret, print)
+        work, record, update = trained(link, tmp_path / "one")
+        assert (work.round, record.submodel) == (1, "width:0.5")
+        send(link, 1, update)
+        assert [d.submodel for d in link.status().devices] == ["width:0.5"]
+
+
+def test_without_a_budget_the_memory_that_was_available_is_one(
+    planner: Planner, tmp_path: Path
+) -> None:
+    config = configured(tmp_path / "c", f"{HEAD}{PHONE}")
+    with running(config, planner=planner) as server:
+        bearer = token(config, "phone")
+        joined = join(server.url, bearer, "mine", tmp_path / "a", print, measure=measured)
+    assert joined.submodel == "full"  # half of 512 MB is plenty
+
+
+def test_a_device_that_nothing_fits_takes_no_place(planner: Planner, tmp_path: Path) -> None:
+    config = configured(tmp_path / "c", f'{HEAD}{PHONE}memory = "2MB"\n')
+    with running(config, planner=planner) as server:
+        bearer = token(config, "phone")
+        with pytest.raises(RefusedError, match=r"^Nothing fits made-up\. width:0\.5 comes nearest"):
+            join(server.url, bearer, "mine", tmp_path / "a", print, measure=measured)
+        assert not everything(tmp_path / "a")
+        assert server.coordinator.status().devices == []
+        unknown = msgspec.structs.replace(DEVICE, memory_bytes=None)
+    config = configured(tmp_path / "d", f"{HEAD}{PHONE}")
+    with running(config, planner=planner) as server:
+        request = DeviceKey.new().join_request(
+            token(config, "phone"), "mine", MACHINE, msgspec.to_builtins(unknown)
+        )
+        status, problem = ask(server, request)
+        assert (status, problem["code"]) == (409, "memory-unknown")
+        assert "set `memory` of the kind 'phone'" in problem["message"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "status", "code"),
+    [
+        (None, 409, "needs-profile"),
+        ({}, 422, "bad-profile"),
+        (PROFILE | {"memory_bytes": "much"}, 422, "bad-profile"),
+        (PROFILE | {"version": 99}, 422, "bad-profile"),
+        (PROFILE | {"title": "x" * 2_000_000}, 422, "bad-profile"),
+    ],
+    ids=["none", "empty", "words", "newer", "long"],
+)
+def test_profiles_that_are_none(
+    planner: Planner, tmp_path: Path, profile: dict[str, object], status: int, code: str
+) -> None:
+    config = configured(tmp_path / "c", f"{HEAD}{PHONE}")
+    with running(config, planner=planner) as server:
+        request = DeviceKey.new().join_request(token(config, "phone"), "mine", MACHINE)
+        answer = ask(server, replace(request, profile=profile))
+        assert (answer[0], answer[1]["code"]) == (status, code)
+        assert server.coordinator.status().devices == []
+
+
+def test_a_planned_device_that_cannot_gets_the_fallback(planner: Planner, tmp_path: Path) -> None:
+    config = configured(tmp_path / "c", f'{HEAD}{PHONE}fallback = "slice:0.2"\n')
+    with running(config, planner=planner) as server:
+        bearer = token(config, "phone")
+        joined = join(server.url, bearer, "mine", tmp_path / "a", print, measure=measured)
+        link = Link(server.url, joined.secret, print)
+        assert trained(link, tmp_path / "one")[1].submodel == "full"
+        failure = SubmodelFailure(submodel="full", failures=3, reason="out of memory")
+        assert link.report(failure).submodel == "slice:0.2"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            '[[devices]]\nname = "a"\nsubmodel = "full"\nmemory = "1GB"\n',
+            r'budgets to plan by; set submodel = "auto"',
+        ),
+        (f'{PHONE}memory = "120"\n', r"`devices\[0\]\.memory` .*A size is a number and a unit"),
+        (f"{PHONE}step_time = 0\n", r"`devices\[0\]\.step_time` is 0"),
+        (f"{PHONE}step_tme = 1\n", r"no key `devices\[0\]\.step_tme`; .*memory, step_time"),
+    ],
+)
+def test_what_a_configuration_cannot_mean(tmp_path: Path, kind: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        configured(tmp_path, HEAD + kind)
