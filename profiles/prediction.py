@@ -24,6 +24,9 @@ TIME_ERROR = 0.5
 """How much longer than predicted a step may take, relative; of 37 steps up to four took longer."""
 X86_OVERHEAD = MemoryOverhead(idle_bytes=60 * 10**6, session_bytes=11 * 2**20, node_bytes=5300)
 """Measured on x86-64 Linux with onnxruntime 1.31.1: taken for devices that were not calibrated."""
+AT_WORK_BYTES = 13 << 20
+"""What an agent at work holds besides a calibration's idle one and its graphs: a connection, an
+open bundle, data and checkpoints. Measured on x86-64: 6 MB before a training, and 6 MB within it."""
 TIMED = {*KINDS.values(), "scaling", "broadcast", "accumulated"} - {FREE, LOOP}
 """Kinds that a calibration must have timed."""
 

@@ -46,7 +46,7 @@ def test_every_refusal_is_tested() -> None:
 def test_an_operator_that_no_table_knows_is_refused_by_name() -> None:
     case = Case.of(Row(of(torch.special.i1), (3,)), record=True)
     message = (
-        r"operator aten::bessel_i1 \(\S*operator_rows\.py, line \d+: .*\), "
+        r"operator aten::bessel_i1 \(\S*row_kinds\.py, line \d+: .*\), "
         r"which has no ONNX form: use another one .*--list-operators"
     )
     with pytest.raises(ExportError, match=message):

@@ -8,13 +8,18 @@ import pytest
 import urllib3
 
 from bundles import SAMPLE_SHAPE, TRAINING, everything, tiny_model
+from device_agent.bundle import open_bundle
 from device_agent.keys import DeviceKey
+from device_agent.limits import needed_bytes
 from device_agent.link import Link, RefusedError
 from device_agent.membership import join
 from device_agent.protocol import JoinRequest, SubmodelFailure
+from exporters import export
 from made_calibration import DEVICE
 from profiles.device import DeviceProfile
 from profiles.errors import InputError
+from profiles.prediction import X86_OVERHEAD
+from toolkit import split
 from toolkit.coordinator.choosing import Planner
 from toolkit.coordinator.server import Server
 from toolkit.planning.planning import candidate, looked_at
@@ -156,3 +161,16 @@ def test_a_planned_device_that_cannot_gets_the_fallback(planner: Planner, tmp_pa
 def test_what_a_configuration_cannot_mean(tmp_path: Path, kind: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         configured(tmp_path, HEAD + kind)
+
+
+def test_the_agent_does_not_refuse_what_a_plan_admits(planner: Planner, tmp_path: Path) -> None:
+    """In its own reckoning it holds the connection, 6 MB, before it adds what training takes."""
+    for known in planner.known:
+        model, numbers = tiny_model()
+        submodel = split(model, known.submodel, SAMPLE_SHAPE, TRAINING)
+        out = tmp_path / known.submodel.replace(":", "-")
+        export(submodel.program, submodel.cut(numbers), out, base="", check=False)
+        found = needed_bytes(open_bundle(out).manifest, validating=False)
+        assert found is not None
+        admitted = candidate(known, DEVICE).memory.upper - X86_OVERHEAD.idle_bytes
+        assert admitted >= found[0] + 6e6

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from profiles.device import STALE_DAYS, DeviceProfile
 from profiles.errors import InputError
-from profiles.planner import Budgets, Candidate, Plan, plan
-from profiles.prediction import predict
+from profiles.planner import Budgets, Candidate, Figure, Plan, plan
+from profiles.prediction import AT_WORK_BYTES, predict
 from toolkit.planning.workloads import Impossible, Known, Workloads
 
 SHARE_OF_AVAILABLE = 0.8
@@ -74,12 +74,13 @@ def decide(
 
 
 def candidate(known: Known, device: DeviceProfile) -> Candidate:
-    """`known` with what it takes on `device`."""
+    """`known` with what the agent takes on `device` while it trains that."""
     found = predict(known.work, device.calibration)
+    memory = Figure(found.memory.value + AT_WORK_BYTES, found.memory.upper + AT_WORK_BYTES)
     return Candidate(
         submodel=known.submodel,
         strength=known.strength,
-        memory=found.memory,
+        memory=memory,
         step=found.step,
         traffic=known.work.down + known.work.up,
     )
