@@ -26,7 +26,7 @@ X86_OVERHEAD = MemoryOverhead(idle_bytes=60 * 10**6, session_bytes=11 * 2**20, n
 """Measured on x86-64 Linux with onnxruntime 1.31.1: taken for devices that were not calibrated."""
 AT_WORK_BYTES = 13 << 20
 """What an agent at work holds besides a calibration's idle one and its graphs: a connection, an
-open bundle, data and checkpoints. Measured on x86-64: 6 MB before a training, and 6 MB within it."""
+open bundle, data and checkpoints. Measured on x86-64: 6 MB before training, and 6 MB during it."""
 TIMED = {*KINDS.values(), "scaling", "broadcast", "accumulated"} - {FREE, LOOP}
 """Kinds that a calibration must have timed."""
 

@@ -73,7 +73,7 @@ def test_where_nothing_fits(desk: Path) -> None:
     done = plan(desk, "--memory", "54MB", specs=SPECS[:3])
     assert done.code == 5
     assert done.stderr.endswith(NOTHING)
-    assert "full: memory: over by 32.7 MB (would fit with --memory 86.7MB)" in done.stdout
+    assert "full: memory: over by 32.6 MB (would fit with --memory 86.7MB)" in done.stdout
 
 
 def test_json(desk: Path) -> None:
