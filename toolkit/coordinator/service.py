@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
-
-import msgspec
+from typing import Protocol
 
 from device_agent.manifest import MANIFEST
 from device_agent.protocol import (
@@ -29,11 +27,10 @@ from device_agent.protocol import (
     Work,
 )
 from device_agent.wording import counted
-from profiles.device import DeviceProfile, decoded
-from profiles.errors import InputError
-from profiles.profile import Machine
+from profiles.device import DeviceProfile
 from toolkit.coordinator import intake
 from toolkit.coordinator.blobs import Part
+from toolkit.coordinator.claims import checked_machine, checked_name, checked_profile, shortened
 from toolkit.coordinator.config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.proof import check_possession
 from toolkit.coordinator.refusals import RefusalError, conflict, not_authorised
@@ -41,10 +38,6 @@ from toolkit.coordinator.registry import TOKEN_UNKNOWN, Device, hashed
 from toolkit.coordinator.rounds import Rounds
 from toolkit.coordinator.store import Bundle, Store
 
-NAME_LENGTH = 64
-NOTE_LENGTH = 200
-MACHINE_LENGTH = 4096
-PROFILE_LENGTH = 1 << 20
 STARTED = "started"
 """The key under which it is kept that the first round has opened."""
 
@@ -94,8 +87,8 @@ class Coordinator:
         and a clock that is off; 409 for one to plan for without a profile, or that nothing fits;
         422 for a name, key, machine or profile that is none.
         """
-        name = _checked_name(request.name)
-        machine = _checked_machine(request.machine)
+        name = checked_name(request.name)
+        machine = checked_machine(request.machine)
         check_possession(token, request, time.time())
         with self.lock:
             device, secret = self.store.registry.enrol(
@@ -118,7 +111,7 @@ class Coordinator:
                 f"Devices of kind {name!r} are planned for: send `profile`, what "
                 "`edgetailor-agent calibrate --json` prints.",
             )
-        return self.chooser.submodel(kind, _checked_profile(request.profile))
+        return self.chooser.submodel(kind, checked_profile(request.profile))
 
     def authenticate(self, secret: str) -> Device:
         """The device with this secret. Raises RefusalError (401) where there is none."""
@@ -175,7 +168,7 @@ class Coordinator:
         with self.lock:
             sighting = self.sightings[device.id]
             sighting.state = progress.state
-            sighting.note = None if progress.note is None else _shortened(progress.note)
+            sighting.note = None if progress.note is None else shortened(progress.note)
             if progress.loss is not None and intake.is_finite(progress.loss):
                 sighting.loss = progress.loss
 
@@ -192,7 +185,7 @@ class Coordinator:
                 if from_ is None and fallback is not None:
                     from_ = self.rounds.round + 1
                 trouble = f"{failure.submodel} failed {failure.failures} times: {failure.reason}"
-                self.store.registry.note_trouble(device.id, _shortened(trouble), from_)
+                self.store.registry.note_trouble(device.id, shortened(trouble), from_)
         self.changed.set()
         return Fallback(submodel=fallback, round=from_ or 0)
 
@@ -316,41 +309,3 @@ def restore(
     if store.known(STARTED) is not None and rounds.phase == "enrolling":
         rounds.begin()
     return coordinator
-
-
-def _checked_name(given: str) -> str:
-    name = given.strip()
-    if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
-        raise RefusalError(
-            422, "bad-name", f"A device's name has 1 to {NAME_LENGTH} printable characters."
-        )
-    return name
-
-
-def _checked_machine(given: dict[str, str | int | None]) -> str:
-    """The device's machine as JSON."""
-    try:
-        machine = msgspec.json.encode(msgspec.convert(given, Machine)).decode()
-    except msgspec.ValidationError as error:
-        raise RefusalError(
-            422, "bad-machine", f"machine is no description of a machine: {error}."
-        ) from None
-    if len(machine) > MACHINE_LENGTH:
-        raise RefusalError(422, "bad-machine", f"machine has more than {MACHINE_LENGTH} bytes.")
-    return machine
-
-
-def _checked_profile(given: dict[str, Any]) -> DeviceProfile:
-    """What the device says that it can do."""
-    content = msgspec.json.encode(given)
-    if len(content) > PROFILE_LENGTH:
-        raise RefusalError(422, "bad-profile", f"profile has more than {PROFILE_LENGTH} bytes.")
-    try:
-        return decoded(content)
-    except InputError as error:
-        raise RefusalError(422, "bad-profile", str(error)) from None
-
-
-def _shortened(text: str) -> str:
-    """What a device says, as one line that a table can hold."""
-    return " ".join(text.split())[:NOTE_LENGTH]
