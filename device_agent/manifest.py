@@ -5,9 +5,10 @@ knows *signatures* (graphs with named inputs and outputs), *tensors* (the state 
 write) and a *schedule* (which signature runs on what); it knows nothing of submodel families.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -18,6 +19,7 @@ SAMPLES = "x"
 SAFE_LIMIT = 2
 """Made-up whole numbers are below this where the model names no limit of its own."""
 
+AtLeastOne = Annotated[int, Meta(ge=1)]
 Runtime = Literal["onnx", "litert"]
 Dtype = Literal["float32", "int64"]
 Role = Literal["parameter", "buffer", "optimizer", "personal", "frozen"]
@@ -107,16 +109,16 @@ class Step(Struct, frozen=True, kw_only=True):
 
     signature: str
     inputs: dict[str, float]
-    times: int = 1
+    times: AtLeastOne = 1
 
 
 class Train(Struct, frozen=True, kw_only=True, tag="train", tag_field="do"):
     """Go `epochs` times over `source` in shuffled batches, running all `steps` on each batch."""
 
     source: str
-    epochs: int
-    batch_size: int
-    steps: tuple[Step, ...]
+    epochs: AtLeastOne
+    batch_size: AtLeastOne
+    steps: Annotated[tuple[Step, ...], Meta(min_length=1)]
 
 
 Instruction = Record | Initialise | Train

@@ -9,6 +9,11 @@ from typing import Any
 from device_agent.owner import OwnerLimits, QuietHours
 from profiles.errors import InputError
 
+TEXTS = {"data", "state", "quiet_hours"}
+SWITCHES = {"only_when_charging", "log_json"}
+MOST = 2**63
+"""Numbers of an options file are below this."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
@@ -61,4 +66,21 @@ def read_options(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path}: there is no option `{strange[0]}`; the options are {', '.join(known)}."
         )
+    for key, value in found.items():
+        _check(path, key, value)
     return found
+
+
+def _check(path: Path, key: str, value: Any) -> None:
+    """Raise InputError unless `value` is of the kind that the option `key` takes."""
+    if key in TEXTS:
+        fine, kind = isinstance(value, str) and "\0" not in value, "a text"
+    elif key in SWITCHES:
+        fine, kind = isinstance(value, bool), "true or false"
+    else:
+        numeric = isinstance(value, int | float) and not isinstance(value, bool)
+        fine, kind = numeric and abs(value) < MOST, "a number"
+        if key == "max_memory":
+            fine, kind = fine or isinstance(value, str), "bytes, or a size like 256MB"
+    if not fine:
+        raise InputError(f"{path}: `{key}` is {value!r}; it must be {kind}.")

@@ -3,17 +3,38 @@
 Nothing in it knows a model: any graph's time and memory are predicted from it.
 """
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 CALIBRATION_VERSION = 1
+LENGTHS = {
+    "product": 4,
+    "accumulated": 4,
+    "convolution": 5,
+    "transposed": 5,
+    "broadcast": 2,
+    "reduction": 2,
+}
+"""How many sizes operations of these kinds have; of all others one."""
+
+Seconds = Annotated[float, Meta(ge=0, le=1e6)]
+Bytes = Annotated[int, Meta(ge=0, lt=2**53)]
+Size = Annotated[int, Meta(ge=1, lt=2**53)]
 
 
 class Timing(msgspec.Struct, frozen=True):
     """Seconds that one operation of this kind and these sizes took, the least of several runs."""
 
     kind: str
-    sizes: tuple[int, ...]
-    seconds: float
+    sizes: tuple[Size, ...]
+    seconds: Seconds
+
+    def __post_init__(self) -> None:
+        wanted = LENGTHS.get(self.kind, 1)
+        if len(self.sizes) != wanted:
+            raise ValueError(f"a timing of {self.kind!r} has {wanted} sizes, not {len(self.sizes)}")
 
 
 class MemoryOverhead(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,9 +44,9 @@ class MemoryOverhead(msgspec.Struct, frozen=True, kw_only=True):
     the first session brings into memory. `node_bytes`: for each node of an open graph.
     """
 
-    idle_bytes: int
-    session_bytes: int
-    node_bytes: int
+    idle_bytes: Bytes
+    session_bytes: Bytes
+    node_bytes: Bytes
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +61,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str
     threads: int
     timings: tuple[Timing, ...]
-    run_s: float
-    port_s: float
-    node_s: float
-    loop_step_s: float
+    run_s: Seconds
+    port_s: Seconds
+    node_s: Seconds
+    loop_step_s: Seconds
     memory: MemoryOverhead | None

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from profiles.calibration import CALIBRATION_VERSION, Calibration
+from profiles.calibration import CALIBRATION_VERSION, Calibration, Size
 from profiles.errors import InputError
 from profiles.profile import Machine
 
@@ -35,8 +35,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     processor: str | None = None
     cores: int | None = None
     clock_hz: int | None = None
-    memory_bytes: int | None = None
-    memory_available_bytes: int | None = None
+    memory_bytes: Size | None = None
+    memory_available_bytes: Size | None = None
     storage_free_bytes: int | None = None
     down_bits_per_s: int | None = None
     up_bits_per_s: int | None = None

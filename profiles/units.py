@@ -9,6 +9,7 @@ UNITS: dict[str, int] = {
     **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)},
     **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)},
 }
+LARGEST = 2**63
 SPANS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -24,10 +25,10 @@ def parse_bytes(text: str) -> int:
             f"A size is a number and a unit (kB, MB, GB, KiB, MiB, GiB), such as 256MB; "
             f"{text!r} is none."
         )
-    size: int = round(float(found[1]) * unit)
-    if size == 0:
-        raise InputError(f"A size is at least one byte; {text!r} is none.")
-    return size
+    amount = float(found[1]) * unit
+    if not (amount < LARGEST and round(amount)):
+        raise InputError(f"A size is at least one byte and below 8 EiB; {text!r} is none.")
+    return round(amount)
 
 
 def parse_duration(text: str) -> float:

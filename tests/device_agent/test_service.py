@@ -230,3 +230,24 @@ def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", "/home/pi/.config")
     assert str(place_of(True).unit) == "/home/pi/.config/systemd/user/edgetailor-agent.service"
     assert str(place_of(False).options) == "/etc/edgetailor-agent.toml"
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("quiet_hours = 5", "a text"),
+        ('data = "a\\u0000b"', "a text"),
+        ("data = [1]", "a text"),
+        ("only_when_charging = 1", "true or false"),
+        ("max_temperature = nan", "a number"),
+        ("validation = inf", "a number"),
+        ("threads = 99999999999999999999", "a number"),
+        ("nice = true", "a number"),
+        ("max_memory = 1979-05-27", "bytes, or a size like 256MB"),
+    ],
+)
+def test_options_of_another_kind(tmp_path: Path, line: str, kind: str) -> None:
+    path = tmp_path / "options.toml"
+    path.write_text(f"{line}\n")
+    with pytest.raises(InputError, match=rf"`{line.split()[0]}` is .*; it must be {kind}\.$"):
+        read_options(path)

@@ -24,7 +24,22 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["256", "", "MB", "-1MB", "1e3MB", "256 M", "0MB", "0.1B"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "256",
+        "",
+        "MB",
+        "-1MB",
+        "1e3MB",
+        "256 M",
+        "0MB",
+        "0.1B",
+        "9EB",
+        "9999999999GB",
+        f"{'9' * 400}MB",
+    ],
+)
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(InputError, match=r"^A size is .*; .* is none\.$") as caught:
         parse_bytes(text)

@@ -31,6 +31,11 @@ PHONE = '[[devices]]\nname = "phone"\nsubmodel = "auto"\n'
 PROFILE = msgspec.to_builtins(DEVICE)
 
 
+def changed(**figures: object) -> dict[str, object]:
+    """The profile with other figures in its calibration."""
+    return PROFILE | {"calibration": PROFILE["calibration"] | figures}
+
+
 def measured(name: str, folder: Path, say: object) -> DeviceProfile:
     return DEVICE
 
@@ -120,9 +125,14 @@ def test_a_device_that_nothing_fits_takes_no_place(planner: Planner, tmp_path: P
         ({}, 422, "bad-profile"),
         (PROFILE | {"memory_bytes": "much"}, 422, "bad-profile"),
         (PROFILE | {"version": 99}, 422, "bad-profile"),
+        (PROFILE | {"memory_available_bytes": 0}, 422, "bad-profile"),
+        (changed(node_s=1e308), 422, "bad-profile"),
+        (changed(timings=[["product", [], 1.0]]), 422, "bad-profile"),
+        (changed(timings=[["product", [1, 2, 3, 2**64], 1.0]]), 422, "bad-profile"),
+        (changed(timings=[]), 409, "unusable-profile"),
         (PROFILE | {"title": "x" * 2_000_000}, 422, "bad-profile"),
     ],
-    ids=["none", "empty", "words", "newer", "long"],
+    ids=["none", "empty", "words", "newer", "no memory", "slow", "flat", "vast", "untimed", "long"],
 )
 def test_profiles_that_are_none(
     planner: Planner, tmp_path: Path, profile: dict[str, object], status: int, code: str

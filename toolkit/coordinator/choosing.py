@@ -25,20 +25,23 @@ class Planner:
     def submodel(self, kind: DeviceKind, device: DeviceProfile) -> str:
         """The strongest submodel within the budgets of `kind` on `device`.
 
-        Raises RefusalError (409) where none is, saying what would be needed.
+        Raises RefusalError (409) where none is, saying what would be needed, and where the profile
+        does not say enough.
         """
+        if not (kind.memory or device.memory_bytes or device.memory_available_bytes):
+            raise conflict(
+                "memory-unknown",
+                f"How much memory {device.name} has could not be measured there: set `memory` of "
+                f"the kind {kind.name!r} in the coordinator's configuration.",
+            )
         try:
             today = datetime.datetime.now(datetime.UTC).date()
             planned = decide(device, self.known, self.impossible, kind.budgets, today)
             check_fits(planned)
         except NothingFitsError as error:
             raise conflict("nothing-fits", str(error)) from None
-        except InputError:
-            raise conflict(
-                "memory-unknown",
-                f"How much memory {device.name} has could not be measured there: set `memory` of "
-                f"the kind {kind.name!r} in the coordinator's configuration.",
-            ) from None
+        except InputError as error:
+            raise conflict("unusable-profile", str(error)) from None
         assert planned.plan.chosen is not None
         return planned.plan.chosen.submodel
 
