@@ -13,6 +13,8 @@ from profiles.errors import BundleError
 DESCRIPTION = f"onnxruntime {onnxruntime.__version__}"
 SESSION_BYTES = 11 * 2**20
 """Code and tables that the first session of a process brings into memory, whatever its graph."""
+LARGEST_FOLDED = 2**20
+"""Largest tensor, in bytes, that a session computes from constants when it is opened."""
 DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
 
@@ -37,6 +39,11 @@ def session_options(threads: int) -> onnxruntime.SessionOptions:
     options.enable_mem_pattern = False
     options.enable_mem_reuse = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # A large constant, as the zeros that an embedding's gradient is added to, would be held from
+    # run to run; made anew each time it lives for an instant.
+    options.add_session_config_entry(
+        "optimization.constant_folding_max_output_size_in_bytes", str(LARGEST_FOLDED)
+    )
     return options
 
 

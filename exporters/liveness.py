@@ -8,16 +8,14 @@ last node that reads it has run. All sizes are bytes, all places count nodes in 
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import onnx_ir as ir
-from onnx import GraphProto, ModelProto, shape_inference
+from onnx import ModelProto
 from onnx_ir import Graph, Node, Value
-from onnx_ir.passes.common import RemoveUnusedNodesPass
-from onnxscript.optimizer import fold_constants
 
-from profiles.errors import ExportError
+from exporters.sizes import at_batch, count_of, shape_of, size_of
 
 VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 """Their output lies in their first input's buffer."""
@@ -81,56 +79,11 @@ def liveness(model: ModelProto, batch: int) -> Liveness:
     return graph_liveness(at_batch(model, batch).graph)
 
 
-def at_batch(model: ModelProto, batch: int) -> ir.Model:
-    """A copy of `model` for this batch, with every tensor's shape."""
-    fixed = ModelProto()
-    fixed.CopyFrom(model)
-    shapes = [value.type.tensor_type.shape for value in fixed.graph.input]
-    fix_sizes(fixed.graph, {n.dim_param: batch for s in shapes for n in s.dim if n.dim_param})
-    found = ir.from_proto(with_shapes(fixed))
-    unknown = -1
-    while True:
-        # Shapes that the graph computes are constants now, and what depends on them follows: where
-        # a shape is made from another such, a turn later.
-        found = folded(found)
-        left = sum(not known(value) for node in found.graph for value in node.outputs)
-        if left in (0, unknown):
-            return found
-        unknown = left
-
-
-def folded(model: ir.Model) -> ir.Model:
-    """`model` with what follows from its constants computed, and shapes inferred anew."""
-    fold_constants(model)
-    RemoveUnusedNodesPass()(model)
-    again = ir.to_proto(model)
-    del again.graph.value_info[:]
-    return ir.from_proto(with_shapes(again))
-
-
-def with_shapes(model: ModelProto) -> ModelProto:
-    """`model` with the shapes that onnx infers."""
-    try:
-        return shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    except shape_inference.InferenceError:
-        # Where it computes shapes itself it gets some of them wrong, as of dropout's masks.
-        return shape_inference.infer_shapes(model, strict_mode=True)
-
-
-def fix_sizes(graph: GraphProto, sizes: Mapping[str, int]) -> None:
-    """Let the open dimensions that are named in `sizes` have these, in bodies too."""
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        for size in value.type.tensor_type.shape.dim:
-            if size.dim_param in sizes:
-                size.dim_value = sizes[size.dim_param]
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                fix_sizes(attribute.g, sizes)
-
-
 def graph_liveness(graph: Graph) -> Liveness:
-    """Liveness of a graph, or of one pass through the body of a loop."""
+    """Liveness of a graph, or of one pass through the body of a loop.
+
+    A loop takes as many places as its body has, for one pass through it.
+    """
     order = execution_order(graph)
     own = {value for node in order for value in node.outputs}
     results = set(graph.outputs)
@@ -138,32 +91,60 @@ def graph_liveness(graph: Graph) -> Liveness:
     root: dict[Value, Value] = {}
     birth: dict[Value, int] = {}
     death: dict[Value, int] = {}
-    work = []
-    for place, node in enumerate(order):
-        work += [Buffer(f"{node.op_type} at work", n, place, place) for n in working_space(node)]
-        for value in node.outputs:
+    work: list[Buffer] = []
+    start = 0
+    for node in order:
+        inside, born, places = at_work(node)
+        work += [replace(b, birth=start + b.birth, death=start + b.death) for b in inside]
+        end = start + places - 1
+        for value, place in zip(node.outputs, born, strict=True):
             source = buffer_shared_with(node, root)
             writable = source in own - results and unread[source] == 1
             if source is not None and value not in results and (is_view(node) or writable):
                 root[value] = source
                 unread[source] += unread[value]
             else:
-                root[value], birth[value] = value, place
-            death[root[value]] = place
+                root[value], birth[value] = value, start + place
+            death[root[value]] = end
         for value in reads(node):
             holder = root.get(value, value)
-            death[holder] = place
+            death[holder] = end
             unread[holder] -= 1
-    last = len(order) - 1
+        start += places
+    last = start - 1
     buffers = [
-        Buffer(value.name or "", size_of(value), start, last if value in results else death[value])
-        for value, start in birth.items()
+        Buffer(value.name or "", size_of(value), first, last if value in results else death[value])
+        for value, first in birth.items()
     ]
     return Liveness(
         buffers=tuple(sorted([*buffers, *work], key=lambda buffer: buffer.birth)),
         inputs=sum(map(size_of, graph.inputs)),
         outputs=sum(map(size_of, graph.outputs)),
     )
+
+
+def at_work(node: Node) -> tuple[list[Buffer], list[int], int]:
+    """Buffers that only `node` itself uses, where its outputs are born, how many places it takes.
+
+    Places count from the node's own first.
+    """
+    if node.op_type != "Scan":
+        space = [Buffer(f"{node.op_type} at work", size, 0, 0) for size in working_space(node)]
+        return space, [0] * len(node.outputs), 1
+    body = node.attributes["body"].as_graph()
+    found = graph_liveness(body)
+    places = len(found.timeline)
+    born = {buffer.name: buffer.birth for buffer in found.buffers}
+    results = [value.name or "" for value in body.outputs]
+    states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+    # What is carried is written to two buffers in turn, the last of it to the loop's output.
+    carried = [
+        Buffer(name, size_of(value), 0, places - 1)
+        for name, value in zip(results, body.outputs[:states], strict=False)
+        for _ in range(2)
+    ]
+    inside = [buffer for buffer in found.buffers if buffer.name not in results]
+    return [*carried, *inside], [0] * states + [born[r] for r in results[states:]], places
 
 
 def execution_order(graph: Graph) -> list[Node]:
@@ -224,7 +205,9 @@ def is_view(node: Node) -> bool:
     # ONNX Runtime's products read a matrix by columns instead.
     *ahead, row, column = node.attributes["perm"].as_ints()
     swapped = ahead == list(range(len(ahead))) and (row, column) == (len(ahead) + 1, len(ahead))
-    return swapped and all(use.op_type in PRODUCTS for use in node.outputs[0].consumers())
+    return swapped and all(
+        use.op_type in PRODUCTS and use.graph is node.graph for use in node.outputs[0].consumers()
+    )
 
 
 def working_space(node: Node) -> Iterator[int]:
@@ -239,7 +222,7 @@ def working_space(node: Node) -> Iterator[int]:
             # Each choice is first written out, with zeros for the other.
             condition, *choices = node.inputs
             yield from (max(size_of(choice), 4 * count_of(condition)) for choice in choices)
-        case "Scan" | "Loop" | "If":
+        case "Loop" | "If":
             yield from (graph_liveness(body).planned for body in bodies(node))
 
 
@@ -261,32 +244,3 @@ def unfolded(image: Sequence[int], kernel: Sequence[int], output: Sequence[int])
     if filters > places:
         return places * rows
     return SEGMENT if batch == groups == 1 else max(places * rows, places * filters, SEGMENT)
-
-
-def shape_of(value: Value | None) -> tuple[int, ...]:
-    """The sizes of `value`. Raises ExportError where one is not known."""
-    assert value is not None
-    if not known(value):
-        raise ExportError(
-            f"Peak memory needs every tensor's shape; that of {value.name!r} does not follow from "
-            "the batch."
-        )
-    assert value.shape is not None
-    return value.shape.numpy()
-
-
-def known(value: Value) -> bool:
-    """Whether every size of `value` is a number."""
-    return value.shape is not None and value.shape.is_static()
-
-
-def count_of(value: Value | None) -> int:
-    """How many numbers `value` holds."""
-    return math.prod(shape_of(value))
-
-
-def size_of(value: Value | None) -> int:
-    """The size of `value`."""
-    assert value is not None
-    assert value.dtype is not None
-    return math.ceil(count_of(value) * value.dtype.itemsize)

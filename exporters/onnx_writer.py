@@ -35,6 +35,7 @@ from exporters.decompositions.transposition import ONNX_RUNTIME
 from exporters.footprint import footprint
 from exporters.graphs import MINIMUM_BATCH
 from exporters.interrupts import raise_if_interrupted
+from exporters.liveness import IN_PLACE
 from exporters.loop_bodies import to_scans
 from exporters.onnx_loops import finish_scans, separate_outputs
 from exporters.onnx_translations import TRANSLATIONS
@@ -226,13 +227,27 @@ def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def strip(graph: onnx.GraphProto) -> None:
-    """Remove what only describes the export."""
+    """Remove what only describes the export.
+
+    ONNX Runtime writes over an operator's input only where it can tell that both are of one size,
+    which its own inference loses behind computed shapes: those are kept.
+    """
     for holder in (graph, *graph.node, *graph.initializer):
         del holder.metadata_props[:]
         holder.doc_string = ""
     for value in (*graph.input, *graph.output):
         del value.metadata_props[:]
+    compared = {
+        name
+        for node in graph.node
+        if node.op_type in IN_PLACE
+        for name in (node.input[0], node.output[0])
+    }
+    known = [value for value in graph.value_info if value.name in compared]
+    for value in known:
+        del value.metadata_props[:]
     del graph.value_info[:]
+    graph.value_info.extend(known)
 
 
 def check_ports(model: onnx.ModelProto, signature: ProgramSignature) -> None:

@@ -8,9 +8,10 @@ import onnx
 from onnx_ir import Graph, Node
 
 from exporters.arena import arena_bytes
-from exporters.liveness import at_batch, bodies, execution_order, graph_liveness, is_view, shape_of
+from exporters.liveness import bodies, execution_order, graph_liveness, is_view
 from exporters.onnx_writer import to_onnx
 from exporters.program import ProgramSignature
+from exporters.sizes import at_batch, shape_of
 from exporters.tracing import DTYPES
 from profiles.workload import FREE, LOOP, Operation, SignatureWork, kind_of, sizes_of
 
