@@ -18,8 +18,6 @@ from profiles.workload import FREE, KINDS, LOOP, Operation, SignatureWork, Workl
 
 MEMORY_ERROR = 0.06
 """How far above its prediction a measured growth of the process may be, relative."""
-LOOP_MEMORY_ERROR = 0.15
-"""The same for graphs with loops, whose working space is counted as one pass through the body."""
 TIME_ERROR = 0.5
 """How much longer than predicted a step may take, relative; of 37 steps up to four took longer."""
 X86_OVERHEAD = MemoryOverhead(idle_bytes=60 * 10**6, session_bytes=11 * 2**20, node_bytes=5300)
@@ -59,9 +57,7 @@ def memory(work: Workload, overhead: MemoryOverhead) -> Figure:
     training = work.state + batch + sum(map(held, work.training))
     stages = [s.inputs + s.outputs + held(s) for s in work.recording]
     growth = max([training, *stages]) + overhead.session_bytes
-    loops = any(s.loops for s in (*work.training, *work.recording))
-    error = LOOP_MEMORY_ERROR if loops else MEMORY_ERROR
-    return Figure(overhead.idle_bytes + growth, overhead.idle_bytes + growth * (1 + error))
+    return Figure(overhead.idle_bytes + growth, overhead.idle_bytes + growth * (1 + MEMORY_ERROR))
 
 
 class Clock:

@@ -163,11 +163,6 @@ class SignatureWork(msgspec.Struct, frozen=True, kw_only=True):
     outputs: int
     arena: int
 
-    @property
-    def loops(self) -> bool:
-        """Whether some of it is a loop."""
-        return any(operation.kind == LOOP for operation in self.operations)
-
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """All that a submodel has a device do for one batch, and what is sent in a round, in bytes.

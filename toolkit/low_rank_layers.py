@@ -179,8 +179,10 @@ class FactorizedRecurrence(nn.Module):
         super().__init__()
         keep_settings(self, dense)
         own = dict(dense.named_parameters())
-        self.u = nn.ParameterDict({k: torch.randn(r, own[k].shape[1]) for k, r in ranks.items()})
-        self.v = nn.ParameterDict({k: torch.randn(own[k].shape[0], r) for k, r in ranks.items()})
+        # Products as large as a new layer's weights: larger ones explode over many steps.
+        sizes = {k: (*own[k].shape, r) for k, r in ranks.items()}
+        self.u = nn.ParameterDict({k: torch.randn(r, m) / m**0.5 for k, (_, m, r) in sizes.items()})
+        self.v = nn.ParameterDict({k: torch.randn(n, r) / r**0.5 for k, (n, _, r) in sizes.items()})
         self.rest = nn.ParameterDict({k: p for k, p in own.items() if k not in ranks})
         self._dense = (dense,)  # in a tuple, so that its own weights are no parameters of this
 

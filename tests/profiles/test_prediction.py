@@ -9,7 +9,6 @@ from made_calibration import CALIBRATION, NODE_S, PORT_S, RUN_S, STEP_S
 from profiles.calibration import MemoryOverhead, Timing
 from profiles.errors import InputError
 from profiles.prediction import (
-    LOOP_MEMORY_ERROR,
     MEMORY_ERROR,
     TIME_ERROR,
     X86_OVERHEAD,
@@ -91,13 +90,10 @@ def test_memory_of_a_stage_that_needs_more_than_training() -> None:
     assert found.step is None
 
 
-def test_loops_are_less_sure_in_memory() -> None:
-    plain = predict(workload(signature()), CALIBRATION).memory
-    looped = predict(workload(signature(Operation("loop", (9,)))), CALIBRATION).memory
-    assert looped.value == plain.value
-    assert looped.upper - X86_OVERHEAD.idle_bytes == pytest.approx(
-        (plain.value - X86_OVERHEAD.idle_bytes) * (1 + LOOP_MEMORY_ERROR)
-    )
+def test_the_upper_bound_of_memory_is_above_the_idle_agent() -> None:
+    found = predict(workload(signature()), CALIBRATION).memory
+    growth = found.value - X86_OVERHEAD.idle_bytes
+    assert found.upper == pytest.approx(X86_OVERHEAD.idle_bytes + growth * (1 + MEMORY_ERROR))
 
 
 def test_rates_between_timings_of_one_size() -> None:

@@ -19,6 +19,7 @@ from exporters.objectives import binary_cross_entropy
 from profiles.errors import InputError, ModelError
 from toolkit import Federation, TrainingConfig, split
 from toolkit.coordinator.conductor import read_held_out
+from toolkit.models import imdb_bilstm
 from toolkit.weights import from_model
 
 WORDS, LENGTH = 20, 7
@@ -71,6 +72,13 @@ def test_a_model_without_an_embedding_is_not_tried_with_whole_numbers() -> None:
 def test_a_model_with_everything_frozen_is_refused() -> None:
     with pytest.raises(ModelError, match=r"frozen \(requires_grad=False\), so there is nothing"):
         capture(nn.Linear(3, 2).requires_grad_(False), (3,))
+
+
+def test_a_long_recurrence_is_cut_into_factors() -> None:
+    """Whether the model runs with factors is tried with random ones: those must not explode."""
+    submodel = split(imdb_bilstm(), "low-rank:0.25,keep=0", (256,), TRAINING)
+    factors = {f"lstm.{side}.weight_hh_l0_reverse" for side in "uv"}
+    assert factors <= {entry.name for entry in submodel.program.tensors}
 
 
 def test_dropout_between_lstm_layers_is_refused() -> None:
