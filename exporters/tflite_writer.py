@@ -10,7 +10,16 @@ from functools import partial
 from exporters.bundle_writer import Graph
 from exporters.loop_bodies import to_scans
 from exporters.program import Program, ProgramSignature, Report
-from exporters.tflite import elementwise, gradients, loops, products, selection, shape
+from exporters.tflite import (
+    elementwise,
+    gradients,
+    indexing,
+    loops,
+    products,
+    reductions,
+    selection,
+    shape,
+)
 from exporters.tflite.flatbuffer import Subgraph, serialize, with_parts
 from exporters.tflite.footprint import footprint
 from exporters.tflite.lowering import Forms, lower
@@ -20,6 +29,8 @@ FILE = "model.tflite"
 FORMS: Forms = {
     **elementwise.FORMS,
     **shape.FORMS,
+    **reductions.FORMS,
+    **indexing.FORMS,
     **products.FORMS,
     **selection.FORMS,
     **loops.FORMS,

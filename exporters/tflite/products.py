@@ -8,7 +8,7 @@ import sympy
 import torch
 from ai_edge_litert import schema_py_generated as schema
 
-from exporters.tflite import elementwise, shape
+from exporters.tflite import elementwise, reductions, shape
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
 from exporters.tflite.lowering import Forms, Lowering
 from exporters.tflite.values import IMAGE, UnsupportedError, Value, product
@@ -31,7 +31,7 @@ def matmul(lowering: Lowering, a: Value, b: Value) -> Value:
         if each >= LEAST_PLACES:
             a = lowering.reshaped(a, (a.shape[0], samples, int(each))).permuted([1, 0, 2])
             b = lowering.reshaped(b, (samples, int(each), b.shape[1]))
-            return shape.SUM(lowering, Value.plain(batched(lowering, a, b)), [0])
+            return reductions.SUM(lowering, Value.plain(batched(lowering, a, b)), [0])
     return Value.plain(batched(lowering, a, b))
 
 

@@ -1,12 +1,10 @@
-"""Operators that move, cut and join elements, and sums over axes."""
+"""Operators that move, cut and join elements."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
-from exporters.tflite.elementwise import ADD, Single, broadcast, cast
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
 from exporters.tflite.lowering import Forms, Lowering, Number
 from exporters.tflite.values import UnsupportedError, Value, product
@@ -254,177 +252,6 @@ def flip(lowering: Lowering, x: Value, axes: Sequence[int]) -> Value:
     return x
 
 
-def reduction(code: str) -> Single:
-    """A sum, mean or extreme over some axes (default: all)."""
-
-    def form(
-        lowering: Lowering,
-        x: Value,
-        axes: Sequence[int] | int | None = None,
-        keep: bool = False,
-        **options: object,
-    ) -> Value:
-        rank = len(x.shape)
-        axes = [axes] if isinstance(axes, int) else axes
-        gone = [a % rank for a in axes] if axes else list(range(rank))
-        x = lowering.full(cast(lowering, x) if code in ("SUM", "MEAN") else x)
-        if not rank:
-            return x
-        places = sorted(x.order[a] for a in gone)
-        if code in ("SUM", "MEAN"):
-            x = Value(shortened(lowering, code, x.tensor, places[1:]), x.shape, x.order)
-        shape = [1 if p in places else n for p, n in enumerate(x.tensor.shape)]
-        order = x.order
-        if not keep:
-            left = [x.order[a] for a in range(rank) if a not in gone]
-            order = tuple(sorted(left).index(p) for p in left)
-            shape = [n for p, n in enumerate(x.tensor.shape) if p not in places]
-        tensor = lowering.emit(
-            code, [x.tensor, lowering.integers(places)], shape, "ReducerOptions", keepDims=keep
-        )
-        return Value(tensor, tuple(shape[p] for p in order), order)
-
-    return form
-
-
-def shortened(lowering: Lowering, code: str, tensor: Tensor, places: Sequence[int]) -> Tensor:
-    """Sums or means over one axis after the other, from the last on, each left at size one.
-
-    XNNPACK adds up all numbers of a sum in turn, and what it has so far is rounded every time: over
-    all places of a batch that is as much as flips ten ReLUs of a ResNet-20's six million.
-    """
-    for place in reversed(places):
-        sizes = [1 if axis == place else size for axis, size in enumerate(tensor.shape)]
-        axes = lowering.integers([place])
-        tensor = lowering.emit(code, [tensor, axes], sizes, "ReducerOptions", keepDims=True)
-    return tensor
-
-
-def over_last(code: str, options: str, **settings: Any) -> Single:
-    """An operator over one axis that TFLite knows for the last axis only."""
-
-    def form(lowering: Lowering, x: Value, axis: int, half: bool = False) -> Value:
-        rank = len(x.shape)
-        axes = [a for a in range(rank) if a != axis % rank] + [axis % rank]
-        tensor = lowering.dense(x.permuted(axes))
-        done = Value.plain(lowering.emit(code, [tensor], tensor.shape, options, **settings))
-        return done.permuted([axes.index(a) for a in range(rank)])
-
-    return form
-
-
-def embedding(lowering: Lowering, weight: Value, indices: Value, *options: Any) -> Value:
-    """Rows of a table."""
-    tensor = lowering.emit(
-        "GATHER",
-        [lowering.dense(weight), lowering.dense(indices)],
-        lowering.shape,
-        "GatherOptions",
-        axis=0,
-    )
-    return Value.plain(tensor)
-
-
-def index(lowering: Lowering, x: Value, indices: Sequence[Value | None]) -> Value:
-    """Elements of neighbouring axes that the `indices` of those axes name."""
-    axes = [axis for axis, given in enumerate(indices) if given is not None]
-    if axes != list(range(axes[0], axes[-1] + 1)):
-        raise UnsupportedError("indices of axes that are apart")
-    others = [axis for axis in range(len(x.shape)) if axis not in axes]
-    dense = lowering.dense(x.permuted([*axes, *others]))
-    given = [value for value in indices if value is not None]
-    shape = broadcast([v.shape for v in given], max(len(v.shape) for v in given))
-    places = coordinates(lowering, given, shape)
-    found = Value.plain(
-        lowering.emit(
-            "GATHER_ND",
-            [dense, places],
-            (*shape, *(x.shape[a] for a in others)),
-            "GatherNdOptions",
-        )
-    )
-    ahead = [len(shape) + n for n in range(axes[0])]
-    behind = [n for n in range(len(shape) + len(others)) if n not in ahead]
-    return found.permuted([*ahead, *behind])
-
-
-def coordinates(lowering: Lowering, indices: Sequence[Value], shape: tuple[Size, ...]) -> Tensor:
-    """The indices of each place of `shape` side by side."""
-    parts = []
-    for value in indices:
-        small = Value(value.tensor, value.held, value.order)
-        lead = len(shape) - len(small.shape)
-        whole = lowering.reshaped(small, (*[1] * lead, *small.shape)).expanded(shape)
-        parts.append(lowering.reshape(lowering.dense(whole), (*shape, 1)))
-    if len(parts) == 1:
-        return parts[0]
-    return lowering.emit(
-        "CONCATENATION",
-        parts,
-        (*shape, len(parts)),
-        "ConcatenationOptions",
-        axis=len(shape),
-    )
-
-
-def index_put(
-    lowering: Lowering,
-    x: Value,
-    indices: Sequence[Value | None],
-    values: Value,
-    accumulate: bool = False,
-) -> Value:
-    """`x` with `values` added where the `indices` of neighbouring axes say."""
-    axes = [axis for axis, given in enumerate(indices) if given is not None]
-    if not accumulate or axes != list(range(axes[0], axes[-1] + 1)):
-        raise UnsupportedError("index_put that replaces, or of axes that are apart")
-    given = [value for value in indices if value is not None]
-    others = [axis for axis in range(len(x.shape)) if axis not in axes]
-    order = [*axes, *others]
-    shape = broadcast([v.shape for v in given], max(len(v.shape) for v in given))
-    places = lowering.emit(
-        "CAST",
-        [coordinates(lowering, given, shape)],
-        (*shape, len(given)),
-        "CastOptions",
-        "int32",
-    )
-    rest = tuple(x.shape[axis] for axis in others)
-    target = (*(x.shape[axis] for axis in axes), *rest)
-    # Values stand where `index` would have put them: the axes ahead of the indexed ones first.
-    full_shape = (*rest[: axes[0]], *shape, *rest[axes[0] :])
-    lead = len(full_shape) - len(values.shape)
-    small = Value(values.tensor, values.held, values.order)
-    whole = lowering.reshaped(small, (*[1] * lead, *small.shape)).expanded(full_shape)
-    inner = list(range(axes[0], axes[0] + len(shape)))
-    whole = whole.permuted([*inner, *(n for n in range(len(full_shape)) if n not in inner)])
-    added = lowering.emit(
-        "SCATTER_ND",
-        [places, lowering.dense(whole), lowering.sizes(target)],
-        target,
-        "ScatterNdOptions",
-        values.tensor.dtype,
-    )
-    return ADD(
-        lowering, x, Value.plain(added).permuted([order.index(n) for n in range(len(order))])
-    )
-
-
-def index_select(lowering: Lowering, x: Value, axis: int, indices: Value) -> Value:
-    """Elements of one axis that `indices` names."""
-    axis %= len(x.shape)
-    return index(lowering, x, [*[None] * axis, indices])
-
-
-def cumsum(lowering: Lowering, x: Value, axis: int, **options: object) -> Value:
-    """Sums of all elements so far along one axis."""
-    tensor = lowering.dense(x)
-    place = lowering.graph.constant(np.asarray(axis % len(x.shape), np.int32))
-    return Value.plain(lowering.emit("CUMSUM", [tensor, place], tensor.shape, "CumsumOptions"))
-
-
-SUM = reduction("SUM")
-
 FORMS: Forms = {
     aten.clone.default: clone,
     aten.alias.default: same,
@@ -444,20 +271,4 @@ FORMS: Forms = {
     aten.cat.default: concatenate,
     aten.constant_pad_nd.default: pad,
     aten.flip.default: flip,
-    aten.sum.dim_IntList: SUM,
-    aten.sum.default: SUM,
-    aten.mean.dim: reduction("MEAN"),
-    aten.mean.default: reduction("MEAN"),
-    aten.amax.default: reduction("REDUCE_MAX"),
-    aten.amin.default: reduction("REDUCE_MIN"),
-    aten._log_softmax.default: over_last("LOG_SOFTMAX", "LogSoftmaxOptions"),
-    aten._softmax.default: over_last("SOFTMAX", "SoftmaxOptions", beta=1.0),
-    aten.any.default: reduction("REDUCE_ANY"),
-    aten.any.dim: reduction("REDUCE_ANY"),
-    aten.any.dims: reduction("REDUCE_ANY"),
-    aten.embedding.default: embedding,
-    aten.index.Tensor: index,
-    aten.index_select.default: index_select,
-    aten.index_put.default: index_put,
-    aten.cumsum.default: cumsum,
 }

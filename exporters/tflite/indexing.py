@@ -1,0 +1,124 @@
+"""Operators that read or add to places of a tensor which other tensors name."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from exporters.tflite.elementwise import ADD, broadcast
+from exporters.tflite.flatbuffer import Size, Tensor
+from exporters.tflite.lowering import Forms, Lowering
+from exporters.tflite.values import UnsupportedError, Value
+
+aten = torch.ops.aten
+
+
+def embedding(lowering: Lowering, weight: Value, indices: Value, *options: Any) -> Value:
+    """Rows of a table."""
+    tensor = lowering.emit(
+        "GATHER",
+        [lowering.dense(weight), lowering.dense(indices)],
+        lowering.shape,
+        "GatherOptions",
+        axis=0,
+    )
+    return Value.plain(tensor)
+
+
+def index(lowering: Lowering, x: Value, indices: Sequence[Value | None]) -> Value:
+    """Elements of neighbouring axes that the `indices` of those axes name."""
+    axes = [axis for axis, given in enumerate(indices) if given is not None]
+    if axes != list(range(axes[0], axes[-1] + 1)):
+        raise UnsupportedError("indices of axes that are apart")
+    others = [axis for axis in range(len(x.shape)) if axis not in axes]
+    dense = lowering.dense(x.permuted([*axes, *others]))
+    given = [value for value in indices if value is not None]
+    shape = broadcast([v.shape for v in given], max(len(v.shape) for v in given))
+    places = coordinates(lowering, given, shape)
+    found = Value.plain(
+        lowering.emit(
+            "GATHER_ND",
+            [dense, places],
+            (*shape, *(x.shape[a] for a in others)),
+            "GatherNdOptions",
+        )
+    )
+    ahead = [len(shape) + n for n in range(axes[0])]
+    behind = [n for n in range(len(shape) + len(others)) if n not in ahead]
+    return found.permuted([*ahead, *behind])
+
+
+def coordinates(lowering: Lowering, indices: Sequence[Value], shape: tuple[Size, ...]) -> Tensor:
+    """The indices of each place of `shape` side by side."""
+    parts = []
+    for value in indices:
+        small = Value(value.tensor, value.held, value.order)
+        lead = len(shape) - len(small.shape)
+        whole = lowering.reshaped(small, (*[1] * lead, *small.shape)).expanded(shape)
+        parts.append(lowering.reshape(lowering.dense(whole), (*shape, 1)))
+    if len(parts) == 1:
+        return parts[0]
+    return lowering.emit(
+        "CONCATENATION",
+        parts,
+        (*shape, len(parts)),
+        "ConcatenationOptions",
+        axis=len(shape),
+    )
+
+
+def index_put(
+    lowering: Lowering,
+    x: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
+) -> Value:
+    """`x` with `values` added where the `indices` of neighbouring axes say."""
+    axes = [axis for axis, given in enumerate(indices) if given is not None]
+    if not accumulate or axes != list(range(axes[0], axes[-1] + 1)):
+        raise UnsupportedError("index_put that replaces, or of axes that are apart")
+    given = [value for value in indices if value is not None]
+    others = [axis for axis in range(len(x.shape)) if axis not in axes]
+    order = [*axes, *others]
+    shape = broadcast([v.shape for v in given], max(len(v.shape) for v in given))
+    places = lowering.emit(
+        "CAST",
+        [coordinates(lowering, given, shape)],
+        (*shape, len(given)),
+        "CastOptions",
+        "int32",
+    )
+    rest = tuple(x.shape[axis] for axis in others)
+    target = (*(x.shape[axis] for axis in axes), *rest)
+    # Values stand where `index` would have put them: the axes ahead of the indexed ones first.
+    full_shape = (*rest[: axes[0]], *shape, *rest[axes[0] :])
+    lead = len(full_shape) - len(values.shape)
+    small = Value(values.tensor, values.held, values.order)
+    whole = lowering.reshaped(small, (*[1] * lead, *small.shape)).expanded(full_shape)
+    inner = list(range(axes[0], axes[0] + len(shape)))
+    whole = whole.permuted([*inner, *(n for n in range(len(full_shape)) if n not in inner)])
+    added = lowering.emit(
+        "SCATTER_ND",
+        [places, lowering.dense(whole), lowering.sizes(target)],
+        target,
+        "ScatterNdOptions",
+        values.tensor.dtype,
+    )
+    return ADD(
+        lowering, x, Value.plain(added).permuted([order.index(n) for n in range(len(order))])
+    )
+
+
+def index_select(lowering: Lowering, x: Value, axis: int, indices: Value) -> Value:
+    """Elements of one axis that `indices` names."""
+    axis %= len(x.shape)
+    return index(lowering, x, [*[None] * axis, indices])
+
+
+FORMS: Forms = {
+    aten.embedding.default: embedding,
+    aten.index.Tensor: index,
+    aten.index_select.default: index_select,
+    aten.index_put.default: index_put,
+}
