@@ -11,7 +11,7 @@ from device_agent.memory import release_unused
 from profiles.errors import BundleError
 
 DESCRIPTION = f"onnxruntime {onnxruntime.__version__}"
-SESSION_BYTES = 11 * 2**20
+SESSION_BYTES = 10 * 2**20
 """Code and tables that the first session of a process brings into memory, whatever its graph."""
 LARGEST_FOLDED = 2**20
 """Largest tensor, in bytes, that a session computes from constants when it is opened."""

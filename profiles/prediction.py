@@ -20,7 +20,7 @@ MEMORY_ERROR = 0.06
 """How far above its prediction a measured growth of the process may be, relative."""
 TIME_ERROR = 0.5
 """How much longer than predicted a step may take, relative; of 37 steps up to four took longer."""
-X86_OVERHEAD = MemoryOverhead(idle_bytes=60 * 10**6, session_bytes=11 * 2**20, node_bytes=5300)
+X86_OVERHEAD = MemoryOverhead(idle_bytes=60 * 10**6, session_bytes=10 * 2**20, node_bytes=5300)
 """Measured on x86-64 Linux with onnxruntime 1.31.1: taken for devices that were not calibrated."""
 AT_WORK_BYTES = 13 << 20
 """What an agent at work holds besides a calibration's idle one and its graphs: a connection, an
