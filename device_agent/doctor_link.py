@@ -14,7 +14,7 @@ from device_agent.addresses import check_secret, check_url
 from device_agent.device_state import Identity
 from device_agent.finding import Finding
 from device_agent.link_trouble import reason, tls_reason
-from device_agent.protocol import API, JOIN_TOKEN, Problem, Status
+from device_agent.protocol import API, JOIN_TOKEN, PREPARING, Problem, Status
 
 PATIENCE_S = 5.0
 SKEW_S = 60.0
@@ -109,6 +109,10 @@ def _coordinator(url: str, known: Identity | None, token: str | None) -> Iterato
         return
     yield Finding.ok("coordinator", f"answers at {url}")
     yield _clock(answer.headers.get("Date"), time.time())
+    if isinstance(said, Problem) and said.code == PREPARING:
+        what = "membership" if token is None else "token"
+        yield Finding.skip(what, "the coordinator is still preparing", "ask again in a few minutes")
+        return
     yield _token(said) if token is not None else _membership(said, known)
 
 

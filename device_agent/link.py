@@ -18,9 +18,16 @@ import urllib3
 from urllib3.exceptions import HTTPError, LocationValueError
 
 from device_agent.addresses import check_secret, check_url
-from device_agent.link_trouble import UnreachableError, permanent, reason, unanswered
+from device_agent.link_trouble import (
+    PreparingError,
+    UnreachableError,
+    permanent,
+    reason,
+    unanswered,
+)
 from device_agent.protocol import (
     API,
+    PREPARING,
     Fallback,
     FileOffer,
     JoinReply,
@@ -41,8 +48,10 @@ TIMEOUT = urllib3.Timeout(connect=CONNECT_S, read=READ_S)
 PROGRESS_S = 5.0
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
+RETRY_S = 5.0
+"""How often one that prepares is asked where it does not say."""
 TELL_S = 3600.0
-LATER = frozenset({429, 500, 502, 503, 504})
+LATER = frozenset({408, 429, 500, 502, 503, 504})
 """HTTP statuses that waiting may cure."""
 ROUND_OVER = frozenset({"round-over", "wrong-bundle", "already-sent", "no-such-file"})
 """Codes of refusals that only mean that the rounds went on without this device."""
@@ -67,8 +76,9 @@ class Link:
 
     While it cannot be reached, a request says so through `say` and tries again after 1, 2, 4, ...
     60 s, for `patience_s` seconds in all; then it raises LinkError. Of waits of 60 s it tells every
-    hour. `alive` is called as the bytes of a file come and go. Raises InputError for a URL or a
-    secret that cannot be one.
+    hour. One that is there and still prepares is asked as often as it says, and by a join for as
+    long as that takes. `alive` is called as the bytes of a file come and go. Raises InputError for
+    a URL or a secret that cannot be one.
     """
 
     def __init__(
@@ -158,7 +168,7 @@ class Link:
         wait, waited, told = FIRST_WAIT_S, 0.0, 0.0
         while True:
             try:
-                return attempt()
+                return self._once_ready(attempt, self._patience_s if repeat else float("inf"))
             except UnreachableError as trouble:
                 problem = f"Coordinator at {self.url} {trouble}"
                 if trouble.sent and not repeat:
@@ -176,6 +186,21 @@ class Link:
                 told = waited
             self._sleep(wait)
             waited, wait = waited + wait, min(2 * wait, LONGEST_WAIT_S)
+
+    def _once_ready(self, attempt: Callable[[], T], patience_s: float) -> T:
+        """Do `attempt`, again while the coordinator prepares, which undoes nothing."""
+        waited = 0.0
+        while True:
+            try:
+                return attempt()
+            except PreparingError as trouble:
+                problem = f"Coordinator at {self.url} {trouble}"
+                if waited + trouble.retry_s > patience_s:
+                    raise LinkError(f"{problem}: try again in a few minutes.") from None
+                if not waited:
+                    self._say(f"{problem}; asking every {trouble.retry_s:.0f} s until it is ready")
+                self._sleep(trouble.retry_s)
+                waited += trouble.retry_s
 
     def _ask(self, method: str, path: str, reply: type[T], body: bytes | None = None) -> T:
         response = self._send(method, path, body)
@@ -270,13 +295,16 @@ class Link:
 
     def _refuse(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
         """Raise what an answer other than a success means."""
-        body = self._read(response)
+        try:
+            problem = msgspec.json.decode(self._read(response), type=Problem)
+        except msgspec.MsgspecError:
+            problem = None
+        if problem is not None and problem.code == PREPARING:
+            raise PreparingError("is still preparing", _retry_s(response))
         if response.status in LATER:
             raise UnreachableError(f"is in trouble (HTTP {response.status})", sent=True)
-        try:
-            problem = msgspec.json.decode(body, type=Problem)
-        except msgspec.MsgspecError:
-            raise self._stranger(f"{what} gave HTTP {response.status}") from None
+        if problem is None:
+            raise self._stranger(f"{what} gave HTTP {response.status}")
         if response.status in (401, 403):
             raise AuthorisationError(problem.message)
         raise RefusedError(problem)
@@ -294,3 +322,9 @@ class Link:
             f"{self.url} answers, but not as an EdgeTailor coordinator does ({what}): check the "
             "URL, and that both sides run the same version."
         )
+
+
+def _retry_s(response: urllib3.BaseHTTPResponse) -> float:
+    """Seconds after which the coordinator wants to be asked again, from 1 to 60."""
+    given = response.headers.get("Retry-After", "")
+    return min(max(float(given), 1.0), LONGEST_WAIT_S) if given.isdecimal() else RETRY_S

@@ -34,6 +34,14 @@ class UnreachableError(Exception):
         self.sent = sent
 
 
+class PreparingError(UnreachableError):
+    """It is there and not ready yet: nothing was done; ask again in `retry_s` seconds."""
+
+    def __init__(self, message: str, retry_s: float) -> None:
+        super().__init__(message, sent=False)
+        self.retry_s = retry_s
+
+
 def permanent(error: Exception) -> bool:
     """Whether the same request would fail again however long one waits."""
     return isinstance(error, SSLError | LocationValueError) or _not_http(error)

@@ -13,7 +13,8 @@ the two sides cannot drift. All of it is JSON over HTTP, usable from a browser's
     POST /v1/leave                   secret       ->
     GET  /v1/status                  secret or operator token -> Status
 
-Tokens and secrets travel as `Authorization: Bearer ...`. Every refusal is a Problem.
+Tokens and secrets travel as `Authorization: Bearer ...`. Every refusal is a Problem. A coordinator
+that has just been started answers 503 with the code `preparing` to all of it; nothing is done then.
 
 A device is known by the Ed25519 key pair that it made, and a join is signed with it. What follows
 is not: a secret of the device's own serves a streamed upload as well as a small request, while a
@@ -29,6 +30,8 @@ JOIN_TOKEN = "join-token"
 """Code of the Problem that a good join token meets where a device's secret is asked for."""
 NEEDS_PROFILE = "needs-profile"
 """Code of the Problem that a join without `profile` meets where submodels are planned."""
+PREPARING = "preparing"
+"""Code of the Problem (503, with Retry-After) that all meet until the coordinator is ready."""
 
 
 @dataclass(frozen=True, kw_only=True)

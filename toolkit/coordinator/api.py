@@ -29,12 +29,10 @@ from device_agent.protocol import (
 )
 from device_agent.update import UpdateRecord
 from toolkit.coordinator.intake import too_large
-from toolkit.coordinator.refusals import RefusalError, not_authorised
+from toolkit.coordinator.refusals import RefusalError, cut_off, not_authorised
 from toolkit.coordinator.registry import Device
 from toolkit.coordinator.service import Coordinator
 
-RECORD_LIMIT = 4 << 20
-"""The most bytes that an update.json may have."""
 PIECE = 1 << 18
 SCHEMAS = "#/components/schemas/{name}"
 
@@ -216,12 +214,8 @@ async def put_tensors(round: int, request: Request, device: Caller, service: Ser
 )
 async def post_update(round: int, request: Request, device: Caller, service: Service) -> Receipt:
     """Check the update and count it."""
-    body = bytearray()
-    async for piece in _body(request):
-        body += piece
-        if len(body) > RECORD_LIMIT:
-            raise too_large(RECORD_LIMIT)
-    return await run_in_threadpool(service.take, device, round, bytes(body))
+    body = await request.body()  # bounded by the guard
+    return await run_in_threadpool(service.take, device, round, body)
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
@@ -229,7 +223,7 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
         async for piece in request.stream():
             yield piece
     except ClientDisconnect:
-        raise RefusalError(400, "cut-off", "The upload broke off: send it again.") from None
+        raise cut_off() from None
 
 
 @router.get(
@@ -256,6 +250,7 @@ def create_app(coordinator: Coordinator, lifespan: Lifespan | None = None) -> Fa
     app.add_exception_handler(RefusalError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_problem)
+    app.add_exception_handler(Exception, _fault)
     _describe_update(app)
     return app
 
@@ -288,3 +283,8 @@ def _http_problem(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is."
     return _problem(error.status_code, Problem(code="no-such-route", message=message))
+
+
+def _fault(request: Request, error: Exception) -> JSONResponse:
+    message = "The coordinator failed at this; whoever runs it sees why. Try again later."
+    return _problem(500, Problem(code="fault", message=message))

@@ -31,3 +31,8 @@ def conflict(code: str, message: str) -> RefusalError:
 def unusable(message: str) -> RefusalError:
     """The update itself cannot be used (422)."""
     return RefusalError(422, "unusable-update", message)
+
+
+def cut_off() -> RefusalError:
+    """The request did not come to its end (408)."""
+    return RefusalError(408, "cut-off", "The request did not come to its end: send it again.")

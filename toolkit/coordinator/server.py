@@ -1,6 +1,5 @@
 """`edgetailor serve`: a coordinator bound to its socket, with its tokens and its worker."""
 
-import errno
 import json
 import secrets
 import signal
@@ -22,6 +21,9 @@ from profiles.errors import InputError
 from toolkit.coordinator.api import create_app
 from toolkit.coordinator.conductor import Conductor, Model, read_held_out
 from toolkit.coordinator.config import CoordinatorConfig, load_config
+from toolkit.coordinator.connections import Connection, allow_many
+from toolkit.coordinator.guard import Guard
+from toolkit.coordinator.listening import GRACE_S, bind, preparing, url_of
 from toolkit.coordinator.service import Chooser, Coordinator, restore
 from toolkit.coordinator.store import Store
 
@@ -34,7 +36,6 @@ ADDRESS = "address"
 KEEP_ALIVE_S = 75
 """Idle connections live longer than agents wait between two questions, so that none is cut off
 just as it is used again."""
-WILDCARDS = ("0.0.0.0", "::", "")
 
 
 def token_file(state: Path, kind: str) -> Path:
@@ -56,13 +57,19 @@ def serve(config_path: Path, say: Say = to_stderr) -> None:
     from toolkit.coordinator.choosing import planner  # torch and exporters come with it
 
     config = load_config(config_path)
-    model = federation(config)
-    server = Server(config, model, config_path, say, planner(config, model, say))
-    for line in server.greeting():
-        say(line)
     # uvicorn raises the signal again once it has stopped: an orderly end, not the default one.
     signal.signal(signal.SIGTERM, _end)
-    server.run()
+    allow_many()
+    with bind(config.host, config.port, config_path) as listening:
+        with preparing(listening):
+            model = federation(config)
+            server = Server(config, model, config_path, say, listening=listening)
+            if any(kind.planned for kind in config.devices):
+                say(f"Preparing: devices that ask at {server.url} are told to wait.")
+            server.coordinator.chooser = planner(config, model, say)
+        for line in server.greeting():
+            say(line)
+        server.run()
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:
@@ -73,8 +80,8 @@ class Server:
     """A coordinator that is bound to its socket and has its tokens on disk, ready to `run`.
 
     `origin` is the configuration file that error messages name; `chooser` plans for the kinds that
-    need it. Raises InputError where the port
-    or the state folder cannot be used.
+    need it; `listening` is its socket, by default one that it makes. Raises InputError where the
+    port or the state folder cannot be used.
     """
 
     def __init__(
@@ -84,21 +91,27 @@ class Server:
         origin: Path,
         say: Say = to_stderr,
         chooser: Chooser | None = None,
+        listening: socket.socket | None = None,
     ) -> None:
         self.config = config
         held_out = read_held_out(config.held_out, config.input_shape, config.training.labels)
-        self._socket = _bind(config.host, config.port, origin)
+        self._socket = listening or bind(config.host, config.port, origin)
         try:
             self._store = Store(config.state)
             self.coordinator = _coordinator(config, self._store, chooser)
         except BaseException:
             self._socket.close()
             raise
-        self.url = _url(config.host, self._socket.getsockname()[1])
+        self.url = url_of(self._socket, config.host)
         write_file(config.state / ADDRESS, f"{self.url}\n".encode())
         self._conductor = Conductor(self.coordinator, model, held_out, self.stop, say)
-        app = create_app(self.coordinator, self._lifespan)
-        settings = uvicorn.Config(app, log_level="warning", timeout_keep_alive=KEEP_ALIVE_S)
+        settings = uvicorn.Config(
+            Guard(create_app(self.coordinator, self._lifespan), say),
+            http=Connection,
+            log_level="critical",  # the guard tells what is worth telling
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACE_S,
+        )
         self._uvicorn = uvicorn.Server(settings)
 
     def greeting(self) -> list[str]:
@@ -195,29 +208,3 @@ def _token(path: Path) -> str:
     if not path.exists():
         write_file(path, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
     return path.read_text().strip()
-
-
-def _bind(host: str, port: int, origin: Path) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
-        raise InputError(_bind_problem(error, host, port, origin)) from None
-
-
-def _bind_problem(error: OSError, host: str, port: int, origin: Path) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"Port {port} on {host} is in use: stop what uses it or set another `port` in {origin}."
-        )
-    if error.errno == errno.EACCES:
-        return f"Port {port} is not open to you: set a `port` from 1024 up in {origin}."
-    return (
-        f"{host!r} is no address of this machine ({error.strerror}): set `host` in {origin} to "
-        "127.0.0.1, 0.0.0.0 or one of the machine's own addresses."
-    )
-
-
-def _url(host: str, port: int) -> str:
-    name = socket.gethostname() if host in WILDCARDS else host
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
