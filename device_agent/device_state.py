@@ -68,6 +68,11 @@ class DeviceState:
             return msgspec.json.decode(self._identity.read_bytes(), type=Identity)
         except FileNotFoundError:
             return None
+        except NotADirectoryError:
+            raise InputError(
+                f"The state is a folder; {self.folder} is a file or below one: give a folder with "
+                "--state."
+            ) from None
         except OSError as error:
             raise InputError(f"{self._identity} cannot be read: {error.strerror}.") from None
         except msgspec.MsgspecError as error:

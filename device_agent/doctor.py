@@ -23,7 +23,8 @@ def examine(url: str | None, state: Path, token: str | None = None) -> Iterator[
     try:
         identity = DeviceState(state).identity()
     except InputError as error:
-        yield Finding.fail("state", str(error), "remove it and join again: the key is kept")
+        if state.is_dir():  # what is none is told below
+            yield Finding.fail("state", str(error), "the key is kept: the same device comes of it")
     if url is None and identity is None:
         yield Finding.skip("coordinator", "none is known here", "give its URL, or join first")
     else:

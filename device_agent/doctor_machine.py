@@ -51,6 +51,9 @@ def check_machine(state: Path) -> Iterator[Finding]:
 
 
 def _writable(state: Path) -> Finding:
+    nearest = _nearest(state)
+    if not nearest.is_dir():
+        return Finding.fail("state", f"{nearest} is a file", "give a folder with --state")
     if not state.exists():
         return Finding.skip("state", f"{state} is not there yet", "joining makes it")
     folder = DeviceState(state)
@@ -66,7 +69,7 @@ def _writable(state: Path) -> Finding:
 
 
 def _disk(state: Path) -> Finding:
-    here = next(folder for folder in (state, *state.absolute().parents) if folder.exists())
+    here = _nearest(state)
     free = shutil.disk_usage(here).free
     detail = f"{megabytes(free)} free for {state}"
     if free < LEAST_DISK:
@@ -74,6 +77,11 @@ def _disk(state: Path) -> Finding:
             "disk", detail, f"free {megabytes(LEAST_DISK)}, or give another folder with --state"
         )
     return Finding.ok("disk", detail)
+
+
+def _nearest(place: Path) -> Path:
+    """`place`, or the nearest folder above it that is there."""
+    return next(found for found in (place, *place.absolute().parents) if found.exists())
 
 
 def _onnx() -> Finding:

@@ -18,8 +18,8 @@ FAILED = 2
 def doctor(url: str | None, token_file: Path | None, state: Path | None, as_json: bool) -> None:
     """Check all that this device needs.
 
-    Each check is PASS, FAIL or SKIP, with the remedy; it ends with 2 where one failed. The
-    coordinator is that at URL, or the one that was joined.
+    Each check is PASS, FAIL or SKIP, with the remedy. It ends with 2 where one failed, whichever
+    it was: --json tells which. The coordinator is that at URL, or the one that was joined.
     """
     from device_agent.device_state import default_state
     from device_agent.doctor import examine, lines

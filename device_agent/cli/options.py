@@ -119,13 +119,23 @@ OWNER_OPTIONS = (
     click.option("--log-json", is_flag=True, help="Write the log as one JSON object a line."),
 )
 
+TOKEN_BYTES = 4096
+SERVED = "give the file that `edgetailor serve` wrote, unaltered."
+
 
 def read_token(path: Path) -> str:
-    """The join token in the file `path`. Raises InputError where it cannot be read."""
+    """The join token in the file `path`. Raises InputError where it cannot be read or is none."""
     try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"The token file {path} cannot be read: {error}.") from None
+        with path.open("rb") as file:
+            content = file.read(TOKEN_BYTES + 1)
+        text = content.decode()
+    except OSError as error:
+        raise InputError(f"The token file {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"The token file {path} holds no plain text: {SERVED}") from None
+    if len(content) > TOKEN_BYTES:
+        raise InputError(f"The token file {path} has more than {TOKEN_BYTES} bytes: {SERVED}")
+    return text.strip()
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:

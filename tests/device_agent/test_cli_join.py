@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import socket
 import threading
@@ -51,16 +52,35 @@ def test_before_joining(agent: Agent, tmp_path: Path, command: tuple[str, ...]) 
         ("http://127.0.0.1:1", "", "A token is one word of plain characters"),
         ("127.0.0.1:8123", "t", r"'127\.0\.0\.1:8123' is no coordinator's URL: write it like http"),
         ("ftp://host", "t", "'ftp://host' is no coordinator's URL"),
+        ("http://..", "t", "'http://\\.\\.' is no coordinator's URL"),
+        ("http://me:secret@127.0.0.1:1", "t", "holds no user name and no password"),
+        ("http://127.0.0.1:1", "\udcff\udcfe", "^The token file token holds no plain text: give"),
+        ("http://127.0.0.1:1", "t" * 5000, "^The token file token has more than 4096 bytes: give"),
     ],
 )
 def test_join_refuses(
     agent: Agent, tmp_path: Path, url: str, token: str | None, message: str
 ) -> None:
     if token is not None:
-        (tmp_path / "token").write_text(token)
+        (tmp_path / "token").write_bytes(os.fsencode(token))
     done = agent("join", url, "--token-file", "token", "--state", "state")
     assert re.search(message, refusal(done))
     assert not (tmp_path / "state" / "device.json").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [("join", "http://127.0.0.1:1", "--token-file", "t"), ("status",), ("leave",)]
+)
+@pytest.mark.parametrize("state", ["file", "file/below"])
+def test_a_state_folder_that_is_a_file(
+    agent: Agent, tmp_path: Path, command: tuple[str, ...], state: str
+) -> None:
+    (tmp_path / "t").write_text("t\n")
+    (tmp_path / "file").write_text("mine")
+    assert refusal(agent(*command, "--state", state)) == (
+        f"The state is a folder; {state} is a file or below one: give a folder with --state."
+    )
+    assert set(everything(tmp_path)) == {"t", "file"}
 
 
 def test_join_waits_for_a_coordinator_and_can_be_interrupted(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.addresses import check_url
 from device_agent.link import Link, RefusedError
 from device_agent.protocol import FileOffer, JoinRequest, Progress
 from profiles.errors import AuthorisationError, InputError, LinkError
@@ -166,6 +167,36 @@ def test_something_that_does_not_speak_http() -> None:
 def test_urls_that_are_none(url: str) -> None:
     with pytest.raises(InputError, match="no coordinator's URL"):
         Link(url, "secret", print)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://..", "http://a..b", "http://.", "http://h:0", f"http://{'a' * 300}",
+        f"http://{'a' * 64}.org", f"http://{'.'.join(['a' * 60] * 5)}", "http://h:1\n",
+    ],
+)  # fmt: skip
+def test_hosts_that_no_name_service_can_know(url: str) -> None:
+    with pytest.raises(InputError, match="no coordinator's URL") as error:
+        check_url(url)
+    assert len(str(error.value)) < 220
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h", "http://h./", "http://[::1]:80", f"https://{'a' * 63}.org", "http://h/@x"]
+)
+def test_hosts_that_may_be(url: str) -> None:
+    assert check_url(url) == url.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://user:hush@host", "http://hush@host:1", "user:hush@host", "http://a:hush@h:x"]
+)
+def test_a_password_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(InputError, match="no user name and no password") as error:
+        check_url(url)
+    assert "hush" not in str(error.value)
 
 
 def test_secret_of_several_lines() -> None:

@@ -246,6 +246,13 @@ def test_a_damaged_state(state: Path) -> None:
     assert one("state", state).result == "FAIL"
 
 
+def test_a_state_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for state in (tmp_path / "file", tmp_path / "file" / "below"):
+        found = [finding for finding in examine(None, state) if finding.check == "state"]
+        assert [(f.result, f.detail) for f in found] == [("FAIL", f"{tmp_path}/file is a file")]
+
+
 def test_a_full_disk_a_small_machine_and_a_broken_runtime(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
