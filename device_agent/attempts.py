@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from device_agent.files import write_file
 from device_agent.manifest import Struct, encode
 from device_agent.protocol import SubmodelFailure
+from profiles.decoding import MalformedError, decode_json
 from profiles.errors import LimitError, UpdateError
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -91,8 +91,8 @@ class Attempts:
 
     def _read(self) -> Record | None:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=Record)
-        except (OSError, msgspec.MsgspecError):
+            return decode_json(self._path.read_bytes(), Record)
+        except (OSError, MalformedError):
             return None
 
     def _write(self, record: Record) -> None:

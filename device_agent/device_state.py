@@ -25,6 +25,7 @@ from device_agent.manifest import MANIFEST, FileEntry, Manifest, Struct, encode
 from device_agent.personal import read_personal, write_personal
 from device_agent.protocol import FileOffer
 from device_agent.update import UpdateRecord, read_update
+from profiles.decoding import MalformedError, decode_json
 from profiles.errors import InputError, LinkError, UpdateError
 
 Fetch = Callable[[FileOffer, Path], None]
@@ -65,7 +66,7 @@ class DeviceState:
     def identity(self) -> Identity | None:
         """Who this device is; None before it has joined. Raises InputError for a damaged file."""
         try:
-            return msgspec.json.decode(self._identity.read_bytes(), type=Identity)
+            return decode_json(self._identity.read_bytes(), Identity)
         except FileNotFoundError:
             return None
         except NotADirectoryError:
@@ -75,7 +76,7 @@ class DeviceState:
             ) from None
         except OSError as error:
             raise InputError(f"{self._identity} cannot be read: {error.strerror}.") from None
-        except msgspec.MsgspecError as error:
+        except MalformedError as error:
             raise InputError(
                 f"{self._identity} is damaged ({error}): remove it and join again."
             ) from None

@@ -6,15 +6,16 @@ import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 
-import msgspec
 import urllib3
 from urllib3.exceptions import HTTPError
 
 from device_agent.addresses import check_secret, check_url
 from device_agent.device_state import Identity
 from device_agent.finding import Finding
+from device_agent.link import REPLY_LIMIT
 from device_agent.link_trouble import reason, tls_reason
 from device_agent.protocol import API, JOIN_TOKEN, PREPARING, Problem, Status
+from profiles.decoding import MalformedError, decode_json
 
 PATIENCE_S = 5.0
 SKEW_S = 60.0
@@ -96,14 +97,16 @@ def _coordinator(url: str, known: Identity | None, token: str | None) -> Iterato
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     try:
         answer = urllib3.PoolManager(retries=False).request(
-            "GET", f"{url}{API}/status", headers=headers, timeout=PATIENCE_S, redirect=False
-        )
+            "GET", f"{url}{API}/status", headers=headers, timeout=PATIENCE_S,
+            redirect=False, preload_content=False,
+        )  # fmt: skip
+        data = answer.read(REPLY_LIMIT)
     except HTTPError as error:
         yield Finding.fail("coordinator", reason(error), "check the URL")
         return
     try:
-        said = _decoded(answer)
-    except msgspec.MsgspecError:
+        said = _decoded(data, answer.status)
+    except MalformedError:
         detail = f"{url} answers (HTTP {answer.status}), but not as a coordinator does"
         yield Finding.fail("coordinator", detail, "check the URL, and what runs there")
         return
@@ -116,10 +119,8 @@ def _coordinator(url: str, known: Identity | None, token: str | None) -> Iterato
     yield _token(said) if token is not None else _membership(said, known)
 
 
-def _decoded(answer: urllib3.BaseHTTPResponse) -> Problem | Status:
-    if answer.status >= 300:
-        return msgspec.json.decode(answer.data, type=Problem)
-    return msgspec.json.decode(answer.data, type=Status)
+def _decoded(data: bytes, status: int) -> Problem | Status:
+    return decode_json(data, Problem) if status >= 300 else decode_json(data, Status)
 
 
 def _token(said: Problem | Status) -> Finding:

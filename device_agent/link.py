@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -39,6 +40,8 @@ from device_agent.protocol import (
     SubmodelFailure,
     Work,
 )
+from device_agent.wording import one_line
+from profiles.decoding import MalformedError, decode_json
 from profiles.errors import AuthorisationError, LinkError, UpdateError
 
 T = TypeVar("T")
@@ -56,6 +59,10 @@ LATER = frozenset({408, 429, 500, 502, 503, 504})
 ROUND_OVER = frozenset({"round-over", "wrong-bundle", "already-sent", "no-such-file"})
 """Codes of refusals that only mean that the rounds went on without this device."""
 PIECE = 1 << 18
+REPLY_LIMIT = 16 << 20
+"""The most bytes that an answer may have, files apart."""
+MESSAGE_LENGTH = 1000
+"""The most characters that are shown of what a coordinator says."""
 
 
 class RefusedError(UpdateError):
@@ -205,8 +212,8 @@ class Link:
     def _ask(self, method: str, path: str, reply: type[T], body: bytes | None = None) -> T:
         response = self._send(method, path, body)
         try:
-            return msgspec.json.decode(self._read(response), type=reply)
-        except msgspec.MsgspecError as error:
+            return decode_json(self._read(response), reply)
+        except MalformedError as error:
             raise self._stranger(f"{method} {path}: {error}") from None
 
     def _upload(self, path: str, source: Path) -> None:
@@ -296,8 +303,8 @@ class Link:
     def _refuse(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
         """Raise what an answer other than a success means."""
         try:
-            problem = msgspec.json.decode(self._read(response), type=Problem)
-        except msgspec.MsgspecError:
+            problem = decode_json(self._read(response), Problem)
+        except MalformedError:
             problem = None
         if problem is not None and problem.code == PREPARING:
             raise PreparingError("is still preparing", _retry_s(response))
@@ -305,17 +312,22 @@ class Link:
             raise UnreachableError(f"is in trouble (HTTP {response.status})", sent=True)
         if problem is None:
             raise self._stranger(f"{what} gave HTTP {response.status}")
+        problem = replace(problem, message=one_line(problem.message, MESSAGE_LENGTH))
         if response.status in (401, 403):
             raise AuthorisationError(problem.message)
         raise RefusedError(problem)
 
     def _read(self, response: urllib3.BaseHTTPResponse) -> bytes:
         try:
-            return response.read()
+            data = response.read(REPLY_LIMIT + 1)
         except HTTPError as error:
             raise UnreachableError(f"is not there ({reason(error)})", sent=True) from None
         finally:
             response.release_conn()
+        if len(data) > REPLY_LIMIT:
+            response.close()
+            raise self._stranger(f"an answer of more than {REPLY_LIMIT} bytes")
+        return data
 
     def _stranger(self, what: str) -> LinkError:
         return LinkError(

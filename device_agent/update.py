@@ -8,13 +8,14 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from device_agent.files import fingerprint, refuse_existing, write_folder
 from device_agent.manifest import FileEntry, Struct, TensorEntry, encode
+from profiles.decoding import MalformedError, decode_json
 from profiles.errors import InputError, UpdateError
 from profiles.profile import Profile
 
@@ -120,7 +121,7 @@ def write_update(
     """
     check_trained(record, tensors)
     data = save({name: np.asarray(array, order="C") for name, array in tensors.items()})
-    record = msgspec.structs.replace(record, file=fingerprint(data))
+    record = replace(record, file=fingerprint(data))
     check_place(out, force)
     write_folder(out, {TENSORS: data, RECORD: encode(record)}, force, staging)
     return record
@@ -130,7 +131,7 @@ def read_update(folder: str | Path) -> tuple[UpdateRecord, dict[str, np.ndarray]
     """Read and check an update folder. Raises UpdateError naming the file and what is wrong."""
     folder = Path(folder)
     try:
-        record = msgspec.json.decode((folder / RECORD).read_bytes(), type=UpdateRecord)
+        record = decode_json((folder / RECORD).read_bytes(), UpdateRecord)
         data = (folder / TENSORS).read_bytes()
     except FileNotFoundError as error:
         raise UpdateError(
@@ -139,7 +140,7 @@ def read_update(folder: str | Path) -> tuple[UpdateRecord, dict[str, np.ndarray]
         ) from None
     except NotADirectoryError:
         raise UpdateError(f"{folder} is a file; an update is a folder.") from None
-    except msgspec.MsgspecError as error:
+    except MalformedError as error:
         raise UpdateError(f"{folder / RECORD} is not an update record: {error}.") from None
     if record.version != UPDATE_VERSION:
         raise UpdateError(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from device_agent.addresses import check_url
-from device_agent.link import Link, RefusedError
+from device_agent.link import REPLY_LIMIT, Link, RefusedError
 from device_agent.protocol import FileOffer, JoinRequest, Progress
 from profiles.errors import AuthorisationError, InputError, LinkError
 
@@ -250,3 +250,26 @@ def test_progress_never_holds_training_up() -> None:
     client, said, slept = link(f"http://127.0.0.1:{free_port()}")
     client.progress(Progress(state="training", loss=1.0))
     assert (said, slept) == ([], [])
+
+
+@pytest.mark.parametrize("status", [200, 403, 409])
+@pytest.mark.parametrize("body", [b'{"code":"\xff"}', b'{"code":' * 50_000, b'{"code":"\\ud800"}'])
+def test_replies_that_are_no_json(server: Server, status: int, body: bytes) -> None:
+    server.answers = lambda method, path: (status, body)
+    with pytest.raises(LinkError, match="not as an EdgeTailor coordinator does"):
+        link(server.url)[0].work()
+
+
+def test_a_reply_without_end(server: Server) -> None:
+    server.answers = lambda method, path: (200, b"[" * (REPLY_LIMIT + 2))
+    with pytest.raises(LinkError, match=f"an answer of more than {REPLY_LIMIT} bytes"):
+        link(server.url)[0].work()
+
+
+def test_what_a_server_says_moves_no_cursor(server: Server) -> None:
+    said = json.dumps({"code": "no", "message": "\x1b[2JNo.\r\nNever." + "!" * 5000}).encode()
+    server.answers = lambda method, path: (403, said)
+    with pytest.raises(AuthorisationError) as error:
+        link(server.url)[0].work()
+    assert str(error.value)[:14] == "[2JNo. Never.!"
+    assert len(str(error.value)) == 1000

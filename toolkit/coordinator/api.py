@@ -32,6 +32,7 @@ from toolkit.coordinator.intake import too_large
 from toolkit.coordinator.refusals import RefusalError, cut_off, not_authorised
 from toolkit.coordinator.registry import Device
 from toolkit.coordinator.service import Coordinator
+from toolkit.coordinator.strict_json import StrictRoute
 
 PIECE = 1 << 18
 SCHEMAS = "#/components/schemas/{name}"
@@ -69,6 +70,7 @@ Caller = Annotated[Device, Depends(_device)]
 
 router = APIRouter(
     prefix=API,
+    route_class=StrictRoute,
     responses={
         401: {"model": Problem, "description": "Nobody is known by this token or secret"},
         422: {"model": Problem, "description": "What was sent cannot be used"},
@@ -275,6 +277,9 @@ def _refused(request: Request, error: Exception) -> JSONResponse:
 def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        why = first["ctx"]["error"]
+        return _problem(422, Problem(code="bad-request", message=f"The body is no JSON: {why}."))
     place = ".".join(str(part) for part in first["loc"])
     return _problem(422, Problem(code="bad-request", message=f"{place}: {first['msg']}."))
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from device_agent.wording import one_line
 from profiles.device import DeviceProfile, decoded
 from profiles.errors import InputError
 from profiles.profile import Machine
@@ -51,4 +52,4 @@ def checked_profile(given: dict[str, Any]) -> DeviceProfile:
 
 def shortened(text: str) -> str:
     """What a device says, as one line that a table can hold."""
-    return " ".join(text.split())[:NOTE_LENGTH]
+    return one_line(text, NOTE_LENGTH)

@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 
 from device_agent.manifest import Manifest, TensorEntry, uploaded
 from device_agent.update import UPDATE_VERSION, UpdateRecord, check_tensors
+from profiles.decoding import MalformedError, decode_json
 from profiles.errors import UpdateError
 from toolkit.coordinator.blobs import Blobs
 from toolkit.coordinator.refusals import RefusalError, conflict, unusable
@@ -50,8 +51,8 @@ def too_large(limit: int) -> RefusalError:
 def read_record(body: bytes) -> UpdateRecord:
     """Read update.json. Raises RefusalError (422) where it is none."""
     try:
-        record = msgspec.json.decode(body, type=UpdateRecord)
-    except msgspec.MsgspecError as error:
+        record = decode_json(body, UpdateRecord)
+    except MalformedError as error:
         raise unusable(f"This is not an update.json: {error}.") from None
     if record.version != UPDATE_VERSION:
         raise unusable(
