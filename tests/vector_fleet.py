@@ -161,6 +161,19 @@ def token(config: CoordinatorConfig, kind: str) -> str:
     return (config.state / "tokens" / f"{kind}.token").read_text().strip()
 
 
+def assert_soon(condition: Callable[[], bool], seconds: float = 10) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def joined(server: Server, state: Path) -> Link:
+    """The link of a device that joined before the coordinator was started again."""
+    known = msgspec.json.decode((state / "device.json").read_bytes())
+    return Link(server.url, known["secret"], print, patience_s=0)
+
+
 def enrol(server: Server, folder: Path) -> dict[str, Link]:
     """Join all three devices; returns their links by device id."""
     links = {}

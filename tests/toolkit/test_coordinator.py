@@ -3,10 +3,8 @@
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -20,8 +18,10 @@ from vector_fleet import (
     ROUNDS,
     SIZE,
     VectorModel,
+    assert_soon,
     configured,
     enrol,
+    joined,
     running,
     send,
     task,
@@ -139,19 +139,6 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
             send(link, 2, trained(link, tmp_path / f"again-{number}")[2])
         assert task(again[0]).round == 3
     assert model.folded == [3]
-
-
-def assert_soon(condition: Callable[[], bool], seconds: float = 10) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def joined(server: Server, state: Path) -> Link:
-    """The link of a device that joined before the coordinator was started again."""
-    known = msgspec.json.decode((state / "device.json").read_bytes())
-    return Link(server.url, known["secret"], print, patience_s=0)
 
 
 def test_a_deadline_closes_a_round_with_what_it_has(tmp_path: Path) -> None:

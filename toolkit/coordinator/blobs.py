@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from device_agent.files import write_file
+from device_agent.files import fingerprint_file, write_file
 from device_agent.manifest import FileEntry
 
 _PART = ".part-"
@@ -69,10 +69,17 @@ class Blobs:
         """Where the file with this hash lies."""
         return self.folder / sha256
 
+    def is_whole(self, sha256: str) -> bool:
+        """Whether the file with this hash is there, and as it was written."""
+        try:
+            return fingerprint_file(self.path(sha256)).sha256 == sha256
+        except OSError:
+            return False
+
     def put(self, data: bytes) -> FileEntry:
         """Keep `data`; writing it again changes nothing."""
         entry = FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
-        if not self.path(entry.sha256).exists():
+        if not self.is_whole(entry.sha256):
             write_file(self.path(entry.sha256), data)
             self._sync()
         return entry

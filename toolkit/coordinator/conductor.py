@@ -146,6 +146,8 @@ class Conductor:
         }
         rounds.open(offers, coordinator.clock())
         store.settle(STARTED, "yes")
+        for device in store.drop_damaged(rounds.round):
+            self._say(f"The update of {device} is damaged on disk: it is asked for again.")
         for device, _, record in store.updates(rounds.round):
             if device in offers:
                 rounds.take(device, rounds.round, offers[device], hashed(record.decode()))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from profiles.errors import InputError
+from profiles.errors import InputError, StorageError
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -51,27 +51,28 @@ class Database:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._lock = threading.RLock()
-        self._connection = sqlite3.connect(path, timeout=1, check_same_thread=False)
         try:
-            # Exclusive: a second `serve` on this folder fails here rather than later and oddly.
-            self._connection.execute("PRAGMA locking_mode=EXCLUSIVE")
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=FULL")
-            self._connection.executescript(SCHEMA)
-            self._add_columns()
+            self._connection = sqlite3.connect(path, timeout=1, check_same_thread=False)
         except sqlite3.OperationalError as error:
-            self._connection.close()
-            raise InputError(
-                f"{path.parent} cannot be used ({error}): stop the coordinator that runs on it, "
-                "or set another `state` folder."
-            ) from None
+            raise _unusable(path, error) from None
+        try:
+            self._prepare()
         except sqlite3.DatabaseError as error:
             self._connection.close()
-            raise InputError(
-                f"{path.parent} is not a state folder of this program ({error}): set another "
-                "`state`."
-            ) from None
+            raise _unusable(path, error) from None
+
+    def _prepare(self) -> None:
+        # Exclusive: a second `serve` on this folder fails here rather than later and oddly.
+        self._connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=FULL")
+        (found,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(" ".join(found.split()))
+        self._connection.executescript(SCHEMA)
+        self._add_columns()
 
     def _add_columns(self) -> None:
         """Give the tables what they lack of ADDED."""
@@ -82,9 +83,18 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """The connection, alone; what is done to it is kept whole, or not at all on an error."""
-        with self._lock, self._connection:
-            yield self._connection
+        """The connection, alone; what is done to it is kept whole, or not at all on an error.
+
+        Raises StorageError where the disk refuses.
+        """
+        try:
+            with self._lock, self._connection:
+                yield self._connection
+        except sqlite3.OperationalError as error:
+            raise StorageError(
+                f"{self._path} cannot be written ({error}): make room on its disk, then start "
+                "`edgetailor serve` again. Nothing that was taken is lost."
+            ) from None
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
@@ -96,3 +106,15 @@ class Database:
         """Let go of the file."""
         with self._lock:
             self._connection.close()
+
+
+def _unusable(path: Path, error: sqlite3.DatabaseError) -> InputError:
+    if isinstance(error, sqlite3.OperationalError):
+        return InputError(
+            f"{path.parent} cannot be used ({error}): stop the coordinator that runs on it, or set "
+            "another `state` folder."
+        )
+    return InputError(
+        f"{path.parent} is not a state folder of this program ({error}): set another `state`, or "
+        f"put a copy of {path.name} back."
+    )

@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from device_agent.console import write_traceback
+from profiles.errors import EdgeTailorError
 from toolkit.coordinator.refusals import RefusalError, cut_off
 
 BODY_LIMIT = 4 << 20
@@ -51,7 +52,9 @@ class Guard:
         if told == self._told:  # whoever causes it again and again fills no disk
             return
         self._told = told
-        if isinstance(error, OSError):
+        if isinstance(error, EdgeTailorError):
+            self._say(f"A request failed: {error}")
+        elif isinstance(error, OSError):
             self._say(f"A request failed: {error.filename or 'a file'}: {error.strerror or error}.")
         else:
             place = write_traceback("edgetailor")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 import uvicorn
 from fastapi import FastAPI
 
+from device_agent.addresses import check_secret
 from device_agent.files import shown, write_file
 from profiles.errors import InputError
 from toolkit.coordinator.api import create_app
@@ -207,4 +208,10 @@ def _token(path: Path) -> str:
     """The token in the file `path`, made where there is none; only the owner may read it."""
     if not path.exists():
         write_file(path, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
-    return path.read_text().strip()
+    try:
+        return check_secret(path.read_text().strip())
+    except (UnicodeDecodeError, InputError):
+        raise InputError(
+            f"{path} holds no token, which is one word of plain characters: remove the file, and a "
+            "new one is made."
+        ) from None

@@ -12,6 +12,7 @@ import msgspec
 from device_agent.manifest import FileEntry
 from device_agent.protocol import RoundResult
 from device_agent.update import UpdateRecord
+from profiles.errors import InputError
 from profiles.profile import Profile
 from profiles.reading import same_hardware
 from toolkit.coordinator.blobs import Blobs, Part
@@ -19,15 +20,26 @@ from toolkit.coordinator.database import Database
 from toolkit.coordinator.registry import Registry
 
 Bundle = dict[str, FileEntry]
+DATABASE = "state.sqlite3"
+FILES = "files"
 
 
 class Store:
-    """The state folder of one federation. Raises InputError where another process has it open."""
+    """The state folder of one federation.
+
+    Raises InputError where another process has it open, and where it is none or incomplete.
+    """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._database = Database(folder / "state.sqlite3")
-        self.blobs = Blobs(folder / "files")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"The `state` folder {folder} cannot be made ({error.strerror}): set another."
+            ) from None
+        _check_whole(folder)
+        self._database = Database(folder / DATABASE)
+        self.blobs = Blobs(folder / FILES)
         self.registry = Registry(self._database)
 
     def close(self) -> None:
@@ -71,7 +83,10 @@ class Store:
             return kept
 
     def bundles(self, round_: int) -> dict[str, Bundle]:
-        """The bundles of `round_` by submodel; empty where that round has not been opened."""
+        """The bundles of `round_` by submodel; empty where that round has not been opened.
+
+        Empty too where a file of them is missing or damaged, so that they are made again.
+        """
         found: dict[str, Bundle] = {}
         with self._database.transaction() as db:
             rows = db.execute(
@@ -79,7 +94,10 @@ class Store:
             ).fetchall()
         for submodel, name, size, sha256 in rows:
             found.setdefault(submodel, {})[name] = FileEntry(size=size, sha256=sha256)
-        return found
+        whole = all(
+            self.blobs.is_whole(e.sha256) for files in found.values() for e in files.values()
+        )
+        return found if whole else {}
 
     def keep_upload(self, device: str, part: Part) -> FileEntry:
         """Keep the received tensors of `device`, in place of any it sent before."""
@@ -107,6 +125,16 @@ class Store:
                 "INSERT OR IGNORE INTO updates VALUES (?, ?, ?, ?)",
                 (round_, device, sha256, record),
             )
+
+    def drop_damaged(self, round_: int) -> list[str]:
+        """Forget the updates of `round_` whose tensors are missing or damaged; returns whose."""
+        found = [device for device, sha, _ in self.updates(round_) if not self.blobs.is_whole(sha)]
+        with self._database.transaction() as db:
+            db.executemany(
+                "DELETE FROM updates WHERE round = ? AND device = ?",
+                [(round_, device) for device in found],
+            )
+        return found
 
     def updates(self, round_: int) -> list[tuple[str, str, bytes]]:
         """(device, hash of its tensors, update.json) of `round_`, in a steady order."""
@@ -156,11 +184,20 @@ class Store:
         return [RoundResult(round=r, accuracy=a, loss=x, updates=n) for r, a, x, n in rows]
 
     def model(self) -> bytes | None:
-        """The latest global model, if there is one."""
-        with self._database.transaction() as db:
-            row = db.execute("SELECT model FROM history ORDER BY round DESC LIMIT 1")
-            found = row.fetchone()
-            return None if found is None else self.blobs.path(found[0]).read_bytes()
+        """The latest global model, if there is one. Raises InputError where its file is damaged."""
+        with self._database.exclusively():
+            with self._database.transaction() as db:
+                row = db.execute("SELECT model FROM history ORDER BY round DESC LIMIT 1")
+                found = row.fetchone()
+            if found is None:
+                return None
+            path = self.blobs.path(found[0])
+            if not self.blobs.is_whole(found[0]):
+                raise InputError(
+                    f"{path}, the global model, is missing or damaged: put a copy of it back. "
+                    "global.safetensors in the state folder is one where its SHA-256 is that name."
+                )
+            return path.read_bytes()
 
     def _drop_files(self) -> None:
         """Drop what no row refers to, and the updates that are folded in."""
@@ -172,3 +209,14 @@ class Store:
                 "UNION SELECT * FROM (SELECT model FROM history ORDER BY round DESC LIMIT 1)"
             ).fetchall()
         self.blobs.keep_only({row[0] for row in rows})
+
+
+def _check_whole(folder: Path) -> None:
+    """Raise InputError for a federation whose database is gone: it would begin anew unasked."""
+    database, files = folder / DATABASE, folder / FILES
+    gone = not database.exists() or (database.is_file() and not database.stat().st_size)
+    if gone and files.is_dir() and any(files.iterdir()):
+        raise InputError(
+            f"{folder} holds the files of a federation, and {DATABASE} is missing or empty: put a "
+            "copy of it back, or set another `state` folder."
+        )
