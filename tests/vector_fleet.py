@@ -86,7 +86,8 @@ class VectorModel:
         self.weights = np.mean(received, axis=0, dtype=np.float32)
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-        return 0.5, float(self.weights.mean())
+        with np.errstate(over="ignore"):
+            return 0.5, float(self.weights.mean())
 
     def save(self) -> bytes:
         return save({"w": self.weights})

@@ -1,6 +1,7 @@
 """Whole federations over real sockets: their rounds, restarts, deadlines and ends."""
 
 import json
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from safetensors.numpy import load_file
 
 from device_agent import device
 from device_agent.link import Link, RefusedError
+from device_agent.update import write_update
 from profiles.errors import EdgeTailorError
 from toolkit.coordinator.server import Server
 from vector_fleet import (
@@ -154,6 +156,28 @@ def test_a_deadline_closes_a_round_with_what_it_has(tmp_path: Path) -> None:
             send(late, work.round, update)
         assert refused.value.round_over
     assert model.folded[0] == 1
+
+
+def test_an_update_by_which_the_model_diverges_is_left_out(tmp_path: Path) -> None:
+    config, told = configured(tmp_path), list[str]()
+    with running(config, VectorModel(), told.append) as server:
+        links = enrol(server, tmp_path)
+        for name, link in links.items():
+            send(link, 1, trained(link, tmp_path / name)[2])
+        board = links.pop("board-1")
+        _, record, update = trained(board, tmp_path / "absurd")
+        shutil.rmtree(update)
+        write_update(update, record, {"w": np.full(SIZE, 3e38, np.float32)})
+        send(board, 2, update)
+        for name, link in links.items():
+            send(link, 2, trained(link, tmp_path / f"{name}-2")[2])
+        assert task(board).round == 3
+    assert told[1:] == [
+        "Round 1 of 3: accuracy 0.5000, loss 1.0000, from 3 updates",
+        "Round 2: left out board-1, by whose update the global model diverges.",
+        "Round 2 of 3: accuracy 0.5000, loss 2.0000, from 2 updates",
+    ]
+    assert load_file(config.state / "global.safetensors")["w"].tolist() == [2.0] * SIZE
 
 
 def test_a_failure_of_the_rounds_ends_the_server(tmp_path: Path) -> None:

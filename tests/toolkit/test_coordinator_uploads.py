@@ -70,6 +70,7 @@ def test_unusable_tensors(
     ("fields", "message"),
     [
         ({"samples": 0}, "at least one sample"),
+        ({"samples": 10**400}, "more than 1,000,000,000,000 samples"),
         ({"version": 9}, "version 9, the coordinator takes 1"),
         ({"tensors": ()}, "tensor table is not that of its bundle"),
         ({"base": "f" * 64}, "Train the bundle again"),

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
@@ -67,6 +67,7 @@ class Conductor:
         self.failure: Exception | None = None
         self._coordinator, self._model, self._held_out = coordinator, model, held_out
         self._on_failure, self._say = on_failure, say
+        self._quality: tuple[float | None, float] = (None, 0.0)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="conductor", daemon=True)
 
@@ -117,7 +118,8 @@ class Conductor:
                 self._say(f"Going on at round {rounds.done + 1} of {rounds.total}.")
             self._tell_end()
         else:
-            self._evaluate(0, 0)
+            self._check(0)
+            self._keep(0, 0)
 
     def _prepared(self) -> bool:
         """Whether every bundle of the next round is there."""
@@ -155,12 +157,48 @@ class Conductor:
     def _fold(self) -> None:
         coordinator = self._coordinator
         round_ = coordinator.rounds.round
-        count = len(coordinator.store.updates(round_))
-        self._model.fold(self._updates(round_))
-        self._evaluate(round_, count)
+        devices = [device for device, _, _ in coordinator.store.updates(round_)]
+        try:
+            self._take_in(round_, devices)
+        except EdgeTailorError:
+            devices = self._without_the_unsound(round_, devices)
+        self._keep(round_, len(devices))
         with coordinator.lock:
             coordinator.rounds.folded()
             coordinator.bundles = {}
+
+    def _take_in(self, round_: int, devices: Collection[str]) -> None:
+        """Fold the updates of `devices`. Raises EdgeTailorError where the model diverges so."""
+        self._model.fold(self._updates(round_, devices))
+        self._check(round_)
+
+    def _without_the_unsound(self, round_: int, devices: Sequence[str]) -> list[str]:
+        """Fold those updates only by each of which alone the model does not diverge; whose.
+
+        Raises EdgeTailorError where those are none, or all.
+        """
+        sound = [device for device in devices if self._is_sound(round_, device)]
+        self._take_back()
+        if not sound or len(sound) == len(devices):
+            self._take_in(round_, devices)  # raises again
+        self._take_in(round_, sound)
+        others = ", ".join(device for device in devices if device not in sound)
+        self._say(f"Round {round_}: left out {others}, by whose update the global model diverges.")
+        return sound
+
+    def _is_sound(self, round_: int, device: str) -> bool:
+        self._take_back()
+        try:
+            self._take_in(round_, [device])
+        except EdgeTailorError:
+            return False
+        return True
+
+    def _take_back(self) -> None:
+        """Let the model be what it was before this round."""
+        data = self._coordinator.store.model()
+        assert data is not None
+        self._model.load(data)
 
     def _tell_end(self) -> None:
         rounds = self._coordinator.rounds
@@ -168,21 +206,28 @@ class Conductor:
             model = shown(self._coordinator.config.state / MODEL)
             self._say(f"All rounds are done; global model: {model}. Stop with Ctrl-C.")
 
-    def _updates(self, round_: int) -> Iterator[Update]:
-        """The updates of a round, one in memory at a time."""
+    def _updates(self, round_: int, devices: Collection[str]) -> Iterator[Update]:
+        """The updates of `devices` in a round, one in memory at a time."""
         store = self._coordinator.store
-        for _, sha256, body in store.updates(round_):
-            record = msgspec.json.decode(body, type=UpdateRecord)
-            yield record, read_tensors(store.blobs.path(sha256))
+        for device, sha256, body in store.updates(round_):
+            if device in devices:
+                record = msgspec.json.decode(body, type=UpdateRecord)
+                yield record, read_tensors(store.blobs.path(sha256))
 
-    def _evaluate(self, round_: int, updates: int) -> None:
-        accuracy, loss = self._model.evaluate(*self._held_out)
+    def _check(self, round_: int) -> None:
+        """Find out how good the global model is. Raises EdgeTailorError where it has diverged."""
+        self._quality = self._model.evaluate(*self._held_out)
+        loss = self._quality[1]
         if not is_finite(loss):
             raise EdgeTailorError(
                 f"The global model diverged: its loss after round {round_} is {loss}. Lower "
                 "learning_rate in [training] and start again with another `state` folder."
             )
+
+    def _keep(self, round_: int, updates: int) -> None:
+        """Keep the global model as it is after `round_`."""
         data = self._model.save()
+        accuracy, loss = self._quality
         result = RoundResult(round=round_, accuracy=accuracy, loss=loss, updates=updates)
         self._coordinator.store.add_result(result, data)
         self._publish(data)

@@ -16,6 +16,7 @@ from toolkit.coordinator.refusals import RefusalError, conflict, unusable
 
 HEADROOM = 64 << 10
 """Bytes that the header of a tensor file may take beyond the tensors themselves."""
+MOST_SAMPLES = 10**12
 
 
 def is_finite(*values: float) -> bool:
@@ -102,6 +103,11 @@ def _check_record(device: str, record: UpdateRecord, manifest: bytes) -> None:
         raise unusable(
             f"{device}: the profile is of {record.profile.submodel!r}, the update of "
             f"{offered.submodel!r}. Train the bundle again."
+        )
+    if record.samples > MOST_SAMPLES:
+        raise unusable(
+            f"{device} says it trained on more than {MOST_SAMPLES:,} samples: no device has so "
+            "many. Train the bundle again."
         )
     if record.samples < 1 or not is_finite(record.loss_first, record.loss_last):
         raise unusable(
