@@ -137,9 +137,13 @@ def check(
     """
     if x.dtype != dtype or y.dtype != labels:
         other = {str(y.dtype), labels} == {"int64", "float32"}
+        cure = (
+            "Classes are int64; float32 is for a regression, of loss mse."
+            if other
+            else ("Convert them with numpy's astype.")
+        )
         raise DataError(
-            f"{origin}: x must be {dtype} and y {labels}; they are {x.dtype} and {y.dtype}."
-            f"{' Classes are int64; float32 is for a regression, of loss mse.' if other else ''}"
+            f"{origin}: x must be {dtype} and y {labels}; they are {x.dtype} and {y.dtype}. {cure}"
         )
     widths = () if labels == "int64" else ("outputs" if classes is None else classes,)
     fitting = y.ndim == 1 + len(widths) and (classes is None or y.shape[1:] == widths)

@@ -1,5 +1,6 @@
 """Arrays in files, mapped and not loaded: they may be larger than memory."""
 
+import math
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -8,7 +9,15 @@ from typing import IO
 
 import numpy as np
 
-from device_agent.disk import MappedArray, NpyWriter, open_npy, room, storage_error, take
+from device_agent.disk import (
+    MappedArray,
+    NpyWriter,
+    open_npy,
+    read_header,
+    room,
+    storage_error,
+    take,
+)
 from device_agent.files import naming
 from profiles.errors import DataError, StorageError
 
@@ -66,8 +75,16 @@ def _from_npz(path: Path, unpack_to: Path | None) -> tuple[Found, Found]:
             raise DataError(
                 f"{path} has no array {missing[0]!r}; it must hold x (samples) and y (labels)."
             )
-        x, y = (_member(path, archive, f"{name}.npy", unpack_to) for name in (SAMPLES, LABELS))
+        x, y = (_array(path, archive, name, unpack_to) for name in (SAMPLES, LABELS))
     return x, y
+
+
+def _array(path: Path, archive: zipfile.ZipFile, name: str, unpack_to: Path | None) -> Found:
+    """The array `name` of the archive. Raises ValueError that names it."""
+    try:
+        return _member(path, archive, f"{name}.npy", unpack_to)
+    except ValueError as error:
+        raise ValueError(f"array {name}: {error}") from None
 
 
 def _member(path: Path, archive: zipfile.ZipFile, name: str, unpack_to: Path | None) -> Found:
@@ -82,13 +99,19 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str, unpack_to: Path | N
         file.seek(about.header_offset + LOCAL_HEADER_BYTES - 4)
         lengths = file.read(4)
     name_length, extra = (int.from_bytes(lengths[i : i + 2], "little") for i in (0, 2))
-    return open_npy(path, about.header_offset + LOCAL_HEADER_BYTES + name_length + extra)
+    begin = about.header_offset + LOCAL_HEADER_BYTES + name_length + extra
+    return open_npy(path, begin, about.file_size)
 
 
 def _unpacked(path: Path, member: IO[bytes], name: str, size: int, to: Path | None) -> Found:
     """The array that `member`, `size` bytes unpacked, holds: small ones in memory."""
     if to is None or size <= IN_MEMORY_BYTES:
-        return np.lib.format.read_array(member, allow_pickle=False)
+        shape, fortran, dtype = read_header(member)
+        data, count = member.read(), math.prod(shape)
+        if len(data) < count * dtype.itemsize:
+            raise ValueError("it is truncated")
+        flat = np.frombuffer(data, dtype, count) if count else np.empty(0, dtype)
+        return flat.reshape(shape, order="F" if fortran else "C")
     free = room(to.parent)
     if size > free:
         raise StorageError(

@@ -5,8 +5,9 @@ import math
 import mmap
 import os
 import shutil
+import warnings
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 
@@ -18,6 +19,14 @@ MARGIN_BYTES = 16 << 20
 
 ROWS = 64
 """Rows of a mapped array that are read at a time; Linux maps 64 KiB around each."""
+
+HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+    (3, 0): np.lib.format.read_array_header_2_0,  # the same, in UTF-8
+}
+MOST_ROWS = 2**48
+"""Any axis of an array is shorter."""
 
 LATER = "free some space there and give the same command again; training goes on where it was"
 ELSEWHERE = "give a place that may be written"
@@ -78,28 +87,41 @@ class MappedArray:
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
-def open_npy(path: Path, offset: int = 0) -> MappedArray:
-    """The array of the .npy file that begins at `offset` of `path`.
+def open_npy(path: Path, offset: int = 0, size: int | None = None) -> MappedArray:
+    """The array of the .npy file that is `size` bytes of `path` from `offset` on, or all the rest.
 
     Raises ValueError for anything that is no whole array of plain numbers.
     """
+    end = path.stat().st_size if size is None else offset + size
     with path.open("rb") as file:
         file.seek(offset)
         shape, fortran, dtype = read_header(file)
         begin = file.tell()
-    if dtype.hasobject:
-        raise ValueError("it holds pickled objects")
-    if path.stat().st_size < begin + math.prod(shape) * dtype.itemsize:
+    if end < begin + math.prod(shape) * dtype.itemsize:
         raise ValueError("it is truncated")
     return MappedArray(path, dtype, shape, begin, "F" if fortran else "C")
 
 
-def read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether the first axis moves fastest, and type of the .npy data that follow."""
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    return np.lib.format.read_array_header_2_0(file)
+def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether the first axis moves fastest, and type of the .npy data that follow.
+
+    Raises ValueError where the header is none, or is not one of plain numbers.
+    """
+    try:
+        version = np.lib.format.read_magic(file)
+        read = HEADERS[version]
+        with warnings.catch_warnings(action="ignore"):  # of a file that Python 2 wrote
+            shape, fortran, dtype = read(file)
+    except MemoryError:
+        raise
+    except Exception:  # what a damaged header holds is evaluated, and may fail in many ways
+        raise ValueError("its header is not one of a .npy file") from None
+    if dtype.hasobject:
+        raise ValueError("it holds pickled objects")
+    lengths = [length for length in shape if type(length) is int and 0 <= length < MOST_ROWS]
+    if len(lengths) < len(shape) or not dtype.itemsize:
+        raise ValueError(f"its header names the impossible shape {shape} of {dtype}")
+    return shape, fortran, dtype
 
 
 class NpyWriter:

@@ -1,6 +1,7 @@
 """Local data: what is refused, in which words, and how samples are put into batches."""
 
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +169,67 @@ def test_files_that_are_no_npz(tmp_path: Path, kind: str) -> None:
     path = damaged(tmp_path, kind)
     with pytest.raises(DataError, match=r"is not a readable \.npz file"):
         load(path)
+
+
+def with_header(header: str, numbers: bytes, version: int = 1) -> bytes:
+    """A .npy file of that header, laid out as its format's description says."""
+    size = len(header).to_bytes(2 if version == 1 else 4, "little")
+    return b"\x93NUMPY" + bytes([version, 0]) + size + header.encode("latin1") + numbers
+
+
+HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s)}"
+IMPOSSIBLE = r"its header names the impossible shape "
+NO_HEADER = r"its header is not one of a \.npy file"
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            with_header(HEADER % "-4, 1, 6, 6", X.tobytes()),
+            IMPOSSIBLE + r"\(-4, 1, 6, 6\) of float32",
+        ),
+        (with_header(HEADER % "4, -1, 6, 6", X.tobytes()), IMPOSSIBLE + r"\(4, -1, 6, 6\)"),
+        (with_header(HEADER % f"{2**70}, 0", b""), IMPOSSIBLE),
+        (with_header(HEADER % "True, 1, 6, 6", X.tobytes()), IMPOSSIBLE),
+        (with_header(HEADER.replace("<f4", "|V0") % "4, 1", b""), IMPOSSIBLE),
+        (with_header(HEADER % "4, 1, 6, 6", X.tobytes()[:-1]), "it is truncated"),
+        (with_header(HEADER % "4, 1, 6, 6", X.tobytes(), version=9), NO_HEADER),
+        (with_header(HEADER % "exit(), 1", X.tobytes()), NO_HEADER),
+        (with_header(HEADER % f"4, {' ' * 20_000}1", X.tobytes(), version=2), NO_HEADER),
+        (with_header("(" * 5_000, X.tobytes(), version=2), NO_HEADER),
+        (b"", NO_HEADER),
+    ],
+)
+def test_arrays_that_are_none(tmp_path: Path, data: bytes, message: str, compression: int) -> None:
+    path = tmp_path / "local.npz"
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("x.npy", data)
+        with archive.open("y.npy", "w") as labels:
+            np.save(labels, Y)
+    with pytest.raises(DataError, match=rf"is not a readable \.npz file: array x: {message}"):
+        load(path)
+    folder = tmp_path / "local"
+    folder.mkdir()
+    (folder / "x.npy").write_bytes(data)
+    np.save(folder / "y.npy", Y)
+    with pytest.raises(DataError, match=rf"is no folder of readable \.npy files: {message}"):
+        load(folder)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("shape", ["4, 1, 6, 6", "4L, 1L, 6L, 6L"], ids=["3.0", "of Python 2"])
+def test_arrays_of_other_versions(
+    tmp_path: Path, shape: str, compression: int, recwarn: pytest.WarningsRecorder
+) -> None:
+    data = with_header(HEADER % shape, X.tobytes(), version=1 if "L" in shape else 3)
+    with zipfile.ZipFile(tmp_path / "local.npz", "w", compression) as archive:
+        archive.writestr("x.npy", data)
+        with archive.open("y.npy", "w") as labels:
+            np.save(labels, Y)
+    np.testing.assert_array_equal(load(tmp_path / "local.npz")[0], X)
+    assert not recwarn.list
 
 
 FUNCTIONS = """
