@@ -19,6 +19,9 @@ from profiles.errors import DataError
 LEAST = 2
 """The fewest samples to train on: a batch norm cannot train on one."""
 
+LARGE = 100.0
+"""Models are made for numbers around 1: one beyond this may be why a training diverges."""
+
 Note = Callable[[np.ndarray], object]
 """Is given every piece of the data that is looked at."""
 
@@ -52,6 +55,20 @@ class LocalData:
     def labels(self, indices: np.ndarray) -> np.ndarray:
         """A copy of their labels, likewise."""
         return self._rows(self.y, indices)
+
+    def largest(self) -> tuple[str, int, float] | None:
+        """The number furthest from 0: x or y, the sample and the number; None below `LARGE`."""
+        found = None
+        most = LARGE
+        for name, array in (("x", self.x), ("y", self.y)):
+            for rows in pieces(array) if array.dtype == np.float32 else ():
+                piece = self._rows(array, np.arange(len(array))[rows]).reshape(-1)
+                place = int(np.abs(piece).argmax())
+                if abs(piece[place]) > most:
+                    most = float(abs(piece[place]))
+                    sample = rows.start + place // (array.size // len(array))
+                    found = name, sample, float(piece[place])
+        return found
 
     def _rows(self, array: np.ndarray, indices: np.ndarray) -> np.ndarray:
         mapped = next((found for found in self.mapped if found.array is array), None)

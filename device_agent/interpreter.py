@@ -15,6 +15,8 @@ from device_agent.data import batches
 from device_agent.manifest import SAMPLES, Initialise, Record, Train
 from device_agent.runtime import Session
 from device_agent.signature_runs import LOSS, SignatureRuns
+from device_agent.update import DIVERGED
+from profiles.errors import UpdateError
 
 OnEpoch = Callable[[int, int, float], None]
 """Called after each local epoch with its number from 1, the number of epochs and the mean loss."""
@@ -217,7 +219,10 @@ class ScheduleRun(SignatureRuns):
         self.advance()
 
     def one_epoch(self, instruction: Train, sessions: Mapping[str, Session]) -> None:
-        """Run the steps on every batch, or on those that are left."""
+        """Run the steps on every batch, or on those that are left.
+
+        Raises UpdateError at the first loss that is not finite: nothing good comes after it.
+        """
         order = np.random.default_rng([self.seed, self.at.epoch])
         parts = batches(len(self.trained), instruction.batch_size, order)
         for indices in parts[self.at.batch :]:
@@ -226,6 +231,8 @@ class ScheduleRun(SignatureRuns):
             losses = self.one_batch(instruction, sessions, self.trained[indices])
             self.batch_seconds.append(time.perf_counter() - begun)
             self.at.loss_sum += sum(losses)
+            if not math.isfinite(self.at.loss_sum):
+                raise UpdateError(DIVERGED)
             self.at.loss_count += len(losses)
             self.at.batch += 1
             self.tell(f"epoch {self.at.epoch + 1}", self.at.batch, len(parts))

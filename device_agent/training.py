@@ -93,13 +93,14 @@ def train_bundle(
                 on_batch=on_batch,
                 spare_bytes=spare_bytes(bundle.manifest, validation > 0, limits),
             )
-            with held_to(max_memory, threads):
-                written_before = resume(run, validation)
-                check_place(out, force or written_before)
-                measured = RoundProfile() if profiled else None
-                run.go()
-            profile = measured.finish(bundle, threads, run.batch_seconds) if measured else None
-            return finish(run, out, force or written_before, keep, profile)
+            with _data_in_mind(local, data):
+                with held_to(max_memory, threads):
+                    written_before = resume(run, validation)
+                    check_place(out, force or written_before)
+                    measured = RoundProfile() if profiled else None
+                    run.go()
+                profile = measured.finish(bundle, threads, run.batch_seconds) if measured else None
+                return finish(run, out, force or written_before, keep, profile)
 
 
 @contextmanager
@@ -114,6 +115,22 @@ def _trouble_in_words(out: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise storage_error(error) or error from None
+
+
+@contextmanager
+def _data_in_mind(local: LocalData, source: str) -> Iterator[None]:
+    """Where training diverges, also name a number of the data that may be why."""
+    try:
+        yield
+    except UpdateError as error:
+        found = local.largest()
+        if found is None:
+            raise
+        name, sample, number = found
+        raise UpdateError(
+            f"{error} Before that, look at the data: in {source}, {name}[{sample}] holds "
+            f"{number:g}, and models are made for numbers around 1."
+        ) from None
 
 
 def local_data(bundle: Bundle, source: str, unpack_to: Path | None = None) -> LocalData:

@@ -22,6 +22,7 @@ from profiles.profile import Profile
 UPDATE_VERSION = 1
 RECORD = "update.json"
 TENSORS = "update.safetensors"
+DIVERGED = "The loss is not finite: training diverged. Lower the learning rate."
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
@@ -95,7 +96,7 @@ def check_trained(record: UpdateRecord, tensors: Mapping[str, np.ndarray]) -> No
     check_tensors(tensors, record.tensors, "This update")
     losses = (record.loss_first, record.loss_last, *(found.loss for found in record.validation))
     if not all(map(math.isfinite, losses)):
-        raise UpdateError("The loss is not finite: training diverged. Lower the learning rate.")
+        raise UpdateError(DIVERGED)
 
 
 def check_place(out: Path, force: bool = False) -> None:

@@ -105,6 +105,34 @@ def test_divergence_names_the_cure(bundle: Path, data: str, tmp_path: Path) -> N
         train_bundle(used, data, tmp_path / "out", threads=1)
 
 
+@pytest.mark.parametrize("folder", [False, True], ids=["archive", "mapped"])
+def test_divergence_names_the_number_that_may_be_why(
+    bundle: Path, tmp_path: Path, folder: bool
+) -> None:
+    x, y = samples(21, seed=0)
+    x[17, 0, 2, 3] = -3e38
+    source = tmp_path / "local"
+    source.mkdir()
+    np.save(source / "x.npy", x)
+    np.save(source / "y.npy", y)
+    if not folder:
+        source = tmp_path / "local.npz"
+        np.savez(source, x=x, y=y)
+    with pytest.raises(UpdateError, match=rf"in {source}, x\[17\] holds -3e\+38, and models are"):
+        train_bundle(bundle, str(source), tmp_path / "out", threads=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_divergence_ends_the_training_at_once(bundle: Path, data: str, tmp_path: Path) -> None:
+    ended: list[int] = []
+    used = diverging(bundle, tmp_path / "bundle")
+    with pytest.raises(UpdateError, match=r"Lower the learning rate\.$"):
+        train_bundle(
+            used, data, tmp_path / "out", threads=1, on_epoch=lambda *epoch: ended.append(epoch[0])
+        )
+    assert not ended
+
+
 def test_success_leaves_the_update_alone(bundle: Path, data: str, tmp_path: Path) -> None:
     train_bundle(bundle, data, tmp_path / "out", threads=1)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
