@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from device_agent.files import fingerprint, fingerprint_file
 from device_agent.manifest import (
@@ -20,6 +20,7 @@ from device_agent.manifest import (
     TensorEntry,
     Train,
 )
+from device_agent.tensor_file import read_tensors
 from profiles.errors import BundleError
 
 REPAIR = "Copy or export the bundle again."
@@ -49,8 +50,7 @@ class Bundle:
     def load(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """The stored tensors `names`, and only those, from the weights file."""
         try:
-            with safe_open(self.folder / WEIGHTS, framework="np") as file:
-                tensors = {name: file.get_tensor(name) for name in names}
+            tensors = read_tensors(self.folder / WEIGHTS, names)
         except SafetensorError as error:
             raise BundleError(
                 f"{self.folder / WEIGHTS} cannot be read: {error}. {REPAIR}"

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from profiles.errors import EdgeTailorError
+from profiles.errors import EdgeTailorError, InputError, LimitError
 
 EXIT_CODES = """\b
 Exit codes:
@@ -50,13 +50,31 @@ def run(command: click.Command, name: str) -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         say("Interrupted.")
         code = INTERRUPTED
-    except OSError as error:
-        say(f"Error: {error.filename or 'a file'}: {error.strerror or error}.")
-        code = 2
-    except Exception:
-        say(f"Error: {name} failed; this is a fault of its own. Details: {write_traceback(name)}")
-        code = FAULT
+    except Exception as error:
+        code = unexpected(error, name)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def unexpected(error: Exception, name: str) -> int:
+    """Say what `error` of a library is about; returns the exit code."""
+    from device_agent.memory import ran_out
+
+    if (short := ran_out(error)) is not None:
+        say(
+            f"Error: Memory ran out: {str(short) or 'none is left'}. Allow this process more "
+            "(ulimit, --max-memory, MemoryMax), or end what else runs."
+        )
+        return LimitError.exit_code
+    if isinstance(error, OSError):
+        say(f"Error: {error.filename or 'a file'}: {error.strerror or error}.")
+        return InputError.exit_code
+    try:
+        details = str(write_traceback(name))
+    except OSError as trouble:
+        said = f"{type(error).__name__}: {error}"
+        details = f"{said} (its log cannot be written: {trouble.strerror})"
+    say(f"Error: {name} failed; this is a fault of its own. Details: {details}")
+    return FAULT
 
 
 def write_traceback(name: str) -> Path:

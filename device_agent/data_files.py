@@ -19,6 +19,7 @@ from device_agent.disk import (
     take,
 )
 from device_agent.files import naming
+from device_agent.memory import ran_out
 from profiles.errors import DataError, StorageError
 
 LABELS, SAMPLES = "y", "x"
@@ -43,9 +44,11 @@ def from_files(path: Path, unpack_to: Path | None = None) -> tuple[Found, Found]
         return _from_npz(path, unpack_to)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give an .npz file with x and y.") from None
-    except (DataError, MemoryError):
+    except DataError:
         raise
     except Exception as error:  # numpy and zipfile raise a dozen kinds for damaged files
+        if (short := ran_out(error)) is not None:
+            raise short from None
         raise DataError(
             f"{path} is not a readable .npz file: {error}. Single arrays go into a folder, as "
             "x.npy and y.npy."

@@ -124,12 +124,14 @@ def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> N
     tightest = min(limits, key=lambda ceiling: ceiling.left)
     if peak <= tightest.left:
         return
-    left = max(0, tightest.left)
+    fitting = tightest.left // 10**5 / 10
+    smaller = (
+        f", or take a submodel whose peak memory is {fitting}MB at most" if fitting > 0 else ""
+    )
     raise LimitError(
         f"{manifest.submodel} does not fit: running {running} takes {megabytes(peak)} on top of "
         f"the {megabytes(tightest.used)} of the idle agent, and {tightest.name} allows "
-        f"{megabytes(tightest.limit)}. Allow at least {megabytes(peak + tightest.used)}, or take a "
-        f"submodel whose peak memory is {left // 10**5 / 10:.1f}MB at most."
+        f"{megabytes(tightest.limit)}. Allow at least {megabytes(peak + tightest.used)}{smaller}."
     )
 
 

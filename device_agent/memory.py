@@ -1,6 +1,8 @@
 """Memory of this process as Linux counts it. None where the system does not say."""
 
 import ctypes
+import errno
+import re
 import sys
 from pathlib import Path
 
@@ -9,6 +11,11 @@ from profiles.profile import Pages
 STATUS = Path("/proc/self/status")
 MEMORY = Path("/proc/meminfo")
 CLEAR = Path("/proc/self/clear_refs")
+RAN_OUT = re.compile(
+    r"[Ff]ailed to allocate[^\n]*|[Cc]annot allocate memory|bad_alloc|bad allocation"
+    r"|failed to map segment|failed to reshape runtime|failed to create XNNPACK runtime"
+)
+"""How ONNX Runtime, LiteRT and the loader of libraries say that there is no memory."""
 
 
 def resident_bytes() -> int | None:
@@ -69,3 +76,13 @@ def release_unused() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def ran_out(error: BaseException, who: str = "") -> MemoryError | None:
+    """The MemoryError that `error` of the library `who` stands for; None for another trouble."""
+    if isinstance(error, MemoryError):
+        return error
+    found = RAN_OUT.search(str(error))
+    if found is None and getattr(error, "errno", None) != errno.ENOMEM:
+        return None
+    return MemoryError(f"{who} {found[0]}" if who and found else str(error))

@@ -1,6 +1,5 @@
 """Stock ONNX Runtime, on the processor."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import numpy as np
 import onnxruntime
 
 from device_agent.memory import release_unused
-from profiles.errors import BundleError
+from device_agent.runtime_errors import in_words
 
 DESCRIPTION = f"onnxruntime {onnxruntime.__version__}"
 SESSION_BYTES = 10 * 2**20
@@ -16,16 +15,6 @@ SESSION_BYTES = 10 * 2**20
 LARGEST_FOLDED = 2**20
 """Largest tensor, in bytes, that a session computes from constants when it is opened."""
 DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
-
-
-ALLOCATION = re.compile(r"[Ff]ailed to allocate[^\n]*|bad_alloc|bad allocation")
-"""How ONNX Runtime says that there is no memory."""
-
-
-def out_of_memory(error: Exception) -> MemoryError | None:
-    """The MemoryError that `error` stands for; None where it is another trouble."""
-    found = ALLOCATION.search(str(error))
-    return MemoryError(f"ONNX Runtime {found[0]}") if found else None
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:
@@ -70,6 +59,7 @@ class OnnxSession:
         Raises BundleError where ONNX Runtime does not take it.
         """
         options = session_options(threads)
+        self._graph = graph
         try:
             self._session = onnxruntime.InferenceSession(
                 str(graph),
@@ -79,10 +69,7 @@ class OnnxSession:
                 disabled_optimizers=["CommonSubexpressionElimination"],
             )
         except Exception as error:  # onnxruntime's exceptions have no public base
-            if (short := out_of_memory(error)) is not None:
-                raise short from None
-            reason = str(error).split("\n")[0]
-            raise BundleError(f"{graph} is refused by {DESCRIPTION}: {reason}") from None
+            raise in_words(error, graph, "is refused by", DESCRIPTION) from None
         release_unused()  # the parsed file, and weights in the layouts that it passed through
         self._outputs = {
             output.name: (output.shape, DTYPES[output.type])
@@ -106,7 +93,7 @@ class OnnxSession:
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:
-            raise out_of_memory(error) or error from None
+            raise in_words(error, self._graph, "failed in", DESCRIPTION) from None
         for name, value in zip(self._outputs, binding.get_outputs(), strict=True):
             if name not in results:
                 results[name] = value.numpy().copy()

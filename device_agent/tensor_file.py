@@ -1,6 +1,7 @@
 """Safetensors files read and written without copying them in memory."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,25 +26,35 @@ class Tensor(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a file by name: parts of one buffer, into which it is read once.
+def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    """The tensors of a file by name, or those of `names`, each read into its own memory.
 
-    Raises SafetensorError where it is no safetensors file of float32 and int64 tensors.
+    safetensors' own reader ends the process where there is none. Raises SafetensorError where it is
+    no safetensors file of float32 and int64 tensors, or lacks one of `names`.
     """
     with safe_open(path, framework="numpy"):
         pass  # it checks that the header and all offsets are sound
-    buffer = np.fromfile(path, np.uint8)
-    begin = 8 + int.from_bytes(buffer[:8].tobytes(), "little")
-    header = msgspec.json.decode(buffer[8:begin].tobytes(), type=dict[str, msgspec.Raw])
-    header.pop("__metadata__", None)
-    entries = {name: msgspec.json.decode(raw, type=Tensor) for name, raw in header.items()}
-    return {name: _tensor(buffer[begin:], entry, name) for name, entry in entries.items()}
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        found = {}
+        for name in header if names is None else names:
+            if name not in header:
+                raise SafetensorError(f"it lacks the tensor {name!r}")
+            entry = msgspec.json.decode(header[name], type=Tensor)
+            found[name] = _tensor(file, 8 + length, entry, name)
+    return found
 
 
-def _tensor(data: np.ndarray, entry: Tensor, name: str) -> np.ndarray:
+def _tensor(file: BinaryIO, begin: int, entry: Tensor, name: str) -> np.ndarray:
     if entry.dtype not in DTYPES:
         raise SafetensorError(f"{name!r} is {entry.dtype}; F32 and I64 are taken")
-    return data[slice(*entry.data_offsets)].view(DTYPES[entry.dtype]).reshape(entry.shape)
+    file.seek(begin + entry.data_offsets[0])
+    found = np.fromfile(file, DTYPES[entry.dtype], math.prod(entry.shape))
+    if found.size < math.prod(entry.shape):
+        raise SafetensorError(f"{name!r} is truncated")
+    return found.reshape(entry.shape)
 
 
 def write_tensors(

@@ -20,6 +20,7 @@ from device_agent.disk import storage_error
 from device_agent.interpreter import OnEpoch, Say, ScheduleRun, quiet, silent
 from device_agent.limits import ceilings, check_fits, held_to, spare_bytes
 from device_agent.manifest import FileEntry, label_dtype, uploaded
+from device_agent.memory import ran_out
 from device_agent.personal import personal_entries
 from device_agent.round_profile import RoundProfile
 from device_agent.runtime import describe
@@ -108,13 +109,13 @@ def _trouble_in_words(out: Path) -> Iterator[None]:
     """Turn what the machine refuses into a sentence."""
     try:
         yield
-    except MemoryError as error:
-        raise LimitError(
-            f"Memory ran out while training {out}: {error or 'none is left'}. Allow more memory or "
-            "take a smaller submodel; the same command goes on where it was."
-        ) from None
-    except OSError as error:
-        raise storage_error(error) or error from None
+    except (MemoryError, OSError) as error:
+        if (short := ran_out(error)) is not None:
+            raise LimitError(
+                f"Memory ran out while training {out}: {str(short) or 'none is left'}. Allow more "
+                "memory or take a smaller submodel; the same command goes on where it was."
+            ) from None
+        raise (storage_error(error) if isinstance(error, OSError) else None) or error from None
 
 
 @contextmanager

@@ -68,6 +68,36 @@ def test_a_fault_of_its_own(tmp_path: Path) -> None:
     assert text.endswith("\nZeroDivisionError: division by zero\n")
 
 
+def test_a_fault_where_no_log_can_be_written(tmp_path: Path) -> None:
+    done = program(tmp_path, "import tempfile; tempfile.tempdir = 'nowhere'; print(1 / 0)")
+    assert done == Done(
+        70,
+        "",
+        "Error: edgetailor-agent failed; this is a fault of its own. Details: ZeroDivisionError: "
+        "division by zero (its log cannot be written: No such file or directory)\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        ("MemoryError", "none is left"),
+        ("MemoryError('17 bytes')", "17 bytes"),
+        ("OSError(12, 'Cannot allocate memory')", "[Errno 12] Cannot allocate memory"),
+        ("ImportError('a.so: failed to map segment')", "a.so: failed to map segment"),
+        ("ImportError('std::bad_alloc')", "std::bad_alloc"),
+    ],
+)
+def test_memory_that_runs_out_anywhere(tmp_path: Path, raised: str, reason: str) -> None:
+    assert program(tmp_path, f"raise {raised}") == Done(
+        5,
+        "",
+        f"Error: Memory ran out: {reason}. Allow this process more (ulimit, --max-memory, "
+        "MemoryMax), or end what else runs.\n",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_success_leaves_no_log(tmp_path: Path) -> None:
     assert program(tmp_path, "print('fine')") == Done(0, "fine\n", "")
     assert list(tmp_path.iterdir()) == []

@@ -149,6 +149,21 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
     assert not (tmp_path / "killed" / "update").exists()
 
 
+@pytest.mark.parametrize("allowed", [1, 16 << 20])
+def test_memory_that_runs_out_early_is_said_in_one_sentence(
+    resnet: Path, tmp_path: Path, allowed: int
+) -> None:
+    blind = unpredicted(resnet / "full", tmp_path / "blind")
+    done = train(blind, resnet / "local.npz", tmp_path / "out", allowed=allowed)
+    assert done.code == 5, done.stderr
+    assert_sentence(
+        done.stderr,
+        r"Memory ran out while training update: [^:].*\. Allow more memory or take a smaller "
+        r"submodel; the same command goes on where it was\.",
+    )
+    assert everything(tmp_path / "out") == {}
+
+
 def assert_sentence(stderr: str, pattern: str) -> None:
     assert re.fullmatch(rf"Error: {pattern}\n", stderr), stderr
 
@@ -198,6 +213,13 @@ def test_the_tightest_limit_is_named(bundle_of: BundleOf) -> None:
     check_fits(manifest, False, [])
     with pytest.raises(LimitError, match=r"58\.0MB of .*, and tight allows 60\.0MB\. .* 2\.0MB at"):
         check_fits(manifest, False, [wide, tight])
+
+
+def test_a_limit_below_the_idle_agent_leaves_no_submodel(bundle_of: BundleOf) -> None:
+    manifest = open_bundle(bundle_of("slice")).manifest
+    low = Ceiling("ulimit", 2**20, 2**26)
+    with pytest.raises(LimitError, match=r"ulimit allows 1\.1MB\. Allow at least [\d.]+MB\.$"):
+        check_fits(manifest, False, [low])
 
 
 def test_limits_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
