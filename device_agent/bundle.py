@@ -12,18 +12,14 @@ from device_agent.files import fingerprint, fingerprint_file
 from device_agent.manifest import (
     FORMAT_VERSION,
     MANIFEST,
-    SAMPLES,
     WEIGHTS,
-    Initialise,
     Manifest,
-    Record,
     TensorEntry,
     Train,
 )
+from device_agent.manifest_checks import REPAIR, check_consistent
 from device_agent.tensor_file import read_tensors
 from profiles.errors import BundleError
-
-REPAIR = "Copy or export the bundle again."
 
 
 @dataclass(frozen=True)
@@ -114,35 +110,6 @@ def check_file(path: Path, size: int, sha256: str) -> None:
         raise BundleError(f"{path} has {found:,} bytes instead of {size:,}: truncated. {REPAIR}")
     if fingerprint_file(path).sha256 != sha256:
         raise BundleError(f"{path} was altered: its SHA-256 is not the manifest's. {REPAIR}")
-
-
-def check_consistent(manifest: Manifest, origin: Path) -> None:
-    """Raise BundleError where the manifest names signatures, tensors or files that it lacks."""
-    tensors = {entry.name for entry in manifest.tensors}
-    for name in manifest.files:
-        if name in (MANIFEST, "", ".", "..") or "/" in name or "\\" in name:
-            raise BundleError(f"{origin} lists {name!r}, which is no plain file name. {REPAIR}")
-    for name in (*(s.graph for s in manifest.signatures.values()), WEIGHTS):
-        if name not in manifest.files:
-            raise BundleError(f"{origin} names the file {name!r}, which it does not list. {REPAIR}")
-    for name, signature in manifest.signatures.items():
-        for port in (*signature.inputs, *signature.outputs):
-            if port.kind == "state" and port.state not in tensors:
-                raise BundleError(f"{origin}: {name!r} uses the unknown tensor {port.state!r}.")
-    recorded = {SAMPLES}
-    for step in manifest.schedule:
-        used = [s.signature for s in step.steps] if isinstance(step, Train) else [step.signature]
-        missing = [name for name in used if name not in manifest.signatures]
-        if missing:
-            raise BundleError(f"{origin}: the schedule runs the unknown signature {missing[0]!r}.")
-        if not isinstance(step, Initialise) and step.source not in recorded:
-            raise BundleError(
-                f"{origin}: the schedule reads {step.source!r} before it is recorded."
-            )
-        if isinstance(step, Record):
-            if not step.target.isidentifier():
-                raise BundleError(f"{origin}: {step.target!r} is no name of a recording. {REPAIR}")
-            recorded.add(step.target)
 
 
 def training_of(bundle: Bundle) -> Train:

@@ -12,9 +12,9 @@ import numpy as np
 from device_agent.activation_cache import Recording
 from device_agent.checkpoint import Checkpoint, Checkpoints, Position
 from device_agent.data import batches
-from device_agent.manifest import SAMPLES, Initialise, Record, Train
+from device_agent.manifest import LOSS, SAMPLES, Initialise, Record, Train
 from device_agent.runtime import Session
-from device_agent.signature_runs import LOSS, SignatureRuns
+from device_agent.signature_runs import SignatureRuns
 from device_agent.update import DIVERGED
 from profiles.errors import UpdateError
 

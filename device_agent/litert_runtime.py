@@ -65,6 +65,8 @@ class LitertSession:
             self._runner = interpreter.get_signature_runner(signature)
         except (ValueError, RuntimeError, OSError) as error:
             raise in_words(error, graph, "is refused by", description()) from None
+        names = interpreter.get_signature_list()[signature]
+        self.inputs, self.outputs = frozenset(names["inputs"]), frozenset(names["outputs"])
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See Session."""

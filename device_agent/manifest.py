@@ -16,10 +16,17 @@ WEIGHTS = "weights.safetensors"
 SAMPLES = "x"
 """Name of the data set that the device's own samples form."""
 
+PREDICT, EVALUATE = "predict", "evaluate"
+"""The signatures that every bundle has besides those that train."""
+LOSS = "loss"
+"""The number that training and judging report."""
+
 SAFE_LIMIT = 2
 """Made-up whole numbers are below this where the model names no limit of its own."""
 
-AtLeastOne = Annotated[int, Meta(ge=1)]
+AtLeastOne = Annotated[int, Meta(ge=1, lt=2**53)]
+Count = Annotated[int, Meta(ge=0, lt=2**53)]
+"""Whole numbers that every reader of JSON can hold."""
 Runtime = Literal["onnx", "litert"]
 Dtype = Literal["float32", "int64"]
 Role = Literal["parameter", "buffer", "optimizer", "personal", "frozen"]
@@ -44,7 +51,7 @@ class Port(Struct, frozen=True, kw_only=True):
     name: str
     kind: Literal["samples", "labels", "classes", "scalar", "seed", "state", "metric"]
     dtype: Dtype
-    shape: tuple[int | None, ...]
+    shape: tuple[Count | None, ...]
     state: str | None = None
 
 
@@ -59,7 +66,7 @@ class Signature(Struct, frozen=True, kw_only=True):
     graph: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    peak_bytes: int | None = None
+    peak_bytes: Count | None = None
 
 
 class TensorEntry(Struct, frozen=True, kw_only=True):
@@ -79,10 +86,10 @@ class TensorEntry(Struct, frozen=True, kw_only=True):
     name: str
     role: Role
     dtype: Dtype
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     stands_for: str | None = None
     factor: str | None = None
-    part: tuple[tuple[tuple[int, int], ...], ...] | None = None
+    part: tuple[tuple[tuple[Count, Count], ...], ...] | None = None
     stored: bool = True
 
 
@@ -127,7 +134,7 @@ Instruction = Record | Initialise | Train
 class FileEntry(Struct, frozen=True, kw_only=True):
     """Size in bytes and SHA-256 (hex) of one file of the bundle."""
 
-    size: int
+    size: Count
     sha256: str
 
 
@@ -143,10 +150,10 @@ class Manifest(Struct, frozen=True, kw_only=True):
     submodel: str
     runtime: str
     base: str
-    sample_shape: tuple[int, ...]
-    classes: int
+    sample_shape: tuple[AtLeastOne, ...]
+    classes: AtLeastOne
     sample_dtype: Dtype = "float32"
-    sample_limit: int | None = None
+    sample_limit: AtLeastOne | None = None
     signatures: dict[str, Signature]
     tensors: tuple[TensorEntry, ...]
     schedule: tuple[Instruction, ...]

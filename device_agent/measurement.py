@@ -3,11 +3,8 @@
 import msgspec
 
 from device_agent.bundle import Bundle, training_of
-from device_agent.manifest import Initialise, Record
+from device_agent.manifest import EVALUATE, PREDICT, Initialise, Record
 from profiles.profile import Memory, Role
-
-PREDICT = "predict"
-EVALUATE = "evaluate"
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

@@ -75,6 +75,8 @@ class OnnxSession:
             output.name: (output.shape, DTYPES[output.type])
             for output in self._session.get_outputs()
         }
+        self.inputs = frozenset(given.name for given in self._session.get_inputs())
+        self.outputs = frozenset(self._outputs)
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See Session."""

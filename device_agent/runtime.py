@@ -14,7 +14,13 @@ from profiles.errors import BundleError
 
 
 class Session(Protocol):
-    """A loaded signature. It is released by dropping the last reference to it."""
+    """A loaded signature. It is released by dropping the last reference to it.
+
+    `inputs` and `outputs` are the names that it has in the graph.
+    """
+
+    inputs: frozenset[str]
+    outputs: frozenset[str]
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """All outputs by name; the arrays are new ones, never views of the feeds."""

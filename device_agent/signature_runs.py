@@ -11,7 +11,8 @@ import numpy as np
 from device_agent.activation_cache import Recording
 from device_agent.bundle import Bundle
 from device_agent.data import LocalData, batches, classes_in
-from device_agent.manifest import SAMPLES, Port, Signature, TensorEntry, Train
+from device_agent.manifest import EVALUATE, LOSS, SAMPLES, Port, Signature, TensorEntry, Train
+from device_agent.manifest_checks import REPAIR
 from device_agent.runtime import Session, open_session
 from device_agent.update import Evaluation
 from profiles.errors import BundleError
@@ -19,12 +20,24 @@ from profiles.errors import BundleError
 OnBatch = Callable[[], None]
 """Called before each batch of whatever is run, which waits until it returns."""
 
-LOSS, CORRECT = "loss", "correct"
-EVALUATE = "evaluate"
+CORRECT = "correct"
 
 
 def at_once() -> None:
     """Let the next batch begin."""
+
+
+def check_ports(session: Session, signature: Signature, origin: str) -> None:
+    """Raise BundleError where graph and manifest do not have the same inputs and outputs."""
+    for side, ports, found in (
+        ("inputs", signature.inputs, session.inputs),
+        ("outputs", signature.outputs, session.outputs),
+    ):
+        if other := {port.name for port in ports} ^ found:
+            raise BundleError(
+                f"{origin}: the graph and the manifest differ in their {side}, by {min(other)!r}. "
+                f"{REPAIR}"
+            )
 
 
 @dataclass
@@ -62,8 +75,10 @@ class SignatureRuns:
         missing = [self.bundle.entry(n) for n in sorted(names - self.state.keys())]
         self.state.update(self.bundle.load(e.name for e in missing if e.stored))
         self.state.update({e.name: self.unstored(e) for e in missing if not e.stored})
-        runtime = self.bundle.manifest.runtime
-        return open_session(runtime, self.bundle.graph(name), name, self.threads)
+        runtime, graph = self.bundle.manifest.runtime, self.bundle.graph(name)
+        session = open_session(runtime, graph, name, self.threads)
+        check_ports(session, signature, f"{graph}, signature {name!r}")
+        return session
 
     def unstored(self, entry: TensorEntry) -> np.ndarray:
         """The first value of a tensor that is not in the bundle."""

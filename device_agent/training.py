@@ -174,8 +174,6 @@ def finish(
     Raises UpdateError where the loss or a tensor is not finite.
     """
     about, losses = run.bundle.manifest, run.at.losses
-    if not losses:
-        raise UpdateError("The bundle's schedule trains nothing, so there is no update.")
     record = UpdateRecord(
         bundle=run.bundle.sha256,
         base=about.base,

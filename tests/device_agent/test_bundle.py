@@ -117,6 +117,10 @@ def test_file_names_stay_in_the_folder(copy: Path, name: str) -> None:
         open_bundle(copy)
 
 
+def outputs(manifest: Manifest, signature: str) -> list[Manifest]:
+    return manifest["signatures"][signature]["outputs"]  # type: ignore[no-any-return]
+
+
 def first_graph(manifest: Manifest) -> Manifest:
     return next(iter(manifest["signatures"].values()))  # type: ignore[no-any-return]
 
@@ -135,6 +139,27 @@ def first_graph(manifest: Manifest) -> Manifest:
         (lambda m: m["schedule"][0].update(do="format the disk"), r"Invalid value 'format the di"),
         (lambda m: m.update(surprise=1), "unknown field `surprise`"),
         (lambda m: m.update(classes="ten"), "Expected `int`"),
+        (lambda m: m.update(classes=0), "classes"),
+        (lambda m: m.update(sample_shape=[1, 2**70]), "sample_shape"),
+        (lambda m: first_graph(m).update(peak_bytes=-1), "peak_bytes"),
+        (lambda m: m["tensors"][0].update(shape=[2**70]), "shape"),
+        (lambda m: m["tensors"][0].update(shape=[-1]), "shape"),
+        (lambda m: m["tensors"][0].update(shape=[2**20, 2**20]), "the impossible shape"),
+        (lambda m: m["tensors"][0].update(shape=[9]), "another shape than its tensor"),
+        (
+            lambda m: m["tensors"][0].update(stands_for="../../x"),
+            r"stands for '\.\./\.\./x'",
+        ),
+        (lambda m: m["tensors"][0].update(part=[[[0, 1]]]), "and another for its part"),
+        (lambda m: m["tensors"].append(m["tensors"][0]), "describes the tensor '.*' twice"),
+        (lambda m: outputs(m, "train").append(outputs(m, "train")[0]), r"gives 'train' the port"),
+        (lambda m: outputs(m, "forward_0").clear(), "records 'forward_0', which has not one"),
+        (lambda m: outputs(m, "train").pop(0), "has no output 'loss' in train"),
+        (lambda m: outputs(m, "evaluate").pop(0), "has no output 'loss' in evaluate"),
+        (lambda m: outputs(m, "train").pop(), r"calls '.*' a \w+, and no step replaces it"),
+        (lambda m: m["schedule"][-1]["steps"][0]["inputs"].clear(), "no number for 'rate'"),
+        (lambda m: m["signatures"].pop("predict"), "has no signature 'predict'"),
+        (lambda m: m["schedule"].pop(), "manifest.json trains nothing"),
     ],
 )
 def test_a_manifest_that_contradicts_itself(
@@ -143,6 +168,17 @@ def test_a_manifest_that_contradicts_itself(
     rewrite(copy, change)
     with pytest.raises(BundleError, match=message):
         open_bundle(copy)
+
+
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+def test_a_manifest_that_contradicts_its_graph(copy: Path, data: str, side: str) -> None:
+    def rename(manifest: Manifest) -> None:
+        port = next(p for p in manifest["signatures"]["train"][side] if p["kind"] == "state")
+        port["name"] = "another"
+
+    rewrite(copy, rename)
+    with pytest.raises(BundleError, match=rf"'train': the graph and .* differ in their {side}, by"):
+        train_bundle(copy, data, copy.parent / "out")
 
 
 @pytest.mark.parametrize("target", ["../escaped", "/tmp/escaped", "a/b"])
