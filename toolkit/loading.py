@@ -66,5 +66,7 @@ def build(reference: str, seed: int) -> nn.Module:
     except (Exception, SystemExit) as error:
         raise ModelError(f"{reference!r} failed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
-        raise ModelError(f"{reference!r} returned a {type(model).__name__}, not an nn.Module.")
+        kind = type(model).__name__
+        article = "an" if kind[0].lower() in "aeiou" else "a"
+        raise ModelError(f"{reference!r} returned {article} {kind}, not an nn.Module.")
     return model

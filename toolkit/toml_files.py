@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Callable
+from datetime import date, time
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,6 +15,18 @@ from toolkit.spec import parse_spec
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """What pydantic calls a key that is not known, in a table and in a dataclass."""
+
+WANTED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("string_type", "path_type"), "a text in quotes"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dataclass_type"), "a table"),
+    **dict.fromkeys(("tuple_type", "too_short"), "a list of one or more"),
+}
+"""What a key of the wrong type must be, by pydantic's names of its complaints."""
+LONGEST = 80
+"""So many characters of a value are repeated in a sentence."""
 
 Place = tuple[int | str, ...]
 """Where in a file a key is."""
@@ -93,7 +106,17 @@ def _sentence(path: Path, error: ErrorDetails, keys: Callable[[Place], list[str]
         return f"{path}: there is no key `{key}`; {known}."
     if error["type"] == "missing":
         return f"{path}: the key `{key}` is missing; {known}."
+    if error["type"] in WANTED:
+        return f"{path}: `{key}` is {_shown(error['input'])}; it must be {WANTED[error['type']]}."
     problem = error["msg"].removeprefix("Value error, ").rstrip(".")
     if not key:
         return f"{path}: {problem}."
-    return f"{path}: `{key}` is {error['input']!r}: {problem}."
+    return f"{path}: `{key}` is {_shown(error['input'])}: {problem}."
+
+
+def _shown(value: object) -> str:
+    """`value` for a person, as TOML has it where Python writes it otherwise."""
+    if isinstance(value, dict):
+        return "a table"
+    text = str(value).lower() if isinstance(value, bool | date | time) else repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -20,6 +20,7 @@ from commands import refused
         ("nets:nosuch", r"^'nets:nosuch': nets has no callable 'nosuch'"),
         ("nets:number", r"^'nets:number': nets has no callable 'number'"),
         ("nets:table", r"^'nets:table' returned a dict, not an nn\.Module"),
+        ("builtins:int", r"^'builtins:int' returned an int, not an nn\.Module"),
         ("nets:broken", r"^'nets:broken' failed: LookupError: the weights are on the other"),
         ("nets:dropping", r"random numbers when it trains .*; set dropout to 0\."),
         ("raises:tiny", r"^'raises:tiny'.* no camera here"),

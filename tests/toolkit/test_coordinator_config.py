@@ -45,6 +45,8 @@ def test_a_state_folder_in_use_or_of_another_fleet(tmp_path: Path) -> None:
         ("rounds = 3", "", "the key `rounds` is missing"),
         ("rounds = 3", "round = 3", "there is no key `round`; the keys here are model"),
         ("submodel", "submodels", r"there is no key `devices\[0\]\.submodels`; the keys here are"),
+        ("rounds = 3", "rounds = 'x'", "`rounds` is 'x'; it must be a whole number"),
+        ("rounds = 3", "rounds = 1.5", "`rounds` is 1.5; it must be a whole number"),
         ("rounds = 3", "rounds = 0", "`rounds` is 0: Input should be greater than or equal to 1"),
         ("epochs = 1", "epoch = 1", r"there is no key `training\.epoch`; the keys here are batch"),
         ("epochs = 1", "epochs = 0", r"\[training\] epochs must be at least 1; it is 0"),

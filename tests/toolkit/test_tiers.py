@@ -140,6 +140,12 @@ def test_submodels_name_their_folders() -> None:
         ("submodel", "model", r"no key `tiers\[0\]\.model`; the keys here are name, submodel"),
         ("[[tiers]]", "[[devices]]", "there is no key `devices`; the keys here are tiers"),
         ("[[tiers]]", "tiers = ", "is no TOML file"),
+        (TIERS, "tiers = 3", r"`tiers` is 3; it must be a list of one or more\.$"),
+        (TIERS, "tiers = []", r"`tiers` is \[\]; it must be a list of one or more\.$"),
+        (TIERS, "tiers = [true]", r"`tiers\[0\]` is true; it must be a table\.$"),
+        (TIERS, "[tiers]\na = 1", r"`tiers` is a table; it must be a list of one or more\.$"),
+        ('"desktop"', "2026-01-01", r"name` is 2026-01-01; it must be a text in quotes\.$"),
+        ('"desktop"', str([1] * 99), r"is \[(1, ){26}1\.\.\.; it must be a text in quotes\.$"),
     ],
 )
 def test_mistakes_in_a_file_of_tiers(tmp_path: Path, before: str, after: str, message: str) -> None:
