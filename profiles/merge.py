@@ -1,13 +1,29 @@
 """One profile from several of the same bundle on the same machine."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 
 import msgspec
 
 from profiles.errors import InputError
 from profiles.profile import Duration, Memory, Phase, Profile, Validity, unstable
-from profiles.reading import machine_differences, method_differences
+from profiles.reading import machine_differences, method_differences, read_profile
+
+
+def read_merged(path: Path) -> Profile:
+    """The profile in the file at `path`, or all `*.json` of a folder merged.
+
+    Raises InputError as `read_profile` and `merge` do, and for a folder without profiles.
+    """
+    if not path.is_dir():
+        return read_profile(path)
+    files = sorted(path.glob("*.json"))
+    if not files:
+        raise InputError(
+            f"{path} has no profiles, files NAME.json: give a profile or a folder of several."
+        )
+    return merge([read_profile(file) for file in files])
 
 
 def merge(profiles: Sequence[Profile]) -> Profile:

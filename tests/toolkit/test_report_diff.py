@@ -91,6 +91,58 @@ def test_a_time_counts_beyond_its_spread(median_s: float, spread: float, verdict
         require_no_regression(found)
 
 
+def doubtful(profile: Profile) -> Profile:
+    """`profile`, which says of its training step that it varies."""
+    return msgspec.structs.replace(profile, validity=Validity(unstable=("train",)))
+
+
+@pytest.mark.parametrize("which", ["before", "after"])
+@pytest.mark.parametrize(("median_s", "spread"), [(0.8, 0.3), (0.8, 1.5), (0.44, 0.02)])
+def test_an_unstable_time_that_grew_neither_passes_nor_is_slower(
+    median_s: float, spread: float, which: str, tmp_path: Path
+) -> None:
+    before, after = full(), times(median_s, spread)
+    pair = (doubtful(before), after) if which == "before" else (before, doubtful(after))
+    done = edgetailor("report", "diff", *saved(tmp_path, *pair), cwd=tmp_path)
+    assert done.code == UnstableError.exit_code == 7
+    row = next(line for line in done.stdout.splitlines() if line.startswith("training step "))
+    assert row.endswith("  unstable")
+    assert done.stdout.endswith(
+        "unstable: in one of the two its times vary too much to tell; measure again\n"
+    )
+    grew = f"{median_s / 0.4 - 1:+.1%}"
+    assert done.stderr.startswith(
+        f"Error: Whether full became slower cannot be told: training step {grew} time, and these "
+    )
+
+
+def test_an_unstable_time_that_did_not_grow_passes() -> None:
+    require_no_regression(compare(full(), doubtful(times(0.41, 0.5)), 0.05))
+    require_no_regression(compare(full(), doubtful(times(0.2, 0.5)), 0.05))
+
+
+def test_what_is_surely_worse_goes_ahead_of_what_may_be() -> None:
+    forward, train = full(1.2, 0.04).phases
+    after = msgspec.structs.replace(
+        full(), phases=(forward, train), validity=Validity(unstable=("train",))
+    )
+    with pytest.raises(RegressionError, match=r"5\.0%: forward pass \+20\.0% time"):
+        require_no_regression(compare(full(), after, 0.05))
+
+
+def test_folders_of_profiles_are_compared_by_medians_of_medians(tmp_path: Path) -> None:
+    for side, medians in (("before", (0.4, 0.41, 0.9)), ("after", (0.42, 0.43, 0.3))):
+        (tmp_path / side).mkdir()
+        saved(tmp_path / side, *(times(median, 0.02) for median in medians))
+    done = edgetailor("report", "diff", "before", "after", "--json", cwd=tmp_path)
+    change = json.loads(done.stdout)["changes"][1]
+    assert (change["before_s"], change["after_s"]) == (0.41, 0.42)
+    assert done.code == 0
+    (tmp_path / "none").mkdir()
+    said = refusal(edgetailor("report", "diff", "none", "after", cwd=tmp_path))
+    assert said == ("none has no profiles, files NAME.json: give a profile or a folder of several.")
+
+
 def test_memory_that_grew_fails(tmp_path: Path) -> None:
     found = compare(full(), full(1.2, 0.0), 0.05)
     assert found.changes[3].verdict == "worse"

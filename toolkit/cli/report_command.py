@@ -50,13 +50,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def diff(before: Path, after: Path, allowed: float, other_machine: bool, as_json: bool) -> None:
     """Show what became slower or larger from the profile BEFORE to AFTER.
 
-    Exits with 8 where a phase's time or peak memory grew by more than --max-regression. A time
-    counts only where each median is outside the other's p10 to p90.
+    Either may be a folder of several profiles of the bundle, so that the spread between
+    processes counts too. Exits with 8 where a phase's time or peak memory grew by more than
+    --max-regression; a time counts only where each median is outside the other's p10 to p90. Exits
+    with 7 where a time that grew so is unstable: measure again.
     """
-    from profiles.reading import read_profile
+    from profiles.merge import read_merged
     from toolkit.report import diff as comparing
 
-    found = comparing.compare(read_profile(before), read_profile(after), allowed, other_machine)
+    found = comparing.compare(read_merged(before), read_merged(after), allowed, other_machine)
     if as_json:
         click.echo(json.dumps(comparing.as_json(found), indent=1))
     else:

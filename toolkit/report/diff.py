@@ -11,7 +11,7 @@ from profiles.profile import Duration, Profile
 from profiles.reading import machine_differences, same_hardware
 
 DIFF_VERSION = 1
-Verdict = Literal["same", "better", "worse", "within spread"]
+Verdict = Literal["same", "better", "worse", "within spread", "unstable"]
 
 
 @dataclass(frozen=True)
@@ -71,23 +71,39 @@ def compare(
 
 
 def require_no_regression(found: Comparison) -> None:
-    """Raise RegressionError naming what became slower or larger than is allowed."""
-    worse = [
-        f"{change.phase} {change.share:+.1%} {'time' if change.unit == 's' else 'peak memory'}"
-        for change in found.changes
-        if change.verdict == "worse"
-    ]
-    if worse:
+    """Raise RegressionError naming what became slower or larger than is allowed.
+
+    Raises UnstableError where nothing did for certain, but a time that is unstable may have.
+    """
+    if worse := _named(found, "worse"):
         raise RegressionError(
-            f"{found.submodel} became worse by more than {found.allowed:.1%}: {', '.join(worse)}."
+            f"{found.submodel} became worse by more than {found.allowed:.1%}: {worse}."
+        )
+    if unsure := _named(found, "unstable"):
+        raise UnstableError(
+            f"Whether {found.submodel} became slower cannot be told: {unsure}, and these times are "
+            "unstable. Measure both again with more --runs while the machine does nothing else, or "
+            "give folders of several profiles each."
         )
 
 
+def _named(found: Comparison, verdict: Verdict) -> str:
+    return ", ".join(
+        f"{change.phase} {change.share:+.1%} {'time' if change.unit == 's' else 'peak memory'}"
+        for change in found.changes
+        if change.verdict == verdict
+    )
+
+
 def _changes(before: Profile, after: Profile, allowed: float) -> Iterator[Change]:
+    unstable = {*before.validity.unstable, *after.validity.unstable}
     for one, other in zip(before.phases, after.phases, strict=True):
         times = one.steady, other.steady
         medians = times[0].median_s, times[1].median_s
-        yield Change(label(one), "s", *medians, _verdict(*medians, allowed, _apart(times)))
+        verdict = _verdict(*medians, allowed, _apart(times))
+        if one.name in unstable and medians[1] > medians[0] * (1 + allowed):
+            verdict = "unstable"
+        yield Change(label(one), "s", *medians, verdict)
     for one, other in zip(before.phases, after.phases, strict=True):
         if one.memory is not None and other.memory is not None:
             peaks = one.memory.peak_bytes, other.memory.peak_bytes
@@ -144,6 +160,8 @@ def lines(found: Comparison) -> list[str]:
     said += [row + verdict for row, verdict in zip(rows, verdicts, strict=True)]
     if any(change.verdict == "within spread" for change in found.changes):
         said.append("within spread: a median lies within the other's p10 to p90; measure longer")
+    if any(change.verdict == "unstable" for change in found.changes):
+        said.append("unstable: in one of the two its times vary too much to tell; measure again")
     return said + [f"note: other {difference}" for difference in found.differences]
 
 
