@@ -107,7 +107,8 @@ def check_file(path: Path, size: int, sha256: str) -> None:
         raise BundleError(f"{path} is missing. {REPAIR}")
     found = path.stat().st_size
     if found != size:
-        raise BundleError(f"{path} has {found:,} bytes instead of {size:,}: truncated. {REPAIR}")
+        how = "truncated" if found < size else "something was written behind its end"
+        raise BundleError(f"{path} has {found:,} bytes instead of {size:,}: {how}. {REPAIR}")
     if fingerprint_file(path).sha256 != sha256:
         raise BundleError(f"{path} was altered: its SHA-256 is not the manifest's. {REPAIR}")
 

@@ -18,13 +18,15 @@ Exit codes:
   4    verification failed
   5    nothing fits
   6    connection or authorisation
-  7    measurement unstable (--strict)
+  7    measurement unstable
   8    slower or larger than allowed
   70   a fault of the program's own
   130  interrupted
 """
 FAULT = 70
 INTERRUPTED = 130
+EXTRAS = {"ai_edge_litert": "tflite", "flatbuffers": "tflite", "sympy": "tflite"}
+"""Which of this project's extras brings a package; `toolkit` brings the others."""
 
 
 def say(message: str) -> None:
@@ -65,6 +67,14 @@ def unexpected(error: Exception, name: str) -> int:
             "(ulimit, --max-memory, MemoryMax), or end what else runs."
         )
         return LimitError.exit_code
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        say(
+            f"Error: This needs the Python package {package}, which is not installed here. In the "
+            f"folder of EdgeTailor's source, `pip install '.[{EXTRAS.get(package, 'toolkit')}]'` "
+            "installs it with all else that a server needs."
+        )
+        return InputError.exit_code
     if isinstance(error, OSError):
         say(f"Error: {error.filename or 'a file'}: {error.strerror or error}.")
         return InputError.exit_code

@@ -57,7 +57,8 @@ class LitertSession:
                 raise short from None
             raise BundleError(
                 f"The bundle is for LiteRT, which cannot be loaded here: {error}. Install it with "
-                "`pip install 'edgetailor[litert]'`, or export the bundle with --format onnx."
+                "`pip install '.[litert]'` in the folder of EdgeTailor's source, or export the "
+                "bundle with --format onnx."
             ) from None
         self._graph, self._ran = graph, False
         try:

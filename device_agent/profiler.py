@@ -23,6 +23,7 @@ from device_agent.files import fingerprint
 from device_agent.manifest import Manifest, Signature
 from device_agent.measurement import Measurement, Request, Task, tasks
 from device_agent.onnx_runtime import SESSION_BYTES
+from device_agent.profile_text import label
 from device_agent.runtime import arena, describe
 from profiles.errors import BundleError, UnstableError
 from profiles.profile import (
@@ -195,9 +196,9 @@ def require_stable(profile: Profile) -> None:
             f"The figures are not those of full speed: {'; '.join(reasons)}. Let the device cool, "
             "look at its power supply, and measure again."
         )
-    if names := profile.validity.unstable:
+    if unsure := [label(p) for p in profile.phases if p.name in profile.validity.unstable]:
         raise UnstableError(
-            f"The times of {', '.join(names)} vary by more than {UNSTABLE_SPREAD:.0%} from p10 to "
+            f"The times of {', '.join(unsure)} vary by more than {UNSTABLE_SPREAD:.0%} from p10 to "
             "p90: end what else runs on this device, or measure longer with --runs."
         )
 

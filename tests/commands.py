@@ -23,7 +23,7 @@ EXIT_CODES = """
     4    verification failed
     5    nothing fits
     6    connection or authorisation
-    7    measurement unstable (--strict)
+    7    measurement unstable
     8    slower or larger than allowed
     70   a fault of the program's own
     130  interrupted

@@ -57,11 +57,16 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
 @pytest.mark.parametrize("name", [WEIGHTS, "train.onnx", "forward_0.onnx"])
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (Path.unlink, "is missing"),
+        (lengthen, r"has [\d,]+ bytes instead of [\d,]+: something was written behind its end"),
         (cut_in_half, r"has [\d,]+ bytes instead of [\d,]+: truncated"),
         (flip_a_bit, r"was altered: its SHA-256 is not the manifest's"),
     ],

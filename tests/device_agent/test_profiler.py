@@ -226,6 +226,8 @@ def test_strict() -> None:
     require_stable(full())
     varying = Validity(unstable=("predict", "train"))
     unstable = msgspec.structs.replace(full(), validity=varying)
-    with pytest.raises(UnstableError, match=r"times of predict, train vary by more than 26%"):
+    with pytest.raises(
+        UnstableError, match=r"times of forward pass, training step vary by more than 26%"
+    ):
         require_stable(unstable)
     assert UnstableError.exit_code == 7

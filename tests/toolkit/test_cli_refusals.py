@@ -1,5 +1,6 @@
 """What a model reference, a spec, a shape and a weights file may be, by `edgetailor inspect`."""
 
+import os
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from safetensors.numpy import save, save_file
 
 from command_models import DIGITS, TINY, digits_weights
-from commands import refused
+from commands import ROOT, refusal, refused, run
 
 
 @pytest.mark.parametrize(
@@ -142,3 +143,19 @@ def test_weights_that_do_not_fit(folder: Path, kind: str, message: str) -> None:
         case "type":
             save_file({**tensors, "classifier.bias": bias.astype(np.float64)}, folder / "w")
     assert re.search(message, refused(folder, "inspect", *DIGITS, "--weights", "w"))
+
+
+def test_a_package_that_is_not_installed_is_named(folder: Path) -> None:
+    """As on a device, where only the agent is."""
+    blocked = folder / "blocked"
+    blocked.mkdir()
+    (blocked / "torch.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
+    )
+    path = os.pathsep.join(map(str, (blocked, ROOT)))
+    done = run("edgetailor", "inspect", TINY, "--input-shape", "1,6,6", cwd=folder, PYTHONPATH=path)
+    assert refusal(done) == (
+        "This needs the Python package torch, which is not installed here. In the folder of "
+        "EdgeTailor's source, `pip install '.[toolkit]'` installs it with all else that a server "
+        "needs."
+    )

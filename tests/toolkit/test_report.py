@@ -21,6 +21,7 @@ from profiles.reading import encode_profile
 from toolkit.report.costs import cost_of, make_report
 from toolkit.report.drawing import BUDGET, draw_png
 from toolkit.report.page import page
+from toolkit.report.writing import verdicts
 
 
 def test_parts_add_up_to_the_peak_and_to_the_batch() -> None:
@@ -191,6 +192,18 @@ def test_a_dark_screen_is_thought_of() -> None:
         assert set(re.findall('font-family: ([^;"]+)', picture)) == {"system-ui, sans-serif"}
     ids = [value for _, name, value in Reader(text).attributes if name == "id"]
     assert len(ids) == len(set(ids))
+
+
+def test_only_phases_that_are_drawn_make_a_bar_doubtful() -> None:
+    evaluation = made_phase("evaluate", "evaluate", 0.1, 10_000_000, spread=0.9)
+    phases = (*full().phases, evaluation)
+    for name, doubt in (("evaluate", ""), ("train", "unstable times: full, training step")):
+        unsure = msgspec.structs.replace(full(), phases=phases, validity=Validity(unstable=(name,)))
+        found = make_report([unsure])
+        assert [line for line in verdicts(found) if "unstable" in line] == (
+            [doubt] if doubt else []
+        )
+        assert ("Times of full (training step) vary by" in Reader(page(found)).text) == bool(doubt)
 
 
 def test_what_is_unknown_is_said_so() -> None:

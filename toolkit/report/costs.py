@@ -48,6 +48,13 @@ class Cost:
         """Time of one batch, frozen stages included."""
         return sum(seconds for _, seconds in self.time)
 
+    @property
+    def unstable(self) -> tuple[str, ...]:
+        """The phases of `time` that vary too much to be relied on."""
+        names = self.profile.validity.unstable
+        phases = (p for p in self.profile.phases if p.name in names and p.role in PARTS)
+        return tuple(label(phase) for phase in phases)
+
 
 @dataclass(frozen=True)
 class Report:

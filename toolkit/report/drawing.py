@@ -123,7 +123,7 @@ def draw_time(axes: Axes, report: Report) -> None:
             [(before + cost.train.p10_s) * per_s, end * per_s], [row + 0.37] * 2,
             color=INK, linewidth=1.3, marker="|", markersize=5,
         )  # fmt: skip
-        doubt = ", unstable" if cost.profile.validity.unstable else ""
+        doubt = ", unstable" if cost.unstable else ""
         doubt = ", INVALID" if cost.profile.validity.invalid else doubt
         said = f"{short(cost.seconds * per_s)} {unit}{doubt}"
         note(axes, max(end, cost.seconds) * per_s, row, said, INK, weight="bold")

@@ -115,10 +115,10 @@ def warnings(report: Report) -> Iterable[str]:
     for cost in report.costs:
         for reason in cost.profile.validity.invalid:
             yield f"<p class=warning>Not valid: {escape(f'{cost.submodel}, {reason}')}.</p>"
-    varying = [c.submodel for c in report.costs if c.profile.validity.unstable]
+    varying = [f"{c.submodel} ({', '.join(c.unstable)})" for c in report.costs if c.unstable]
     if varying:
         yield (
-            f"<p class=note>Some times of {escape(', '.join(varying))} vary by more than "
+            f"<p class=note>Times of {escape(', '.join(varying))} vary by more than "
             f"{UNSTABLE_SPREAD:.0%} of their median from p10 to p90: something else ran on the "
             "machine.</p>"
         )

@@ -53,6 +53,6 @@ def verdicts(report: Report) -> list[str]:
                 f"{megabytes(over)}"
             )
         said += [f"not valid: {cost.submodel}, {why}" for why in cost.profile.validity.invalid]
-        if cost.profile.validity.unstable:
-            said.append(f"unstable times: {cost.submodel}")
+        if cost.unstable:
+            said.append(f"unstable times: {cost.submodel}, {', '.join(cost.unstable)}")
     return said
