@@ -25,6 +25,7 @@ WATCHDOG_S = 900
 GROWING_RESTARTS = 254
 """The first systemd that knows RestartSteps."""
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+TEMPORARY = (Path("/tmp"), Path("/var/tmp"))
 CGROUP = Path("/sys/fs/cgroup")
 OLD_CGROUPS = Path("/proc/cgroups")
 
@@ -40,7 +41,6 @@ HARDENED_SYSTEM = """\
 CapabilityBoundingSet=
 ProtectSystem=strict
 ProtectHome=read-only
-PrivateTmp=yes
 PrivateDevices=yes
 ProtectKernelTunables=yes
 ProtectKernelModules=yes
@@ -77,9 +77,16 @@ def absolute(options: RunOptions) -> RunOptions:
     """`options` for a process that starts in another folder."""
     return replace(
         options,
-        state=(options.state or default_state()).absolute(),
-        data=options.data if _is_callable(options.data) else str(Path(options.data).absolute()),
+        state=Path(os.path.abspath(options.state or default_state())),
+        data=options.data if _is_callable(options.data) else os.path.abspath(options.data),
     )
+
+
+def missing_data(options: RunOptions) -> str | None:
+    """What to say where the data of `options` are not there yet."""
+    if _is_callable(options.data) or Path(options.data).exists():
+        return None
+    return f"Note: there is nothing at {options.data} yet; the service fails until there is."
 
 
 def unit_text(options: RunOptions, place: Place, version: int) -> str:
@@ -105,8 +112,7 @@ def unit_text(options: RunOptions, place: Place, version: int) -> str:
         *_memory(options.max_memory),
         "",
         *HARDENED.splitlines(),
-        *([] if place.user else HARDENED_SYSTEM.splitlines()),
-        *([] if place.user else [f"ReadWritePaths={_quoted(str(options.state))}"]),
+        *([] if place.user else _hardened(options.state, Path(options.data))),
         "",
         "[Install]",
         f"WantedBy={'default.target' if place.user else 'multi-user.target'}",
@@ -170,6 +176,16 @@ def has_memory_cgroup(cgroup: Path = CGROUP, old: Path = OLD_CGROUPS) -> bool:
     except OSError:
         return False
     return any(row[0] == "memory" and row[-1] == "1" for row in rows)
+
+
+def _hardened(state: Path, data: Path) -> list[str]:
+    """What the system's manager keeps from the service, but for its own folders."""
+    shared = any(path.is_relative_to(tmp) for path in (state, data) for tmp in TEMPORARY)
+    return [
+        *HARDENED_SYSTEM.splitlines(),
+        *([] if shared else ["PrivateTmp=yes"]),
+        f"ReadWritePaths={_quoted(str(state))}",
+    ]
 
 
 def _is_callable(data: str) -> bool:

@@ -25,13 +25,18 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
 
     options = service.absolute(RunOptions(**given))
     assert options.state is not None
+    note = service.missing_data(options)
     if dry_run:
         place = service.place_of(user)
         unit = service.unit_text(options, place, service.systemd_version())
         click.echo(f"# {place.options}\n{options.toml()}\n# {place.unit}\n{unit}", nl=False)
+        if note is not None:
+            say(note)
         return
     DeviceState(options.state).member()
     service.install(options, user, say)
+    if note is not None:
+        say(note)
     if user:
         say("It runs while you are logged in; `loginctl enable-linger` lets it run always.")
     command = "systemctl --user" if user else "systemctl"

@@ -40,6 +40,7 @@ GIVEN = (
 def member(folder: Path) -> Path:
     known = Identity(url="http://127.0.0.1:1", device="d", secret="s", name="n", submodel="full")
     DeviceState(folder / "state").remember(known)
+    (folder / "local.npz").touch()
     return folder / "state"
 
 
@@ -120,6 +121,26 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert "\n# /etc/systemd/system/edgetailor-agent.service\n[Unit]\n" in done.stdout
     assert not (tmp_path / "asked").exists()
     assert not (tmp_path / "config").exists()
+
+
+def test_data_that_are_not_there_yet_are_said_so(tmp_path: Path) -> None:
+    member(tmp_path)
+    done = service(
+        tmp_path, "install-service", "--state", "x/../state", "--data", "x/../no.npz", "--dry-run"
+    )
+    assert done.code == 0
+    assert done.stderr == (
+        f"Note: there is nothing at {tmp_path}/no.npz yet; the service fails until there is.\n"
+    )
+    assert "/../" not in done.stdout
+
+
+def test_a_service_sees_its_own_folders_among_temporary_ones() -> None:
+    place = Place(False, Path("/etc/unit"), Path("/etc/options"))
+    for state, data in (("/tmp", "/srv/x.npz"), ("/srv", "/var/tmp/x.npz"), ("/", "/srv/x.npz")):
+        text = unit_text(replace(OPTIONS, state=Path(state), data=data), place, 257)
+        assert ("PrivateTmp=yes" in text) == (state == "/")
+        assert f'ReadWritePaths="{state}"' in text or f"ReadWritePaths={state}" in text
 
 
 def written(folder: Path, user: bool, version: int) -> str:
