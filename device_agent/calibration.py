@@ -184,7 +184,7 @@ def calibrate(threads: int = 0, length_s: float = LENGTH_S, report: Report = qui
 
     `length_s` seconds go to operations, a few more to the rest. `report` hears of each stage.
     """
-    report("runs of next to nothing")
+    report("what a run itself takes, a few seconds")
     small = overheads(threads)
     report(f"operations, about {length_s:.0f} s")
     timings = timed(cases(), threads, length_s)
