@@ -133,7 +133,7 @@ def test_the_command_writes_a_profile_that_the_planner_reads(agent: Agent, tmp_p
     done = agent("calibrate", "--threads", "1", "--name", "desk", "--out", out, "--json")
     assert done.code == 0
     assert done.stderr.splitlines() == [
-        "runs of next to nothing",
+        "what a run itself takes, a few seconds",
         "operations, about 40 s",
         "memory of the runtime",
     ]
