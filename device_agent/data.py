@@ -157,7 +157,7 @@ def check(
         cure = (
             "Classes are int64; float32 is for a regression, of loss mse."
             if other
-            else ("Convert them with numpy's astype.")
+            else f"Convert them: x.astype({dtype!r}), y.astype({labels!r})."
         )
         raise DataError(
             f"{origin}: x must be {dtype} and y {labels}; they are {x.dtype} and {y.dtype}. {cure}"
@@ -193,9 +193,12 @@ def check_finite(array: np.ndarray, name: str, origin: str, note: Note) -> None:
     """Raise DataError where `array` holds a number that is not finite."""
     for rows in pieces(array):
         piece = np.ascontiguousarray(array[rows])
-        if not np.isfinite(piece).all():
+        if not (whole := np.isfinite(piece)).all():
+            place = tuple(int(n) for n in np.argwhere(~whole)[0])
+            row = rows.start + place[0]
             raise DataError(
-                f"{origin}: {name} holds a number that is not finite; clean the data first."
+                f"{origin}: {name} holds a number that is not finite, {piece[place]} in sample "
+                f"{row} (counted from 0); clean the data first."
             )
         note(piece)
 

@@ -166,7 +166,7 @@ class _Member:
         self._pauses.between_batches(self._doing)
 
     def _on_epoch(self, epoch: int, epochs: int, loss: float) -> None:
-        text = f"  epoch {epoch} of {epochs}: loss {loss:.4f}"
+        text = f"epoch {epoch} of {epochs}: loss {loss:.4f}"
         self._say(Line(text, epoch=epoch, epochs=epochs, loss=loss))
         self._tell(Progress(state="training", loss=loss))
 
