@@ -1,9 +1,10 @@
 """What a signature computes, whatever runtime it is written for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from exporters.loops import STEPS, loop
@@ -18,11 +19,9 @@ def macs(signature: ProgramSignature, batch: int) -> int:
     """Multiply-accumulates of one run on `batch` samples: convolutions and matrix products.
 
     Counted ahead of all decompositions, so that it says what is asked for, not how it is done.
-    Nothing is computed: the tensors are fake. Recurrent layers are loops, one step of which tells.
     """
-    counter = FlopCounterMode(display=False, custom_mapping={loop.overloadpacket: loop_flops})
-    with FakeTensorMode(allow_non_fake_inputs=True), counter, OpenRecurrence():
-        signature.function(
+    return macs_of(
+        lambda: signature.function(
             {
                 port.name: torch.zeros(
                     [batch if size is None else size for size in port.shape],
@@ -31,6 +30,19 @@ def macs(signature: ProgramSignature, batch: int) -> int:
                 for port in signature.inputs
             }
         )
+    )
+
+
+def macs_of(run: Callable[[], object]) -> int:
+    """Multiply-accumulates of what `run` does: convolutions and matrix products.
+
+    Nothing is computed: the tensors that it makes are fake. Recurrent layers are loops, one step
+    of which tells; attention is its products, as the counter knows no kernel of processors.
+    """
+    counter = FlopCounterMode(display=False, custom_mapping={loop.overloadpacket: loop_flops})
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with sdpa_kernel(SDPBackend.MATH), fake, counter, OpenRecurrence():
+        run()
     return int(counter.get_total_flops()) // 2  # a multiplication and an addition each
 
 

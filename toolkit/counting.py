@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
+from exporters.costs import macs_of
 from exporters.graphs import attributes_read
-from exporters.recurrent_layers import RECURRENT
 
 aten = torch.ops.aten
 TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input)
@@ -58,14 +58,19 @@ def weighted_nodes(graph: GraphModule) -> Iterator[Node]:
     return (node for node in graph.graph.nodes if node.target in WEIGHTED)
 
 
-def elements(node: Node, batch: int) -> int:
-    """Numbers in the value of `node` for `batch` samples, wherever their axis is."""
-    return math.prod(
+def sizes(node: Node, batch: int) -> list[int]:
+    """The shape of the value of `node` for `batch` samples, wherever their axis is."""
+    return [
         int(size.node.expr.subs(dict.fromkeys(size.node.expr.free_symbols, batch)))
         if isinstance(size, torch.SymInt)
         else size
         for size in node.meta["val"].shape
-    )
+    ]
+
+
+def elements(node: Node, batch: int) -> int:
+    """Numbers in the value of `node` for `batch` samples."""
+    return math.prod(sizes(node, batch))
 
 
 def lstm_nodes(graph: GraphModule) -> Iterator[Node]:
@@ -96,19 +101,10 @@ def activations(graph: GraphModule, batch: int) -> int:
 
 
 def macs(graph: GraphModule, batch: int) -> int:
-    """Multiply-accumulates of convolution, linear and recurrent layers for `batch` samples."""
-    total = 0
-    for node in (node for node in graph.graph.nodes if node.target in RECURRENT):
-        weights = (w.meta["val"] for w in node.args[2])
-        total += batch * recurrent_steps(node) * sum(w.numel() for w in weights if w.dim() == 2)
-    for node in weighted_nodes(graph):
-        source, weight = node.args[:2]
-        assert isinstance(source, Node)
-        assert isinstance(weight, Node)
-        # A transposed convolution spreads every input, where the others gather for every output.
-        counted = source if node.target in TRANSPOSED else node
-        total += elements(counted, batch) * math.prod(weight.meta["val"].shape[1:])
-    return total
+    """Multiply-accumulates of one run of `graph` on `batch` samples, as `export` counts them."""
+    inputs = (node for node in graph.graph.nodes if node.op == "placeholder")
+    vals = [(sizes(node, batch), node.meta["val"].dtype) for node in inputs]
+    return macs_of(lambda: graph(*(torch.zeros(shape, dtype=dtype) for shape, dtype in vals)))
 
 
 def parameter_count(graph: GraphModule, parameters: Mapping[str, torch.Tensor]) -> int:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from foreign_models import CLASSES, FOREIGN
 from toolkit import TrainingConfig, models, split
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -153,7 +154,8 @@ def test_layers_that_put_the_batch_second_count() -> None:
     outputs = 3 * width + width + inner + width  # in and out projection, two linear layers
     assert counts.activations == 32 * (steps * outputs + classes)
     weights = 3 * width * width + width * width + 2 * width * inner
-    assert counts.macs == 32 * (steps * weights + width * steps * classes)
+    products = 2 * steps * steps * width  # of queries and keys, of these and values
+    assert counts.macs == 32 * (steps * weights + products + width * steps * classes)
 
 
 class Recurrent(nn.Module):
@@ -176,3 +178,14 @@ def test_recurrent_layers_multiply_once_a_step(layer: type[nn.RNNBase], gates: i
     counts = split(model, "full", (steps, inputs), TrainingConfig(batch_size=32)).counts
     weights = 2 * gates * units * (inputs + units + 2 * units + units)
     assert counts.macs == 32 * (steps * weights + 2 * units)
+
+
+def test_attention_multiplies_queries_keys_and_values() -> None:
+    """Two encoders of 4 patches, width 12: projections 4 e^2, products 2 t e, and 8 e^2 behind."""
+    tokens, width, batch = 4, 12, 16
+    transformer = FOREIGN["transformer"]
+    training = TrainingConfig(batch_size=batch)
+    counts = split(transformer.build(), "full", transformer.shape, training).counts
+    patches = tokens * width * 3 * 4 * 4
+    encoder = tokens * (4 * width**2 + 2 * tokens * width + 8 * width**2)
+    assert counts.macs == batch * (patches + 2 * encoder + width * CLASSES)
