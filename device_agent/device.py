@@ -47,8 +47,8 @@ def run(
     submodel is asked for. `alive` is called whenever work has gone on, and while waiting.
     `max_memory` is in bytes; `validation` see `train_bundle`.
 
-    Raises InputError before joining and for limits that cannot be kept, and the errors of Link and
-    of data that cannot be trained on.
+    Raises InputError before joining, for limits that cannot be kept and where another agent is at
+    work on `state`, and the errors of Link and of data that cannot be trained on.
     """
     folder = DeviceState(state)
     identity = folder.member()
@@ -61,7 +61,8 @@ def run(
     how = Training(data, threads, seed, validation, max_memory)
     member = _Member(folder, link, how, Pauses(limits, say, link.progress, rest), say, rest, alive)
     alive()
-    sent = member.all_rounds()
+    with folder.held():
+        sent = member.all_rounds()
     say(f"The last round is over; {counted(sent, 'update')} sent since this agent started.")
     return sent
 

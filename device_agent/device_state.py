@@ -9,11 +9,12 @@ attempts.json          how often training the present submodel failed on end
 personal.safetensors   personal tensors, which never leave the device
 """
 
+import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,11 @@ from profiles.decoding import MalformedError, decode_json
 from profiles.errors import InputError, LinkError, UpdateError
 
 Fetch = Callable[[FileOffer, Path], None]
+UNFINISHED = re.compile(
+    r"\.writable|\.(\.writable|device\.json|(device|replacing)\.key|attempts\.json"
+    r"|personal\.safetensors)\.\w+"
+)
+"""Names that `write_file` gives to the files of this folder before they are whole."""
 
 
 class Identity(Struct, frozen=True, kw_only=True):
@@ -107,12 +113,38 @@ class DeviceState:
                 "another with --state."
             ) from None
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep every other agent off this folder; what one that was killed left unfinished goes.
+
+        Raises InputError where another agent is at work on it.
+        """
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._sweep()
+            yield
+        except BlockingIOError:
+            raise InputError(
+                f"Another agent is at work on {self.folder}: stop that one, or give this one a "
+                "folder of its own with --state."
+            ) from None
+        finally:
+            os.close(handle)
+
+    def _sweep(self) -> None:
+        """Remove files that were being written when an agent was killed."""
+        for path in self.folder.iterdir():
+            if UNFINISHED.fullmatch(path.name) and path.is_file():
+                path.unlink(missing_ok=True)
+
     def forget(self, *, keep_personal: bool = False) -> None:
         """Remove all that this agent keeps here, and the folder where nothing else is in it.
 
         `keep_personal` leaves the personal model. Removing again what is gone is fine.
         """
         self._empty(keep_personal)
+        self._sweep()
         # Who it is goes last: cut off before, leaving can be asked for again.
         for path in (self.replacing_key, self.key, self._identity):
             path.unlink(missing_ok=True)

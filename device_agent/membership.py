@@ -57,7 +57,7 @@ def join(
     one is told if it answers. Where the coordinator plans submodels, `measure` finds out what this
     device can do. Raises AuthorisationError for a refused token, RefusedError where no submodel
     fits this device, LinkError where nobody answers for `patience_s` seconds, and InputError where
-    `state` belongs to a device that joined otherwise or cannot be written.
+    `state` belongs to a device that joined otherwise, cannot be written or is another agent's.
     """
     folder = DeviceState(state)
     url = check_url(url)
@@ -72,11 +72,12 @@ def join(
     folder.check_writable()
     moving = known is not None and not same
     key = folder.replacing_key if moving else folder.key
-    identity = _enrol(link, token, name, key, lambda: measure(name, state, say), say)
-    if known is not None and moving:
-        _tell_old(known, say)
-        folder.change_hands()
-    folder.remember(identity)
+    with folder.held():
+        identity = _enrol(link, token, name, key, lambda: measure(name, state, say), say)
+        if known is not None and moving:
+            _tell_old(known, say)
+            folder.change_hands()
+        folder.remember(identity)
     say(f"Joined {url} as {identity.device} ({name}); it trains {identity.submodel}.")
     say(f"This machine: {machine_line()}.")
     return identity

@@ -91,7 +91,7 @@ def training_process(folder: Path) -> Iterator[Trainer]:
             process.wait()
 
 
-def _die_at(job: Job) -> None:
+def die_at(job: Job) -> None:
     """Let this process be killed at the write that `job` names."""
     count = 0
 
@@ -118,7 +118,7 @@ def _do(job: Job) -> None:
     from device_agent.alone import train_alone
 
     interpreter.CHECKPOINT_S = job.checkpoint_s
-    _die_at(job)
+    die_at(job)
     personal = Path(job.personal) if job.personal else None
     train_alone(Path(job.bundle), job.data, Path(job.out), personal, lambda line: None, threads=1)
 

@@ -49,7 +49,7 @@ def killed_again_and_again(folder: Path, draw: random.Random) -> Iterator[Callab
     """A coordinator, killed at random moments and started again; gives how often it was."""
     # Forked from a process that has loaded all: the time between two starts is short.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["toolkit.coordinator.server", "vector_fleet", __name__])
+    context.set_forkserver_preload(["toolkit.coordinator.server"])
     ending, kills = threading.Event(), 0
 
     def keep_killing() -> None:
