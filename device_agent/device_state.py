@@ -113,12 +113,21 @@ class DeviceState:
                 "another with --state."
             ) from None
 
+    def check_open(self) -> None:
+        """Raise InputError where nothing in the folder can be made or removed."""
+        if self.folder.is_dir() and not os.access(self.folder, os.W_OK | os.X_OK):
+            raise InputError(
+                f"The state folder {self.folder} cannot be written: make its disk writable, or run "
+                "this as the user that it belongs to. Nothing was changed."
+            )
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep every other agent off this folder; what one that was killed left unfinished goes.
 
-        Raises InputError where another agent is at work on it.
+        Raises InputError where another agent is at work on it, or where it cannot be written.
         """
+        self.check_open()
         handle = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,6 +19,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, LocationValueError
 
 from device_agent.addresses import check_secret, check_url
+from device_agent.files import naming
 from device_agent.link_trouble import (
     PreparingError,
     UnreachableError,
@@ -231,7 +232,7 @@ class Link:
         to.parent.mkdir(parents=True, exist_ok=True)
         handle, part = tempfile.mkstemp(dir=to.parent, prefix=".part-")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with naming(to), os.fdopen(handle, "wb") as file:
                 self._receive(response, offer, file.write)
                 file.flush()
                 os.fsync(file.fileno())

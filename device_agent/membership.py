@@ -87,11 +87,12 @@ def leave(state: Path, say: Say, *, keep_personal: bool = False, offline: bool =
     """Give up this device's place, and remove what it kept in the folder `state`.
 
     `keep_personal` leaves its personal model there; `offline` removes this side although the
-    coordinator cannot be told. Returns who it was. Raises InputError where it has not joined, and
-    LinkError, removing nothing, where the coordinator is away.
+    coordinator cannot be told. Returns who it was. Raises InputError where it has not joined or
+    the folder is read-only, and LinkError where the coordinator is away; then nothing is removed.
     """
     folder = DeviceState(state)
     known = folder.member()
+    folder.check_open()
     try:
         Link(known.url, known.secret, say, patience_s=LEAVE_PATIENCE_S).leave()
     except AuthorisationError:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -217,6 +218,19 @@ def test_download_is_whole_and_right_or_not_there(server: Server, tmp_path: Path
     server.answers = lambda method, path: (200, data)
     link(server.url)[0].download(offer, target)
     assert target.read_bytes() == data
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full")
+def test_a_full_disk_names_the_file(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer = FileOffer(name="a", size=4, sha256=hashlib.sha256(b"data").hexdigest())
+    server.answers = lambda method, path: (200, b"data")
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr("tempfile.mkstemp", lambda **where: (full, str(tmp_path / ".part")))
+    with pytest.raises(OSError, match="No space left on device") as error:
+        link(server.url)[0].download(offer, tmp_path / "files" / "a")
+    assert error.value.filename == str(tmp_path / "files" / "a")
 
 
 def test_a_download_that_breaks_off_is_tried_again(tmp_path: Path) -> None:

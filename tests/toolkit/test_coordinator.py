@@ -1,6 +1,8 @@
 """Whole federations over real sockets: their rounds, restarts, deadlines and ends."""
 
+import errno
 import json
+import os
 import shutil
 import threading
 import time
@@ -13,7 +15,8 @@ from safetensors.numpy import load_file
 from device_agent import device
 from device_agent.link import Link, RefusedError
 from device_agent.update import write_update
-from profiles.errors import EdgeTailorError
+from profiles.errors import EdgeTailorError, LinkError
+from toolkit.coordinator.blobs import Blobs
 from toolkit.coordinator.server import Server
 from vector_fleet import (
     CONFIG,
@@ -156,6 +159,31 @@ def test_a_deadline_closes_a_round_with_what_it_has(tmp_path: Path) -> None:
             send(late, work.round, update)
         assert refused.value.round_over
     assert model.folded[0] == 1
+
+
+def test_a_full_disk_is_told_once_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "state/files")
+
+    with running(configured(tmp_path), say=told.append) as server:
+        links = enrol(server, tmp_path)
+        updates = {name: trained(link, tmp_path / name)[2] for name, link in links.items()}
+        with monkeypatch.context() as patch:
+            patch.setattr(Blobs, "adopt", full)
+            for name, link in links.items():
+                with pytest.raises(LinkError, match=r"is in trouble \(HTTP 500\)"):
+                    send(link, 1, updates[name])
+        for name, link in links.items():
+            send(link, 1, updates[name])
+        assert task(links["board-1"]).round == 2
+    assert told[1:] == [
+        "A request failed: state/files: No space left on device.",
+        "Round 1 of 3: accuracy 0.5000, loss 1.0000, from 3 updates",
+    ]
 
 
 def test_an_update_by_which_the_model_diverges_is_left_out(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 import urllib3
 
 from bundles import everything
+from device_agent import device
 from device_agent.keys import DeviceKey
 from device_agent.link import Link
 from device_agent.membership import join, leave, machine_line
@@ -224,6 +225,20 @@ def test_leaving_without_the_coordinator(tmp_path: Path) -> None:
     assert set(everything(tmp_path / "a")) == {"notes.txt", "personal.safetensors"}
     with pytest.raises(InputError, match="belongs to no coordinator yet"):
         leave(tmp_path / "a", print)
+
+
+def test_a_folder_that_cannot_be_written_stays_a_members(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "a"
+    join(server.url, token(server.config, "board"), "desk", state, print)
+    # As on a read-only disk; root may write into folders of any mode.
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != state)
+    for call in (lambda: leave(state, print), lambda: device.run(state, "data.npz", print)):
+        with pytest.raises(InputError, match=r"a cannot be written: .* Nothing was changed\."):
+            call()
+    assert [d.state for d in server.coordinator.status().devices] == ["enrolled"]
+    assert set(everything(state)) == {"device.json", "device.key"}
 
 
 def test_replacing_a_coordinator(server: Server, tmp_path: Path) -> None:

@@ -92,8 +92,8 @@ class Database:
                 yield self._connection
         except sqlite3.OperationalError as error:
             raise StorageError(
-                f"{self._path} cannot be written ({error}): make room on its disk, then start "
-                "`edgetailor serve` again. Nothing that was taken is lost."
+                f"{self._path} cannot be written ({error}): make room on its disk, and start "
+                "`edgetailor serve` again if it has ended. Nothing that was taken is lost."
             ) from None
 
     @contextmanager
