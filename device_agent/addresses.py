@@ -13,12 +13,17 @@ SHOWN = 100
 
 def check_secret(secret: str) -> str:
     """`secret`, where a header can hold it. Raises InputError otherwise."""
-    if not secret.isascii() or not secret.isprintable() or not secret or " " in secret:
+    if not one_word(secret):
         raise InputError(
             "A token is one word of plain characters: give the file that "
             "`edgetailor serve` wrote, unaltered."
         )
     return secret
+
+
+def one_word(text: str) -> bool:
+    """Whether `text` is one word of plain characters."""
+    return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
 def check_url(url: str) -> str:

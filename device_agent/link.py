@@ -18,7 +18,7 @@ import msgspec
 import urllib3
 from urllib3.exceptions import HTTPError, LocationValueError
 
-from device_agent.addresses import check_secret, check_url
+from device_agent.addresses import check_secret, check_url, one_word
 from device_agent.files import naming
 from device_agent.link_trouble import (
     PreparingError,
@@ -64,6 +64,8 @@ REPLY_LIMIT = 16 << 20
 """The most bytes that an answer may have, files apart."""
 MESSAGE_LENGTH = 1000
 """The most characters that are shown of what a coordinator says."""
+WORD_LENGTH = 200
+"""The most that an id, a secret or the name of a submodel has."""
 
 
 class RefusedError(UpdateError):
@@ -121,7 +123,8 @@ class Link:
         def attempt() -> JoinReply:
             self.join_unanswered = True
             try:
-                return self._ask("POST", "/devices", JoinReply, msgspec.json.encode(request()))
+                body = msgspec.json.encode(request())
+                return self._checked(self._ask("POST", "/devices", JoinReply, body))
             except (AuthorisationError, RefusedError):
                 self.join_unanswered = False
                 raise
@@ -130,6 +133,13 @@ class Link:
                 raise
 
         return self._persist(attempt, repeat=False)
+
+    def _checked(self, reply: JoinReply) -> JoinReply:
+        """`reply`, whose words can be kept, sent and shown."""
+        words = (reply.device, reply.secret, reply.submodel)
+        if not all(1 <= len(word) <= WORD_LENGTH and one_word(word) for word in words):
+            raise self._stranger("POST /devices gave a device, secret or submodel that is no word")
+        return reply
 
     def leave(self) -> None:
         """Give up this device's place. An AuthorisationError: it has none any more."""
@@ -312,7 +322,9 @@ class Link:
         if response.status in LATER:
             raise UnreachableError(f"is in trouble (HTTP {response.status})", sent=True)
         if problem is None:
-            raise self._stranger(f"{what} gave HTTP {response.status}")
+            to = response.get_redirect_location()
+            where = f" to {one_line(to, MESSAGE_LENGTH)}" if to else ""
+            raise self._stranger(f"{what} gave HTTP {response.status}{where}")
         problem = replace(problem, message=one_line(problem.message, MESSAGE_LENGTH))
         if response.status in (401, 403):
             raise AuthorisationError(problem.message)

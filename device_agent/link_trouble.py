@@ -6,6 +6,7 @@ from http.client import HTTPException, IncompleteRead
 
 from urllib3.exceptions import (
     ConnectTimeoutError,
+    DecodeError,
     LocationValueError,
     NameResolutionError,
     NewConnectionError,
@@ -62,6 +63,8 @@ def reason(error: Exception) -> str:
         return "connected, but no answer came"
     if isinstance(error, SSLError):
         return f"the secure connection failed: {tls_reason(_tls_error(error))}"
+    if isinstance(error, DecodeError):
+        return "its answer cannot be unpacked"
     if any(isinstance(a, IncompleteRead) for a in error.args):
         return "the connection broke off"
     if _not_http(error):
@@ -89,6 +92,10 @@ def tls_reason(error: Exception | None) -> str:
         return f"{error.verify_message}; the URL needs a name that the certificate is for"
     if isinstance(error, ssl.SSLError) and error.reason in PLAIN_HTTP:
         return "what answers there does not speak TLS; write http:// if that is what it serves"
+    if isinstance(error, ssl.SSLEOFError):
+        return "the connection was closed in the middle of it"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.replace("_", " ").lower()
     return str(error)
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -272,6 +273,62 @@ def test_replies_that_are_no_json(server: Server, status: int, body: bytes) -> N
     server.answers = lambda method, path: (status, body)
     with pytest.raises(LinkError, match="not as an EdgeTailor coordinator does"):
         link(server.url)[0].work()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"device": "\x1b[2J"}, {"secret": "two words"}, {"secret": ""}, {"submodel": "x" * 999}],
+)
+def test_a_join_reply_that_cannot_be_kept(server: Server, change: dict[str, str]) -> None:
+    reply = json.dumps({"device": "d-1", "secret": "s", "submodel": "full"} | change).encode()
+    server.answers = lambda method, path: (200, reply)
+    with pytest.raises(LinkError, match="not as an EdgeTailor coordinator does"):
+        link(server.url)[0].join(request)
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[int]:
+    """The port of a program that gives one request these bytes."""
+
+    def reply(listening: socket.socket) -> None:
+        other, _ = listening.accept()
+        with other:
+            other.recv(1 << 16)
+            other.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=reply, args=(listening,), daemon=True).start()
+        yield listening.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 302 F\r\nLocation: https://x\r\n\r\n", "gave HTTP 302 to https://x"),
+        (b"HTTP/1.1 204 N\r\n\r\n", "not as an EdgeTailor coordinator does"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100_000, "does not speak HTTP"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nContent-Encoding: gzip\r\n\r\nabcd",
+            r"\(its answer cannot be unpacked\) after the request was sent",
+        ),
+    ],
+)
+def test_answers_of_other_programs(answer: bytes, message: str) -> None:
+    with answering(answer) as port, pytest.raises(LinkError, match=message):
+        link(f"http://127.0.0.1:{port}")[0].join(request)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"", "the connection was closed in the middle of it"),
+        (b"\x15\x03\x01\x00\x02\x02\x28", "handshake failure"),
+    ],
+)
+def test_tls_that_fails_half_way(answer: bytes, message: str) -> None:
+    with answering(answer) as port, pytest.raises(LinkError, match=message) as error:
+        link(f"https://127.0.0.1:{port}")[0].join(request)
+    assert "_ssl.c" not in str(error.value)
 
 
 def test_a_reply_without_end(server: Server) -> None:
