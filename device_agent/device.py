@@ -8,11 +8,12 @@ from pathlib import Path
 
 from device_agent.attempts import ENOUGH, Attempts, FailedError, wait_after
 from device_agent.device_state import DeviceState
-from device_agent.link import Link, RefusedError
+from device_agent.link import Link
 from device_agent.log_lines import Line
 from device_agent.owner import OwnerLimits
 from device_agent.pauses import Pauses
 from device_agent.protocol import FileOffer, Progress, Work
+from device_agent.replies import RefusedError
 from device_agent.training import train_bundle
 from device_agent.update import RECORD, TENSORS
 from device_agent.wording import counted

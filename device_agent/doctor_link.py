@@ -12,9 +12,9 @@ from urllib3.exceptions import HTTPError
 from device_agent.addresses import check_secret, check_url
 from device_agent.device_state import Identity
 from device_agent.finding import Finding
-from device_agent.link import REPLY_LIMIT
 from device_agent.link_trouble import reason, tls_reason
 from device_agent.protocol import API, JOIN_TOKEN, PREPARING, Problem, Status
+from device_agent.replies import REPLY_LIMIT
 from profiles.decoding import MalformedError, decode_json
 
 PATIENCE_S = 5.0

@@ -10,7 +10,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -18,7 +17,7 @@ import msgspec
 import urllib3
 from urllib3.exceptions import HTTPError, LocationValueError
 
-from device_agent.addresses import check_secret, check_url, one_word
+from device_agent.addresses import check_secret, check_url
 from device_agent.files import naming
 from device_agent.link_trouble import (
     PreparingError,
@@ -29,21 +28,19 @@ from device_agent.link_trouble import (
 )
 from device_agent.protocol import (
     API,
-    PREPARING,
     Fallback,
     FileOffer,
     JoinReply,
     JoinRequest,
-    Problem,
     Progress,
     Receipt,
     Status,
     SubmodelFailure,
     Work,
 )
-from device_agent.wording import one_line
+from device_agent.replies import RefusedError, check_words, read_reply, refuse, stranger
 from profiles.decoding import MalformedError, decode_json
-from profiles.errors import AuthorisationError, LinkError, UpdateError
+from profiles.errors import AuthorisationError, LinkError
 
 T = TypeVar("T")
 CONNECT_S = 10.0
@@ -52,33 +49,8 @@ TIMEOUT = urllib3.Timeout(connect=CONNECT_S, read=READ_S)
 PROGRESS_S = 5.0
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
-RETRY_S = 5.0
-"""How often one that prepares is asked where it does not say."""
 TELL_S = 3600.0
-LATER = frozenset({408, 429, 500, 502, 503, 504})
-"""HTTP statuses that waiting may cure."""
-ROUND_OVER = frozenset({"round-over", "wrong-bundle", "already-sent", "no-such-file"})
-"""Codes of refusals that only mean that the rounds went on without this device."""
 PIECE = 1 << 18
-REPLY_LIMIT = 16 << 20
-"""The most bytes that an answer may have, files apart."""
-MESSAGE_LENGTH = 1000
-"""The most characters that are shown of what a coordinator says."""
-WORD_LENGTH = 200
-"""The most that an id, a secret or the name of a submodel has."""
-
-
-class RefusedError(UpdateError):
-    """The coordinator understood and refused; `code` is its word for programs."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.message)
-        self.code = problem.code
-
-    @property
-    def round_over(self) -> bool:
-        """Whether asking for work again is all there is to do."""
-        return self.code in ROUND_OVER
 
 
 class Link:
@@ -124,7 +96,7 @@ class Link:
             self.join_unanswered = True
             try:
                 body = msgspec.json.encode(request())
-                return self._checked(self._ask("POST", "/devices", JoinReply, body))
+                return check_words(self._ask("POST", "/devices", JoinReply, body), self.url)
             except (AuthorisationError, RefusedError):
                 self.join_unanswered = False
                 raise
@@ -133,13 +105,6 @@ class Link:
                 raise
 
         return self._persist(attempt, repeat=False)
-
-    def _checked(self, reply: JoinReply) -> JoinReply:
-        """`reply`, whose words can be kept, sent and shown."""
-        words = (reply.device, reply.secret, reply.submodel)
-        if not all(1 <= len(word) <= WORD_LENGTH and one_word(word) for word in words):
-            raise self._stranger("POST /devices gave a device, secret or submodel that is no word")
-        return reply
 
     def leave(self) -> None:
         """Give up this device's place. An AuthorisationError: it has none any more."""
@@ -223,9 +188,9 @@ class Link:
     def _ask(self, method: str, path: str, reply: type[T], body: bytes | None = None) -> T:
         response = self._send(method, path, body)
         try:
-            return decode_json(self._read(response), reply)
+            return decode_json(read_reply(response, self.url), reply)
         except MalformedError as error:
-            raise self._stranger(f"{method} {path}: {error}") from None
+            raise stranger(self.url, f"{method} {path}: {error}") from None
 
     def _upload(self, path: str, source: Path) -> None:
         with source.open("rb") as file:
@@ -308,48 +273,5 @@ class Link:
                 f"is not there ({reason(error)})", sent=not unanswered(error)
             ) from None
         if response.status >= 300:
-            self._refuse(response, f"{method} {path}")
+            refuse(response, self.url, f"{method} {path}")
         return response
-
-    def _refuse(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
-        """Raise what an answer other than a success means."""
-        try:
-            problem = decode_json(self._read(response), Problem)
-        except MalformedError:
-            problem = None
-        if problem is not None and problem.code == PREPARING:
-            raise PreparingError("is still preparing", _retry_s(response))
-        if response.status in LATER:
-            raise UnreachableError(f"is in trouble (HTTP {response.status})", sent=True)
-        if problem is None:
-            to = response.get_redirect_location()
-            where = f" to {one_line(to, MESSAGE_LENGTH)}" if to else ""
-            raise self._stranger(f"{what} gave HTTP {response.status}{where}")
-        problem = replace(problem, message=one_line(problem.message, MESSAGE_LENGTH))
-        if response.status in (401, 403):
-            raise AuthorisationError(problem.message)
-        raise RefusedError(problem)
-
-    def _read(self, response: urllib3.BaseHTTPResponse) -> bytes:
-        try:
-            data = response.read(REPLY_LIMIT + 1)
-        except HTTPError as error:
-            raise UnreachableError(f"is not there ({reason(error)})", sent=True) from None
-        finally:
-            response.release_conn()
-        if len(data) > REPLY_LIMIT:
-            response.close()
-            raise self._stranger(f"an answer of more than {REPLY_LIMIT} bytes")
-        return data
-
-    def _stranger(self, what: str) -> LinkError:
-        return LinkError(
-            f"{self.url} answers, but not as an EdgeTailor coordinator does ({what}): check the "
-            "URL, and that both sides run the same version."
-        )
-
-
-def _retry_s(response: urllib3.BaseHTTPResponse) -> float:
-    """Seconds after which the coordinator wants to be asked again, from 1 to 60."""
-    given = response.headers.get("Retry-After", "")
-    return min(max(float(given), 1.0), LONGEST_WAIT_S) if given.isdecimal() else RETRY_S

@@ -12,8 +12,9 @@ from device_agent.addresses import check_url
 from device_agent.device_state import DeviceState, Identity
 from device_agent.files import fingerprint, write_file
 from device_agent.keys import DeviceKey
-from device_agent.link import Link, RefusedError
+from device_agent.link import Link
 from device_agent.protocol import NEEDS_PROFILE
+from device_agent.replies import RefusedError
 from profiles.device import DeviceProfile
 from profiles.errors import AuthorisationError, InputError, LinkError
 from profiles.profile import this_machine

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from device_agent.addresses import check_url
-from device_agent.link import REPLY_LIMIT, Link, RefusedError
+from device_agent.link import Link
 from device_agent.protocol import FileOffer, JoinRequest, Progress
+from device_agent.replies import REPLY_LIMIT, RefusedError
 from profiles.errors import AuthorisationError, InputError, LinkError
 
 Answer = tuple[int, bytes]

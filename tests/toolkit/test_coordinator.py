@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from device_agent import device
-from device_agent.link import Link, RefusedError
+from device_agent.link import Link
+from device_agent.replies import RefusedError
 from device_agent.update import write_update
 from profiles.errors import EdgeTailorError, LinkError
 from toolkit.coordinator.blobs import Blobs

@@ -10,8 +10,9 @@ import urllib3
 
 from device_agent import device, membership
 from device_agent.keys import DeviceKey
-from device_agent.link import Link, RefusedError
+from device_agent.link import Link
 from device_agent.protocol import JoinRequest
+from device_agent.replies import RefusedError
 from profiles.errors import AuthorisationError, InputError
 from vector_fleet import MACHINE, Fleet, token
 

@@ -8,8 +8,8 @@ import pytest
 from safetensors.numpy import save
 
 from device_agent.files import fingerprint
-from device_agent.link import RefusedError
 from device_agent.manifest import encode
+from device_agent.replies import RefusedError
 from device_agent.update import RECORD, TENSORS, UpdateRecord
 from made_profiles import sliced
 from vector_fleet import SIZE, Fleet, configured, enrol, running, send, task, trained

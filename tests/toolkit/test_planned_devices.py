@@ -11,9 +11,10 @@ from bundles import SAMPLE_SHAPE, TRAINING, everything, tiny_model
 from device_agent.bundle import open_bundle
 from device_agent.keys import DeviceKey
 from device_agent.limits import needed_bytes
-from device_agent.link import Link, RefusedError
+from device_agent.link import Link
 from device_agent.membership import join
 from device_agent.protocol import JoinRequest, SubmodelFailure
+from device_agent.replies import RefusedError
 from exporters import export
 from made_calibration import DEVICE
 from profiles.device import DeviceProfile
