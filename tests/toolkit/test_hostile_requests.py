@@ -16,7 +16,7 @@ from device_agent.status import lines
 from toolkit.coordinator import connections, guard
 from toolkit.coordinator.guard import BODY_LIMIT
 from toolkit.coordinator.server import Server
-from vector_fleet import MACHINE, configured, running, token
+from vector_fleet import MACHINE, assert_soon, configured, running, token
 
 JSON = "application/json"
 
@@ -214,6 +214,25 @@ def test_a_body_that_does_not_end_is_cut_off(server: Server, announced: bool) ->
         pass
     assert answered(made)[0] in (0, 413)  # 0: the kernel drops an answer that is not read in time
     assert sent < size / 2
+
+
+def test_all_bodies_together_are_bounded(
+    server: Server, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "ALL_BODIES", 100_000)
+    held = [connected(server) for _ in range(3)]
+    for one in held:
+        one.sendall(head("POST", "/v1/devices", "nobody", "Content-Length: 60000") + bytes(40_000))
+    assert answered(held[2])[0] == 503  # the others may still come to their end
+    for one in held[:2]:
+        one.close()
+
+    def others_are_served() -> bool:
+        made = connected(server)
+        made.sendall(head("POST", "/v1/devices", "nobody", "Content-Length: 90000") + bytes(90_000))
+        return answered(made)[0] == 422
+
+    assert_soon(others_are_served)
 
 
 def test_a_body_that_does_not_come(

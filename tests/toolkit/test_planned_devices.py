@@ -132,8 +132,21 @@ def test_a_device_that_nothing_fits_takes_no_place(planner: Planner, tmp_path: P
         (changed(timings=[["product", [1, 2, 3, 2**64], 1.0]]), 422, "bad-profile"),
         (changed(timings=[]), 409, "unusable-profile"),
         (PROFILE | {"title": "x" * 2_000_000}, 422, "bad-profile"),
+        (PROFILE | {"title": "x" * 140_000}, 422, "bad-profile"),
     ],
-    ids=["none", "empty", "words", "newer", "no memory", "slow", "flat", "vast", "untimed", "long"],
+    ids=[
+        "none",
+        "empty",
+        "words",
+        "newer",
+        "no memory",
+        "slow",
+        "flat",
+        "vast",
+        "untimed",
+        "long",
+        "slow to plan by",
+    ],
 )
 def test_profiles_that_are_none(
     planner: Planner, tmp_path: Path, profile: dict[str, object], status: int, code: str

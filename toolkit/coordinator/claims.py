@@ -13,7 +13,8 @@ from toolkit.coordinator.refusals import RefusalError
 NAME_LENGTH = 64
 NOTE_LENGTH = 200
 MACHINE_LENGTH = 4096
-PROFILE_LENGTH = 1 << 20
+PROFILE_LENGTH = 1 << 17
+"""Bytes: eight times what a calibration makes. Planning takes longer the more there is in one."""
 
 
 def checked_name(given: str) -> str:

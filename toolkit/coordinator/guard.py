@@ -13,6 +13,8 @@ from toolkit.coordinator.refusals import RefusalError, cut_off
 
 BODY_LIMIT = 4 << 20
 """The most bytes that a body may have, tensors apart, which the routes bound themselves."""
+ALL_BODIES = 256 << 20
+"""The most bytes that all bodies that are on their way may have together."""
 BODY_S = 60.0
 """How long, in seconds, such a body may take; of tensors, how long their next piece may."""
 
@@ -28,6 +30,7 @@ class Guard:
     def __init__(self, app: ASGIApp, say: Callable[[str], None]) -> None:
         self._app, self._say = app, say
         self._told: str | None = None
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -35,7 +38,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         try:
-            body = _impatient(receive) if scope["method"] == "PUT" else await _whole(receive)
+            streamed = scope["method"] == "PUT"
+            body = _impatient(receive) if streamed else await self._whole(receive)
         except RefusalError as refusal:
             # The rest of the body, if there is one, is not waited for.
             headers = {"Connection": "close"}
@@ -46,6 +50,39 @@ class Guard:
             await self._app(scope, body, send)
         except Exception as error:
             self._tell(error)
+
+    async def _whole(self, receive: Receive) -> Receive:
+        """What gives the whole body at once, then whatever else comes. Raises RefusalError."""
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_S):
+                more = True
+                while more:
+                    message = await receive()
+                    self._hold(body, message.get("body", b""))
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise cut_off() from None
+        finally:
+            self._held -= len(body)
+        whole: Message | None = {"type": "http.request", "body": bytes(body), "more_body": False}
+
+        async def messages() -> Message:
+            nonlocal whole
+            given, whole = whole, None
+            return given or await receive()
+
+        return messages
+
+    def _hold(self, body: bytearray, piece: bytes) -> None:
+        """Add `piece` to `body`. Raises RefusalError where that is too much."""
+        if len(body) + len(piece) > BODY_LIMIT:
+            text = f"A request has at most {BODY_LIMIT} bytes, tensors apart."
+            raise RefusalError(413, "too-large", text)
+        if self._held + len(piece) > ALL_BODIES:
+            raise RefusalError(503, "busy", "Too much is being sent at once: try again later.")
+        body += piece
+        self._held += len(piece)
 
     def _tell(self, error: Exception) -> None:
         told = f"{type(error).__name__}: {error}"
@@ -59,31 +96,6 @@ class Guard:
         else:
             place = write_traceback("edgetailor")
             self._say(f"A request failed; this is a fault of the program's own. Details: {place}")
-
-
-async def _whole(receive: Receive) -> Receive:
-    """What gives the whole body at once, then whatever else comes. Raises RefusalError."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_S):
-            more = True
-            while more:
-                message = await receive()
-                body += message.get("body", b"")
-                if len(body) > BODY_LIMIT:
-                    text = f"A request has at most {BODY_LIMIT} bytes, tensors apart."
-                    raise RefusalError(413, "too-large", text)
-                more = message.get("more_body", False)
-    except TimeoutError:
-        raise cut_off() from None
-    whole: Message | None = {"type": "http.request", "body": bytes(body), "more_body": False}
-
-    async def messages() -> Message:
-        nonlocal whole
-        given, whole = whole, None
-        return given or await receive()
-
-    return messages
 
 
 def _impatient(receive: Receive) -> Receive:
