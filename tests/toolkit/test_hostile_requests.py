@@ -275,3 +275,16 @@ def test_thousands_of_connections(
     finally:
         for one in held:
             one.close()
+
+
+def test_answers_wait_for_no_acknowledgement(server: Server, secret: str) -> None:
+    kept = HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+    times = []
+    for _ in range(40):
+        start = time.monotonic()
+        kept.request("GET", "/v1/work", headers={"Authorization": f"Bearer {secret}"})
+        assert kept.getresponse().read()
+        times.append(time.monotonic() - start)
+    kept.close()
+    # It delays them by 40 ms, if not those of a connection that has just been made.
+    assert min(times[20:]) < 0.03

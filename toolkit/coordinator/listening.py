@@ -31,9 +31,13 @@ def bind(host: str, port: int, origin: Path) -> socket.socket:
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        made = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise InputError(_problem(error, host, port, origin)) from None
+    # Its connections take this over. asyncio would see to it itself, but not for such a socket; an
+    # answer's body would wait 40 ms for its headers to be acknowledged.
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
 
 
 def url_of(listening: socket.socket, host: str) -> str:
