@@ -130,20 +130,21 @@ class DeviceState:
         self.check_open()
         handle = os.open(self.folder, os.O_RDONLY)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"Another agent is at work on {self.folder}: stop that one, or give this one a "
+                    "folder of its own with --state."
+                ) from None
             self._sweep()
             yield
-        except BlockingIOError:
-            raise InputError(
-                f"Another agent is at work on {self.folder}: stop that one, or give this one a "
-                "folder of its own with --state."
-            ) from None
         finally:
             os.close(handle)
 
     def _sweep(self) -> None:
         """Remove files that were being written when an agent was killed."""
-        for path in self.folder.iterdir():
+        for path in self.folder.glob(".*"):
             if UNFINISHED.fullmatch(path.name) and path.is_file():
                 path.unlink(missing_ok=True)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+from contextlib import suppress
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -54,4 +55,5 @@ def most_connections() -> int:
 def allow_many() -> None:
     """Raise this process's limit of file descriptors as far as the system lets it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with suppress(OSError, ValueError):  # where `hard` is more than the kernel gives
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
