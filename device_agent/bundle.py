@@ -19,6 +19,7 @@ from device_agent.manifest import (
 )
 from device_agent.manifest_checks import REPAIR, check_consistent
 from device_agent.tensor_file import read_tensors
+from profiles.decoding import decode_json
 from profiles.errors import BundleError
 
 
@@ -90,13 +91,13 @@ def manifest_bytes(folder: Path) -> bytes:
 def read_manifest(data: bytes, origin: Path | str) -> Manifest:
     """Decode a manifest. Raises BundleError for another format or a malformed one."""
     try:
-        version = msgspec.json.decode(data, type=dict[str, object]).get("version")
+        version = decode_json(data, dict[str, object]).get("version")
         if version != FORMAT_VERSION:
             raise BundleError(
                 f"{origin} has format version {version}; this agent reads {FORMAT_VERSION}. "
                 "Install the agent that fits the server's version."
             )
-        return msgspec.json.decode(data, type=Manifest)
+        return decode_json(data, Manifest)
     except msgspec.MsgspecError as error:
         raise BundleError(f"{origin} is not a bundle's manifest: {error}. {REPAIR}") from None
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from device_agent.tensor_file import read_tensors, write_tensors
 from device_agent.update import Evaluation
+from profiles.decoding import decode_json
 from profiles.errors import InputError, LimitError, StorageError, UpdateError
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -108,7 +109,7 @@ class Checkpoints:
                 about = file.metadata()
             if self._keys[0] not in about["keys"].split():
                 return None
-            position = msgspec.json.decode(about["position"], type=Position)
+            position = decode_json(about["position"], Position)
             tensors = read_tensors(self._path)
         except (OSError, SafetensorError, msgspec.MsgspecError, KeyError, TypeError):
             return None  # none yet, or damaged: the training starts afresh

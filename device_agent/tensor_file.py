@@ -10,6 +10,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from device_agent.files import stream_file
+from profiles.decoding import decode_json
 
 DTYPES = {"F32": np.float32, "I64": np.int64}
 """What tensors of updates may be."""
@@ -36,13 +37,13 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, np
         pass  # it checks that the header and all offsets are sound
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+        header = decode_json(file.read(length), dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
         found = {}
         for name in header if names is None else names:
             if name not in header:
                 raise SafetensorError(f"it lacks the tensor {name!r}")
-            entry = msgspec.json.decode(header[name], type=Tensor)
+            entry = decode_json(header[name], Tensor)
             found[name] = _tensor(file, 8 + length, entry, name)
     return found
 

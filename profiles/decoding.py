@@ -7,11 +7,11 @@ import msgspec
 T = TypeVar("T")
 
 
-class MalformedError(ValueError):
+class MalformedError(msgspec.DecodeError):
     """Bytes that are no JSON, or not of the type that was asked for; the message says what."""
 
 
-def decode_json(data: bytes, type: type[T]) -> T:
+def decode_json(data: bytes | str, type: type[T]) -> T:
     """`data` as a `type`. Raises MalformedError."""
     # msgspec lets two errors through that are not its own.
     try:

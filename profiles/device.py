@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from profiles.calibration import CALIBRATION_VERSION, Calibration, Size
+from profiles.decoding import decode_json
 from profiles.errors import InputError
 from profiles.profile import Machine
 
@@ -80,9 +81,11 @@ def decoded(
     content: bytes, origin: Path | str = "What came", form: Literal["json", "toml"] = "json"
 ) -> DeviceProfile:
     """The profile that `content` of `origin` is. Raises InputError where it is none."""
-    read = msgspec.toml.decode if form == "toml" else msgspec.json.decode
     try:
-        found: DeviceProfile = read(content, type=DeviceProfile)
+        if form == "json":
+            found = decode_json(content, DeviceProfile)
+        else:
+            found = msgspec.toml.decode(content, type=DeviceProfile)
         datetime.date.fromisoformat(found.date)
     except (msgspec.MsgspecError, ValueError) as error:
         raise InputError(

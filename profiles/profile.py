@@ -5,6 +5,7 @@ A figure that could not be measured is None and prints as "not measurable", neve
 
 import os
 import platform
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,12 +21,20 @@ RUNS = 20
 """Counted runs of each phase, unless more are asked for."""
 WARM_UP = 3
 """Runs that are not counted; the first of them is reported by itself."""
+MOST = 1000
+"""Phases of a profile, or stretches of a sustained run."""
 UNSTABLE_SPREAD = 0.26
 """pyperf's limit, a standard deviation of a tenth of the mean, in terms of p90 - p10."""
 
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
-Bytes = Annotated[int, msgspec.Meta(ge=0)]
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+Bytes = Whole
+Count = Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
+Celsius = Annotated[float, msgspec.Meta(ge=-300, le=1000)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+CONTROLS = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
+"""Characters that end a line, or tell a terminal or a reader of Hebrew to do something."""
+Text = Annotated[str, msgspec.Meta(max_length=500, pattern=f"^[^{CONTROLS}]*$")]
 Role = Literal["stage", "initialise", "forward", "step", "train", "evaluate"]
 
 
@@ -36,14 +45,14 @@ class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Machine(Struct, frozen=True, kw_only=True):
     """Where a measurement was taken. Measurements from unlike machines are never merged."""
 
-    system: str
-    architecture: str
-    processor: str | None
-    cpu_count: int
-    memory_bytes: int | None
-    python: str
-    runtime: str
-    model: str | None = None
+    system: Text
+    architecture: Text
+    processor: Text | None
+    cpu_count: Count
+    memory_bytes: Bytes | None
+    python: Text
+    runtime: Text
+    model: Text | None = None
 
 
 class Duration(Struct, frozen=True, kw_only=True):
@@ -53,6 +62,10 @@ class Duration(Struct, frozen=True, kw_only=True):
     p10_s: Seconds
     p90_s: Seconds
     runs: Count
+
+    def __post_init__(self) -> None:
+        if not self.p10_s <= self.median_s <= self.p90_s:
+            raise ValueError("p10_s, median_s and p90_s must not descend")
 
     @property
     def spread(self) -> float:
@@ -103,7 +116,7 @@ class Phase(Struct, frozen=True, kw_only=True):
     after the warm-up. `predicted_bytes` is what the manifest predicts for `above_idle_bytes`.
     """
 
-    name: str
+    name: Text
     role: Role
     steady: Duration
     first_s: Seconds
@@ -117,8 +130,8 @@ class Point(Struct, frozen=True, kw_only=True):
 
     at_s: Seconds
     step: Duration
-    temperature_c: float | None
-    clock_hz: int | None
+    temperature_c: Celsius | None
+    clock_hz: Whole | None
 
 
 class Sustained(Struct, frozen=True, kw_only=True):
@@ -132,7 +145,7 @@ class Sustained(Struct, frozen=True, kw_only=True):
     window_s: Seconds
     first: Duration
     last: Duration
-    points: tuple[Point, ...]
+    points: Annotated[tuple[Point, ...], msgspec.Meta(min_length=1, max_length=MOST)]
 
     @property
     def slowdown(self) -> float:
@@ -146,11 +159,11 @@ class Conditions(Struct, frozen=True, kw_only=True):
     `throttled` says what slows the processor down now, `battery` is a share from 0 to 1.
     """
 
-    temperature_c: float | None = None
-    governor: str | None = None
-    clock_hz: int | None = None
-    throttled: tuple[str, ...] | None = None
-    battery: float | None = None
+    temperature_c: Celsius | None = None
+    governor: Text | None = None
+    clock_hz: Whole | None = None
+    throttled: tuple[Text, ...] | None = None
+    battery: Share | None = None
     charging: bool | None = None
 
 
@@ -163,11 +176,11 @@ class Method(Struct, frozen=True, kw_only=True):
     """
 
     source: Literal["profile", "training"]
-    clock: str
-    warm_up_runs: int
-    runs: int
-    threads: int
-    arena: str
+    clock: Text
+    warm_up_runs: Whole
+    runs: Count
+    threads: Whole
+    arena: Text
 
 
 class Validity(Struct, frozen=True, kw_only=True):
@@ -176,8 +189,8 @@ class Validity(Struct, frozen=True, kw_only=True):
     A phase varies where p10 to p90 is wider than UNSTABLE_SPREAD of its median.
     """
 
-    invalid: tuple[str, ...] = ()
-    unstable: tuple[str, ...] = ()
+    invalid: tuple[Text, ...] = ()
+    unstable: tuple[Text, ...] = ()
 
 
 class Profile(Struct, frozen=True, kw_only=True):
@@ -188,14 +201,14 @@ class Profile(Struct, frozen=True, kw_only=True):
     """
 
     version: int = PROFILE_VERSION
-    submodel: str
-    structure: str
+    submodel: Text
+    structure: Text
     machine: Machine
-    versions: dict[str, str]
+    versions: dict[Text, Text]
     method: Method
-    measured_at: str
-    batch_size: int
-    phases: tuple[Phase, ...]
+    measured_at: Text
+    batch_size: Count
+    phases: Annotated[tuple[Phase, ...], msgspec.Meta(max_length=MOST)]
     before: Conditions
     after: Conditions
     validity: Validity
@@ -275,11 +288,12 @@ def _processor() -> str | None:
 
 
 def _first_line(path: Path) -> str | None:
-    return _read(path).partition("\n")[0].strip("\0 ") or None
+    return _read(path).partition("\n")[0].strip() or None
 
 
 def _read(path: Path) -> str:
+    """The file's text without what no profile may hold; empty where it cannot be read."""
     try:
-        return path.read_text(errors="replace")
+        return re.sub(f"(?!\\n)[{CONTROLS}]", " ", path.read_text(errors="replace"))
     except OSError:
         return ""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from profiles.decoding import decode_json
 from profiles.errors import InputError
 from profiles.profile import PROFILE_VERSION, Machine, Profile
 
@@ -34,7 +35,7 @@ def read_profile(path: Path) -> Profile:
 def decode_profile(data: bytes, origin: str) -> Profile:
     """The profile in `data`. Raises InputError for a damaged, newer or older document."""
     try:
-        version = msgspec.json.decode(data, type=dict[str, object]).get("version")
+        version = decode_json(data, dict[str, object]).get("version")
         if not isinstance(version, int):
             raise InputError(f"{origin} has no profile version: it is no profile. {AGAIN}")
         if version > PROFILE_VERSION:
@@ -47,7 +48,7 @@ def decode_profile(data: bytes, origin: str) -> Profile:
                 f"{origin} has profile version {version}, from an earlier edgetailor; this program "
                 f"reads {PROFILE_VERSION}. {AGAIN}"
             )
-        return msgspec.json.decode(data, type=Profile)
+        return decode_json(data, Profile)
     except msgspec.MsgspecError as error:
         raise InputError(f"{origin} is damaged or no profile: {error}. {AGAIN}") from None
 

@@ -97,6 +97,23 @@ def test_a_manifest_that_is_none(copy: Path, text: str) -> None:
         open_bundle(copy)
 
 
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [(b'"\xff": 1', "it is not UTF-8 text"), (b'"a": ' + 10**5 * b"[", "it is nested too deeply")],
+)
+def test_a_manifest_that_cannot_be_decoded(copy: Path, extra: bytes, message: str) -> None:
+    (copy / MANIFEST).write_bytes(b"{" + extra + b", " + (copy / MANIFEST).read_bytes()[1:])
+    with pytest.raises(BundleError, match=rf"manifest\.json is not a bundle's manifest: {message}"):
+        open_bundle(copy)
+
+
+def test_a_file_that_is_too_long(copy: Path) -> None:
+    with (copy / WEIGHTS).open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(BundleError, match=r"bytes instead of [\d,]+: altered\. Copy or export"):
+        open_bundle(copy)
+
+
 def test_a_truncated_manifest(copy: Path) -> None:
     cut_in_half(copy / MANIFEST)
     with pytest.raises(

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from made_profiles import MACHINE, full, made_phase, made_profile, sliced
+from profiles import profile as profiling
 from profiles import schema
 from profiles.errors import InputError
 from profiles.merge import merge
@@ -100,6 +101,54 @@ def test_what_cannot_be_read(tmp_path: Path, content: bytes, said: str) -> None:
     with pytest.raises(InputError) as caught:
         read_profile(tmp_path / "pi.json")
     assert said in str(caught.value)
+
+
+def changed(place: str, value: object) -> bytes:
+    """A sound document but for the `value` at `place`, keys and numbers with dots between."""
+    document = msgspec.to_builtins(full())
+    *way, last = [int(key) if key.isdecimal() else key for key in place.split(".")]
+    inner = document
+    for key in way:
+        inner = inner[key]
+    inner[last] = value
+    return msgspec.json.encode(document)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"version": 2, "\xff": 1}', "it is not UTF-8 text"),
+        (b'{"version": 2, "a": ' + b"[" * 10**5, "it is nested too deeply"),
+        (changed("phases", [msgspec.to_builtins(full().phases[0])] * 1001), "length <= 1000"),
+        (changed("phases.0.steady.p10_s", 1e8), "must not descend - at `$.phases[0].steady`"),
+        (changed("phases.0.first_s", 1e300), "$.phases[0].first_s"),
+        (changed("phases.0.memory.peak_bytes", 2**60), "$.phases[0].memory.peak_bytes"),
+        (changed("machine.cpu_count", -4), "$.machine.cpu_count"),
+        (changed("machine.model", "\x1b[31mPi"), "$.machine.model"),
+        (changed("machine.model", "\u202eiP"), "$.machine.model"),
+        (changed("submodel", "full\nINVALID"), "$.submodel"),
+        (changed("submodel", "f" * 501), "$.submodel"),
+        (changed("validity.invalid", ["\x9b31m"]), "$.validity.invalid"),
+        (changed("batch_size", 0), "$.batch_size"),
+        (changed("after.battery", 50), "$.after.battery"),
+    ],
+)
+def test_what_cannot_have_been_measured(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "pi.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"pi\.json is damaged or no profile: ") as caught:
+        read_profile(tmp_path / "pi.json")
+    assert said in str(caught.value)
+
+
+def test_what_a_system_says_is_made_fit_for_a_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "device-tree").mkdir()
+    (tmp_path / "device-tree" / "model").write_bytes(b"Pi\x1b[31m 4\0")
+    (tmp_path / "cpuinfo").write_text("model name\t: Fast\x07 core\n")
+    monkeypatch.setattr(profiling, "PROC", tmp_path)
+    found = this_machine("onnxruntime 1")
+    assert (found.model, found.processor) == ("Pi [31m 4", "Fast  core")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

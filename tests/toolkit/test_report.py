@@ -217,6 +217,15 @@ def test_what_is_unknown_is_said_so() -> None:
 # The picture
 
 
+def test_names_that_no_picture_has_room_for(recwarn: pytest.WarningsRecorder) -> None:
+    named = msgspec.structs.replace(MACHINE, model="\N{CJK UNIFIED IDEOGRAPH-7535}" * 400)
+    report = make_report([msgspec.structs.replace(full(), submodel="f" * 400, machine=named)])
+    wide = matplotlib.image.imread(io.BytesIO(draw_png(report))).shape
+    assert wide == matplotlib.image.imread(io.BytesIO(draw_png(make_report([full()])))).shape
+    assert "f" * 400 in page(report)
+    assert not recwarn.list
+
+
 def reds(picture: bytes) -> int:
     """Pixels of the budget's colour."""
     pixels = matplotlib.image.imread(io.BytesIO(picture))[..., :3]

@@ -143,6 +143,12 @@ def test_folders_of_profiles_are_compared_by_medians_of_medians(tmp_path: Path) 
     assert said == ("none has no profiles, files NAME.json: give a profile or a folder of several.")
 
 
+def test_times_of_nothing_have_no_share() -> None:
+    found = compare(times(1e-320, 0.0), times(1e9, 0.0), 0.05)
+    assert [change.share for change in found.changes] == [0.0, 0.0, 0.0, 0.0]
+    assert found.changes[1].verdict == "worse"
+
+
 def test_memory_that_grew_fails(tmp_path: Path) -> None:
     found = compare(full(), full(1.2, 0.0), 0.05)
     assert found.changes[3].verdict == "worse"

@@ -19,6 +19,7 @@ from exporters.capture import Captured, capture
 from exporters.program import Report, silent
 from exporters.workload import signature_work
 from profiles import workload
+from profiles.decoding import decode_json
 from profiles.errors import EdgeTailorError
 from profiles.workload import Workload
 from toolkit.families import family_named
@@ -70,7 +71,7 @@ class Workloads:
         family_named(parse_spec(spec).family)
         place = self.cache / f"{digest([self.key, spec])}.json"
         try:
-            return msgspec.json.decode(place.read_bytes(), type=Known)
+            return decode_json(place.read_bytes(), Known)
         except (OSError, msgspec.MsgspecError):
             pass
         self.report(f"exporting {spec} to look at its graphs")

@@ -11,6 +11,8 @@ from profiles.profile import Duration, Profile
 from profiles.reading import machine_differences, same_hardware
 
 DIFF_VERSION = 1
+SHORTEST_S = 1e-9
+"""A time of less, or no byte, is not something to be larger than."""
 Verdict = Literal["same", "better", "worse", "within spread", "unstable"]
 
 
@@ -27,7 +29,7 @@ class Change:
     @property
     def share(self) -> float:
         """By how much it grew: 0.1 is 10% more."""
-        return self.after / self.before - 1 if self.before else 0.0
+        return self.after / self.before - 1 if self.before > SHORTEST_S else 0.0
 
 
 @dataclass(frozen=True)

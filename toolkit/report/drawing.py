@@ -2,7 +2,9 @@
 
 import io
 import re
+import warnings
 from collections.abc import Sequence
+from typing import IO, Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -62,14 +64,19 @@ def draw_png(report: Report) -> bytes:
         handlelength=1, handleheight=1, columnspacing=1.4, borderpad=0.1, labelcolor=INK,
     )  # fmt: skip
     made = io.BytesIO()
-    drawn.savefig(made, format="png")
+    save(drawn, made, format="png")
     return made.getvalue()
 
 
 def name_of(report: Report) -> str:
     """The machine in a few words."""
     about = report.machine
-    return about.model or about.processor or about.architecture
+    return clipped(about.model or about.processor or about.architecture, 60)
+
+
+def clipped(text: str, length: int) -> str:
+    """`text` where a picture has room for `length` characters."""
+    return text if len(text) <= length else f"{text[: length - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def keys(report: Report) -> dict[str, str]:
@@ -150,7 +157,7 @@ def draw_sustained(axes: Axes, found: Sustained) -> None:
 
 def frame(axes: Axes, report: Report) -> None:
     """Rows, one a submodel, from the top."""
-    names = [cost.submodel for cost in report.costs]
+    names = [clipped(cost.submodel, 40) for cost in report.costs]
     axes.set_ylim(len(names) - 0.45, -0.55)
     axes.set_yticks(range(len(names)), names, fontsize=10)
     for text in axes.get_yticklabels():
@@ -201,7 +208,7 @@ def svg(drawn: Figure, name: str, described: str) -> str:
     """`drawn` as an element of a page that sets its colours; `name` keeps its ids its own."""
     made = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        drawn.savefig(made, format="svg", transparent=True, metadata={"Date": None})
+        save(drawn, made, format="svg", transparent=True, metadata={"Date": None})
     text = made.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
@@ -212,6 +219,12 @@ def svg(drawn: Figure, name: str, described: str) -> str:
     text = text.replace("<svg ", f'<svg role="img" aria-label="{described}" ', 1)
     text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", text).replace("xlink:href", "href")
     return re.sub(r'(<svg [^>]*?) width="[^"]*pt" height="[^"]*pt"', r"\1", text, count=1)
+
+
+def save(drawn: Figure, to: IO[str] | IO[bytes], **how: Any) -> None:
+    """Write `drawn`; that a font lacks a letter of a device's name is no reason to warn."""
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        drawn.savefig(to, **how)
 
 
 def panel(rows: int) -> tuple[Figure, Axes]:
