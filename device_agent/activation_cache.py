@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.disk import MappedArray, NpyWriter, open_npy, room
+from device_agent.disk import MappedArray, NpyWriter, Written, open_npy, room
 from profiles.errors import StorageError
 
 FLOAT32 = np.dtype(np.float32)
@@ -17,7 +17,8 @@ FLOAT32 = np.dtype(np.float32)
 class Recording:
     """An array (samples, *shape) of float32, in the file `path` or in memory.
 
-    Written from the first sample to the last, then closed, then read.
+    Written from the first sample to the last, then closed, then read. `written` is what the file
+    held when it was last brought to the disk.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Recording:
         self._writer: NpyWriter | None = None
         self._mapped: MappedArray | None = None
         self._held: np.ndarray | None = None
+        self.written: Written | None = None
         size = 4 * samples * math.prod(shape)
         free = room(path.parent)
         if done == samples:
@@ -70,10 +72,12 @@ class Recording:
         """Bring what was appended to the disk."""
         if self._writer is not None:
             self._writer.sync()
+            self.written = self._writer.written
 
     def close(self) -> None:
         """All is written: from now on it is read."""
         if self._writer is not None:
+            self.written = self._writer.written
             self._writer.close()
             self._writer = None
 

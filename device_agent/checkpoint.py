@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from device_agent.disk import Written
 from device_agent.tensor_file import read_tensors, write_tensors
 from device_agent.update import Evaluation
 from profiles.decoding import decode_json
@@ -36,8 +37,9 @@ class Position(msgspec.Struct, kw_only=True):
     """How far a training has come: `batch` batches into `epoch` epochs of `instruction`.
 
     `losses` are the means of whole epochs, `loss_sum` the sum of the `loss_count` that the present
-    one's steps gave. `recorded` names the recordings that are complete on disk and `recording` the
-    one that is being written; `dropout` is its generator's state.
+    one's steps gave. `recorded` are the recordings that are complete on disk, by name, `recording`
+    names the one that is being written and `begun` is what it holds; `dropout` is its generator's
+    state.
     """
 
     instruction: int = 0
@@ -48,8 +50,9 @@ class Position(msgspec.Struct, kw_only=True):
     loss_count: int = 0
     losses: list[float] = []
     validation: list[Evaluation] = []
-    recorded: list[str] = []
+    recorded: dict[str, Written] = {}
     recording: str | None = None
+    begun: Written | None = None
     dropout: str = ""
 
 
@@ -86,11 +89,9 @@ class Checkpoints:
         """Replace the checkpoint, in one step."""
         tensors = {STATE + name: array for name, array in made.state.items()}
         tensors |= {PERSONAL + name: array for name, array in made.personal.items()}
-        about = {
-            "keys": " ".join(self._keys),
-            "position": msgspec.json.encode(made.position).decode(),
-        }
-        write_tensors(self._path, tensors, about)
+        position = msgspec.json.encode(made.position).decode()
+        about = {"keys": " ".join(self._keys), "position": position}
+        write_tensors(self._path, tensors, about | {"digest": _digest(position, tensors)})
 
     def latest(self) -> Checkpoint | None:
         """The checkpoint, where there is one of this training; all else in the folder goes."""
@@ -111,17 +112,30 @@ class Checkpoints:
                 return None
             position = decode_json(about["position"], Position)
             tensors = read_tensors(self._path)
+            if about["digest"] != _digest(about["position"], tensors):
+                return None
         except (OSError, SafetensorError, msgspec.MsgspecError, KeyError, TypeError):
             return None  # none yet, or damaged: the training starts afresh
-        if not all((self.folder / name).is_file() for name in _files(position)):
+        if not all(made.still_in(self.folder / name) for name, made in _files(position).items()):
             return None
         return Checkpoint(position, _starting(STATE, tensors), _starting(PERSONAL, tensors))
 
 
-def _files(position: Position) -> list[str]:
-    """The recordings that a training at `position` goes on from."""
-    names = [*position.recorded, position.recording]
-    return [f"{name}.npy" for name in names if name is not None]
+def _digest(position: str, tensors: Mapping[str, np.ndarray]) -> str:
+    """Tells a checkpoint from one that a failing disk has altered: a BLAKE2b."""
+    digest = hashlib.blake2b(position.encode(), digest_size=16)
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(tensors[name]).data)
+    return digest.hexdigest()
+
+
+def _files(position: Position) -> dict[str, Written]:
+    """The files that a training at `position` goes on from, and what they held."""
+    files = dict(position.recorded)
+    if position.recording is not None and position.begun is not None:
+        files[position.recording] = position.begun
+    return {f"{name}.npy": written for name, written in files.items()}
 
 
 def _starting(prefix: str, tensors: Mapping[str, np.ndarray]) -> Tensors:

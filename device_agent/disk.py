@@ -1,6 +1,7 @@
 """Room on disk for arrays that are too large to be held: found before it is written to."""
 
 import errno
+import hashlib
 import math
 import mmap
 import os
@@ -9,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import IO
 
+import msgspec
 import numpy as np
 
 from device_agent.files import naming
@@ -124,6 +126,30 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     return shape, fortran, dtype
 
 
+class Written(msgspec.Struct, frozen=True):
+    """The first `size` bytes of a file, and their BLAKE2b."""
+
+    size: int
+    digest: str
+
+    def still_in(self, path: Path) -> bool:
+        """Whether the file at `path` begins so."""
+        try:
+            return digest_of(path, self.size).hexdigest() == self.digest
+        except OSError:
+            return False
+
+
+def digest_of(path: Path, size: int) -> "hashlib.blake2b":
+    """The BLAKE2b of the first `size` bytes of the file at `path`, for more to be added to it."""
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while size and (piece := file.read(min(size, 1 << 20))):
+            digest.update(piece)
+            size -= len(piece)
+    return digest
+
+
 class NpyWriter:
     """Writes the .npy file `path` piece by piece, in room that is taken when it is opened.
 
@@ -145,11 +171,19 @@ class NpyWriter:
             else:
                 read_header(self._file)
                 self._file.seek(done * self._row, os.SEEK_CUR)
+            self._digest = digest_of(path, self._file.tell())
+
+    @property
+    def written(self) -> Written:
+        """What is written so far."""
+        return Written(self._file.tell(), self._digest.hexdigest())
 
     def append(self, rows: np.ndarray) -> None:
         """Write the next rows."""
+        data = np.ascontiguousarray(rows).data
         with naming(self.path):
-            self._file.write(np.ascontiguousarray(rows).data)
+            self._file.write(data)
+        self._digest.update(data)
 
     def sync(self) -> None:
         """Bring what was appended to the disk."""

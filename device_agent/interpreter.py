@@ -92,8 +92,9 @@ class ScheduleRun(SignatureRuns):
 
     def resume(self, found: Checkpoint) -> None:
         """Go on from a checkpoint of this very training."""
-        for name in found.position.recorded:
+        for name, written in found.position.recorded.items():
             self.recordings[name] = self.recording(name, len(self.local))
+            self.recordings[name].written = written
         self.record_again(found.position.instruction)
         self.at, self.state = found.position, found.state
         self.personal.update(found.personal)
@@ -135,7 +136,11 @@ class ScheduleRun(SignatureRuns):
         if self.checkpoints is None:
             return
         needed = self.to_read(self.at.instruction)
-        self.at.recorded = [n for n, made in self.recordings.items() if made.kept and n in needed]
+        self.at.recorded = {
+            name: made.written
+            for name, made in self.recordings.items()
+            if made.written is not None and name in needed
+        }
         self.at.dropout = json.dumps(self.dropout.bit_generator.state)
         frozen = {e.name for e in self.bundle.manifest.tensors if e.role == "frozen"}
         state = {name: array for name, array in self.state.items() if name not in frozen}
@@ -167,12 +172,13 @@ class ScheduleRun(SignatureRuns):
             self.tell(f"recording {instruction.target}", number, len(parts))
             if target.kept and self.saving.due():
                 target.sync()
-                self.at.batch, self.at.recording = number, instruction.target
+                self.at.batch = number
+                self.at.recording, self.at.begun = instruction.target, target.written
                 self.checkpoint()
         target.close()
         del session
         self.release()
-        self.at.recording = None
+        self.at.recording = self.at.begun = None
         spent = self.recordings.pop(instruction.source, None)
         self.recordings[instruction.target] = target
         self.advance()

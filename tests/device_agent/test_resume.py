@@ -196,6 +196,52 @@ def test_other_inputs_start_afresh(jobs: dict[str, Job], tmp_path: Path, change:
     assert not place.exists()
 
 
+@pytest.mark.parametrize("file", ["recording", "checkpoint"])
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9, None], ids=["head", "middle", "tail", "emptied"])
+def test_a_disk_that_altered_a_file_costs_time_only(
+    jobs: dict[str, Job], tmp_path: Path, file: str, part: float | None
+) -> None:
+    job = jobs["slice"]
+    out = interrupted(job, tmp_path)
+    place = training_folder(out)
+    path = place / CHECKPOINT if file == "checkpoint" else next(place.glob("*.npy"))
+    data = bytearray(path.read_bytes())
+    if part is not None:
+        data[int(part * len(data))] ^= 16
+    path.write_bytes(b"" if part is None else data)
+    said: list[str] = []
+    train_bundle(job.bundle, job.data, out, threads=1, say=said.append)
+    train_bundle(job.bundle, job.data, tmp_path / "whole", threads=1)
+    assert said == []
+    assert everything(out) == everything(tmp_path / "whole")
+    assert not place.exists()
+
+
+def test_a_recording_altered_while_it_is_made(
+    bundle_of: BundleOf, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StoppedError(KeyboardInterrupt):
+        pass
+
+    def stop() -> None:
+        begun.append(1)
+        if len(begun) == 4:
+            raise StoppedError
+
+    begun: list[int] = []
+    monkeypatch.setattr(interpreter, "CHECKPOINT_S", 0.0)
+    out = tmp_path / "out"
+    with pytest.raises(StoppedError):
+        train_bundle(bundle_of("slice"), data, out, threads=1, on_batch=stop)
+    [recording] = training_folder(out).glob("*.npy")
+    data_before = bytearray(recording.read_bytes())
+    data_before[200] ^= 16
+    recording.write_bytes(data_before)
+    train_bundle(bundle_of("slice"), data, out, threads=1)
+    train_bundle(bundle_of("slice"), data, tmp_path / "whole", threads=1)
+    assert everything(out) == everything(tmp_path / "whole")
+
+
 def test_trouble_with_the_data_keeps_the_training(jobs: dict[str, Job], tmp_path: Path) -> None:
     job = jobs["slice"]
     out = interrupted(job, tmp_path)
