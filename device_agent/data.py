@@ -4,16 +4,18 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from device_agent.data_files import as_int64, from_files, pieces, plain
 from device_agent.disk import MappedArray
 from device_agent.manifest import Dtype, labels_of
-from device_agent.wording import counted
+from device_agent.wording import counted, said_by
 from profiles.errors import DataError
 
 LEAST = 2
@@ -125,14 +127,31 @@ def from_callable(source: str) -> tuple[np.ndarray, np.ndarray]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(name), function)
-    except (Exception, SystemExit) as error:  # the owner's code may raise anything
-        raise DataError(f"{source} cannot be loaded: {error}.") from None
+        # Neither its words nor its folder become this program's.
+        with redirect_stdout(sys.stderr), chdir("."):
+            found = getattr(importlib.import_module(name), function)
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:  # the owner's code may raise anything
+        raise DataError(f"{source} cannot be loaded: {said_by(error)}.") from None
     try:
-        x, y = found()
-        return np.asarray(x), np.asarray(y)
-    except (Exception, SystemExit) as error:
-        raise DataError(f"{source} failed: {type(error).__name__}: {error}.") from error
+        with redirect_stdout(sys.stderr), chdir("."):
+            return _pair(found())
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:
+        kind = type(error).__name__
+        raise DataError(f"{source} failed: {kind}: {said_by(error)}.") from None
+
+
+def _pair(returned: Any) -> tuple[np.ndarray, np.ndarray]:
+    """`x` and `y` of what a function returned. Raises TypeError for what would be misread."""
+    if isinstance(returned, Mapping):
+        raise TypeError("it must return x and y, not a table of them")
+    x, y = returned
+    if isinstance(x, np.ma.MaskedArray) or isinstance(y, np.ma.MaskedArray):
+        raise TypeError("masked arrays are not taken; leave the samples out, or fill them")
+    return np.asarray(x), np.asarray(y)
 
 
 def check(

@@ -1,4 +1,4 @@
-"""How the commands put numbers into words."""
+"""How the commands put numbers and other people's errors into words."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -6,7 +6,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def one_line(text: str, most: int) -> str:
+def one_line(text: str, most: int | None = None) -> str:
     """At most `most` characters of what somebody else says; they move no terminal's cursor."""
     words = "".join(c if c.isprintable() else " " for c in text).split()
     return " ".join(words)[:most]
+
+
+def said_by(error: BaseException) -> str:
+    """What `error` of somebody else's code says, in one line."""
+    try:
+        return one_line(str(error))
+    except Exception:  # its own words may fail too
+        return "it does not say why"

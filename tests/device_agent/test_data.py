@@ -253,6 +253,31 @@ def alone():
 def broken():
     raise LookupError("the camera is off")
 
+def named():
+    return {"x": 1, "y": 2}
+
+def masked():
+    return np.ma.masked_equal(np.ones((4, 1, 6, 6), np.float32), 1), np.array([0, 1, 2, 0])
+
+def wordy():
+    raise ValueError("one\\n two\\x1b[31m three")
+
+class Own(BaseException):
+    def __str__(self):
+        raise RuntimeError
+
+def own():
+    raise Own
+
+def hungry():
+    raise MemoryError("17 bytes")
+
+def wandering():
+    import os
+    os.chdir("/")
+    print("here I am")
+    return good()
+
 number = 3
 """
 
@@ -282,6 +307,10 @@ def test_a_function_of_the_owners() -> None:
         ("owners:ragged", r"^owners:ragged failed: ValueError: "),
         ("owners:alone", r"^owners:alone failed: TypeError: "),
         ("owners:broken", r"^owners:broken failed: LookupError: the camera is off\.$"),
+        ("owners:named", r"^owners:named failed: TypeError: it must return x and y, not a table"),
+        ("owners:masked", r"^owners:masked failed: TypeError: masked arrays are not taken"),
+        ("owners:wordy", r"^owners:wordy failed: ValueError: one two\[31m three\.$"),
+        ("owners:own", r"^owners:own failed: Own: it does not say why\.$"),
         ("owners:number", r"^owners:number failed: TypeError: "),
         ("owners:nothing", r"^owners:nothing cannot be loaded: .*'nothing'"),
         ("nosuch:data", r"^nosuch:data cannot be loaded: No module named 'nosuch'"),
@@ -292,6 +321,17 @@ def test_a_function_of_the_owners() -> None:
 def test_a_function_that_gives_no_data(source: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         load(source)
+
+
+@pytest.mark.usefixtures("owners")
+def test_a_function_that_leaves_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load("owners:wandering")[1].tolist() == [0, 1, 2, 0]
+    assert Path.cwd() == tmp_path
+    assert capsys.readouterr() == ("", "here I am\n")
+    with pytest.raises(MemoryError, match="17 bytes"):
+        load("owners:hungry")
 
 
 def test_a_path_with_a_colon_is_a_path(tmp_path: Path) -> None:
