@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from device_agent import memory
 from device_agent.calibration_cases import Case, Shape, cases
 from device_agent.onnx_runtime import DESCRIPTION, OnnxSession, session_options
-from profiles.calibration import Calibration, MemoryOverhead, Timing
+from profiles.calibration import SHORTEST_S, Calibration, MemoryOverhead, Timing
 from profiles.device import FIGURES, DeviceProfile
 from profiles.profile import this_machine
 from profiles.workload import sizes_of
@@ -174,8 +174,9 @@ def without_profiler(timings: Sequence[Timing], node_s: float) -> tuple[Timing, 
     How long exactly, the smallest operation says, which takes `node_s` outside the profiler.
     """
     smallest = min(timing.seconds for timing in timings)
+    least_s = max(node_s, SHORTEST_S)
     return tuple(
-        Timing(t.kind, t.sizes, max(node_s, t.seconds - smallest + node_s)) for t in timings
+        Timing(t.kind, t.sizes, max(least_s, t.seconds - smallest + node_s)) for t in timings
     )
 
 

@@ -20,6 +20,9 @@ LENGTHS = {
 """How many sizes operations of these kinds have; of all others one."""
 
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]
+SHORTEST_S = 1e-9
+"""An operation takes at least this: rates are logarithms."""
+Taken = Annotated[float, Meta(ge=SHORTEST_S, le=1e6)]
 Bytes = Annotated[int, Meta(ge=0, lt=2**53)]
 Size = Annotated[int, Meta(ge=1, lt=2**53)]
 
@@ -29,7 +32,7 @@ class Timing(msgspec.Struct, frozen=True):
 
     kind: str
     sizes: tuple[Size, ...]
-    seconds: Seconds
+    seconds: Taken
 
     def __post_init__(self) -> None:
         wanted = LENGTHS.get(self.kind, 1)

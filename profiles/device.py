@@ -11,10 +11,10 @@ from typing import Literal
 
 import msgspec
 
-from profiles.calibration import CALIBRATION_VERSION, Calibration, Size
+from profiles.calibration import CALIBRATION_VERSION, Bytes, Calibration, Size
 from profiles.decoding import decode_json
 from profiles.errors import InputError
-from profiles.profile import Machine
+from profiles.profile import Machine, Text
 
 DEVICE_VERSION = 1
 BUILT_IN = Path(__file__).with_name("devices")
@@ -30,20 +30,20 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     version: int = DEVICE_VERSION
-    name: str
+    name: Text
     date: str
-    title: str | None = None
-    processor: str | None = None
-    cores: int | None = None
-    clock_hz: int | None = None
+    title: Text | None = None
+    processor: Text | None = None
+    cores: Size | None = None
+    clock_hz: Size | None = None
     memory_bytes: Size | None = None
     memory_available_bytes: Size | None = None
-    storage_free_bytes: int | None = None
-    down_bits_per_s: int | None = None
-    up_bits_per_s: int | None = None
+    storage_free_bytes: Bytes | None = None
+    down_bits_per_s: Size | None = None
+    up_bits_per_s: Size | None = None
     machine: Machine | None = None
     calibration: Calibration | None = None
-    sources: dict[str, str] = {}
+    sources: dict[Text, Text] = {}
 
     def age_days(self, today: datetime.date) -> int:
         """How long ago it was measured or looked up."""

@@ -70,6 +70,11 @@ def test_the_profilers_share_is_taken_off() -> None:
     assert large.seconds == pytest.approx(10e-6 + 3e-7)
 
 
+def test_nothing_takes_no_time_at_all() -> None:
+    same = [Timing("unary", (1,), 5e-6), Timing("unary", (2,), 5e-6)]
+    assert [timing.seconds for timing in without_profiler(same, 0.0)] == [1e-9, 1e-9]
+
+
 def test_the_quickest_quarter_counts() -> None:
     assert quickest([9.0, 1.0, 3.0, 9.0, 9.0, 9.0, 9.0, 9.0]) == 2.0
     assert quickest([5.0]) == 5.0

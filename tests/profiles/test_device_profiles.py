@@ -52,19 +52,35 @@ def altered(**changes: object) -> bytes:
     return msgspec.json.encode({**msgspec.to_builtins(DEVICE), **changes})
 
 
+CALIBRATION = msgspec.to_builtins(DEVICE.calibration)
+TIMING = CALIBRATION["timings"][0]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         (b"{", "is no device profile: Input data was truncated"),
         (altered(memory="lots"), "is no device profile: Object contains unknown field `memory`"),
         (altered(date="soon"), "is no device profile: Invalid isoformat string: 'soon'"),
+        (altered(name="\x1b[31mpi"), "is no device profile: Expected `str` matching"),
+        (altered(cores=-4), "is no device profile: Expected `int` >= 1"),
+        (altered(clock_hz=2**60), "is no device profile: Expected `int` <= "),
+        (b'{"\xff": 1}', "is no device profile: it is not UTF-8 text"),
+        (b'{"a": ' + b"[" * 10**5, "is no device profile: "),
+        (
+            altered(calibration={**CALIBRATION, "timings": [{**TIMING, "seconds": 0.0}]}),
+            "is no device profile: Expected `float` >= 1e-09 - at `$.calibration.timings[0].seconds`",
+        ),
         (altered(version=9), "holds a device profile of version 9; this program reads 1"),
         (
             altered(calibration={**msgspec.to_builtins(DEVICE.calibration), "version": 7}),
             "holds a calibration of version 7; this program reads 1",
         ),
     ],
-    ids=["cut", "unknown-field", "date", "version", "calibration-version"],
+    ids=[
+        *("cut", "unknown-field", "date", "controls", "cores", "clock", "not-utf-8", "deep"),
+        *("no-time", "version", "calibration-version"),
+    ],
 )
 def test_files_that_are_no_profiles(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "device.json"
