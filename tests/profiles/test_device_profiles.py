@@ -69,7 +69,7 @@ TIMING = CALIBRATION["timings"][0]
         (b'{"a": ' + b"[" * 10**5, "is no device profile: "),
         (
             altered(calibration={**CALIBRATION, "timings": [{**TIMING, "seconds": 0.0}]}),
-            "is no device profile: Expected `float` >= 1e-09 - at `$.calibration.timings[0].seconds`",
+            "is no device profile: Expected `float` >= 1e-09 - at `$.calibration.timings",
         ),
         (altered(version=9), "holds a device profile of version 9; this program reads 1"),
         (
