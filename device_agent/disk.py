@@ -8,19 +8,19 @@ import os
 import shutil
 import warnings
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 import msgspec
 import numpy as np
 
 from device_agent.files import naming
-from profiles.errors import StorageError
+from profiles.errors import DataError, StorageError
 
 MARGIN_BYTES = 16 << 20
 """Disk space that is left free."""
 
 ROWS = 64
-"""Rows of a mapped array that are read at a time; Linux maps 64 KiB around each."""
+"""Rows of a mapped array that are looked at at a time; Linux maps 64 KiB around each."""
 
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -67,20 +67,39 @@ class MappedArray:
     ) -> None:
         count = math.prod(shape)
         self._map: mmap.mmap | None = None
+        self._file: BinaryIO | None = None
         if count == 0:  # an empty file cannot be mapped
             self.array = np.empty(shape, dtype)
             return
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        file = path.open("rb")
+        self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if order == "F":
+            file.close()
+        else:
+            self._file, self._offset = file, offset
         flat = np.frombuffer(self._map, dtype, count, offset)
         self.array = flat.reshape(shape, order="F" if order == "F" else "C")
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        """A copy of the rows `indices`, few at a time: each may bring in its neighbourhood."""
+        """A copy of the rows `indices`.
+
+        Each is read where it lies: a mapped page that is cut off its file meanwhile would end the
+        process. Raises DataError where that happened.
+        """
         found = np.empty((len(indices), *self.array.shape[1:]), self.array.dtype)
-        for start in range(0, len(indices), ROWS):
-            found[start : start + ROWS] = self.array[indices[start : start + ROWS]]
-            self.drop()
+        if self._file is None:
+            for start in range(0, len(indices), ROWS):
+                found[start : start + ROWS] = self.array[indices[start : start + ROWS]]
+                self.drop()
+            return found
+        size = self.array.nbytes // len(self.array)
+        for place, index in enumerate(indices):
+            row, at = found[place : place + 1], self._offset + int(index) * size
+            if os.preadv(self._file.fileno(), [row.data], at) < size:
+                raise DataError(
+                    f"{self._file.name} became shorter while it was read: put new data in its "
+                    "place with a rename, and give the same command again."
+                )
         return found
 
     def drop(self) -> None:

@@ -219,6 +219,20 @@ def test_an_empty_array_is_mapped_as_one(tmp_path: Path) -> None:
     assert found.array.shape == (0, 3)
 
 
+def test_data_that_are_cut_while_they_are_trained_on(bundle_of: BundleOf, tmp_path: Path) -> None:
+    source = write_data(tmp_path / "local.npz", count=2000)
+    begun: list[int] = []
+
+    def cut() -> None:
+        begun.append(1)
+        if len(begun) == 10:
+            source.write_bytes(b"")  # as numpy.savez begins to write a file anew
+
+    with pytest.raises(DataError, match=r"local\.npz became shorter while .* with a rename"):
+        train_bundle(bundle_of("full"), str(source), tmp_path / "out", threads=1, on_batch=cut)
+    assert [path.name for path in tmp_path.iterdir()] == ["local.npz"]
+
+
 def test_one_class_alone_is_remarked(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
     x, _ = samples(9, seed=0)
     np.savez(tmp_path / "local.npz", x=x, y=np.full(9, 3))
