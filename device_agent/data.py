@@ -173,11 +173,9 @@ def check(
     """
     if x.dtype != dtype or y.dtype != labels:
         other = {str(y.dtype), labels} == {"int64", "float32"}
-        cure = (
-            "Classes are int64; float32 is for a regression, of loss mse."
-            if other
-            else f"Convert them: x.astype({dtype!r}), y.astype({labels!r})."
-        )
+        cure = f"Convert them: x.astype({dtype!r}), y.astype({labels!r})."
+        if other:
+            cure = "Classes are int64; float32 is for a regression, of loss mse."
         raise DataError(
             f"{origin}: x must be {dtype} and y {labels}; they are {x.dtype} and {y.dtype}. {cure}"
         )

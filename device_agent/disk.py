@@ -7,8 +7,9 @@ import mmap
 import os
 import shutil
 import warnings
+import weakref
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO
 
 import msgspec
 import numpy as np
@@ -67,16 +68,15 @@ class MappedArray:
     ) -> None:
         count = math.prod(shape)
         self._map: mmap.mmap | None = None
-        self._file: BinaryIO | None = None
+        self._handle: int | None = None
         if count == 0:  # an empty file cannot be mapped
             self.array = np.empty(shape, dtype)
             return
-        file = path.open("rb")
-        self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if order == "F":
-            file.close()
-        else:
-            self._file, self._offset = file, offset
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if order != "F":
+                self._path, self._offset, self._handle = path, offset, os.dup(file.fileno())
+                weakref.finalize(self, os.close, self._handle)
         flat = np.frombuffer(self._map, dtype, count, offset)
         self.array = flat.reshape(shape, order="F" if order == "F" else "C")
 
@@ -87,7 +87,7 @@ class MappedArray:
         process. Raises DataError where that happened.
         """
         found = np.empty((len(indices), *self.array.shape[1:]), self.array.dtype)
-        if self._file is None:
+        if self._handle is None:
             for start in range(0, len(indices), ROWS):
                 found[start : start + ROWS] = self.array[indices[start : start + ROWS]]
                 self.drop()
@@ -95,9 +95,9 @@ class MappedArray:
         size = self.array.nbytes // len(self.array)
         for place, index in enumerate(indices):
             row, at = found[place : place + 1], self._offset + int(index) * size
-            if os.preadv(self._file.fileno(), [row.data], at) < size:
+            if os.preadv(self._handle, [row.data], at) < size:
                 raise DataError(
-                    f"{self._file.name} became shorter while it was read: put new data in its "
+                    f"{self._path} became shorter while it was read: put new data in its "
                     "place with a rename, and give the same command again."
                 )
         return found
