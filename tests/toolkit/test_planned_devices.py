@@ -70,7 +70,7 @@ def ask(server: Server, request: JoinRequest) -> tuple[int, dict[str, str]]:
 
 
 def test_a_device_gets_what_fits_it(planner: Planner, tmp_path: Path) -> None:
-    config = configured(tmp_path / "c", f"{HEAD}{PHONE}memory = {between(planner)}\n")
+    config = configured(tmp_path / "c", f'{HEAD}{PHONE}memory = "{between(planner)}B"\n')
     said: list[str] = []
     with running(config, planner=planner) as server:
         bearer, state = token(config, "phone"), tmp_path / "a"
@@ -178,6 +178,13 @@ def test_a_planned_device_that_cannot_gets_the_fallback(planner: Planner, tmp_pa
             r'budgets to plan by; set submodel = "auto"',
         ),
         (f'{PHONE}memory = "120"\n', r"`devices\[0\]\.memory` .*A size is a number and a unit"),
+        (f"{PHONE}memory = 120\n", r"`devices\[0\]\.memory` is 120: A size is a number and a unit"),
+        (
+            f"{PHONE}memory = 1.5\n",
+            r"`devices\[0\]\.memory` is 1\.5: A size is a number and a unit",
+        ),
+        (f"{PHONE}memory = true\n", r"`devices\[0\]\.memory` is true"),
+        (f"{PHONE}bandwidth = 9\n", r"`devices\[0\]\.bandwidth` is 9: A size is a number and a"),
         (f"{PHONE}step_time = 0\n", r"`devices\[0\]\.step_time` is 0"),
         (f"{PHONE}step_tme = 1\n", r"no key `devices\[0\]\.step_tme`; .*memory, step_time"),
     ],

@@ -25,15 +25,15 @@ AUTO = "auto"
 """In place of a submodel: each device gets the strongest that fits it."""
 
 
-def _bytes(given: object) -> object:
+def _bytes(given: object) -> int:
     try:
-        return parse_bytes(given) if isinstance(given, str) else given
+        return parse_bytes(str(given))  # a bare number too is refused: megabytes may be meant
     except InputError as error:
         raise ValueError(str(error)) from None
 
 
 Size = Annotated[int, Field(ge=1), BeforeValidator(_bytes)]
-"""Bytes, as a number or like "256MB"."""
+"""Bytes, written like "256MB"."""
 
 
 class DeviceKind(Tier):
