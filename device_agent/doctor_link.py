@@ -13,7 +13,15 @@ from device_agent.addresses import check_secret, check_url
 from device_agent.device_state import Identity
 from device_agent.finding import Finding
 from device_agent.link_trouble import reason, tls_reason
-from device_agent.protocol import API, JOIN_TOKEN, PREPARING, Problem, Status
+from device_agent.protocol import (
+    API,
+    JOIN_TOKEN,
+    NOT_AUTHORISED,
+    PREPARING,
+    UNKNOWN_TOKEN,
+    Problem,
+    Status,
+)
 from device_agent.replies import REPLY_LIMIT
 from profiles.decoding import MalformedError, decode_json
 
@@ -126,7 +134,10 @@ def _decoded(data: bytes, status: int) -> Problem | Status:
 def _token(said: Problem | Status) -> Finding:
     if isinstance(said, Problem) and said.code == JOIN_TOKEN:
         return Finding.ok("token", said.message)
-    message = said.message if isinstance(said, Problem) else "It is the secret of a device."
+    if isinstance(said, Problem) and said.code == NOT_AUTHORISED:
+        message = UNKNOWN_TOKEN  # the coordinator cannot tell it from a device's secret
+    else:
+        message = said.message if isinstance(said, Problem) else "It is the secret of a device."
     return Finding.fail("token", message, "ask whoever runs the coordinator for a join token")
 
 

@@ -28,6 +28,12 @@ from typing import Any, Literal
 API = "/v1"
 JOIN_TOKEN = "join-token"
 """Code of the Problem that a good join token meets where a device's secret is asked for."""
+NOT_AUTHORISED = "not-authorised"
+"""Code of the Problem (401) that a token or secret meets which nobody here knows."""
+UNKNOWN_TOKEN = (
+    "This join token is unknown here: give the content of one of the .token files that "
+    "`edgetailor serve` names when it starts."
+)
 NEEDS_PROFILE = "needs-profile"
 """Code of the Problem that a join without `profile` meets where submodels are planned."""
 PREPARING = "preparing"

@@ -81,7 +81,11 @@ def test_tokens(fleet: Fleet) -> None:
         "This join token is used up: it is for 1 device of kind 'board'. Use the token of another "
         "kind, or start a federation with more.",
     )
-    assert found(server.url, None, "guess")["token"][0] == "FAIL"
+    assert found(server.url, None, "guess")["token"] == (
+        "FAIL",
+        "This join token is unknown here: give the content of one of the .token files that "
+        "`edgetailor serve` names when it starts.",
+    )
     leave(server.config.state.parent / "2", print)
     assert found(server.url, None, used)["token"] == (
         "PASS", "This is a join token, good for 1 device of kind 'board'.",

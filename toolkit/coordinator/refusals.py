@@ -1,6 +1,6 @@
 """What the coordinator answers when it does not do what a device asked."""
 
-from device_agent.protocol import Problem
+from device_agent.protocol import NOT_AUTHORISED, Problem
 from profiles.errors import EdgeTailorError
 
 
@@ -15,7 +15,7 @@ class RefusalError(EdgeTailorError):
 
 def not_authorised(message: str) -> RefusalError:
     """Nobody knows who asks (401)."""
-    return RefusalError(401, "not-authorised", message)
+    return RefusalError(401, NOT_AUTHORISED, message)
 
 
 def forbidden(message: str, code: str = "forbidden") -> RefusalError:

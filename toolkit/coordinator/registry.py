@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from device_agent.protocol import UNKNOWN_TOKEN
 from device_agent.wording import counted
 from toolkit.coordinator.database import Database
 from toolkit.coordinator.refusals import forbidden
@@ -223,8 +224,4 @@ def _token(db: sqlite3.Connection, token: str) -> Token:
     ):
         if hmac.compare_digest(known, given):
             return Token(kind, count, made + days * DAY_S)
-    raise forbidden(
-        "This join token is unknown here: give the content of one of the .token files that "
-        "`edgetailor serve` names when it starts.",
-        TOKEN_UNKNOWN,
-    )
+    raise forbidden(UNKNOWN_TOKEN, TOKEN_UNKNOWN)
