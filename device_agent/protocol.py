@@ -36,6 +36,8 @@ UNKNOWN_TOKEN = (
 )
 NEEDS_PROFILE = "needs-profile"
 """Code of the Problem that a join without `profile` meets where submodels are planned."""
+NOTHING_FITS = "nothing-fits"
+"""Code of the Problem that a join meets where no submodel is within the device's budgets."""
 PREPARING = "preparing"
 """Code of the Problem (503, with Retry-After) that all meet until the coordinator is ready."""
 

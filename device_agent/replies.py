@@ -11,10 +11,10 @@ from urllib3.exceptions import HTTPError
 
 from device_agent.addresses import one_word
 from device_agent.link_trouble import PreparingError, UnreachableError, reason
-from device_agent.protocol import PREPARING, JoinReply, Problem
+from device_agent.protocol import NOTHING_FITS, PREPARING, JoinReply, Problem
 from device_agent.wording import one_line
 from profiles.decoding import MalformedError, decode_json
-from profiles.errors import AuthorisationError, LinkError, UpdateError
+from profiles.errors import AuthorisationError, LinkError, NothingFitsError, UpdateError
 
 REPLY_LIMIT = 16 << 20
 """The most bytes that an answer may have, files apart."""
@@ -37,6 +37,8 @@ class RefusedError(UpdateError):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
         self.code = problem.code
+        if self.code == NOTHING_FITS:
+            self.exit_code = NothingFitsError.exit_code
 
     @property
     def round_over(self) -> bool:

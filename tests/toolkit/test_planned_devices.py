@@ -1,5 +1,6 @@
 """Devices that get the strongest submodel that fits them, planned when they enrol."""
 
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -104,11 +105,25 @@ def test_a_device_that_nothing_fits_takes_no_place(planner: Planner, tmp_path: P
     config = configured(tmp_path / "c", f'{HEAD}{PHONE}memory = "2MB"\n')
     with running(config, planner=planner) as server:
         bearer = token(config, "phone")
-        with pytest.raises(RefusedError, match=r"^Nothing fits made-up\. width:0\.5 comes nearest"):
+        with pytest.raises(
+            RefusedError, match=r"^Nothing fits made-up\. width:0\.5 comes nearest"
+        ) as refused:
             join(server.url, bearer, "mine", tmp_path / "a", print, measure=measured)
+        assert refused.value.exit_code == 5
+        said = str(refused.value)
+        needed = re.search(r'would fit with (memory = "[0-9.]+MB")\)\. ', said)
+        assert needed, said
+        assert said.endswith(
+            "What a device of kind 'phone' may take is in the federation's file: ask whoever runs "
+            "the coordinator."
+        )
         assert not everything(tmp_path / "a")
         assert server.coordinator.status().devices == []
         unknown = msgspec.structs.replace(DEVICE, memory_bytes=None)
+    enough = configured(tmp_path / "b", f"{HEAD}{PHONE}{needed[1]}\n")
+    with running(enough, planner=planner) as server:
+        bearer = token(enough, "phone")
+        join(server.url, bearer, "mine", tmp_path / "a", print, measure=measured)  # now it fits
     config = configured(tmp_path / "d", f"{HEAD}{PHONE}")
     with running(config, planner=planner) as server:
         request = DeviceKey.new().join_request(

@@ -4,13 +4,14 @@ import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from device_agent.protocol import NOTHING_FITS
 from profiles.device import DeviceProfile
 from profiles.errors import InputError, NothingFitsError
 from toolkit.coordinator.config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.refusals import conflict
 from toolkit.federation import Federation
 from toolkit.planning.planning import decide, looked_at
-from toolkit.planning.showing import check_fits
+from toolkit.planning.showing import as_key, check_fits
 from toolkit.planning.specs import specs
 from toolkit.planning.workloads import Impossible, Known, Workloads
 
@@ -37,9 +38,13 @@ class Planner:
         try:
             today = datetime.datetime.now(datetime.UTC).date()
             planned = decide(device, self.known, self.impossible, kind.budgets, today)
-            check_fits(planned)
+            check_fits(planned, as_key)
         except NothingFitsError as error:
-            raise conflict("nothing-fits", str(error)) from None
+            raise conflict(
+                NOTHING_FITS,
+                f"{error} What a device of kind {kind.name!r} may take is in the federation's "
+                "file: ask whoever runs the coordinator.",
+            ) from None
         except InputError as error:
             raise conflict("unusable-profile", str(error)) from None
         assert planned.plan.chosen is not None

@@ -14,6 +14,8 @@ from toolkit.planning.planning import Planned
 from toolkit.tables import size, table
 
 PLAN_VERSION = 1
+Written = Callable[[str, float], str]
+"""(resource, needed) -> the budget that allows it, as its owner sets it."""
 
 
 def show_plan(planned: Planned) -> None:
@@ -74,7 +76,18 @@ def amount(resource: str, value: float) -> str:
     return milliseconds(value) if resource == "step-time" else size(value)
 
 
-def why(row: Row, chosen: Candidate | None) -> str:
+def as_option(resource: str, needed: float) -> str:
+    """A budget that allows `needed`, on the command line."""
+    return f"--{resource} {budget(resource, needed)}"
+
+
+def as_key(resource: str, needed: float) -> str:
+    """A budget that allows `needed`, in a federation's TOML file."""
+    value = budget(resource, needed)
+    return f"{resource.replace('-', '_')} = " + (value if resource == "step-time" else f'"{value}"')
+
+
+def why(row: Row, chosen: Candidate | None, written: Written = as_option) -> str:
     """Why a candidate was passed over: the binding constraint first, and what would admit it."""
     if row.candidate == chosen:
         return "chosen"
@@ -82,11 +95,11 @@ def why(row: Row, chosen: Candidate | None) -> str:
         weaker = chosen is not None and row.candidate.strength < chosen.strength
         return "fits, but weaker" if weaker else "fits, as strong, but needs more"
     over = ", ".join(f"{e.resource}: over by {amount(e.resource, e.over)}" for e in row.excesses)
-    needs = " ".join(f"--{e.resource} {option(e.resource, e.needed)}" for e in row.excesses)
+    needs = " ".join(written(e.resource, e.needed) for e in row.excesses)
     return f"{over} (would fit with {needs})"
 
 
-def option(resource: str, needed: float) -> str:
+def budget(resource: str, needed: float) -> str:
     """The smallest budget that allows `needed`, as one writes it: rounded up."""
     if resource == "step-time":
         places = 2 - math.floor(math.log10(needed))
@@ -94,7 +107,7 @@ def option(resource: str, needed: float) -> str:
     return f"{math.ceil(needed / 1e5) / 10:g}MB"
 
 
-def check_fits(planned: Planned) -> None:
+def check_fits(planned: Planned, written: Written = as_option) -> None:
     """Raise NothingFitsError where nothing does, saying what would."""
     if planned.plan.chosen is not None:
         return
@@ -103,7 +116,7 @@ def check_fits(planned: Planned) -> None:
         raise NothingFitsError("The model gives none of the submodels to choose from.")
     raise NothingFitsError(
         f"Nothing fits {planned.device.name}. {nearest.candidate.submodel} comes nearest; "
-        f"{why(nearest, None)}."
+        f"{why(nearest, None, written)}."
     )
 
 
