@@ -13,7 +13,7 @@ from device_agent.bundle import open_bundle
 from device_agent.keys import DeviceKey
 from device_agent.limits import needed_bytes
 from device_agent.link import Link
-from device_agent.membership import join
+from device_agent.membership import join, leave
 from device_agent.protocol import JoinRequest, SubmodelFailure
 from device_agent.replies import RefusedError
 from exporters import export
@@ -26,7 +26,7 @@ from toolkit.coordinator.choosing import Planner
 from toolkit.coordinator.server import Server
 from toolkit.planning.planning import candidate, looked_at
 from toolkit.planning.workloads import Workloads
-from vector_fleet import CONFIG, MACHINE, configured, running, send, token, trained
+from vector_fleet import CONFIG, MACHINE, assert_soon, configured, running, send, token, trained
 
 HEAD = CONFIG[: CONFIG.index("[[devices]]")]
 PHONE = '[[devices]]\nname = "phone"\nsubmodel = "auto"\n'
@@ -183,6 +183,28 @@ def test_a_planned_device_that_cannot_gets_the_fallback(planner: Planner, tmp_pa
         assert trained(link, tmp_path / "one")[1].submodel == "full"
         failure = SubmodelFailure(submodel="full", failures=3, reason="out of memory")
         assert link.report(failure).submodel == "slice:0.2"
+
+
+def test_nothing_is_measured_for_a_federation_that_is_over(
+    planner: Planner, tmp_path: Path
+) -> None:
+    config = configured(tmp_path / "c", f"{HEAD}{PHONE}".replace("rounds = 3", "rounds = 1"))
+    with running(config, planner=planner) as server:
+        bearer = token(config, "phone")
+        last = join(server.url, bearer, "mine", tmp_path / "a", print, measure=measured)
+        link = Link(server.url, last.secret, print)
+        send(link, 1, trained(link, tmp_path / "one")[2])
+        assert_soon(lambda: link.work().state == "finished")
+        (tmp_path / "a" / "device.json").unlink()  # who was in it may still come back
+        join(server.url, bearer, "mine", tmp_path / "a", print, measure=unasked)
+        leave(tmp_path / "a", print)
+        with pytest.raises(RefusedError) as refused:
+            join(server.url, bearer, "other", tmp_path / "b", print, measure=unasked)
+    assert str(refused.value) == (
+        "This federation is over: all of its rounds (1) are done, so there is nothing left to "
+        "train."
+    )
+    assert not everything(tmp_path / "b")
 
 
 @pytest.mark.parametrize(

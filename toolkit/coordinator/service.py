@@ -84,8 +84,8 @@ class Coordinator:
         """Enrol a device, or give one that joins again its new secret.
 
         Raises RefusalError: 403 for a token that cannot be used, a signature that is not the key's
-        and a clock that is off; 409 for one to plan for without a profile, or that nothing fits;
-        422 for a name, key, machine or profile that is none.
+        and a clock that is off; 409 for a new one after the last round, one to plan for without a
+        profile, or that nothing fits; 422 for a name, key, machine or profile that is none.
         """
         name = checked_name(request.name)
         machine = checked_machine(request.machine)
@@ -101,6 +101,13 @@ class Coordinator:
         return JoinReply(device=device.id, secret=secret, submodel=self.submodel(device))
 
     def _plan(self, name: str, request: JoinRequest) -> str | None:
+        """The submodel of a new device, where it is planned. Raises RefusalError."""
+        if self.rounds.phase == "finished":
+            raise conflict(
+                "over",
+                f"This federation is over: all of its rounds ({self.rounds.total}) are done, so "
+                "there is nothing left to train.",
+            )
         kind = self.config.kind(name)
         if not kind.planned:
             return None
