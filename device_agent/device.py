@@ -16,7 +16,7 @@ from device_agent.protocol import FileOffer, Progress, Work
 from device_agent.replies import RefusedError
 from device_agent.training import train_bundle
 from device_agent.update import RECORD, TENSORS
-from device_agent.wording import counted
+from device_agent.wording import counted, have_joined
 
 Say = Callable[[str], None]
 FIRST_POLL_S = 0.25
@@ -105,10 +105,13 @@ class _Member:
             self._attempts.check_last()
         except FailedError as failed:
             self._cope(failed)
-        sent, poll = 0, FIRST_POLL_S
+        sent, poll, joined = 0, FIRST_POLL_S, 0
         while True:
             self._pauses.wait()
             work = self._link.work()
+            if work.joined != joined and work.expected:
+                self._say(f"Waiting: {have_joined(work.joined, work.expected)}.")
+            joined = work.joined
             if work.state == "finished":
                 return sent
             if work.state == "train" and not self._gave_up(work.round):

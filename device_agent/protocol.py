@@ -88,11 +88,16 @@ class FileOffer:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What to do now: `train` the offered files for `round`, `wait` and ask again, or stop."""
+    """What to do now: `train` the offered files for `round`, `wait` and ask again, or stop.
+
+    No round opens before `expected` devices have joined; `joined` have. Both are 0 from then on.
+    """
 
     state: Literal["train", "wait", "finished"]
     round: int
     files: list[FileOffer] = field(default_factory=list)
+    joined: int = 0
+    expected: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from device_agent.device_state import DeviceState
 from device_agent.link import Link
 from device_agent.protocol import DeviceStatus, Status
+from device_agent.wording import have_joined
 
 PATIENCE_S = 5.0
 """How long a coordinator that does not answer is asked again."""
@@ -23,6 +24,9 @@ def fleet_status(state: Path, say: Callable[[str], None]) -> Status:
 def lines(status: Status) -> list[str]:
     """The status as plain text: the round, then a line a device and one for its note."""
     head = f"round {status.round} of {status.rounds}, {status.state}"
+    if status.state == "enrolling":
+        members = sum(device.state != "left" for device in status.devices)
+        head += f" ({have_joined(members, status.expected_devices)})"
     if status.history:
         last = status.history[-1]
         accuracy = None if last.accuracy is None else f"accuracy {last.accuracy:.1%}"

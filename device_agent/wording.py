@@ -6,6 +6,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def have_joined(joined: int, expected: int) -> str:
+    """How far a federation is from its first round."""
+    return f"{joined} of {counted(expected, 'device')} {'has' if joined == 1 else 'have'} joined"
+
+
 def one_line(text: str, most: int | None = None) -> str:
     """At most `most` characters of what somebody else says; they move no terminal's cursor."""
     words = "".join(c if c.isprintable() else " " for c in text).split()

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import command, environment
+from commands import command, environment, run
 from device_agent import attempts, device, owner, pauses
 from device_agent.attempts import KILLED, Attempts
 from device_agent.link import Link
-from device_agent.membership import join
+from device_agent.membership import join, leave
 from device_agent.owner import OwnerLimits
 from device_agent.protocol import DeviceStatus
 from device_agent.status import lines
@@ -95,6 +95,37 @@ def test_a_pause_in_the_middle_of_training(
     assert batches == [0, 1, 2, 3] * 3
     assert said.count("Going on after a pause of 0 s.") == 1
     assert (desk(server).rounds_trained, desk(server).note) == (3, None)
+
+
+def test_who_waits_for_the_others_says_so_and_so_does_the_coordinator(tmp_path: Path) -> None:
+    told: list[str] = []
+    with running(configured(tmp_path / "coordinator"), say=told.append) as server:
+
+        def enrol(kind: str, name: str) -> None:
+            join(server.url, token(server.config, kind), name, tmp_path / name, print)
+
+        enrol("board", "shed")
+        leave(tmp_path / "shed", print)
+        enrol("desktop", "desk")
+        with agent(tmp_path, "--state", "desk") as process:
+            assert process.stderr is not None
+            assert next(process.stderr).endswith("] Waiting: 1 of 3 devices has joined.\n")
+            time.sleep(3)  # more than one poll: each number is said once
+            enrol("board", "shed")
+            found = run("edgetailor-agent", "status", "--state", "desk", cwd=tmp_path)
+            assert found.stdout.startswith(
+                "round 0 of 3, enrolling (2 of 3 devices have joined), global accuracy 50.0%\n"
+            )
+            assert next(process.stderr).endswith("] Waiting: 2 of 3 devices have joined.\n")
+            enrol("desktop", "bench")
+            assert "Fetching " in next(process.stderr)
+    assert [line for line in told if not line.startswith("Round")] == [
+        "board-1 (shed) has joined: 1 of 3 places taken.",
+        "board-1 (shed) has left: 0 of 3 places taken.",
+        "desktop-1 (desk) has joined: 1 of 3 places taken.",
+        "board-2 (shed) has joined: 2 of 3 places taken.",
+        "desktop-2 (bench) has joined: 3 of 3 places taken.",
+    ]
 
 
 def test_a_smaller_submodel_after_three_failures(

@@ -48,6 +48,11 @@ class Device:
     submodel: str | None
 
 
+def label(device: Device) -> str:
+    """A device for people: its id, and its name where that is another."""
+    return device.id if device.name == device.id else f"{device.id} ({device.name})"
+
+
 @dataclass(frozen=True)
 class Token:
     """A join token, as far as it is kept: for `count` devices of `kind`, until `expires`.

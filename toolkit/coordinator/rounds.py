@@ -42,6 +42,11 @@ class Rounds:
         """The round that is open or being folded, from 1; 0 before the first has opened."""
         return self.done + (1 if self._offers else 0)
 
+    @property
+    def places(self) -> tuple[int, int]:
+        """How many devices have joined, and of how many, before the rounds begin; then 0 of 0."""
+        return (len(self.devices), self.expected) if self.phase == "enrolling" else (0, 0)
+
     def enrol(self, device: str) -> None:
         """Add `device`; the last one ends enrolment. RefusalError where the fleet is full."""
         if len(self.devices) == self.expected or device in self.devices:

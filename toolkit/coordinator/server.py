@@ -100,6 +100,7 @@ class Server:
         try:
             self._store = Store(config.state)
             self.coordinator = _coordinator(config, self._store, chooser)
+            self.coordinator.say = say
         except BaseException:
             self._socket.close()
             raise

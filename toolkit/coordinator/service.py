@@ -34,7 +34,7 @@ from toolkit.coordinator.claims import checked_machine, checked_name, checked_pr
 from toolkit.coordinator.config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.proof import check_possession
 from toolkit.coordinator.refusals import RefusalError, conflict, not_authorised
-from toolkit.coordinator.registry import TOKEN_UNKNOWN, Device, hashed
+from toolkit.coordinator.registry import TOKEN_UNKNOWN, Device, hashed, label
 from toolkit.coordinator.rounds import Rounds
 from toolkit.coordinator.store import Bundle, Store
 
@@ -65,7 +65,8 @@ class Coordinator:
 
     `lock` guards `rounds`, `bundles` and `sightings`; `changed` wakes the conductor when an update
     or the last device has come. `making` are the submodels that have their bundle already while
-    those of the next round are made.
+    those of the next round are made. `say` gets a line for people when a device comes, goes or
+    reports that it cannot train.
     """
 
     config: CoordinatorConfig
@@ -73,6 +74,7 @@ class Coordinator:
     rounds: Rounds
     clock: Callable[[], float] = time.monotonic
     chooser: Chooser | None = None
+    say: Callable[[str], None] = lambda line: None
     operator_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     bundles: dict[str, Bundle] = field(default_factory=dict)
     making: set[str] = field(default_factory=set)
@@ -97,6 +99,7 @@ class Coordinator:
             if device.id not in self.rounds.devices:
                 self.rounds.enrol(device.id)
                 self.sightings[device.id] = Sighting(self.clock())
+                self._tell_members(f"{label(device)} has joined")
         self.changed.set()
         return JoinReply(device=device.id, secret=secret, submodel=self.submodel(device))
 
@@ -153,8 +156,9 @@ class Coordinator:
             if task != "train":
                 sighting = self.sightings[device.id]
                 sighting.state, sighting.note = "waiting" if task == "wait" else task, None
+            joined, expected = self.rounds.places
         files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in bundle.items()]
-        return Work(state=task, round=round_, files=files)
+        return Work(state=task, round=round_, files=files, joined=joined, expected=expected)
 
     def file(self, device: Device, sha256: str) -> tuple[Path, int]:
         """Path and size of a file that `device` is offered now. RefusalError (404) otherwise."""
@@ -191,8 +195,12 @@ class Coordinator:
                 self.rounds.excuse(device.id)
                 if from_ is None and fallback is not None:
                     from_ = self.rounds.round + 1
-                trouble = f"{failure.submodel} failed {failure.failures} times: {failure.reason}"
-                self.store.registry.note_trouble(device.id, shortened(trouble), from_)
+                trouble = shortened(
+                    f"{failure.submodel} failed {failure.failures} times: {failure.reason}"
+                )
+                self.store.registry.note_trouble(device.id, trouble, from_)
+                if trouble != device.trouble:
+                    self.say(f"{label(device)}: {trouble}")
         self.changed.set()
         return Fallback(submodel=fallback, round=from_ or 0)
 
@@ -202,7 +210,12 @@ class Coordinator:
             self.store.registry.leave(device.id)
             self.rounds.leave(device.id)
             self.sightings[device.id] = Sighting(self.clock(), "left")
+            self._tell_members(f"{label(device)} has left")
         self.changed.set()
+
+    def _tell_members(self, what: str) -> None:
+        taken, places = len(self.rounds.devices), self.rounds.expected
+        self.say(f"{what}: {taken} of {counted(places, 'place')} taken.")
 
     def receive(self, device: Device, round_: int) -> Part:
         """A place for the tensors of `device`, limited to what its bundle can need.
