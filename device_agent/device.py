@@ -16,7 +16,7 @@ from device_agent.protocol import FileOffer, Progress, Work
 from device_agent.replies import RefusedError
 from device_agent.training import train_bundle
 from device_agent.update import RECORD, TENSORS
-from device_agent.wording import counted, have_joined
+from device_agent.wording import counted, have_joined, in_a_row
 
 Say = Callable[[str], None]
 FIRST_POLL_S = 0.25
@@ -191,7 +191,7 @@ class _Member:
     def _cope(self, failed: FailedError) -> None:
         """Wait before the next attempt, or ask for a smaller submodel and let the round go."""
         failure = failed.failure
-        text = f"Training {failure.submodel} failed, {failure.failures} times on end: {failed}"
+        text = f"Training {failure.submodel} failed {in_a_row(failure.failures)}: {failed}"
         self._say(Line(text, level="warning", round=failed.round, submodel=failure.submodel))
         if failure.failures < ENOUGH:
             wait = wait_after(failure.failures)

@@ -1,6 +1,5 @@
 """`edgetailor-agent doctor`: what this device needs to take part, each checked, with the remedy."""
 
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,9 +7,9 @@ from device_agent.device_state import DeviceState, Identity
 from device_agent.doctor_link import check_link
 from device_agent.doctor_machine import check_machine
 from device_agent.finding import Finding
+from device_agent.wording import wrapped
 from profiles.errors import InputError
 
-WIDTH = 80
 INDENT = " " * 19
 
 
@@ -34,17 +33,5 @@ def examine(url: str | None, state: Path, token: str | None = None) -> Iterator[
 
 def lines(finding: Finding) -> list[str]:
     """A finding for people, in 80 columns."""
-    shown = _wrapped(f"{finding.result}  {finding.check:<11}  ", finding.detail)
-    return shown + (_wrapped(f"{INDENT}-> ", finding.remedy) if finding.remedy else [])
-
-
-def _wrapped(head: str, text: str) -> list[str]:
-    """`text` after `head`, its further lines below; commands and paths stay whole."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+    shown = wrapped(f"{finding.result}  {finding.check:<11}  ", finding.detail)
+    return shown + (wrapped(f"{INDENT}-> ", finding.remedy) if finding.remedy else [])

@@ -1,15 +1,17 @@
 """The fleet as the coordinator sees it, for `edgetailor-agent status`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from device_agent.device_state import DeviceState
 from device_agent.link import Link
 from device_agent.protocol import DeviceStatus, Status
-from device_agent.wording import have_joined
+from device_agent.wording import have_joined, wrapped
 
 PATIENCE_S = 5.0
 """How long a coordinator that does not answer is asked again."""
+LABEL = 32
+"""The most characters that are shown of a device's id and name."""
 
 
 def fleet_status(state: Path, say: Callable[[str], None]) -> Status:
@@ -31,10 +33,21 @@ def lines(status: Status) -> list[str]:
         last = status.history[-1]
         accuracy = None if last.accuracy is None else f"accuracy {last.accuracy:.1%}"
         head += f", global {accuracy or f'loss {last.loss:.4f}'}"
-    return [head, *(row for device in status.devices for row in _rows(device))]
+    return [head, *_rows(status.devices)]
 
 
-def _rows(device: DeviceStatus) -> list[str]:
-    loss = "" if device.loss is None else f"loss {device.loss:.4f}"
-    row = f"  {device.device:<14} {device.submodel:<16} {device.state:<12} {loss}".rstrip()
-    return [row, f"    {device.note}"] if device.note else [row]
+def _rows(devices: list[DeviceStatus]) -> Iterator[str]:
+    """A table of the devices, each row with its note below."""
+    names = [_label(device) for device in devices]
+    wide = max(map(len, names), default=0)
+    for name, device in zip(names, devices, strict=True):
+        loss = "" if device.loss is None else f"loss {device.loss:.4f}"
+        yield f"  {name:<{wide}}  {device.submodel:<16} {device.state:<12} {loss}".rstrip()
+        if device.note:
+            yield from wrapped("    ", device.note)
+
+
+def _label(device: DeviceStatus) -> str:
+    """The device's id, and what its owner calls it."""
+    text = device.device if device.name == device.device else f"{device.device} ({device.name})"
+    return text if len(text) <= LABEL else f"{text[: LABEL - 3]}..."

@@ -181,8 +181,8 @@ def test_status(agent: Agent, tmp_path: Path, coordinator: str) -> None:
     assert agent("status", "--state", state) == Done(
         0,
         "round 3 of 12, training, global accuracy 81.2%\n"
-        "  board-1        low-rank:0.25    training     loss 1.2500\n"
-        "  phone-1        cp:2.0           waiting\n",
+        "  board-1 (desk)    low-rank:0.25    training     loss 1.2500\n"
+        "  phone-1 (pocket)  cp:2.0           waiting\n",
         "",
     )
     done = agent("status", "--state", state, "--json")

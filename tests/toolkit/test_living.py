@@ -21,7 +21,7 @@ from device_agent.attempts import KILLED, Attempts
 from device_agent.link import Link
 from device_agent.membership import join, leave
 from device_agent.owner import OwnerLimits
-from device_agent.protocol import DeviceStatus
+from device_agent.protocol import DeviceStatus, SubmodelFailure
 from device_agent.status import lines
 from profiles.errors import LimitError
 from toolkit.coordinator.server import Server
@@ -87,7 +87,7 @@ def test_a_pause_in_the_middle_of_training(
     assert (batches, desk(server).note) == ([0, 1], "running on battery")
     assert said[-1] == "Paused: running on battery."
     assert lines(server.coordinator.status())[1:] == [
-        "  desktop-1      full             paused", "    running on battery",
+        "  desktop-1 (desk)  full             paused", "    running on battery",
     ]  # fmt: skip
     power[0] = True
     soon(lambda: desk(server).rounds_trained >= 1)
@@ -145,12 +145,12 @@ def test_a_smaller_submodel_after_three_failures(
     monkeypatch.setattr(device, "train_bundle", train)
     sent = device.run(tmp_path / "state", "data.npz", said.append, sleep=sleep)
     assert sent == 3
-    failed = "Training full failed, {} times on end: full does not fit."
+    failed = "Training full failed {}: full does not fit."
     start = said.index("Round 1: training")
     assert [line for line in said[start:] if not line.startswith("Fetching")] == [
-        "Round 1: training", failed.format(1), "Trying again in 10 s.",
-        "Round 1: training", failed.format(2), "Trying again in 20 s.",
-        "Round 1: training", failed.format(3),
+        "Round 1: training", failed.format("once"), "Trying again in 10 s.",
+        "Round 1: training", failed.format("2 times in a row"), "Trying again in 20 s.",
+        "Round 1: training", failed.format("3 times in a row"),
         "Told the coordinator. From round 1 on this device trains slice:0.2.",
         "Round 1: training", "Round 1: the update was taken.",
         "Round 2: training", "Round 2: the update was taken.",
@@ -162,6 +162,31 @@ def test_a_smaller_submodel_after_three_failures(
     assert desk(server).note == "full failed 3 times: full does not fit."
     assert desk(server).submodel == "slice:0.2"
     assert not (tmp_path / "state" / "attempts.json").exists()
+
+
+def test_what_a_device_reports_is_shown_whole_and_in_80_columns(tmp_path: Path) -> None:
+    told: list[str] = []
+    alone = ONE.replace('fallback = "slice:0.2"', "")
+    with running(configured(tmp_path / "coordinator", alone), say=told.append) as server:
+        known = join(server.url, token(server.config, "desktop"), "x" * 60, tmp_path / "a", print)
+        link = Link(server.url, known.secret, print)
+        reason = (
+            "full does not fit: running train takes 160.1MB on top of the 41.2MB of the idle "
+            "agent, and --max-memory allows 180.0MB. Allow at least 201.3MB, or take a submodel "
+            "whose peak memory is 138.8MB at most."
+        )
+        for said in (reason, reason, "word " * 1000):
+            link.report(SubmodelFailure(submodel="full", failures=3, reason=said))
+        shown = run("edgetailor-agent", "status", "--state", "a", cwd=tmp_path).stdout.splitlines()
+        cut = desk(server).note
+    assert told[-2] == f"desktop-1 ({'x' * 60}): full failed 3 times: {reason}"
+    assert sum(reason in line for line in told) == 1  # told once
+    assert cut is not None
+    assert re.fullmatch(r"full failed 3 times: (word )+word\.\.\.", cut)
+    assert 490 < len(cut) <= 500
+    assert shown[1].startswith(f"  desktop-1 ({'x' * 18}...  full ")
+    assert max(map(len, shown)) <= 80
+    assert " ".join(line.strip() for line in shown[2:]) == cut
 
 
 def test_kills_are_reported_when_it_is_started_again(
@@ -177,7 +202,7 @@ def test_kills_are_reported_when_it_is_started_again(
 
     assert device.run(tmp_path / "state", "data.npz", said.append, sleep=quick) == 3
     assert said[:2] == [
-        f"Training full failed, 3 times on end: {KILLED}",
+        f"Training full failed 3 times in a row: {KILLED}",
         "Told the coordinator. From round 1 on this device trains slice:0.2.",
     ]
 

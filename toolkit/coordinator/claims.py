@@ -12,6 +12,7 @@ from toolkit.coordinator.refusals import RefusalError
 
 NAME_LENGTH = 64
 NOTE_LENGTH = 200
+TROUBLE_LENGTH = 500
 MACHINE_LENGTH = 4096
 PROFILE_LENGTH = 1 << 17
 """Bytes: eight times what a calibration makes. Planning takes longer the more there is in one."""
@@ -51,6 +52,11 @@ def checked_profile(given: dict[str, Any]) -> DeviceProfile:
         raise RefusalError(422, "bad-profile", str(error)) from None
 
 
-def shortened(text: str) -> str:
-    """What a device says, as one line that a table can hold."""
-    return one_line(text, NOTE_LENGTH)
+def shortened(text: str, most: int = NOTE_LENGTH) -> str:
+    """What a device says, as one line of at most `most` characters that ends with a word."""
+    line = one_line(text, most + 1)
+    if len(line) <= most:
+        return line
+    cut = line[: most - 3]
+    words = cut.rpartition(" ")[0]
+    return (words if len(words) > most // 2 else cut) + "..."

@@ -30,7 +30,13 @@ from device_agent.wording import counted
 from profiles.device import DeviceProfile
 from toolkit.coordinator import intake
 from toolkit.coordinator.blobs import Part
-from toolkit.coordinator.claims import checked_machine, checked_name, checked_profile, shortened
+from toolkit.coordinator.claims import (
+    TROUBLE_LENGTH,
+    checked_machine,
+    checked_name,
+    checked_profile,
+    shortened,
+)
 from toolkit.coordinator.config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.proof import check_possession
 from toolkit.coordinator.refusals import RefusalError, conflict, not_authorised
@@ -195,9 +201,8 @@ class Coordinator:
                 self.rounds.excuse(device.id)
                 if from_ is None and fallback is not None:
                     from_ = self.rounds.round + 1
-                trouble = shortened(
-                    f"{failure.submodel} failed {failure.failures} times: {failure.reason}"
-                )
+                what = f"{failure.submodel} failed {failure.failures} times: {failure.reason}"
+                trouble = shortened(what, TROUBLE_LENGTH)
                 self.store.registry.note_trouble(device.id, trouble, from_)
                 if trouble != device.trouble:
                     self.say(f"{label(device)}: {trouble}")
