@@ -8,6 +8,7 @@ from pathlib import Path
 
 from device_agent.attempts import ENOUGH, Attempts, FailedError, wait_after
 from device_agent.device_state import DeviceState
+from device_agent.interpreter import Every
 from device_agent.link import Link
 from device_agent.log_lines import Line
 from device_agent.owner import OwnerLimits
@@ -24,6 +25,9 @@ LONGEST_POLL_S = 2.0
 JITTER = 0.2
 """By which share waiting is drawn longer or shorter, so that a fleet does not ask all at once."""
 GIVEN_UP_S = 3600.0
+ASK_S = 60.0
+"""How often a training asks whether its round is still open, in seconds."""
+CLOSED = "Round {} closed before this device was done: its training is dropped."
 NO_LIMITS = OwnerLimits()
 
 
@@ -79,6 +83,10 @@ class Training:
     max_memory: int | None
 
 
+class _ClosedError(Exception):
+    """The round that is being trained has closed."""
+
+
 class _Member:
     """One device in its rounds; `rest` waits, `alive` is called in between."""
 
@@ -98,6 +106,7 @@ class _Member:
         self._given_up: int | None = None
         self._given_up_at = 0.0
         self._doing = Progress(state="waiting")
+        self._round, self._ask = 0, Every(ASK_S)
 
     def all_rounds(self) -> int:
         """Take part until the last round is over; returns how many updates were taken."""
@@ -136,7 +145,13 @@ class _Member:
         except RefusedError as refusal:
             if not refusal.round_over:
                 raise
-            text = f"Round {work.round} went on without this device: {refusal}"
+            text = f"Round {work.round} went on without this device. {refusal}"
+            self._say(Line(text, round=work.round))
+            return False
+        except _ClosedError:
+            text = (
+                f"Round {work.round} closed before this device was done: its training is dropped."
+            )
             self._say(Line(text, round=work.round))
             return False
         self._say(Line(f"Round {work.round}: the update was taken.", round=work.round))
@@ -149,6 +164,7 @@ class _Member:
     def _train(self, round_: int) -> None:
         self._say(Line(f"Round {round_}: training", round=round_))
         self._tell(Progress(state="training"))
+        self._round, self._ask = round_, Every(ASK_S)
         with self._attempts.attempt(self._folder.submodel(), round_):
             train_bundle(
                 self._folder.bundle,
@@ -169,6 +185,15 @@ class _Member:
     def _on_batch(self) -> None:
         self._alive()
         self._pauses.between_batches(self._doing)
+        if self._ask.due() and self._has_closed():
+            raise _ClosedError
+
+    def _has_closed(self) -> bool:
+        """Whether an update of the round in training would come too late, as far as is known."""
+        work = self._link.peek()
+        if work is None or work.round < self._round:  # away, or started again and not open yet
+            return False
+        return work.round > self._round or work.state != "train"
 
     def _on_epoch(self, epoch: int, epochs: int, loss: float) -> None:
         text = f"epoch {epoch} of {epochs}: loss {loss:.4f}"

@@ -119,6 +119,13 @@ class Link:
         """What to do now."""
         return self._persist(lambda: self._ask("GET", "/work", Work))
 
+    def peek(self) -> Work | None:
+        """What to do now, asked once: None where no answer comes, which training must not mind."""
+        try:
+            return self._ask("GET", "/work", Work, timeout=PROGRESS_S)
+        except (UnreachableError, RefusedError, LinkError):
+            return None  # as with progress
+
     def status(self) -> Status:
         """The whole fleet."""
         return self._persist(lambda: self._ask("GET", "/status", Status))
@@ -185,8 +192,15 @@ class Link:
                 self._sleep(trouble.retry_s)
                 waited += trouble.retry_s
 
-    def _ask(self, method: str, path: str, reply: type[T], body: bytes | None = None) -> T:
-        response = self._send(method, path, body)
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        reply: type[T],
+        body: bytes | None = None,
+        timeout: urllib3.Timeout | float = TIMEOUT,
+    ) -> T:
+        response = self._send(method, path, body, timeout=timeout)
         try:
             return decode_json(read_reply(response, self.url), reply)
         except MalformedError as error:

@@ -137,7 +137,8 @@ class Fallback:
 class DeviceStatus:
     """One device as the coordinator sees it; bytes count bodies over all rounds so far.
 
-    `note` is why it is paused, or what it reported of its submodel.
+    `round` is the one that it works for, while it does; `note` is why it is paused, which round's
+    deadline it missed, or what it reported of its submodel.
     """
 
     device: str
@@ -150,6 +151,7 @@ class DeviceStatus:
     bytes_up: int
     idle_s: float
     note: str | None = None
+    round: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

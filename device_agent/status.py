@@ -10,7 +10,9 @@ from device_agent.wording import have_joined, wrapped
 
 PATIENCE_S = 5.0
 """How long a coordinator that does not answer is asked again."""
-LABEL = 32
+LEAST = ("", " " * 16, " " * 12)
+"""Columns are as wide as this at least."""
+LABEL = 27
 """The most characters that are shown of a device's id and name."""
 
 
@@ -38,13 +40,17 @@ def lines(status: Status) -> list[str]:
 
 def _rows(devices: list[DeviceStatus]) -> Iterator[str]:
     """A table of the devices, each row with its note below."""
-    names = [_label(device) for device in devices]
-    wide = max(map(len, names), default=0)
-    for name, device in zip(names, devices, strict=True):
+    cells = [(_label(device), device.submodel, _doing(device)) for device in devices]
+    widths = [max(map(len, column)) for column in zip(*cells, LEAST, strict=True)]
+    for row, device in zip(cells, devices, strict=True):
         loss = "" if device.loss is None else f"loss {device.loss:.4f}"
-        yield f"  {name:<{wide}}  {device.submodel:<16} {device.state:<12} {loss}".rstrip()
+        yield f"  {' '.join([*map(str.ljust, row, widths), loss])}".rstrip()
         if device.note:
             yield from wrapped("    ", device.note)
+
+
+def _doing(device: DeviceStatus) -> str:
+    return device.state if device.round is None else f"{device.state} round {device.round}"
 
 
 def _label(device: DeviceStatus) -> str:

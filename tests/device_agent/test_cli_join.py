@@ -138,12 +138,12 @@ STATUS = {
         {
             "device": "board-1", "name": "desk", "submodel": "low-rank:0.25", "state": "training",
             "loss": 1.25, "rounds_trained": 2, "bytes_down": 10, "bytes_up": 5, "idle_s": 0.5,
-            "note": None,
+            "note": None, "round": 3,
         },
         {
             "device": "phone-1", "name": "pocket", "submodel": "cp:2.0", "state": "waiting",
             "loss": None, "rounds_trained": 2, "bytes_down": 10, "bytes_up": 5, "idle_s": 0.5,
-            "note": None,
+            "note": None, "round": None,
         },
     ],
     "history": [{"round": 2, "accuracy": 0.8125, "loss": 0.7, "updates": 2}],
@@ -181,8 +181,8 @@ def test_status(agent: Agent, tmp_path: Path, coordinator: str) -> None:
     assert agent("status", "--state", state) == Done(
         0,
         "round 3 of 12, training, global accuracy 81.2%\n"
-        "  board-1 (desk)    low-rank:0.25    training     loss 1.2500\n"
-        "  phone-1 (pocket)  cp:2.0           waiting\n",
+        "  board-1 (desk)   low-rank:0.25    training round 3 loss 1.2500\n"
+        "  phone-1 (pocket) cp:2.0           waiting\n",
         "",
     )
     done = agent("status", "--state", state, "--json")

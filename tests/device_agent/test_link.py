@@ -14,7 +14,7 @@ import pytest
 
 from device_agent.addresses import check_url
 from device_agent.link import Link
-from device_agent.protocol import FileOffer, JoinRequest, Progress
+from device_agent.protocol import FileOffer, JoinRequest, Progress, Work
 from device_agent.replies import REPLY_LIMIT, RefusedError
 from profiles.errors import AuthorisationError, InputError, LinkError
 
@@ -260,6 +260,15 @@ def test_tensors_are_sent_as_they_are(server: Server, tmp_path: Path) -> None:
     server.answers = lambda method, path: (204, b"")
     link(server.url)[0].send_tensors(3, tmp_path / "t")
     assert server.asked == [("PUT", "/v1/rounds/3/tensors", b"tensors" * 100_000)]
+
+
+def test_a_look_never_holds_training_up(server: Server) -> None:
+    away, said, slept = link(f"http://127.0.0.1:{free_port()}")
+    assert (away.peek(), said, slept) == (None, [], [])
+    answers = [(503, problem("preparing")), (401, problem("x")), (200, b"<html>"), (200, WAIT)]
+    server.answers = lambda method, path: answers.pop(0)
+    client = link(server.url)[0]
+    assert [client.peek() for _ in range(4)] == [None, None, None, Work(state="wait", round=1)]
 
 
 def test_progress_never_holds_training_up() -> None:

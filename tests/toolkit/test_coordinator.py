@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -165,6 +166,10 @@ def test_a_deadline_closes_a_round_with_what_it_has(tmp_path: Path) -> None:
         with pytest.raises(RefusedError, match="Round 1 takes no updates now") as refused:
             send(late, work.round, update)
         assert refused.value.round_over
+        assert re.fullmatch(
+            r"Round 1 takes no updates now: round \d of 3 is (being trained|closed)\.",
+            str(refused.value),
+        )
     assert model.folded[0] == 1
 
 

@@ -25,8 +25,19 @@ from device_agent.protocol import DeviceStatus, SubmodelFailure
 from device_agent.status import lines
 from profiles.errors import LimitError
 from toolkit.coordinator.server import Server
-from vector_fleet import CONFIG, Trained, configured, running, token, train_vector
+from vector_fleet import (
+    CONFIG,
+    Trained,
+    configured,
+    joined,
+    running,
+    send,
+    token,
+    train_vector,
+    trained,
+)
 
+TWO = CONFIG[: CONFIG.rindex("[[devices]]")].replace("rounds = 3", "rounds = 2")
 ONE = CONFIG[: CONFIG.rindex("[[devices]]")].replace("count = 2", 'fallback = "slice:0.2"')
 
 
@@ -87,7 +98,7 @@ def test_a_pause_in_the_middle_of_training(
     assert (batches, desk(server).note) == ([0, 1], "running on battery")
     assert said[-1] == "Paused: running on battery."
     assert lines(server.coordinator.status())[1:] == [
-        "  desktop-1 (desk)  full             paused", "    running on battery",
+        "  desktop-1 (desk) full             paused", "    running on battery",
     ]  # fmt: skip
     power[0] = True
     soon(lambda: desk(server).rounds_trained >= 1)
@@ -126,6 +137,49 @@ def test_who_waits_for_the_others_says_so_and_so_does_the_coordinator(tmp_path: 
         "board-2 (shed) has joined: 2 of 3 places taken.",
         "desktop-2 (bench) has joined: 3 of 3 places taken.",
     ]
+
+
+def test_who_misses_a_deadline_drops_the_round_and_takes_up_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, said, shown = list[str](), list[str](), list[str]()
+    config = configured(tmp_path / "coordinator", f"deadline_s = 0.2\n{TWO}")
+    with running(config, say=told.append) as server:
+        for name in ("slow", "fast"):
+            join(server.url, token(config, "desktop"), name, tmp_path / name, print)
+        fast = joined(server, tmp_path / "fast")
+
+        def train(
+            folder: Path, data: str, out: Path, *, on_batch: Callable[[], None], **options: object
+        ) -> Trained:
+            on_batch()
+            if not shown:
+                send(fast, 1, trained(fast, tmp_path / "one")[2])
+                soon(lambda: server.coordinator.status().round == 2)
+                shown.extend(lines(server.coordinator.status()))
+                on_batch()
+                raise AssertionError("the round is over, and training goes on")
+            return train_vector(folder, data, out, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(device, "train_bundle", train)
+        monkeypatch.setattr(device, "ASK_S", 0)
+        assert device.run(tmp_path / "slow", "data.npz", said.append, sleep=quick) == 1
+        assert desk(server).note is None
+    assert shown[1:3] == [
+        "  desktop-1 (slow) full             training round 1",
+        "    missed the deadline of round 1",
+    ]
+    assert [line for line in said if not line.startswith("Fetching")] == [
+        "Round 1: training",
+        "Round 1 closed before this device was done: its training is dropped.",
+        "Round 2: training", "Round 2: the update was taken.",
+        "The last round is over; 1 update sent since this agent started.",
+    ]  # fmt: skip
+    assert [line for line in told if "missed" in line] == [
+        "desktop-1 (slow) missed the deadline of round 1.",
+        "desktop-2 (fast) missed the deadline of round 2.",
+    ]
+    assert not (tmp_path / "slow" / ".update.training").exists()
 
 
 def test_a_smaller_submodel_after_three_failures(
@@ -184,7 +238,7 @@ def test_what_a_device_reports_is_shown_whole_and_in_80_columns(tmp_path: Path) 
     assert cut is not None
     assert re.fullmatch(r"full failed 3 times: (word )+word\.\.\.", cut)
     assert 490 < len(cut) <= 500
-    assert shown[1].startswith(f"  desktop-1 ({'x' * 18}...  full ")
+    assert shown[1].startswith(f"  desktop-1 ({'x' * 13}... full ")
     assert max(map(len, shown)) <= 80
     assert " ".join(line.strip() for line in shown[2:]) == cut
 

@@ -134,9 +134,7 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except FileNotFoundError:
-        raise RefusalError(
-            404, "no-such-file", "The round is over: ask /v1/work what to do."
-        ) from None
+        raise RefusalError(404, "no-such-file", "The round of this file is over.") from None
 
 
 def _pieces(opened: BinaryIO) -> Iterator[bytes]:

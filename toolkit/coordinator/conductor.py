@@ -102,7 +102,7 @@ class Conductor:
                 self._open()
             closing = rounds.due(coordinator.clock())
             if closing:
-                rounds.close()
+                coordinator.close()
         if closing:
             self._fold()
             self._tell_end()

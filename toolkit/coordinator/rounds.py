@@ -83,17 +83,17 @@ class Rounds:
         """What `device` should do now."""
         if self.phase == "finished":
             return "finished"
-        return "train" if self._waits_for(device) else "wait"
+        return "train" if self.waits_for(device) else "wait"
+
+    def waits_for(self, device: str) -> bool:
+        """Whether the open round is one for `device`, and without its update."""
+        return self.phase == "training" and device in self._offers.keys() - self.updates.keys()
 
     def check_round(self, device: str, round_: int) -> None:
         """Raise RefusalError unless `device` may send something for `round_` now."""
-        open_to_it = self._waits_for(device) or device in self.updates
+        open_to_it = self.waits_for(device) or device in self.updates
         if round_ != self.round or not open_to_it:
-            raise conflict(
-                ROUND_OVER,
-                f"Round {round_} takes no updates now (round {self.round} of {self.total} is "
-                f"{self.phase}): ask /v1/work what to do.",
-            )
+            raise conflict(ROUND_OVER, f"Round {round_} takes no updates now: {self._now(round_)}.")
 
     def check(self, device: str, round_: int, bundle: str, update: str) -> bool:
         """Whether `update` (its hash) is new; False where it was taken already.
@@ -110,8 +110,7 @@ class Rounds:
         if self.updates.get(device, update) != update:
             raise conflict(
                 "already-sent",
-                f"{device} has sent another update for round {round_} already: ask /v1/work "
-                "what to do next.",
+                f"{device} has sent another update for round {round_} already, which counts.",
             )
         return device not in self.updates
 
@@ -140,9 +139,17 @@ class Rounds:
         if self.done >= self.total:
             self.phase = "finished"
 
-    def _waits_for(self, device: str) -> bool:
-        """Whether the open round is one for `device`, and without its update."""
-        return self.phase == "training" and device in self._offers.keys() - self.updates.keys()
+    def _now(self, asked: int) -> str:
+        """How things are, for whoever comes with something for the round `asked`."""
+        if self.phase == "training" and asked == self.round:
+            return "it goes on without this device"
+        this = f"round {self.round} of {self.total}"
+        return {
+            "enrolling": "devices are still joining",
+            "training": f"{this} is being trained",
+            "aggregating": f"{this} is closed",
+            "finished": f"{this} was the last",
+        }[self.phase]
 
     def _expect(self, fine: bool, what: str) -> None:
         if not fine:

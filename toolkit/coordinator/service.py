@@ -15,7 +15,6 @@ from device_agent.manifest import MANIFEST
 from device_agent.protocol import (
     JOIN_TOKEN,
     NEEDS_PROFILE,
-    DeviceStatus,
     Fallback,
     FileOffer,
     JoinReply,
@@ -42,6 +41,7 @@ from toolkit.coordinator.proof import check_possession
 from toolkit.coordinator.refusals import RefusalError, conflict, not_authorised
 from toolkit.coordinator.registry import TOKEN_UNKNOWN, Device, hashed, label
 from toolkit.coordinator.rounds import Rounds
+from toolkit.coordinator.sightings import Sighting
 from toolkit.coordinator.store import Bundle, Store
 
 STARTED = "started"
@@ -56,23 +56,13 @@ class Chooser(Protocol):
 
 
 @dataclass
-class Sighting:
-    """What a device was last seen doing; `at` in seconds of the coordinator's clock."""
-
-    at: float
-    state: str = "enrolled"
-    loss: float | None = None
-    note: str | None = None
-
-
-@dataclass
 class Coordinator:
     """One federation; `chooser` plans for devices whose kind leaves that to it.
 
     `lock` guards `rounds`, `bundles` and `sightings`; `changed` wakes the conductor when an update
     or the last device has come. `making` are the submodels that have their bundle already while
-    those of the next round are made. `say` gets a line for people when a device comes, goes or
-    reports that it cannot train.
+    those of the next round are made. `say` gets a line for people when a device comes, goes,
+    reports that it cannot train or misses a deadline.
     """
 
     config: CoordinatorConfig
@@ -159,8 +149,10 @@ class Coordinator:
         with self.lock:
             task, round_ = self.rounds.task(device.id), self.rounds.round
             bundle = self.bundles[self.submodel(device)] if task == "train" else {}
-            if task != "train":
-                sighting = self.sightings[device.id]
+            sighting = self.sightings[device.id]
+            if task == "train":
+                sighting.round = round_
+            else:
                 sighting.state, sighting.note = "waiting" if task == "wait" else task, None
             joined, expected = self.rounds.places
         files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in bundle.items()]
@@ -177,7 +169,7 @@ class Coordinator:
         raise RefusalError(
             404,
             "no-such-file",
-            f"{device.id} is offered no file {sha256[:12]} now: ask /v1/work for what is.",
+            f"{device.id} is offered no file {sha256[:12]} now: the round that it was for is over.",
         )
 
     def progress(self, device: Device, progress: Progress) -> None:
@@ -254,9 +246,19 @@ class Coordinator:
                 self.rounds.check(device.id, round_, record.bundle, digest)
                 self.store.add_update(round_, device.id, record.file.sha256, body)
                 self.rounds.take(device.id, round_, record.bundle, digest)
-                self.sightings[device.id].loss = record.loss_last
+                sighting = self.sightings[device.id]
+                sighting.loss, sighting.missed = record.loss_last, None
             self.changed.set()
         return Receipt(round=round_)
+
+    def close(self) -> None:
+        """Close the open round; whoever it still waits for has missed its deadline."""
+        round_ = self.rounds.round
+        for device in self.store.registry.members():
+            if self.rounds.waits_for(device.id):
+                self.sightings[device.id].missed = round_
+                self.say(f"{label(device)} missed the deadline of round {round_}.")
+        self.rounds.close()
 
     def check_operator(self, token: str) -> None:
         """Let the operator or an enrolled device pass. RefusalError (401) for others."""
@@ -266,14 +268,17 @@ class Coordinator:
     def status(self) -> Status:
         """The whole fleet, now."""
         trained = self.store.rounds_trained()
-        devices = self.store.registry.devices()
+        devices, now = self.store.registry.devices(), self.clock()
         with self.lock:
             return Status(
                 state=self.rounds.phase,
                 round=self.rounds.round,
                 rounds=self.rounds.total,
                 expected_devices=self.rounds.expected,
-                devices=[self._device_status(d, trained.get(d.id, 0)) for d in devices],
+                devices=[
+                    self.sightings[d.id].told(d, self.submodel(d), trained.get(d.id, 0), now)
+                    for d in devices
+                ],
                 history=self.store.history(),
                 kinds=len(self.config.devices),
                 kinds_ready=sum(
@@ -281,21 +286,6 @@ class Coordinator:
                     for kind in self.config.devices
                 ),
             )
-
-    def _device_status(self, device: Device, trained: int) -> DeviceStatus:
-        sighting = self.sightings[device.id]
-        return DeviceStatus(
-            device=device.id,
-            name=device.name,
-            submodel=self.submodel(device),
-            state=sighting.state,
-            loss=sighting.loss,
-            rounds_trained=trained,
-            bytes_down=device.bytes_down,
-            bytes_up=device.bytes_up,
-            idle_s=self.clock() - sighting.at,
-            note=sighting.note or device.trouble,
-        )
 
     def submodels(self) -> set[str]:
         """Those of which the next round needs bundles: every kind's and every device's."""
