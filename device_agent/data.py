@@ -1,25 +1,24 @@
 """Local training data: files, or a function of the owner's, checked against the bundle."""
 
 import hashlib
-import importlib
-import os
-import sys
-from collections.abc import Callable, Mapping
-from contextlib import chdir, redirect_stdout
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from device_agent.data_files import as_int64, from_files, pieces, plain
+from device_agent.data_files import as_int64, from_files, headers, pieces, plain
+from device_agent.data_functions import from_callable, is_reference, load_function
 from device_agent.disk import MappedArray
 from device_agent.manifest import Dtype, labels_of
-from device_agent.wording import counted, said_by
+from device_agent.wording import counted
 from profiles.errors import DataError
 
 LEAST = 2
 """The fewest samples to train on: a batch norm cannot train on one."""
+
+SAMPLE_TYPES, LABEL_TYPES = ("float32", "int64", "int32"), ("int64", "float32")
+"""What the samples and labels of one bundle or another may be."""
 
 LARGE = 100.0
 """Models are made for numbers around 1: one beyond this may be why a training diverges."""
@@ -115,43 +114,24 @@ def load_data(
     return LocalData(x, y, mapped, digest.hexdigest(), remarks)
 
 
-def is_reference(source: str) -> bool:
-    """Whether `source` names a function and not a file."""
-    module, colon, name = source.partition(":")
-    return bool(colon) and name.isidentifier() and not Path(source).exists() and "/" not in module
+def check_source(source: str) -> None:
+    """Raise DataError for a `source` that no bundle could be trained on.
 
-
-def from_callable(source: str) -> tuple[np.ndarray, np.ndarray]:
-    """What the function `module:callable` returns; the current folder is importable."""
-    name, _, function = source.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        # Neither its words nor its folder become this program's.
-        with redirect_stdout(sys.stderr), chdir("."):
-            found = getattr(importlib.import_module(name), function)
-    except (KeyboardInterrupt, MemoryError):
-        raise
-    except BaseException as error:  # the owner's code may raise anything
-        raise DataError(f"{source} cannot be loaded: {said_by(error)}.") from None
-    try:
-        with redirect_stdout(sys.stderr), chdir("."):
-            return _pair(found())
-    except (KeyboardInterrupt, MemoryError):
-        raise
-    except BaseException as error:
-        kind = type(error).__name__
-        raise DataError(f"{source} failed: {kind}: {said_by(error)}.") from None
-
-
-def _pair(returned: Any) -> tuple[np.ndarray, np.ndarray]:
-    """`x` and `y` of what a function returned. Raises TypeError for what would be misread."""
-    if isinstance(returned, Mapping):
-        raise TypeError("it must return x and y, not a table of them")
-    x, y = returned
-    if isinstance(x, np.ma.MaskedArray) or isinstance(y, np.ma.MaskedArray):
-        raise TypeError("masked arrays are not taken; leave the samples out, or fill them")
-    return np.asarray(x), np.asarray(y)
+    That is found out before there is a bundle, and without reading the numbers; a function is
+    loaded and not called.
+    """
+    if is_reference(source):
+        load_function(source)
+        return
+    (x, x_type), (y, y_type) = headers(Path(source))
+    if str(x_type) not in SAMPLE_TYPES or str(y_type) not in LABEL_TYPES:
+        raise DataError(
+            f"{source}: x must be {' or '.join(SAMPLE_TYPES)} and y {' or '.join(LABEL_TYPES)}; "
+            f"they are {x_type} and {y_type}. Convert them with numpy's astype."
+        )
+    if not x or x[:1] != y[:1]:
+        raise DataError(f"{source}: x and y must hold as many samples each; they are {x} and {y}.")
+    check_enough(x[0], source, LEAST)
 
 
 def check(
@@ -186,9 +166,7 @@ def check(
             f"{origin}: x must be {batch_of(sample_shape)} and y {batch_of(widths)}; they are "
             f"{x.shape} and {y.shape}."
         )
-    if len(y) < least:
-        needed = "training needs at least two" if least == LEAST else "give some"
-        raise DataError(f"{origin} holds {counted(len(y), 'sample')}; {needed}.")
+    check_enough(len(y), origin, least)
     remarks: tuple[str, ...] = ()
     if labels == "int64":
         remarks = check_classes(y, classes, origin, note)
@@ -199,6 +177,13 @@ def check(
     else:
         check_finite(x, "x", origin, note)
     return remarks
+
+
+def check_enough(samples: int, origin: str, least: int) -> None:
+    """Raise DataError for fewer than `least` samples."""
+    if samples < least:
+        needed = "training needs at least two" if least == LEAST else "give some"
+        raise DataError(f"{origin} holds {counted(samples, 'sample')}; {needed}.")
 
 
 def batch_of(shape: tuple[int | str, ...]) -> str:

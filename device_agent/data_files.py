@@ -4,6 +4,7 @@ import math
 import shutil
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -30,6 +31,7 @@ LOCAL_HEADER_BYTES = 30
 """Fixed part of what precedes a member of a zip file; two lengths at its end follow."""
 
 Found = np.ndarray | MappedArray
+Header = tuple[tuple[int, ...], np.dtype]
 
 
 def from_files(path: Path, unpack_to: Path | None = None) -> tuple[Found, Found]:
@@ -38,10 +40,31 @@ def from_files(path: Path, unpack_to: Path | None = None) -> tuple[Found, Found]
     Pickled objects are refused. Compressed members are unpacked to the folder `unpack_to`, where
     there is one, and else into memory. Raises DataError; StorageError where there is no room.
     """
-    try:
+    with _in_words(path):
         if path.is_dir():
             return _from_folder(path)
         return _from_npz(path, unpack_to)
+
+
+def headers(path: Path) -> tuple[Header, Header]:
+    """Shape and type of `x` and `y` in what `from_files` reads, without reading their numbers.
+
+    Raises DataError.
+    """
+    with _in_words(path):
+        if path.is_dir():
+            x, y = (found.array for found in _from_folder(path))
+            return (x.shape, x.dtype), (y.shape, y.dtype)
+        with _opened(path) as archive:
+            x_header, y_header = (_header(archive, name) for name in (SAMPLES, LABELS))
+            return x_header, y_header
+
+
+@contextmanager
+def _in_words(path: Path) -> Iterator[None]:
+    """Turn what reading `path` raises into DataError."""
+    try:
+        yield
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give an .npz file with x and y.") from None
     except DataError:
@@ -55,7 +78,7 @@ def from_files(path: Path, unpack_to: Path | None = None) -> tuple[Found, Found]
         ) from None
 
 
-def _from_folder(path: Path) -> tuple[Found, Found]:
+def _from_folder(path: Path) -> tuple[MappedArray, MappedArray]:
     files = [path / f"{name}.npy" for name in (SAMPLES, LABELS)]
     missing = [file for file in files if not file.is_file()]
     if missing:
@@ -70,7 +93,9 @@ def _from_folder(path: Path) -> tuple[Found, Found]:
     return x, y
 
 
-def _from_npz(path: Path, unpack_to: Path | None) -> tuple[Found, Found]:
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The archive at `path`. Raises DataError unless it has both arrays."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         missing = [name for name in (SAMPLES, LABELS) if f"{name}.npy" not in names]
@@ -78,6 +103,20 @@ def _from_npz(path: Path, unpack_to: Path | None) -> tuple[Found, Found]:
             raise DataError(
                 f"{path} has no array {missing[0]!r}; it must hold x (samples) and y (labels)."
             )
+        yield archive
+
+
+def _header(archive: zipfile.ZipFile, name: str) -> Header:
+    try:
+        with archive.open(f"{name}.npy") as member:
+            shape, _, dtype = read_header(member)
+    except ValueError as error:
+        raise ValueError(f"array {name}: {error}") from None
+    return shape, dtype
+
+
+def _from_npz(path: Path, unpack_to: Path | None) -> tuple[Found, Found]:
+    with _opened(path) as archive:
         x, y = (_array(path, archive, name, unpack_to) for name in (SAMPLES, LABELS))
     return x, y
 

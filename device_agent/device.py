@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.attempts import ENOUGH, Attempts, FailedError, wait_after
+from device_agent.data import check_source
 from device_agent.device_state import DeviceState
 from device_agent.interpreter import Every
+from device_agent.limits import ceilings, check_idle
 from device_agent.link import Link
 from device_agent.log_lines import Line
 from device_agent.owner import OwnerLimits
@@ -53,10 +55,13 @@ def run(
     `max_memory` is in bytes; `validation` see `train_bundle`.
 
     Raises InputError before joining, for limits that cannot be kept and where another agent is at
-    work on `state`, and the errors of Link and of data that cannot be trained on.
+    work on `state`, LimitError for a `max_memory` that is taken already, and the errors of Link and
+    of data that cannot be trained on, where no bundle could be at once.
     """
     folder = DeviceState(state)
     identity = folder.member()
+    check_source(data)
+    check_idle(ceilings(max_memory))
 
     def rest(seconds: float) -> None:
         alive()

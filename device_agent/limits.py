@@ -91,6 +91,16 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdecimal() and int(text) < 1 << 62 else None
 
 
+def check_idle(limits: list[Ceiling]) -> None:
+    """Raise LimitError where one of `limits` is below what this process takes already."""
+    for ceiling in limits:
+        if ceiling.left <= 0:
+            raise LimitError(
+                f"{ceiling.name} allows {megabytes(ceiling.limit)}, and the agent takes "
+                f"{megabytes(ceiling.used)} before any training: allow more than that."
+            )
+
+
 def needed_bytes(manifest: Manifest, validating: bool) -> tuple[int, str] | None:
     """Predicted growth of the process at its peak, in bytes, and the signatures that run then.
 

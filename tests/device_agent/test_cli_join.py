@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bundles import everything
@@ -97,6 +98,7 @@ def test_join_waits_for_a_coordinator_and_can_be_interrupted(tmp_path: Path) -> 
 
 def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
     url = nobody()
+    np.savez(tmp_path / "local.npz", x=np.zeros((2, 1), np.float32), y=np.zeros(2, np.int64))
     done, seconds = interrupted(
         "edgetailor-agent", "run", "--data", "local.npz", "--state", joined(tmp_path, url),
         cwd=tmp_path, after="next try in 2 s",
@@ -107,6 +109,47 @@ def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
     assert talk == waiting(url, 1, 2) + STOPPED
     assert (done.code, done.stdout) == (130, "")
     assert seconds < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("nosuch.npz",), 2, r"^nosuch\.npz does not exist; give an \.npz file with x and y\.$"),
+        (("text.npz",), 2, r"^text\.npz is not a readable \.npz file: "),
+        (("no_y.npz",), 2, r"^no_y\.npz has no array 'y'; "),
+        (("nosuch:local",), 2, r"^nosuch:local cannot be loaded: No module named 'nosuch'\.$"),
+        (
+            ("doubles.npz",), 2,
+            r"^doubles\.npz: x must be float32 or int64 or int32 and y int64 or float32; they are "
+            r"float64 and int64\. Convert them with numpy's astype\.$",
+        ),
+        (
+            ("odd.npz",), 2,
+            r"^odd\.npz: x and y must hold as many samples each; they are \(3, 1\) and \(2,\)\.$",
+        ),
+        (("one.npz",), 2, r"^one\.npz holds 1 sample; training needs at least two\.$"),
+        (("folder",), 2, r"as a folder it lacks y\.npy"),
+        (
+            ("fine.npz", "--max-memory", "20MB"), 5,
+            r"^--max-memory allows 20\.0MB, and the agent takes (3|4|5|6)\d\.\dMB before any "
+            r"training: allow more than that\.$",
+        ),
+    ],
+)  # fmt: skip
+def test_run_finds_at_once_what_no_round_could_be_trained_with(
+    agent: Agent, tmp_path: Path, options: tuple[str, ...], code: int, message: str
+) -> None:
+    one, labels = np.zeros((2, 1), np.float32), np.zeros(2, np.int64)
+    (tmp_path / "text.npz").write_text("x,y\n")
+    np.savez(tmp_path / "no_y.npz", x=one)
+    np.savez_compressed(tmp_path / "doubles.npz", x=one.astype(float), y=labels)
+    np.savez(tmp_path / "odd.npz", x=np.zeros((3, 1), np.float32), y=labels)
+    np.savez(tmp_path / "one.npz", x=one[:1], y=labels[:1])
+    np.savez(tmp_path / "fine.npz", x=one, y=labels)
+    (tmp_path / "folder").mkdir()
+    np.save(tmp_path / "folder" / "x.npy", one)
+    done = agent("run", "--state", joined(tmp_path, nobody()), "--data", *options)
+    assert re.search(message, refusal(done, code)), done
 
 
 def test_status_gives_up_on_a_coordinator_that_is_away(agent: Agent, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         threads = [
             threading.Thread(
                 target=device.run,
-                args=(tmp_path / str(n), "data.npz", said[n].append),
+                args=(tmp_path / str(n), "held_out.npz", said[n].append),
                 kwargs={"sleep": lambda seconds: time.sleep(0.02)},
             )
             for n in range(3)
@@ -69,7 +69,7 @@ def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         for thread in threads:
             thread.join(30)
         later: list[str] = []
-        assert device.run(tmp_path / "0", "data.npz", later.append) == 0
+        assert device.run(tmp_path / "0", "held_out.npz", later.append) == 0
         assert later == ["The last round is over; 0 updates sent since this agent started."]
         operator = Link(server.url, (config.state / "operator.token").read_text().strip(), print)
         status = operator.status()

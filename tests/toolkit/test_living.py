@@ -37,6 +37,8 @@ from vector_fleet import (
     trained,
 )
 
+LOCAL = "{}/coordinator/held_out.npz"
+"""Samples that any device here may train on."""
 TWO = CONFIG[: CONFIG.rindex("[[devices]]")].replace("rounds = 3", "rounds = 2")
 ONE = CONFIG[: CONFIG.rindex("[[devices]]")].replace("count = 2", 'fallback = "slice:0.2"')
 
@@ -90,7 +92,7 @@ def test_a_pause_in_the_middle_of_training(
     limits = OwnerLimits(only_when_charging=True)
     agent = threading.Thread(
         target=device.run,
-        args=(tmp_path / "state", "data.npz", said.append),
+        args=(tmp_path / "state", LOCAL.format(tmp_path), said.append),
         kwargs={"sleep": quick, "limits": limits},
     )
     agent.start()
@@ -163,7 +165,7 @@ def test_who_misses_a_deadline_drops_the_round_and_takes_up_the_next(
 
         monkeypatch.setattr(device, "train_bundle", train)
         monkeypatch.setattr(device, "ASK_S", 0)
-        assert device.run(tmp_path / "slow", "data.npz", said.append, sleep=quick) == 1
+        assert device.run(tmp_path / "slow", LOCAL.format(tmp_path), said.append, sleep=quick) == 1
         assert desk(server).note is None
     assert shown[1:3] == [
         "  desktop-1 (slow) full             training round 1",
@@ -197,7 +199,7 @@ def test_a_smaller_submodel_after_three_failures(
         time.sleep(0.01)
 
     monkeypatch.setattr(device, "train_bundle", train)
-    sent = device.run(tmp_path / "state", "data.npz", said.append, sleep=sleep)
+    sent = device.run(tmp_path / "state", LOCAL.format(tmp_path), said.append, sleep=sleep)
     assert sent == 3
     failed = "Training full failed {}: full does not fit."
     start = said.index("Round 1: training")
@@ -254,7 +256,7 @@ def test_kills_are_reported_when_it_is_started_again(
     monkeypatch.setattr(device, "train_bundle", train_vector)
     said: list[str] = []
 
-    assert device.run(tmp_path / "state", "data.npz", said.append, sleep=quick) == 3
+    assert device.run(tmp_path / "state", LOCAL.format(tmp_path), said.append, sleep=quick) == 3
     assert said[:2] == [
         f"Training full failed 3 times in a row: {KILLED}",
         "Told the coordinator. From round 1 on this device trains slice:0.2.",
@@ -264,13 +266,21 @@ def test_kills_are_reported_when_it_is_started_again(
 @contextmanager
 def agent(folder: Path, *arguments: object, **more: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        command("edgetailor-agent", "run", "--data", "x.npz", "--state", "state", *arguments),
+        command(
+            "edgetailor-agent",
+            "run",
+            "--data",
+            LOCAL.format(folder),
+            "--state",
+            "state",
+            *arguments,
+        ),
         cwd=folder,
         env=environment(**more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    )  # fmt: skip
     try:
         yield process
     finally:
