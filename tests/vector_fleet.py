@@ -3,6 +3,7 @@
 The global model here is one vector, so that what a round must give can be written down.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from toolkit.coordinator.config import CoordinatorConfig, load_config
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.service import Chooser
 
+AGENT_DOCS = Path(__file__).resolve().parents[1] / "docs" / "agent.md"
 SIZE = 1000
 ROUNDS = 3
 CONFIG = """
@@ -184,6 +186,13 @@ def enrol(server: Server, folder: Path) -> dict[str, Link]:
         joined = membership.join(server.url, token(server.config, kind), name, state, print)
         links[joined.device] = Link(server.url, joined.secret, print, patience_s=0)
     return links
+
+
+def documented(code: str) -> re.Pattern[str]:
+    """How docs/agent.md says that a refusal of this code begins."""
+    rows = AGENT_DOCS.read_text().splitlines()
+    (said,) = (row.split(" | ")[0].strip("| ") for row in rows if f"| `{code}` |" in row)
+    return re.compile(re.escape(said).replace(r"\.\.\.", ".*"))
 
 
 Fleet = tuple[Server, dict[str, Link]]

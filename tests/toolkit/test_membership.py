@@ -26,7 +26,18 @@ from device_agent.membership import join, leave, machine_line
 from device_agent.protocol import JoinRequest, SubmodelFailure
 from profiles.errors import AuthorisationError, InputError, LinkError
 from toolkit.coordinator.server import Server
-from vector_fleet import CONFIG, MACHINE, Fleet, configured, running, send, task, token, trained
+from vector_fleet import (
+    CONFIG,
+    MACHINE,
+    Fleet,
+    configured,
+    documented,
+    running,
+    send,
+    task,
+    token,
+    trained,
+)
 
 OPENSSL = shutil.which("openssl")
 
@@ -112,6 +123,36 @@ def test_a_request_signed_for_another_token(server: Server) -> None:
     request = DeviceKey.new().join_request(token(server.config, "desktop"), "desk", MACHINE)
     answer = ask(server, request, token(server.config, "board"))
     assert (answer.status, answer.json()["code"]) == (403, "bad-signature")
+
+
+def test_what_join_says_can_be_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/agent.md lists refusals by the sentences that people see, and by code."""
+    said: dict[str, str] = {}
+
+    def refused(server: Server, key: DeviceKey, bearer: str, **change: object) -> None:
+        request = replace(key.join_request(bearer, "desk", MACHINE), **change)
+        problem = ask(server, request, bearer).json()
+        said[problem["code"]] = problem["message"]
+
+    config, key = configured(tmp_path / "c"), DeviceKey.new()
+    with running(config) as server:
+        board, desktop = token(config, "board"), token(config, "desktop")
+        assert ask(server, key.join_request(board, "desk", MACHINE), board).status == 200
+        refused(server, key, "guess")
+        refused(server, key, desktop)
+        refused(server, DeviceKey.new(), board)
+        refused(server, key, board, timestamp=0)
+        with monkeypatch.context() as patch:
+            patch.setattr("device_agent.keys.time", SimpleNamespace(time=lambda: 946728000))
+            refused(server, key, board)
+    with running(configured(tmp_path / "c", f"token_days = 0.0000001\n{CONFIG}")) as server:
+        refused(server, DeviceKey.new(), desktop)
+    assert set(said) == {
+        "token-unknown", "other-kind", "token-used-up", "bad-signature", "skewed-clock",
+        "token-expired",
+    }  # fmt: skip
+    for code, message in said.items():
+        assert documented(code).match(message), (code, message)
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(-86400, "1999-12-31"), (86400, "2000-01-02")])

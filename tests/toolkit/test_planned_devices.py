@@ -26,7 +26,17 @@ from toolkit.coordinator.choosing import Planner
 from toolkit.coordinator.server import Server
 from toolkit.planning.planning import candidate, looked_at
 from toolkit.planning.workloads import Workloads
-from vector_fleet import CONFIG, MACHINE, assert_soon, configured, running, send, token, trained
+from vector_fleet import (
+    CONFIG,
+    MACHINE,
+    assert_soon,
+    configured,
+    documented,
+    running,
+    send,
+    token,
+    trained,
+)
 
 HEAD = CONFIG[: CONFIG.index("[[devices]]")]
 PHONE = '[[devices]]\nname = "phone"\nsubmodel = "auto"\n'
@@ -111,6 +121,7 @@ def test_a_device_that_nothing_fits_takes_no_place(planner: Planner, tmp_path: P
             join(server.url, bearer, "mine", tmp_path / "a", print, measure=measured)
         assert refused.value.exit_code == 5
         said = str(refused.value)
+        assert documented("nothing-fits").match(said)
         needed = re.search(r'would fit with (memory = "[0-9.]+MB")\)\. ', said)
         assert needed, said
         assert said.endswith(
@@ -132,6 +143,7 @@ def test_a_device_that_nothing_fits_takes_no_place(planner: Planner, tmp_path: P
         status, problem = ask(server, request)
         assert (status, problem["code"]) == (409, "memory-unknown")
         assert "set `memory` of the kind 'phone'" in problem["message"]
+        assert documented("memory-unknown").match(problem["message"])
 
 
 @pytest.mark.parametrize(
@@ -204,6 +216,7 @@ def test_nothing_is_measured_for_a_federation_that_is_over(
         "This federation is over: all of its rounds (1) are done, so there is nothing left to "
         "train."
     )
+    assert documented("over").match(str(refused.value))
     assert not everything(tmp_path / "b")
 
 
