@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.manifest import Initialise, Manifest, Record
+from device_agent.manifest import Manifest
 from device_agent.memory import status_field
+from device_agent.needs import SESSION_BYTES, training_bytes
 from profiles.errors import LimitError
 
 OPTION = "--max-memory"
@@ -106,23 +107,8 @@ def needed_bytes(manifest: Manifest, validating: bool) -> tuple[int, str] | None
 
     None where the bundle does not say it for each of them.
     """
-    groups = [
-        [instruction.signature]
-        if isinstance(instruction, Record | Initialise)
-        else sorted({step.signature for step in instruction.steps})
-        for instruction in manifest.schedule
-    ]
-    if validating:
-        groups.append(["evaluate"])
-    sums = []
-    for group in groups:
-        peaks = [manifest.signatures[name].peak_bytes for name in group]
-        known = [peak for peak in peaks if peak is not None]
-        if len(known) < len(peaks):
-            return None
-        sums.append((sum(known), " and ".join(group)))
-    peak, names = max(sums, default=(0, "nothing"))
-    return peak + TRAINING_BYTES, names
+    found = training_bytes(manifest, validating)
+    return found and (found[0] + TRAINING_BYTES, found[1])
 
 
 def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> None:
@@ -134,14 +120,24 @@ def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> N
     tightest = min(limits, key=lambda ceiling: ceiling.left)
     if peak <= tightest.left:
         return
-    fitting = tightest.left // 10**5 / 10
+    used, allowed = megabytes(tightest.used), megabytes(tightest.limit)
+    if tightest.left <= 0:
+        why = f"the idle agent alone takes {used}, and {tightest.name} allows {allowed}"
+    else:
+        why = (
+            f"running {running} takes {megabytes(peak)} on top of the {used} of the idle agent, "
+            f"and {tightest.name} allows {allowed}"
+        )
+    # Of what is left a submodel gets what the training itself does not take.
+    fitting = tightest.left - TRAINING_BYTES
     smaller = (
-        f", or take a submodel whose peak memory is {fitting}MB at most" if fitting > 0 else ""
+        f", or take a submodel whose peak memory is {fitting // 10**5 / 10}MB at most"
+        if fitting > SESSION_BYTES.get(manifest.runtime, 0)
+        else ""
     )
     raise LimitError(
-        f"{manifest.submodel} does not fit: running {running} takes {megabytes(peak)} on top of "
-        f"the {megabytes(tightest.used)} of the idle agent, and {tightest.name} allows "
-        f"{megabytes(tightest.limit)}. Allow at least {megabytes(peak + tightest.used)}{smaller}."
+        f"{manifest.submodel} does not fit: {why}. Allow at least "
+        f"{megabytes(peak + tightest.used)}{smaller}."
     )
 
 

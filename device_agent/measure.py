@@ -123,6 +123,7 @@ def seconds_of(action: Action) -> float:
 
 def measure(request: Request) -> Measurement | Sustained:
     """Do what `request` asks in this process, which must be a fresh one."""
+    memory.map_large_blocks()
     resettable = memory.reset_peak()
     idle = memory.pages()
     bundle = open_bundle(Path(request.folder))

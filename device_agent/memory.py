@@ -8,6 +8,8 @@ from pathlib import Path
 
 from profiles.profile import Pages
 
+M_MMAP_THRESHOLD = -3
+LARGE_BYTES = 4 << 20
 STATUS = Path("/proc/self/status")
 MEMORY = Path("/proc/meminfo")
 CLEAR = Path("/proc/self/clear_refs")
@@ -68,6 +70,18 @@ def kilobytes(file: Path, name: str) -> int | None:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def map_large_blocks() -> None:
+    """Let large blocks of memory go back to the system at once when they are freed.
+
+    glibc otherwise raises its threshold to the largest block that was freed, up to 32 MB, and keeps
+    what lies between others: how much of that is chance.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def release_unused() -> None:

@@ -10,8 +10,6 @@ from device_agent.memory import release_unused
 from device_agent.runtime_errors import in_words
 
 DESCRIPTION = f"onnxruntime {onnxruntime.__version__}"
-SESSION_BYTES = 10 * 2**20
-"""Code and tables that the first session of a process brings into memory, whatever its graph."""
 LARGEST_FOLDED = 2**20
 """Largest tensor, in bytes, that a session computes from constants when it is opened."""
 DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}

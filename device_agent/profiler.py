@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,9 +20,9 @@ from device_agent import sensors
 from device_agent.bundle import Bundle, open_bundle, training_of
 from device_agent.durations import clock, duration, now
 from device_agent.files import fingerprint
-from device_agent.manifest import Manifest, Signature
+from device_agent.manifest import Manifest
 from device_agent.measurement import Measurement, Request, Task, tasks
-from device_agent.onnx_runtime import SESSION_BYTES
+from device_agent.needs import together
 from device_agent.profile_text import label
 from device_agent.runtime import arena, describe
 from profiles.errors import BundleError, UnstableError
@@ -119,7 +119,7 @@ class Children:
             first_s=found.first_s,
             cold_start_s=found.cold_start_s,
             memory=found.memory,
-            predicted_bytes=predicted(self.bundle.manifest.signatures, task.signatures),
+            predicted_bytes=together(self.bundle.manifest, task.signatures),
         )
 
     def sustain(self, lasting_s: float) -> Sustained:
@@ -174,19 +174,6 @@ class Children:
         return BundleError(
             f"{self.bundle.folder} could not be measured ({' + '.join(task.signatures)}): {last}"
         )
-
-
-def predicted(signatures: Mapping[str, Signature], names: Iterable[str]) -> int | None:
-    """What the manifest predicts `names` to take above the idle process, bytes.
-
-    Of several signatures the sum, as each session keeps its arena while the others run, but what
-    sessions share only once.
-    """
-    peaks = [signatures[name].peak_bytes for name in names]
-    known = [peak for peak in peaks if peak is not None]
-    if len(known) < len(peaks):
-        return None
-    return sum(known) - (len(known) - 1) * SESSION_BYTES
 
 
 def require_stable(profile: Profile) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 from device_agent import memory, sensors
 from device_agent.bundle import Bundle, training_of
 from device_agent.durations import clock, duration, now
-from device_agent.profiler import predicted, structure, versions
+from device_agent.needs import together
+from device_agent.profiler import structure, versions
 from device_agent.runtime import arena, describe
 from profiles.profile import Memory, Method, Phase, Profile, Validity, this_machine, unstable
 
@@ -43,7 +44,7 @@ class RoundProfile:
                 peak_bytes=memory.peak_bytes() if self._resettable else None,
                 held=memory.pages(),
             ),
-            predicted_bytes=predicted(about.signatures, steps),
+            predicted_bytes=together(about, steps),
         )
         return Profile(
             submodel=about.submodel,

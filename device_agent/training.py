@@ -20,7 +20,7 @@ from device_agent.disk import storage_error
 from device_agent.interpreter import OnEpoch, Say, ScheduleRun, quiet, silent
 from device_agent.limits import ceilings, check_fits, held_to, spare_bytes
 from device_agent.manifest import FileEntry, label_dtype, uploaded
-from device_agent.memory import ran_out
+from device_agent.memory import map_large_blocks, ran_out
 from device_agent.personal import personal_entries
 from device_agent.round_profile import RoundProfile
 from device_agent.runtime import describe
@@ -79,6 +79,7 @@ def train_bundle(
     out = Path(out)
     with _trouble_in_words(out):
         bundle = open_bundle(Path(folder))
+        map_large_blocks()
         limits = ceilings(max_memory)
         check_fits(bundle.manifest, validation > 0, limits)
         with working_folder(out) as scratch:

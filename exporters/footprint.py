@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import onnx
 
-from device_agent.onnx_runtime import SESSION_BYTES
+from device_agent import needs
 from exporters.arena import arena_bytes
 from exporters.liveness import Buffer, liveness
 
+SESSION_BYTES = needs.SESSION_BYTES["onnx"]
 NODE_BYTES = 5300
 """What a session keeps for each node of the graph."""
 

@@ -168,7 +168,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """All that a submodel has a device do for one batch, and what is sent in a round, in bytes.
 
     Stages of the multi-step forward pass are `recording`, one open at a time; the signatures of
-    `training` are open together and share `state` (bytes).
+    `training` are open together and share `state` (bytes), in which a personal model counts twice:
+    as it was before the round, too.
     """
 
     recording: tuple[SignatureWork, ...]

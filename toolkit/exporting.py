@@ -5,8 +5,10 @@ from pathlib import Path
 
 from torch import nn
 
+from device_agent.bundle import read_manifest
 from device_agent.files import check_file_place, fingerprint, write_file
 from device_agent.manifest import MANIFEST
+from device_agent.needs import training_bytes
 from exporters import export
 from exporters.bundle_writer import Graph, peak_bytes
 from exporters.costs import macs
@@ -62,7 +64,9 @@ class SignatureCost:
 class Exported:
     """One exported bundle of `bytes` in all.
 
-    A dry run has no bundle hash, no size, no signatures, no verdict and no fit.
+    `training` is what the most demanding part of its training is predicted to add to an idle
+    agent's memory (bytes), and the signatures that run then; None where that is not known. A dry
+    run has no bundle hash, no size, no signatures, no verdict and no fit.
     """
 
     out: Path
@@ -70,6 +74,7 @@ class Exported:
     bundle_sha256: str | None = None
     bytes: int | None = None
     signatures: tuple[SignatureCost, ...] = ()
+    training: tuple[int, str] | None = None
     verdict: Verdict | None = None
     fit: Fit | None = None
 
@@ -135,15 +140,17 @@ def export_from(origin: Origin, request: Request, report: Report) -> Exported:
         force=request.force,
         report=report,
     )
+    manifest = (request.out / MANIFEST).read_bytes()
     return Exported(
         out=request.out,
         inspection=inspection,
-        bundle_sha256=fingerprint((request.out / MANIFEST).read_bytes()).sha256,
+        bundle_sha256=fingerprint(manifest).sha256,
         bytes=sum(file.stat().st_size for file in request.out.iterdir()),
         signatures=tuple(
             cost(signature, exported.graphs[signature.name], request.training.batch_size)
             for signature in submodel.program.signatures
         ),
+        training=training_bytes(read_manifest(manifest, request.out / MANIFEST)),
         verdict=exported.verdict,
         fit=fit(submodel, values, origin.numbers),
     )
@@ -197,6 +204,7 @@ def as_json(exported: Exported) -> dict[str, object]:
         "bundle_sha256": exported.bundle_sha256,
         "bundle_bytes": exported.bytes,
         "signatures": [asdict(signature) for signature in exported.signatures],
+        "training_peak_bytes": exported.training and exported.training[0],
         "verification": verdict
         and {
             "relative_error": verdict.error,

@@ -152,6 +152,9 @@ def show_export(exported: Exported, batch: int) -> None:
         graphs.add_row(one.name, operators, macs, size(one.graph_bytes), peak(one.peak_bytes))
     console.print(graphs)
     console.print(f"for a batch of {batch}; peak memory: predicted, above the idle agent")
+    if exported.training is not None:
+        most, running = exported.training
+        console.print(f"training: peak memory {size(most)}, running {running}")
     explain_unknown(exported.signatures)
     if exported.verdict is None:
         console.print("not verified (--no-verify)")
@@ -171,7 +174,7 @@ def show_tiers(tiers: Sequence[TierResult]) -> None:
     console.print(rows)
     exported = [one.exported for one in tiers if one.exported is not None]
     if any(found.signatures for found in exported):
-        console.print("peak memory: predicted, of the costliest signature, above the idle agent")
+        console.print("peak memory: predicted, of the whole training, above the idle agent")
     explain_unknown([one for found in exported for one in found.signatures])
     if any(found.verdict for found in exported):
         console.print("error: the worst tensor's, relative to its norm, against PyTorch in float64")
@@ -190,7 +193,8 @@ def figures(one: TierResult) -> tuple[str, str, str, str]:
     if found.bytes is None:
         return params, "", size(found.inspection.bytes), "dry run"
     error = "not verified" if found.verdict is None else f"{found.verdict.error:.1e}"
-    return params, highest(found.signatures), size(found.bytes), error
+    peak_bytes = found.training and found.training[0]
+    return params, peak(peak_bytes), size(found.bytes), error
 
 
 def peak(predicted: int | None) -> str:
@@ -202,12 +206,6 @@ def explain_unknown(signatures: Sequence[SignatureCost]) -> None:
     """Where to get the peaks that are missing, if any are."""
     if any(one.peak_bytes is None for one in signatures):
         print("unknown: `edgetailor-agent profile` measures it on the device")
-
-
-def highest(signatures: Sequence[SignatureCost]) -> str:
-    """The highest peak of `signatures`; unknown where one of them is."""
-    peaks = [signature.peak_bytes for signature in signatures]
-    return peak(None if None in peaks else max(filter(None, peaks)))
 
 
 def show_evaluation(found: Evaluation) -> None:

@@ -8,12 +8,12 @@ import numpy as np
 import sympy
 from ai_edge_litert import schema_py_generated as schema
 
+from device_agent import needs
 from exporters.footprint import Footprint
 from exporters.liveness import Buffer, Liveness
 from exporters.tflite.flatbuffer import Size, Subgraph
 
-SESSION_BYTES = 14 * 2**20
-"""Code and tables of LiteRT that one session brings into memory, whatever its file."""
+SESSION_BYTES = needs.SESSION_BYTES["litert"]
 OPERATOR_BYTES = 3000
 """What a session keeps for each operator of the file."""
 WIDTHS = {

@@ -13,7 +13,7 @@ from commands import edgetailor, refused, run
 from device_agent.bundle import open_bundle
 from profiles.errors import ExportError, InputError, SpecError, VerificationError
 from toolkit.exporting import SignatureCost
-from toolkit.tables import explain_unknown, highest
+from toolkit.tables import explain_unknown
 from toolkit.tiers import TierResult, exit_code, read_tiers, tiers_of
 
 TIERS = """
@@ -33,7 +33,7 @@ TABLE = r"""bundle   submodel          params  peak memory     size    error
 desktop  full                 340 +[\d.]+ MB +[\d.]+ kB  \d\.\de-\d\d
 board    slice:0\.01 +failed
 phone    slice:classifier     296 +[\d.]+ MB +[\d.]+ kB  \d\.\de-\d\d
-peak memory: predicted, of the costliest signature, above the idle agent
+peak memory: predicted, of the whole training, above the idle agent
 error: the worst tensor's, relative to its norm, against PyTorch in float64
 board: 'slice:0\.01': the smallest slice of this model has capacity 0\.636; allow
   at least that\.
@@ -99,12 +99,6 @@ def test_a_dry_run_of_several(folder: Path) -> None:
     )
     assert len(done.stdout.splitlines()) == 3  # nothing is said of figures that are not there
     assert not (folder / "f").exists()
-
-
-def test_the_peak_of_a_bundle_is_its_costliest_signatures() -> None:
-    signatures = [SignatureCost(name, 1, 1, 1, peak) for name, peak in (("a", 7), ("b", 9000))]
-    assert highest(signatures) == "9.0 kB"
-    assert highest([*signatures, SignatureCost("c", 1, 1, 1, None)]) == "unknown"
 
 
 def test_an_unknown_peak_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,7 +106,11 @@ class Workloads:
             work=Workload(
                 recording=tuple(recording),
                 training=tuple(training),
-                state=sum(4 * count(e.shape) for e in program.tensors if e.name in states),
+                state=sum(
+                    4 * count(e.shape) * (2 if e.role == "personal" else 1)
+                    for e in program.tensors
+                    if e.name in states
+                ),
                 down=submodel.bytes,
                 up=sum(4 * count(e.shape) for e in table),
             ),
