@@ -14,6 +14,8 @@ from device_agent.needs import SESSION_BYTES, training_bytes
 from profiles.errors import LimitError
 
 OPTION = "--max-memory"
+SPACE = "the limit of the address space (ulimit -v)"
+DATA = "the limit of data (ulimit -d)"
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
@@ -23,6 +25,8 @@ STACK_BYTES = 8 << 20
 """Address space that Linux sets aside for each thread; next to none of it is ever used."""
 
 
+LEAST = {resource.RLIMIT_AS: 170 * 10**6, resource.RLIMIT_DATA: 80 * 10**6}
+"""What the agent takes of each before it trains anything, as measured on x86-64 with one thread."""
 TRAINING_BYTES = 6 << 20
 """What reading the bundle and the data and a run of several stages take besides the signatures."""
 
@@ -46,14 +50,28 @@ def ceilings(max_memory: int | None = None) -> list[Ceiling]:
     found = [
         (OPTION, max_memory, "VmRSS"),
         ("the control group (memory.max)", cgroup_limit(), "VmRSS"),
-        ("the limit of the address space (ulimit -v)", _soft(resource.RLIMIT_AS), "VmSize"),
-        ("the limit of data (ulimit -d)", _soft(resource.RLIMIT_DATA), "VmData"),
+        (SPACE, _soft(resource.RLIMIT_AS), "VmSize"),
+        (DATA, _soft(resource.RLIMIT_DATA), "VmData"),
     ]
     return [
         Ceiling(name, limit, status_field(field) or 0)
         for name, limit, field in found
         if limit is not None
     ]
+
+
+def check_room() -> None:
+    """Raise LimitError under a limit of this process too low for the agent with its runtime.
+
+    Their libraries would end the process without a word that helps.
+    """
+    for kind, name in ((resource.RLIMIT_AS, SPACE), (resource.RLIMIT_DATA, DATA)):
+        limit = _soft(kind)
+        if limit is not None and limit < LEAST[kind]:
+            raise LimitError(
+                f"The agent with its runtime takes {megabytes(LEAST[kind])} before it trains "
+                f"anything, and {name} allows {megabytes(limit)}. Allow more than that."
+            )
 
 
 def _soft(kind: int) -> int | None:

@@ -7,12 +7,13 @@ are open together share is held once: the runtime's first session, the state, th
 import math
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
-from device_agent.manifest import EVALUATE, Initialise, Manifest, Port, Record, Train
+from device_agent.manifest import EVALUATE, Dtype, Initialise, Manifest, Port, Record, Train
 
 SESSION_BYTES = {"onnx": 10 << 20, "litert": 14 << 20}
 """Code and tables that the first session of a process brings into memory, whatever its graph."""
+
+WIDTHS: dict[Dtype, int] = {"float32": 4, "int64": 8}
+"""Bytes of a number; numpy, which knows them, takes more memory than a limit may allow."""
 
 
 def together(manifest: Manifest, names: Sequence[str], kept: Iterable[str] = ()) -> int | None:
@@ -81,6 +82,6 @@ def size_of(port: Port, batch: int) -> int:
     return size([batch if n is None else n for n in port.shape], port.dtype)
 
 
-def size(shape: Iterable[int], dtype: str) -> int:
+def size(shape: Iterable[int], dtype: Dtype) -> int:
     """Bytes of an array."""
-    return math.prod(shape) * np.dtype(dtype).itemsize
+    return math.prod(shape) * WIDTHS[dtype]

@@ -3,6 +3,8 @@
 One file a command.
 """
 
+import os
+
 import click
 
 from device_agent.cli.calibrate_command import calibrate
@@ -16,6 +18,7 @@ from device_agent.cli.status_command import status
 from device_agent.cli.train_command import train
 from device_agent.cli.uninstall_service_command import uninstall_service
 from device_agent.console import EXIT_CODES, run
+from device_agent.limits import check_room
 
 
 @click.group(epilog=EXIT_CODES, context_settings={"max_content_width": 100})
@@ -26,6 +29,7 @@ def main_group() -> None:
     Alone: train a bundle folder that you copied here, and copy the update back. In a federation:
     join once, then run.
     """
+    check_room()
 
 
 COMMANDS = (
@@ -46,4 +50,6 @@ for command in COMMANDS:
 
 def main() -> None:
     """Entry point of `edgetailor-agent`."""
+    # numpy multiplies no matrices here; for each thread that might, it sets 40 MB aside.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     run(main_group, "edgetailor-agent")

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from bundles import BundleOf, everything, once, rewrite, write_data
-from commands import environment
+from commands import Done, command, environment
 from device_agent import limits
 from device_agent.bundle import open_bundle
 from device_agent.checkpoint import CHECKPOINT, training_folder
-from device_agent.limits import Ceiling, ceilings, cgroup_limit, check_fits, needed_bytes
+from device_agent.limits import LEAST, Ceiling, ceilings, cgroup_limit, check_fits, needed_bytes
 from device_agent.onnx_runtime import OnnxSession
 from device_agent.training import train_bundle
 from device_agent.update import read_update
@@ -179,6 +179,49 @@ def test_memory_that_runs_out_early_is_said_in_one_sentence(
         r"submodel; the same command goes on where it was\.",
     )
     assert everything(tmp_path / "out") == {}
+
+
+def train_limited(kind: int, limit: int, bundle: Path, data: Path, cwd: Path) -> Done:
+    """Train in a process that the system holds to `limit` bytes of `kind`."""
+    words = command("edgetailor-agent", "train", bundle, "--data", data, "--out", "u")
+    done = subprocess.run(
+        [*words, "--threads", "1"], cwd=cwd, env=environment(OMP_NUM_THREADS="4"), text=True,
+        capture_output=True, timeout=60,
+        preexec_fn=lambda: resource.setrlimit(kind, (limit, limit)),
+    )  # fmt: skip
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "limits"),
+    [
+        (resource.RLIMIT_AS, r"address space \(ulimit -v\)", (40, 62, 123, 150, 169)),
+        (resource.RLIMIT_DATA, r"data \(ulimit -d\)", (20, 41, 61, 79)),
+    ],
+    ids=["-v", "-d"],
+)
+def test_a_limit_below_the_agents_own_is_said_before_anything_is_loaded(
+    kind: int, option: str, limits: tuple[int, ...], tmp_path: Path
+) -> None:
+    least = f"{LEAST[kind] // 10**6}.0MB"
+    for limit in limits:
+        done = train_limited(kind, limit * 10**6, Path("b"), Path("d"), tmp_path)
+        assert done.code == 5, (limit, done.stderr)
+        assert_sentence(
+            done.stderr,
+            rf"The agent with its runtime takes {least} before it trains anything, and the limit "
+            rf"of (the )?{option} allows {limit}\.0MB\. Allow more than that\.",
+        )
+
+
+@pytest.mark.parametrize("kind", [resource.RLIMIT_AS, resource.RLIMIT_DATA], ids=["-v", "-d"])
+def test_under_the_least_limit_the_agent_still_speaks(
+    bundle_of: BundleOf, kind: int, tmp_path: Path
+) -> None:
+    data = write_data(tmp_path / "local.npz")
+    done = train_limited(kind, LEAST[kind], bundle_of("full"), data, tmp_path)
+    assert done.code == 5
+    assert_sentence(done.stderr, r"full does not fit: .*\. Allow at least [\d.]+MB\.")
 
 
 def assert_sentence(stderr: str, pattern: str) -> None:
