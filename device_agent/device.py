@@ -154,10 +154,7 @@ class _Member:
             self._say(Line(text, round=work.round))
             return False
         except _ClosedError:
-            text = (
-                f"Round {work.round} closed before this device was done: its training is dropped."
-            )
-            self._say(Line(text, round=work.round))
+            self._say(Line(CLOSED.format(work.round), round=work.round))
             return False
         self._say(Line(f"Round {work.round}: the update was taken.", round=work.round))
         return True
