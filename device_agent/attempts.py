@@ -14,12 +14,12 @@ from device_agent.files import write_file
 from device_agent.manifest import Struct, encode
 from device_agent.protocol import SubmodelFailure
 from profiles.decoding import MalformedError, decode_json
-from profiles.errors import LimitError, UpdateError
+from profiles.errors import DoesNotFitError, LimitError, UpdateError
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 KILLED = "its process was killed; the system's log tells whether for its memory"
 ENOUGH = 3
-"""After so many failures on end a smaller submodel is asked for."""
+"""After so many failures on end a smaller submodel is asked for, after a final one at once."""
 FIRST_WAIT_S = 10.0
 LONGEST_WAIT_S = 600.0
 
@@ -35,10 +35,14 @@ class Record(Struct, frozen=True, kw_only=True):
 
 
 class FailedError(Exception):
-    """Training failed, and that is written down: `failure` with all before it on end."""
+    """Training failed, and that is written down: `failure` with all before it on end.
 
-    def __init__(self, record: Record) -> None:
+    A `final` one would be the same the next time.
+    """
+
+    def __init__(self, record: Record, final: bool = False) -> None:
         super().__init__(record.reason)
+        self.final = final
         self.round = record.round
         self.failure = SubmodelFailure(
             submodel=record.submodel, failures=record.failures, reason=record.reason
@@ -67,7 +71,7 @@ class Attempts:
         except (LimitError, UpdateError) as error:
             failed = replace(known, failures=before + 1, reason=str(error))
             self._write(failed)
-            raise FailedError(failed) from error
+            raise FailedError(failed, isinstance(error, DoesNotFitError)) from error
         except BaseException:
             self._write(known)
             raise

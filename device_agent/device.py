@@ -218,9 +218,10 @@ class _Member:
     def _cope(self, failed: FailedError) -> None:
         """Wait before the next attempt, or ask for a smaller submodel and let the round go."""
         failure = failed.failure
-        text = f"Training {failure.submodel} failed {in_a_row(failure.failures)}: {failed}"
+        often = "" if failed.final else f" {in_a_row(failure.failures)}"
+        text = f"Training {failure.submodel} failed{often}: {failed}"
         self._say(Line(text, level="warning", round=failed.round, submodel=failure.submodel))
-        if failure.failures < ENOUGH:
+        if failure.failures < ENOUGH and not failed.final:
             wait = wait_after(failure.failures)
             self._say(f"Trying again in {wait:.0f} s.")
             self._rest(wait)

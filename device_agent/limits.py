@@ -11,7 +11,7 @@ from pathlib import Path
 from device_agent.manifest import Manifest
 from device_agent.memory import status_field
 from device_agent.needs import SESSION_BYTES, training_bytes
-from profiles.errors import LimitError
+from profiles.errors import DoesNotFitError, LimitError
 
 OPTION = "--max-memory"
 SPACE = "the limit of the address space (ulimit -v)"
@@ -130,7 +130,7 @@ def needed_bytes(manifest: Manifest, validating: bool) -> tuple[int, str] | None
 
 
 def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> None:
-    """Raise LimitError where training would go over one of `limits`, as far as is predicted."""
+    """Raise DoesNotFitError where training is predicted to go over one of `limits`."""
     need = needed_bytes(manifest, validating)
     if need is None or not limits:
         return
@@ -153,7 +153,7 @@ def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> N
         if fitting > SESSION_BYTES.get(manifest.runtime, 0)
         else ""
     )
-    raise LimitError(
+    raise DoesNotFitError(
         f"{manifest.submodel} does not fit: {why}. Allow at least "
         f"{megabytes(peak + tightest.used)}{smaller}."
     )

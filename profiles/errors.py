@@ -53,6 +53,10 @@ class LimitError(EdgeTailorError):
     exit_code = 5
 
 
+class DoesNotFitError(LimitError):
+    """A bundle that needs more memory than a process may use: refused before anything is tried."""
+
+
 class NothingFitsError(EdgeTailorError):
     """No submodel is within the budgets of a device."""
 

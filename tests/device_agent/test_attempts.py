@@ -10,7 +10,7 @@ import pytest
 
 from commands import environment
 from device_agent.attempts import KILLED, Attempts, FailedError, wait_after
-from profiles.errors import DataError, LimitError
+from profiles.errors import DataError, DoesNotFitError, LimitError, UpdateError
 
 KILLED_WHILE_TRAINING = """
 import os, signal, sys
@@ -45,6 +45,23 @@ def test_failures_add_up_until_a_success_or_another_submodel(tmp_path: Path) -> 
         pass
     assert not (tmp_path / "a.json").exists()
     assert failing(attempts, LimitError("full up"), "slice:0.2") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "final"),
+    [
+        (DoesNotFitError("too large"), True),
+        (LimitError("ran out"), False),
+        (UpdateError(""), False),
+    ],
+)
+def test_what_would_be_the_same_the_next_time_is_final(
+    tmp_path: Path, error: Exception, final: bool
+) -> None:
+    attempts = Attempts(tmp_path / "a.json")
+    with pytest.raises(FailedError) as failed, attempts.attempt("full", 7):
+        raise error
+    assert failed.value.final is final
 
 
 @pytest.mark.parametrize("error", [DataError("no data"), KeyboardInterrupt(), SystemExit(0)])

@@ -22,6 +22,7 @@ CODES = {
     errors.VerificationError: 4,
     errors.StorageError: 2,
     errors.LimitError: 5,
+    errors.DoesNotFitError: 5,
     errors.NothingFitsError: 5,
     errors.LinkError: 6,
     errors.AuthorisationError: 6,

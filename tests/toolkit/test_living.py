@@ -23,7 +23,7 @@ from device_agent.membership import join, leave
 from device_agent.owner import OwnerLimits
 from device_agent.protocol import DeviceStatus, SubmodelFailure
 from device_agent.status import lines
-from profiles.errors import LimitError
+from profiles.errors import DoesNotFitError, LimitError
 from toolkit.coordinator.server import Server
 from vector_fleet import (
     CONFIG,
@@ -243,6 +243,51 @@ def test_what_a_device_reports_is_shown_whole_and_in_80_columns(tmp_path: Path) 
     assert shown[1].startswith(f"  desktop-1 ({'x' * 13}... full ")
     assert max(map(len, shown)) <= 80
     assert " ".join(line.strip() for line in shown[2:]) == cut
+
+
+@pytest.mark.parametrize("refused", ["full", "any"])
+def test_what_does_not_fit_is_refused_once(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    waits, said = list[float](), list[str]()
+
+    def train(folder: Path, data: str, out: Path, **options: object) -> Trained:
+        submodel = json.loads((folder / "manifest.json").read_bytes())["submodel"]
+        if refused in (submodel, "any"):
+            raise DoesNotFitError(f"{submodel} does not fit.")
+        return train_vector(folder, data, out, **options)  # type: ignore[arg-type]
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if refused == "any" and len(waits) > 3:
+            raise KeyboardInterrupt
+        time.sleep(0.01)
+
+    monkeypatch.setattr(device, "train_bundle", train)
+    lines = [
+        "Round 1: training", "Training full failed: full does not fit.",
+        "Told the coordinator. From round 1 on this device trains slice:0.2.",
+        "Round 1: training",
+    ]  # fmt: skip
+    if refused == "any":
+        with pytest.raises(KeyboardInterrupt):
+            device.run(tmp_path / "state", LOCAL.format(tmp_path), said.append, sleep=sleep)
+        lines += [
+            "Training slice:0.2 failed: slice:0.2 does not fit.",
+            "Told the coordinator. It has no smaller submodel for this device; trying again in the "
+            "next round.",
+        ]
+    else:
+        assert device.run(tmp_path / "state", LOCAL.format(tmp_path), said.append, sleep=sleep) == 3
+    start = said.index("Round 1: training")
+    told = [line for line in said[start:] if not line.startswith("Fetching")]
+    assert told[: len(lines)] == lines
+    assert max(waits, default=0) < 5  # nothing waits before another try
+    note = {
+        "full": "full failed 1 time: full does",
+        "any": "slice:0.2 failed 1 time: slice:0.2 does",
+    }
+    assert desk(server).note == f"{note[refused]} not fit."
 
 
 def test_kills_are_reported_when_it_is_started_again(

@@ -193,7 +193,8 @@ class Coordinator:
                 self.rounds.excuse(device.id)
                 if from_ is None and fallback is not None:
                     from_ = self.rounds.round + 1
-                what = f"{failure.submodel} failed {failure.failures} times: {failure.reason}"
+                times = counted(failure.failures, "time")
+                what = f"{failure.submodel} failed {times}: {failure.reason}"
                 trouble = shortened(what, TROUBLE_LENGTH)
                 self.store.registry.note_trouble(device.id, trouble, from_)
                 if trouble != device.trouble:
