@@ -21,7 +21,7 @@ from toolkit.parts import by_parameter, held_shapes, places
 from toolkit.policy import AggregationPolicy
 from toolkit.product import Product
 from toolkit.spec import parse_spec
-from toolkit.strength import strength
+from toolkit.strength import strength, trainable
 from toolkit.submodel import Family, Shapes, shapes_of
 from toolkit.weights import GlobalModel
 
@@ -131,7 +131,8 @@ class Aggregation:
 
     def _weight(self, record: UpdateRecord) -> float:
         by_strength = self.policy.weights == "softmax"
-        gamma = strength(record.submodel, record.tensors, self.shapes) if by_strength else 1.0
+        shapes = trainable(self.model.tensors)
+        gamma = strength(record.submodel, record.tensors, shapes) if by_strength else 1.0
         return self.policy.weight(record.samples, gamma)
 
     def _group(self, key: str, family: Family, table: Table) -> FactorMean:

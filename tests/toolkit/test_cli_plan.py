@@ -10,6 +10,7 @@ import pytest
 from command_models import NETS, TINY
 from commands import Done, edgetailor, run
 from made_calibration import DEVICE
+from toolkit.planning.showing import distinct
 
 SPECS = ("full", "width:0.5", "slice:classifier", "low-rank:0.5")
 TABLE = """\
@@ -91,6 +92,15 @@ def test_json(desk: Path) -> None:
     assert full["exceeded"] == [
         {"budget": "bandwidth", "over": 784, "smallest_admitting": full["traffic_bytes"]}
     ]
+
+
+def test_strengths_that_differ_read_differently() -> None:
+    strengths = [1.0, 0.99977, 0.5, 0.25, 0.0123, 0.0118, 0.0004]
+    assert [distinct(one, strengths) for one in strengths] == [
+        "1.00", "0.9998", "0.50", "0.25", "0.0123", "0.0118", "0.0004",
+    ]  # fmt: skip
+    assert distinct(0.5, [0.5, 0.5]) == "0.50"
+    assert distinct(1 / 3, [1 / 3 + 1e-9]) == "0.333333"
 
 
 def test_a_stale_profile_is_doubted(desk: Path) -> None:

@@ -244,6 +244,16 @@ def test_what_a_configuration_cannot_mean(tmp_path: Path, kind: str, message: st
         configured(tmp_path, HEAD + kind)
 
 
+@pytest.mark.parametrize("spec", ["full", "pfedme"])
+def test_what_trains_all_has_strength_one(spec: str, tmp_path: Path) -> None:
+    """The model counts the batches of its norms, which no device sends."""
+    model, numbers = tiny_model()
+    assert any(not tensor.is_floating_point() for tensor in numbers.tensors.values())
+    known = Workloads(model, SAMPLE_SHAPE, TRAINING, cache=tmp_path).of(spec)
+    assert isinstance(known, Known)
+    assert known.strength == 1
+
+
 @pytest.mark.parametrize("spec", ["full", "width:0.5", "slice:classifier", "cp:2", "pfedme"])
 def test_the_agent_does_not_refuse_what_a_plan_admits(spec: str, tmp_path: Path) -> None:
     """In its own reckoning it holds the connection, 6 MB, before it adds what training takes."""

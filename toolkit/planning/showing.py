@@ -1,7 +1,7 @@
 """A plan for people, and as JSON."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from textwrap import fill
 from typing import Any
 
@@ -16,18 +16,21 @@ from toolkit.tables import size, table
 PLAN_VERSION = 1
 Written = Callable[[str, float], str]
 """(resource, needed) -> the budget that allows it, as its owner sets it."""
+MOST_PLACES = 6
 
 
 def show_plan(planned: Planned) -> None:
     """All candidates, best first, with what each takes, and why each was passed over."""
     console = Console(highlight=False)
     console.print(f"{planned.device.name}: {allowed(planned)}", markup=False)
+    strengths = {row.candidate.strength for row in planned.plan.rows}
     rows = table("submodel", "strength", "memory", "step", "sent")
     for row in planned.plan.rows:
         one = row.candidate
         step = "unknown" if one.step is None else span(one.step, milliseconds)
         memory = span(one.memory, size)
-        rows.add_row(one.submodel, f"{one.strength:.2f}", memory, step, size(one.traffic))
+        strength = distinct(one.strength, strengths)
+        rows.add_row(one.submodel, strength, memory, step, size(one.traffic))
     console.print(rows)
     say(
         "memory and step: predicted - upper bound, which a budget must allow; memory is the "
@@ -41,6 +44,18 @@ def show_plan(planned: Planned) -> None:
         say(f"{other.submodel}: not possible: {reason}")
     for note in planned.notes:
         say(f"note: {note}")
+
+
+def distinct(value: float, others: Iterable[float]) -> str:
+    """A strength with two decimals, or more until it reads like no other one, nor like 0 or 1."""
+    if value == round(value, 2):
+        return f"{value:.2f}"
+    different = {0.0, 1.0, *others} - {value}
+    for places in range(2, MOST_PLACES):
+        text = f"{value:.{places}f}"
+        if all(f"{other:.{places}f}" != text for other in different):
+            return text
+    return f"{value:.{MOST_PLACES}f}"
 
 
 def say(sentence: str) -> None:

@@ -25,8 +25,8 @@ from profiles.workload import Workload
 from toolkit.families import family_named
 from toolkit.spec import parse_spec
 from toolkit.splitting import split
-from toolkit.strength import strength
-from toolkit.submodel import Submodel, count, shapes_of
+from toolkit.strength import strength, trainable
+from toolkit.submodel import Submodel, count
 from toolkit.training import TrainingConfig
 from toolkit.weights import from_model
 
@@ -102,7 +102,7 @@ class Workloads:
         table = uploaded(program.tensors)
         return Known(
             submodel=str(submodel.spec),
-            strength=strength(str(submodel.spec), table, shapes_of(from_model(self.model).tensors)),
+            strength=strength(str(submodel.spec), table, trainable(from_model(self.model).tensors)),
             work=Workload(
                 recording=tuple(recording),
                 training=tuple(training),
