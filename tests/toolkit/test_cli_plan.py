@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -32,7 +33,8 @@ made-up: 88.0 MB of memory, 0.4 ms a step
 {TABLE}full: step-time: over by 0.208 ms (would fit with --step-time 0.000609)
 slice:classifier: chosen
 width:0.5: step-time: over by 0.198 ms (would fit with --step-time 0.000599)
-{IMPOSSIBLE}"""
+{IMPOSSIBLE}next: edgetailor export {" ".join(TINY)} --submodel slice:classifier --out bundle
+"""
 NOTHING = """\
 Error: Nothing fits made-up. slice:classifier comes nearest; memory: over by 31.0 MB (would fit \
 with --memory 85.1MB).
@@ -68,6 +70,35 @@ def test_the_strongest_that_fits_is_chosen(desk: Path) -> None:
     assert [line.split("] ")[1] for line in again.stderr.splitlines()] == [
         "exporting low-rank:0.5 to look at its graphs"
     ]
+
+
+def test_what_is_planned_is_what_is_exported(desk: Path) -> None:
+    """Adam keeps two tensors a parameter and its count, SGD with momentum one; here SGD none."""
+    found = {}
+    for options in ("--momentum 0.0", "", "--optimizer adam --weight-decay 0.1 --masked"):
+        words = ("--memory", "200MB", *options.split())
+        done = plan(desk, *words, "--json", specs=("full",))
+        (one,) = json.loads(done.stdout)["candidates"]
+        found[options] = one["memory_bytes"]
+        said = plan(desk, *words, specs=("full",)).stdout.splitlines()[-1]
+        command = ["edgetailor", "export", *TINY, *options.split()]
+        assert sorted(shlex.split(said)) == sorted(
+            ["next:", *command, "--submodel", "full", "--out", "bundle"]
+        )
+    plain, momentum, adam = found.values()
+    numbers = 36 + 4 + 4 + 36 * 8 + 8
+    # In and out of a step: each tensor more is twice in memory; a node more is 5300 bytes.
+    assert momentum - plain >= 2 * 4 * numbers
+    assert adam - momentum >= 2 * 4 * numbers
+
+
+def test_step_times_have_units(desk: Path) -> None:
+    same = [
+        plan(desk, "--memory", "200MB", "--step-time", time, "--json", specs=("full",)).stdout
+        for time in ("0.0005", "0.5ms", "0.5 MS", "0.0005s")
+    ]
+    assert len(set(same)) == 1
+    assert json.loads(same[0])["budgets"]["step_s"] == 0.0005
 
 
 def test_where_nothing_fits(desk: Path) -> None:
@@ -132,6 +163,9 @@ def test_built_in_profiles_are_listed(tmp_path: Path) -> None:
             "Error: Invalid value for '--memory': A size is a number and a unit",
         ),
         (("--profile", "android-low", "--step-time", "0"), "0.0 is not in the range x>0"),
+        (("--profile", "android-low", "--step-time", "5h"), "A time is a number and ms or s, or"),
+        (("--profile", "android-low", "--step-time", "nan"), "A time is a number and ms or s, or"),
+        (("--profile", "android-low", "--momentum", "2"), "momentum must be below 1; it is 2.0."),
         (("--profile", "android-low", "--submodel", "slices"), "There is no submodel family"),
     ],
 )

@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import click
 
-from toolkit.cli.options import loss_option, model_options
-from toolkit.training import Loss, Optimizer, TrainingConfig
+from toolkit.cli.options import model_options, training_options
+from toolkit.training import TrainingConfig
 
 
 def list_operators(context: click.Context, option: click.Parameter, asked: bool) -> None:
@@ -45,49 +45,7 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
     type=click.Path(path_type=Path),
     help="New bundle folder; of several bundles the folder around them.",
 )
-@click.option(
-    "--epochs",
-    default=TrainingConfig.epochs,
-    show_default=True,
-    help="Local passes over the data, at least 1.",
-)
-@click.option(
-    "--learning-rate",
-    default=TrainingConfig.learning_rate,
-    show_default=True,
-    help="Learning rate, from 0 up.",
-)
-@loss_option
-@click.option(
-    "--masked",
-    is_flag=True,
-    help="Leave classes out of the loss that a device has no samples of.",
-)
-@click.option(
-    "--optimizer",
-    type=click.Choice(get_args(Optimizer)),
-    default=TrainingConfig.optimizer,
-    show_default=True,
-    help="What takes the steps.",
-)
-@click.option(
-    "--momentum",
-    default=TrainingConfig.momentum,
-    show_default=True,
-    help="Momentum of sgd and nesterov, from 0 to below 1.",
-)
-@click.option(
-    "--weight-decay",
-    default=TrainingConfig.weight_decay,
-    show_default=True,
-    help="Added to the gradient; with adamw taken off the parameters.",
-)
-@click.option(
-    "--proximal",
-    default=TrainingConfig.proximal,
-    show_default=True,
-    help="FedProx's mu, which holds a device near the weights it got.",
-)
+@training_options
 @click.option(
     "--save-weights",
     type=click.Path(path_type=Path),
@@ -117,14 +75,7 @@ def export(
     tiers_file: Path | None,
     format_: Literal["onnx", "tflite"],
     out: Path,
-    epochs: int,
-    learning_rate: float,
-    loss: Loss,
-    masked: bool,
-    optimizer: Optimizer,
-    momentum: float,
-    weight_decay: float,
-    proximal: float,
+    training: TrainingConfig,
     save_weights: Path | None,
     no_verify: bool,
     force: bool,
@@ -154,17 +105,7 @@ def export(
         weights=weights,
         seed=seed,
         format=format_,
-        training=TrainingConfig(
-            batch,
-            epochs,
-            learning_rate,
-            momentum,
-            weight_decay,
-            masked=masked,
-            loss=loss,
-            optimizer=optimizer,
-            proximal=proximal,
-        ),
+        training=training,
         save_weights=save_weights,
         verify=not no_verify,
         force=force,

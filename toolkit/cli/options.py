@@ -1,12 +1,14 @@
 """Options that several commands take."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import click
+from click.core import ParameterSource
 
-from toolkit.training import Loss, TrainingConfig
+from toolkit.training import Loss, Optimizer, TrainingConfig
 
 Decorated = Callable[..., Any]
 SEED = click.IntRange(0, 2**31 - 1)
@@ -64,3 +66,82 @@ loss_option = click.option(
     show_default=True,
     help="What is minimised; mse is for regressions.",
 )
+
+
+TRAINING = (
+    click.option(
+        "--epochs",
+        default=TrainingConfig.epochs,
+        show_default=True,
+        help="Local passes over the data, at least 1.",
+    ),
+    click.option(
+        "--learning-rate",
+        default=TrainingConfig.learning_rate,
+        show_default=True,
+        help="Learning rate, from 0 up.",
+    ),
+    loss_option,
+    click.option(
+        "--masked",
+        is_flag=True,
+        help="Leave classes out of the loss that a device has no samples of.",
+    ),
+    click.option(
+        "--optimizer",
+        type=click.Choice(get_args(Optimizer)),
+        default=TrainingConfig.optimizer,
+        show_default=True,
+        help="What takes the steps.",
+    ),
+    click.option(
+        "--momentum",
+        default=TrainingConfig.momentum,
+        show_default=True,
+        help="Momentum of sgd and nesterov, from 0 to below 1.",
+    ),
+    click.option(
+        "--weight-decay",
+        default=TrainingConfig.weight_decay,
+        show_default=True,
+        help="Added to the gradient; with adamw taken off the parameters.",
+    ),
+    click.option(
+        "--proximal",
+        default=TrainingConfig.proximal,
+        show_default=True,
+        help="FedProx's mu, which holds a device near the weights it got.",
+    ),
+)
+HYPERPARAMETERS = (
+    *("epochs", "learning_rate", "loss", "masked", "optimizer", "momentum", "weight_decay"),
+    "proximal",
+)
+
+
+def training_options(command: Decorated) -> Decorated:
+    """How devices train: with `--batch` of the model's options they become one TrainingConfig."""
+
+    @functools.wraps(command)
+    def with_training(**given: Any) -> Any:
+        chosen = {name: given.pop(name) for name in HYPERPARAMETERS}
+        return command(training=TrainingConfig(given["batch"], **chosen), **given)
+
+    made: Decorated = with_training
+    for option in reversed(TRAINING):
+        made = option(made)
+    return made
+
+
+def repeated(context: click.Context, *names: str) -> list[str]:
+    """The words of the options `names`, as far as they were given, for another command."""
+    words = []
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in names and source == ParameterSource.COMMANDLINE:
+            value = context.params[option.name]
+            words.append(option.opts[0])
+            if value is not True:
+                text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                words.append(text)
+    return words

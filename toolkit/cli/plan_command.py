@@ -1,14 +1,16 @@
 """`edgetailor plan`: the submodel that a device gets."""
 
 import json
+import math
+import shlex
 from pathlib import Path
 from typing import Any
 
 import click
 
 from profiles.errors import InputError
-from toolkit.cli.options import loss_option, model_options
-from toolkit.training import Loss, TrainingConfig
+from toolkit.cli.options import HYPERPARAMETERS, model_options, repeated, training_options
+from toolkit.training import TrainingConfig
 
 
 class Bytes(click.ParamType[int]):
@@ -26,6 +28,37 @@ class Bytes(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class StepTime(click.FloatRange):
+    """Seconds of a time like 5ms, 0.5s or 0.5."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read a time, with its unit if it has one."""
+        text = str(value).strip().lower()
+        scale = 1e-3 if text.endswith("ms") else 1.0
+        try:
+            seconds = float(text.removesuffix("ms").removesuffix("s")) * scale
+        except ValueError:
+            seconds = math.nan
+        if not math.isfinite(seconds):
+            self.fail(
+                f"A time is a number and ms or s, or seconds, such as 5ms; {value!r} is none.",
+                param,
+                ctx,
+            )
+        return float(super().convert(seconds, param, ctx))
+
+
+def export_of(submodel: str, model: str, context: click.Context) -> str:
+    """The command that exports what was chosen, trained as it was planned for."""
+    given = repeated(context, "input_shape", "batch", "weights", "seed", *HYPERPARAMETERS)
+    words = ["edgetailor", "export", model, *given, "--submodel", submodel, "--out", "bundle"]
+    return shlex.join(words)
+
+
 def list_profiles(context: click.Context, option: click.Parameter, asked: bool) -> None:
     """Print the built-in profiles and end."""
     if not asked:
@@ -38,7 +71,7 @@ def list_profiles(context: click.Context, option: click.Parameter, asked: bool) 
 
 @click.command()
 @model_options
-@loss_option
+@training_options
 @click.option(
     "--profile",
     required=True,
@@ -59,21 +92,24 @@ def list_profiles(context: click.Context, option: click.Parameter, asked: bool) 
 )
 @click.option(
     "--step-time",
-    type=click.FloatRange(0, min_open=True),
-    help="Most seconds for one batch.",
+    type=StepTime(0, min_open=True),
+    help="Most time for one batch, like 5ms; without a unit it is seconds.",
 )
 @click.option(
     "--bandwidth", type=Bytes(), help="Most that a round may send, both ways together, like 20MB."
 )
 @click.option("--submodel", "specs", multiple=True, help="SPEC to choose from; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
 def plan(
+    context: click.Context,
+    /,
     model: str,
     input_shape: tuple[int, ...],
     batch: int,
     weights: Path | None,
     seed: int,
-    loss: Loss,
+    training: TrainingConfig,
     profile: str,
     memory: int | None,
     step_time: float | None,
@@ -89,7 +125,7 @@ def plan(
 
     \b
     edgetailor plan toolkit.models:resnet20 --input-shape 3,32,32 \\
-        --profile device.json --memory 120MB --step-time 0.5
+        --profile device.json --memory 120MB --step-time 500ms
     """
     from profiles.device import load_device
     from profiles.planner import Budgets
@@ -101,7 +137,6 @@ def plan(
 
     device = load_device(profile)
     loaded = load_model(model, weights, seed)
-    training = TrainingConfig(batch, loss=loss)
     workloads = Workloads(loaded, input_shape, training, report=tables.Stages())
     planned = planning.plan_for(
         device,
@@ -114,3 +149,5 @@ def plan(
     else:
         showing.show_plan(planned)
     showing.check_fits(planned)
+    if planned.plan.chosen is not None and not as_json:
+        click.echo(f"next: {export_of(planned.plan.chosen.submodel, model, context)}")
