@@ -220,6 +220,16 @@ def test_an_update_by_which_the_model_diverges_is_left_out(tmp_path: Path) -> No
     assert load_file(config.state / "global.safetensors")["w"].tolist() == [2.0] * SIZE
 
 
+def test_tls_at_its_plain_port_is_no_line_of_its_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(configured(tmp_path)) as server:
+        link = Link(server.url.replace("http:", "https:"), "s", print)
+        with pytest.raises(LinkError, match="does not speak TLS; write http:// if that is what"):
+            link.work()
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_failure_of_the_rounds_ends_the_server(tmp_path: Path) -> None:
     model = VectorModel()
     model.weights[:] = np.inf
