@@ -17,7 +17,7 @@ def decode_json(data: bytes | str, type: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=type)
     except UnicodeDecodeError:
-        raise MalformedError("it holds bytes that are no UTF-8") from None
+        raise MalformedError("it is not UTF-8 text") from None
     except RecursionError:
         raise MalformedError("it is nested too deeply") from None
     except msgspec.MsgspecError as error:

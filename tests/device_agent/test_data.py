@@ -309,7 +309,7 @@ def test_a_function_of_the_owners() -> None:
         ("owners:broken", r"^owners:broken failed: LookupError: the camera is off\.$"),
         ("owners:named", r"^owners:named failed: TypeError: it must return x and y, not a table"),
         ("owners:masked", r"^owners:masked failed: TypeError: masked arrays are not taken"),
-        ("owners:wordy", r"^owners:wordy failed: ValueError: one two\[31m three\.$"),
+        ("owners:wordy", r"^owners:wordy failed: ValueError: one two \[31m three\.$"),
         ("owners:own", r"^owners:own failed: Own: it does not say why\.$"),
         ("owners:number", r"^owners:number failed: TypeError: "),
         ("owners:nothing", r"^owners:nothing cannot be loaded: .*'nothing'"),

@@ -275,7 +275,8 @@ def test_a_folder_that_cannot_be_written_stays_a_members(
     join(server.url, token(server.config, "board"), "desk", state, print)
     # As on a read-only disk; root may write into folders of any mode.
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != state)
-    for call in (lambda: leave(state, print), lambda: device.run(state, "data.npz", print)):
+    data = str(server.config.held_out)
+    for call in (lambda: leave(state, print), lambda: device.run(state, data, print)):
         with pytest.raises(InputError, match=r"a cannot be written: .* Nothing was changed\."):
             call()
     assert [d.state for d in server.coordinator.status().devices] == ["enrolled"]
