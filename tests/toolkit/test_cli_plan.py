@@ -62,14 +62,19 @@ def plan(desk: Path, *budgets: str, specs: tuple[str, ...] = SPECS) -> Done:
 def test_the_strongest_that_fits_is_chosen(desk: Path) -> None:
     done = plan(desk, "--memory", "88MB", "--step-time", "0.0004")
     assert (done.code, done.stdout) == (0, CHOSEN)
-    looked = [line.split("] ")[1] for line in done.stderr.splitlines()]
-    assert looked == [f"exporting {spec} to look at its graphs" for spec in SPECS]
-    # What was looked at is remembered; what is not possible is not.
-    again = plan(desk, "--memory", "88MB", "--step-time", "0.0004")
-    assert again.stdout == CHOSEN
-    assert [line.split("] ")[1] for line in again.stderr.splitlines()] == [
-        "exporting low-rank:0.5 to look at its graphs"
-    ]
+    looked = [line.partition("] ")[2] for line in done.stderr.splitlines()]
+    kept = desk / "cache" / "edgetailor"
+    assert looked[0] == "4 of 4 submodels to export, seconds to a minute each"
+    assert looked[1].startswith("what is found is kept in")
+    assert looked[-4:] == [f"exporting {spec} ({n} of 4)" for n, spec in enumerate(SPECS, 1)]
+    # What was looked at is remembered, and what is not possible too, whatever the rate.
+    for options in ((), ("--learning-rate", "1", "--epochs", "3")):
+        again = plan(desk, "--memory", "88MB", "--step-time", "0.0004", *options)
+        assert again.stdout.splitlines()[:-1] == CHOSEN.splitlines()[:-1]
+        assert again.stderr == ""
+    assert len(list(kept.iterdir())) == 4
+    one_more = plan(desk, "--memory", "88MB", specs=("full", "width:0.25"))
+    assert one_more.stderr.splitlines()[-1].endswith("] exporting width:0.25 (1 of 1)")
 
 
 def test_what_is_planned_is_what_is_exported(desk: Path) -> None:

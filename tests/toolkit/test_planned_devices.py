@@ -244,6 +244,41 @@ def test_what_a_configuration_cannot_mean(tmp_path: Path, kind: str, message: st
         configured(tmp_path, HEAD + kind)
 
 
+@pytest.mark.parametrize("spec", ["full", "cp:2", "slice:classifier"])
+def test_a_workload_does_not_depend_on_rates_and_epochs(spec: str, tmp_path: Path) -> None:
+    """So that the cache may give what was read off the graphs of another rate."""
+    model, _ = tiny_model()
+    others = (
+        replace(TRAINING, learning_rate=1.0),
+        replace(TRAINING, learning_rate=0.0, round_decay=0.5, epochs=7),
+    )
+    all_of_them = [
+        Workloads(model, SAMPLE_SHAPE, training, cache=tmp_path / str(number))
+        for number, training in enumerate((TRAINING, *others))
+    ]
+    first, *rest = [workloads.of(spec) for workloads in all_of_them]
+    assert isinstance(first, Known)
+    assert rest == [first, first]
+    assert len({workloads.key for workloads in all_of_them}) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"momentum": 0.0}, {"optimizer": "adam"}, {"proximal": 0.1}, {"masked": True},
+     {"weight_decay": 0.1}, {"batch_size": 8}],
+    ids=str,
+)  # fmt: skip
+def test_a_workload_depends_on_what_a_step_does(change: dict[str, object], tmp_path: Path) -> None:
+    model, _ = tiny_model()
+    changed = replace(TRAINING, **change)  # type: ignore[arg-type]
+    one, other = (Workloads(model, SAMPLE_SHAPE, t, cache=tmp_path) for t in (TRAINING, changed))
+    assert one.key != other.key
+    first, second = one.of("full"), other.of("full")
+    assert isinstance(first, Known)
+    assert isinstance(second, Known)
+    assert first.work != second.work
+
+
 @pytest.mark.parametrize("spec", ["full", "pfedme"])
 def test_what_trains_all_has_strength_one(spec: str, tmp_path: Path) -> None:
     """The model counts the batches of its norms, which no device sends."""

@@ -4,6 +4,7 @@ import datetime
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from device_agent.wording import counted
 from profiles.device import STALE_DAYS, DeviceProfile
 from profiles.errors import InputError
 from profiles.planner import Budgets, Candidate, Figure, Plan, plan
@@ -49,10 +50,21 @@ def plan_for(
 def looked_at(
     workloads: Workloads, specs: Iterable[str]
 ) -> tuple[list[Known], tuple[Impossible, ...]]:
-    """The workloads of `specs`, and those that there are none of."""
-    found = [workloads.of(spec) for spec in dict.fromkeys(specs)]
-    known = [one for one in found if isinstance(one, Known)]
-    return known, tuple(one for one in found if isinstance(one, Impossible))
+    """The workloads of `specs`, and those that there are none of.
+
+    What is not remembered is exported, and `workloads.report` hears of it.
+    """
+    found = {spec: workloads.remembered(spec) for spec in specs}
+    new = [spec for spec, one in found.items() if one is None]
+    if new:
+        many = counted(len(found), "submodel")
+        workloads.report(f"{len(new)} of {many} to export, seconds to a minute each")
+        workloads.report(f"what is found is kept in {workloads.cache}")
+    for number, spec in enumerate(new, 1):
+        workloads.report(f"exporting {spec} ({number} of {len(new)})")
+        found[spec] = workloads.of(spec)
+    known = [one for one in found.values() if isinstance(one, Known)]
+    return known, tuple(one for one in found.values() if isinstance(one, Impossible))
 
 
 def decide(

@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from exporters.capture import Captured, capture
 from exporters.program import Report, silent
 from exporters.workload import signature_work
 from profiles import workload
-from profiles.decoding import decode_json
 from profiles.errors import EdgeTailorError
 from profiles.workload import Workload
 from toolkit.families import family_named
@@ -31,7 +30,7 @@ from toolkit.training import TrainingConfig
 from toolkit.weights import from_model
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class Known(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A submodel, how strong it is and what it has a device do."""
 
     submodel: str
@@ -39,7 +38,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     work: Workload
 
 
-class Impossible(msgspec.Struct, frozen=True, kw_only=True):
+class Impossible(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A submodel that the model cannot give, or that cannot be exported, and why."""
 
     submodel: str
@@ -61,29 +60,38 @@ class Workloads:
 
     def __post_init__(self) -> None:
         captured = capture(self.model, self.sample_shape)
-        self.key = digest([code_version(), str(self.training), *content(captured)])
+        # Rates are inputs of the graphs, and epochs are the schedule's: no graph knows them.
+        training = replace(self.training, learning_rate=0.0, round_decay=1.0, epochs=1)
+        self.key = digest([code_version(), str(training), *content(captured)])
+
+    def remembered(self, spec: str) -> Known | Impossible | None:
+        """What the cache has of `spec`. Raises SpecError where that is none, whatever the model."""
+        family_named(parse_spec(spec).family)
+        try:
+            return msgspec.json.decode(self.place(spec).read_bytes(), type=Known | Impossible)
+        except (OSError, ValueError, msgspec.MsgspecError):
+            return None
 
     def of(self, spec: str) -> Known | Impossible:
         """The workload of `spec`: from the cache, or by exporting what trains.
 
         Raises SpecError where `spec` is none, whatever the model.
         """
-        family_named(parse_spec(spec).family)
-        place = self.cache / f"{digest([self.key, spec])}.json"
+        known = self.remembered(spec)
+        if known is not None:
+            return known
         try:
-            return decode_json(place.read_bytes(), Known)
-        except (OSError, msgspec.MsgspecError):
-            pass
-        self.report(f"exporting {spec} to look at its graphs")
-        try:
-            submodel = split(self.model, spec, self.sample_shape, self.training)
-            known = self.look_at(submodel)
+            known = self.look_at(split(self.model, spec, self.sample_shape, self.training))
         except EdgeTailorError as error:
-            return Impossible(submodel=spec, reason=str(error))
+            known = Impossible(submodel=spec, reason=str(error))
         # A plan does not need a place to remember what it saw.
         with suppress(OSError):
-            write_file(place, msgspec.json.encode(known))
+            write_file(self.place(spec), msgspec.json.encode(known))
         return known
+
+    def place(self, spec: str) -> Path:
+        """The file of `spec` in the cache."""
+        return self.cache / f"{digest([self.key, spec])}.json"
 
     def look_at(self, submodel: Submodel) -> Known:
         """Strength and workload of `submodel`. Raises ExportError where it cannot be exported."""
@@ -145,10 +153,11 @@ def content(captured: Captured) -> Iterable[str]:
 
 
 def code_version() -> str:
-    """Changes with whatever may export another graph."""
+    """Changes with whatever may export another graph, or read another workload off it."""
     versions = [metadata.version(name) for name in ("torch", "onnx", "onnxscript")]
     own = Path(toolkit.__file__).parent
-    sources = [Path(str(workload.__file__)), *Path(exporters.__file__).parent.rglob("*.py")]
+    sources = [Path(__file__), Path(str(workload.__file__))]
+    sources += Path(exporters.__file__).parent.rglob("*.py")
     for part in ("*.py", "families/*.py", "channels/*.py"):
         sources += own.glob(part)
     return digest([*versions, *(path.read_text(encoding="utf-8") for path in sorted(sources))])
