@@ -23,8 +23,6 @@ CODE_BYTES = 10 << 20
 """Of the runtime's libraries this much is brought into memory by the first run of a graph."""
 STACK_BYTES = 8 << 20
 """Address space that Linux sets aside for each thread; next to none of it is ever used."""
-
-
 LEAST = {resource.RLIMIT_AS: 170 * 10**6, resource.RLIMIT_DATA: 80 * 10**6}
 """What the agent takes of each before it trains anything, as measured on x86-64 with one thread."""
 TRAINING_BYTES = 6 << 20

@@ -11,7 +11,6 @@ from device_agent.manifest import EVALUATE, Dtype, Initialise, Manifest, Port, R
 
 SESSION_BYTES = {"onnx": 10 << 20, "litert": 14 << 20}
 """Code and tables that the first session of a process brings into memory, whatever its graph."""
-
 WIDTHS: dict[Dtype, int] = {"float32": 4, "int64": 8}
 """Bytes of a number; numpy, which knows them, takes more memory than a limit may allow."""
 
