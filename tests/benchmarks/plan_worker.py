@@ -20,6 +20,7 @@ WARM_UP = 3
 
 
 def main(folder: Path, steps: dict[str, int]) -> None:
+    memory.map_large_blocks()  # as training does
     idle = memory.resident_bytes()
     state = dict(np.load(folder / "state.npz"))
     sessions = {name: open_session("onnx", folder / f"{name}.onnx", name, 1) for name in steps}
