@@ -10,7 +10,7 @@ from device_agent.attempts import ENOUGH, Attempts, FailedError, wait_after
 from device_agent.data import check_source
 from device_agent.device_state import DeviceState
 from device_agent.interpreter import Every
-from device_agent.limits import ceilings, check_idle
+from device_agent.limits import Usage, ceilings, check_idle
 from device_agent.link import Link
 from device_agent.log_lines import Line
 from device_agent.owner import OwnerLimits
@@ -61,14 +61,15 @@ def run(
     folder = DeviceState(state)
     identity = folder.member()
     check_source(data)
-    check_idle(ceilings(max_memory))
+    idle = Usage.now()
+    check_idle(ceilings(max_memory, idle))
 
     def rest(seconds: float) -> None:
         alive()
         sleep(seconds * random.uniform(1 - JITTER, 1 + JITTER))
 
     link = Link(identity.url, identity.secret, say, patience_s=patience_s, sleep=rest, alive=alive)
-    how = Training(data, threads, seed, validation, max_memory)
+    how = Training(data, threads, seed, validation, max_memory, idle)
     member = _Member(folder, link, how, Pauses(limits, say, link.progress, rest), say, rest, alive)
     alive()
     with folder.held():
@@ -86,6 +87,7 @@ class Training:
     seed: int
     validation: float
     max_memory: int | None
+    idle: Usage
 
 
 class _ClosedError(Exception):
@@ -176,6 +178,7 @@ class _Member:
                 seed=self._how.seed * 100003 + round_,
                 validation=self._how.validation,
                 max_memory=self._how.max_memory,
+                idle=self._how.idle,
                 personal=self._folder.personal(),
                 keep=self._folder.keep_personal,
                 say=self._say,

@@ -25,8 +25,27 @@ STACK_BYTES = 8 << 20
 """Address space that Linux sets aside for each thread; next to none of it is ever used."""
 LEAST = {resource.RLIMIT_AS: 170 * 10**6, resource.RLIMIT_DATA: 80 * 10**6}
 """What the agent takes of each before it trains anything, as measured on x86-64 with one thread."""
+VARYING_BYTES = 1 << 20
+"""The idle agent differs by this from start to start."""
 TRAINING_BYTES = 6 << 20
 """What reading the bundle and the data and a run of several stages take besides the signatures."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process takes of what can be limited, in bytes; 0 where the system does not say.
+
+    `resident` memory, address `space`, and `data` of its own.
+    """
+
+    resident: int
+    space: int
+    data: int
+
+    @classmethod
+    def now(cls) -> "Usage":
+        """This process's."""
+        return cls(*(status_field(name) or 0 for name in ("VmRSS", "VmSize", "VmData")))
 
 
 @dataclass(frozen=True)
@@ -43,19 +62,20 @@ class Ceiling:
         return self.limit - self.used
 
 
-def ceilings(max_memory: int | None = None) -> list[Ceiling]:
-    """All limits that this process is under; `max_memory` is its owner's, in bytes."""
+def ceilings(max_memory: int | None = None, idle: Usage | None = None) -> list[Ceiling]:
+    """All limits that this process is under; `max_memory` is its owner's, in bytes.
+
+    `idle` is what it takes before any training (default: what it takes now). One that has trained
+    keeps the runtime's code and memory for the next time, which is not to be counted twice.
+    """
+    idle = idle or Usage.now()
     found = [
-        (OPTION, max_memory, "VmRSS"),
-        ("the control group (memory.max)", cgroup_limit(), "VmRSS"),
-        (SPACE, _soft(resource.RLIMIT_AS), "VmSize"),
-        (DATA, _soft(resource.RLIMIT_DATA), "VmData"),
+        (OPTION, max_memory, idle.resident),
+        ("the control group (memory.max)", cgroup_limit(), idle.resident),
+        (SPACE, _soft(resource.RLIMIT_AS), idle.space),
+        (DATA, _soft(resource.RLIMIT_DATA), idle.data),
     ]
-    return [
-        Ceiling(name, limit, status_field(field) or 0)
-        for name, limit, field in found
-        if limit is not None
-    ]
+    return [Ceiling(name, limit, used) for name, limit, used in found if limit is not None]
 
 
 def check_room() -> None:
@@ -153,7 +173,7 @@ def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> N
     )
     raise DoesNotFitError(
         f"{manifest.submodel} does not fit: {why}. Allow at least "
-        f"{megabytes(peak + tightest.used)}{smaller}."
+        f"{megabytes(peak + tightest.used + VARYING_BYTES)}{smaller}."
     )
 
 
@@ -176,19 +196,19 @@ def _available() -> int:
 
 
 @contextmanager
-def held_to(max_memory: int | None, threads: int) -> Iterator[None]:
+def held_to(max_memory: int | None, threads: int, sessions: int, idle: Usage) -> Iterator[None]:
     """Let the kernel refuse memory beyond `max_memory` bytes meanwhile, as a MemoryError.
 
     It limits the process's own data (RLIMIT_DATA), which works without control groups. What is
-    mapped, local data among it, does not count; `threads` are the runtime's.
+    mapped, local data among it, does not count; `threads` are each of the runtime's `sessions`',
+    and `idle` see `ceilings`.
     """
-    data, resident = status_field("VmData"), status_field("VmRSS")
-    if max_memory is None or data is None or resident is None:
+    if max_memory is None or not (idle.data and idle.resident):
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    stacks = STACK_BYTES * ((threads or os.cpu_count() or 1) - 1)
-    limit = data + max(0, max_memory - resident - CODE_BYTES) + stacks
+    stacks = STACK_BYTES * ((threads or os.cpu_count() or 1) - 1) * sessions
+    limit = idle.data + max(0, max_memory - idle.resident - CODE_BYTES) + stacks
     known = [value for value in (soft, hard) if value != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *known]), hard))
     try:

@@ -71,6 +71,12 @@ def training_bytes(manifest: Manifest, validating: bool = False) -> tuple[int, s
     return most, running
 
 
+def open_at_once(manifest: Manifest) -> int:
+    """The most of the runtime's sessions that an instruction of the schedule keeps open."""
+    trains = (i for i in manifest.schedule if isinstance(i, Train))
+    return max((len({step.signature for step in i.steps}) for i in trains), default=1)
+
+
 def batch_of(manifest: Manifest) -> int:
     """Samples of the batch that peaks are predicted for: the largest that trains."""
     return max((i.batch_size for i in manifest.schedule if isinstance(i, Train)), default=1)

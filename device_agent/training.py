@@ -18,9 +18,10 @@ from device_agent.checkpoint import (
 from device_agent.data import LocalData, held_out, load_data
 from device_agent.disk import storage_error
 from device_agent.interpreter import OnEpoch, Say, ScheduleRun, quiet, silent
-from device_agent.limits import ceilings, check_fits, held_to, spare_bytes
+from device_agent.limits import Usage, ceilings, check_fits, held_to, spare_bytes
 from device_agent.manifest import FileEntry, label_dtype, uploaded
 from device_agent.memory import map_large_blocks, ran_out
+from device_agent.needs import open_at_once
 from device_agent.personal import personal_entries
 from device_agent.round_profile import RoundProfile
 from device_agent.runtime import describe
@@ -61,6 +62,7 @@ def train_bundle(
     say: Say = silent,
     force: bool = False,
     profiled: bool = False,
+    idle: Usage | None = None,
 ) -> Trained:
     """Train the bundle in `folder` on local `data` and write the update folder `out`.
 
@@ -71,7 +73,7 @@ def train_bundle(
     and judged by after each epoch, `max_memory` the bytes that the process may use. `on_batch`
     may hold the training up before each batch. `force` replaces the update that is in `out`.
     `profiled` adds to the update's record what the training took here; times are never the same
-    twice.
+    twice. `idle` is what this process took before it trained anything, where it has.
 
     Raises BundleError, DataError, LimitError (memory: at once where it is predicted, or when it
     runs out) or UpdateError (training diverged); then `out` is not written.
@@ -80,7 +82,8 @@ def train_bundle(
     with _trouble_in_words(out):
         bundle = open_bundle(Path(folder))
         map_large_blocks()
-        limits = ceilings(max_memory)
+        idle = idle or Usage.now()
+        limits = ceilings(max_memory, idle)
         check_fits(bundle.manifest, validation > 0, limits)
         with working_folder(out) as scratch:
             if not (scratch / CHECKPOINT).exists():
@@ -96,7 +99,8 @@ def train_bundle(
                 spare_bytes=spare_bytes(bundle.manifest, validation > 0, limits),
             )
             with _data_in_mind(local, data):
-                with held_to(max_memory, threads):
+                sessions = open_at_once(bundle.manifest)
+                with held_to(max_memory, threads, sessions, idle):
                     written_before = resume(run, validation)
                     check_place(out, force or written_before)
                     measured = RoundProfile() if profiled else None

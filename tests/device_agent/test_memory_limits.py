@@ -55,6 +55,23 @@ run(work, "edgetailor-agent")
 """
 
 
+ROUNDS = """
+import sys
+import device_agent.onnx_runtime
+from pathlib import Path
+from device_agent.bundle import open_bundle
+from device_agent.limits import VARYING_BYTES, Usage, needed_bytes
+from device_agent.training import train_bundle
+bundle, data, threads = sys.argv[1:]
+idle, kept = Usage.now(), {}
+allowed = idle.resident + needed_bytes(open_bundle(Path(bundle)).manifest, False)[0] + VARYING_BYTES
+for number in range(3):
+    train_bundle(Path(bundle), data, Path("update"), threads=int(threads), max_memory=allowed,
+                 personal=kept, keep=kept.update, idle=idle, force=True)
+print("done")
+"""
+
+
 LARGE = """
 import numpy as np
 from device_agent import memory
@@ -351,3 +368,17 @@ def test_limits_of_control_groups(
         (tmp_path / "cgroup" / name).write_text(text)
     assert cgroup_limit(tmp_path / "own", tmp_path / "cgroup") == limit
     assert cgroup_limit(tmp_path / "none", tmp_path / "cgroup") is None
+
+
+@pytest.mark.parametrize("spec", ["full", "slice", "cp"])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_what_fits_once_fits_round_after_round(
+    bundle_of: BundleOf, tmp_path: Path, spec: str, threads: int
+) -> None:
+    """What the runtime keeps from one training to the next is not counted on top of the next."""
+    write_data(tmp_path / "local.npz")
+    done = subprocess.run(
+        [sys.executable, "-c", ROUNDS, bundle_of(spec), tmp_path / "local.npz", str(threads)],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -280,7 +280,7 @@ def test_a_file_that_litert_refuses(bundle: Path, tmp_path: Path) -> None:
 
 def test_without_litert_the_remedy_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
-    with pytest.raises(BundleError, match=r"pip install 'edgetailor\[litert\]'.*--format onnx"):
+    with pytest.raises(BundleError, match=r"pip install '\.\[litert\]'.*--format onnx"):
         LitertSession(bundle / "model.tflite", "predict", 1)
 
 

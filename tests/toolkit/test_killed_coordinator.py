@@ -99,11 +99,13 @@ def test_killed_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     enrolled: dict[str, Identity] = {}
     sent: dict[str, int] = {}
 
+    data = str(config.held_out)
+
     def take_part(name: str) -> None:
         enrolled[name] = joined(config, url, tmp_path / name)
         (tmp_path / "c" / "changed").touch()  # who has a submodel keeps it
         patient = {"sleep": lambda seconds: time.sleep(0.1)}
-        sent[name] = device.run(tmp_path / name, "data.npz", quiet, **patient)
+        sent[name] = device.run(tmp_path / name, data, quiet, **patient)
 
     with killed_again_and_again(tmp_path / "c", random.Random(seed)) as kills:
         threads = [threading.Thread(target=take_part, args=(name,)) for name in names]

@@ -59,6 +59,7 @@ def test_one_agent_a_folder(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, going_on = tmp_path / "a", threading.Event()
+    data = str(server.config.held_out)
 
     def train(*arguments: object, **options: object) -> object:
         assert going_on.wait(20)
@@ -69,16 +70,16 @@ def test_one_agent_a_folder(
     join(server.url, bearer, "desk", state, print)
     said: list[str] = []
     agent = threading.Thread(
-        target=device.run, args=(state, "data.npz", said.append), kwargs={"sleep": lambda _: None}
+        target=device.run, args=(state, data, said.append), kwargs={"sleep": lambda _: None}
     )
     agent.start()
     assert_soon(lambda: "Round 1: training" in said)
     with pytest.raises(InputError, match=BUSY):
-        device.run(state, "data.npz", print)
+        device.run(state, data, print)
     with pytest.raises(InputError, match=BUSY):
         join(server.url, bearer, "desk", state, print, replace=True)
     assert join(server.url, bearer, "desk", state, print).device == "board-1"  # changes nothing
     going_on.set()
     agent.join(30)
     assert said[-1] == "The last round is over; 3 updates sent since this agent started."
-    assert device.run(state, "data.npz", print) == 0
+    assert device.run(state, data, print) == 0
