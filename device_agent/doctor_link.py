@@ -24,6 +24,7 @@ from device_agent.protocol import (
 )
 from device_agent.replies import REPLY_LIMIT
 from profiles.decoding import MalformedError, decode_json
+from profiles.errors import InputError
 
 PATIENCE_S = 5.0
 SKEW_S = 60.0
@@ -101,7 +102,13 @@ def _tls(host: str, port: int) -> Finding:
 
 def _coordinator(url: str, known: Identity | None, token: str | None) -> Iterator[Finding]:
     """Whether a coordinator answers, at what time, and what it knows of this device."""
-    secret = check_secret(token) if token is not None else (known.secret if known else None)
+    secret = known.secret if known else None
+    if token is not None:
+        try:
+            secret = check_secret(token)
+        except InputError as error:
+            yield Finding.fail("token", str(error), "give the file as it is")
+            return
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     try:
         answer = urllib3.PoolManager(retries=False).request(

@@ -86,6 +86,11 @@ def test_tokens(fleet: Fleet) -> None:
         "This join token is unknown here: give the content of one of the .token files that "
         "`edgetailor serve` names when it starts.",
     )
+    assert found(server.url, None, "two words")["token"] == (
+        "FAIL",
+        "A token is one word of plain characters: give the file that `edgetailor serve` wrote, "
+        "unaltered.",
+    )
     leave(server.config.state.parent / "2", print)
     assert found(server.url, None, used)["token"] == (
         "PASS", "This is a join token, good for 1 device of kind 'board'.",

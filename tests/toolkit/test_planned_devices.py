@@ -209,6 +209,8 @@ def test_nothing_is_measured_for_a_federation_that_is_over(
         assert_soon(lambda: link.work().state == "finished")
         (tmp_path / "a" / "device.json").unlink()  # who was in it may still come back
         join(server.url, bearer, "mine", tmp_path / "a", print, measure=unasked)
+        with pytest.raises(RefusedError, match=r"^This federation is over"):  # and full
+            join(server.url, bearer, "other", tmp_path / "b", print, measure=unasked)
         leave(tmp_path / "a", print)
         with pytest.raises(RefusedError) as refused:
             join(server.url, bearer, "other", tmp_path / "b", print, measure=unasked)

@@ -16,6 +16,7 @@ from toolkit.coordinator.refusals import forbidden
 
 DAY_S = 86400
 TOKEN_UNKNOWN = "token-unknown"
+USED_UP = "token-used-up"
 Plan = Callable[[str], str | None]
 """Kind of a new device -> its submodel; None where the kind says which."""
 
@@ -80,7 +81,7 @@ class Token:
             raise forbidden(
                 f"This join token is used up: it is for {counted(self.count, 'device')} of kind "
                 f"{self.kind!r}. Use the token of another kind, or start a federation with more.",
-                "token-used-up",
+                USED_UP,
             )
 
 

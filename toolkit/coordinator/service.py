@@ -39,7 +39,7 @@ from toolkit.coordinator.claims import (
 from toolkit.coordinator.config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.proof import check_possession
 from toolkit.coordinator.refusals import RefusalError, conflict, not_authorised
-from toolkit.coordinator.registry import TOKEN_UNKNOWN, Device, hashed, label
+from toolkit.coordinator.registry import TOKEN_UNKNOWN, USED_UP, Device, hashed, label
 from toolkit.coordinator.rounds import Rounds
 from toolkit.coordinator.sightings import Sighting
 from toolkit.coordinator.store import Bundle, Store
@@ -89,9 +89,14 @@ class Coordinator:
         machine = checked_machine(request.machine)
         check_possession(token, request, time.time())
         with self.lock:
-            device, secret = self.store.registry.enrol(
-                token, name, request.public_key, machine, lambda kind: self._plan(kind, request)
-            )
+            try:
+                device, secret = self.store.registry.enrol(
+                    token, name, request.public_key, machine, lambda kind: self._plan(kind, request)
+                )
+            except RefusalError as refusal:
+                if refusal.problem.code == USED_UP and self.rounds.phase == "finished":
+                    raise self._over() from None
+                raise
             if device.id not in self.rounds.devices:
                 self.rounds.enrol(device.id)
                 self.sightings[device.id] = Sighting(self.clock())
@@ -102,11 +107,7 @@ class Coordinator:
     def _plan(self, name: str, request: JoinRequest) -> str | None:
         """The submodel of a new device, where it is planned. Raises RefusalError."""
         if self.rounds.phase == "finished":
-            raise conflict(
-                "over",
-                f"This federation is over: all of its rounds ({self.rounds.total}) are done, so "
-                "there is nothing left to train.",
-            )
+            raise self._over()
         kind = self.config.kind(name)
         if not kind.planned:
             return None
@@ -118,6 +119,13 @@ class Coordinator:
                 "`edgetailor-agent calibrate --json` prints.",
             )
         return self.chooser.submodel(kind, checked_profile(request.profile))
+
+    def _over(self) -> RefusalError:
+        return conflict(
+            "over",
+            f"This federation is over: all of its rounds ({self.rounds.total}) are done, so there "
+            "is nothing left to train.",
+        )
 
     def authenticate(self, secret: str) -> Device:
         """The device with this secret. Raises RefusalError (401) where there is none."""
