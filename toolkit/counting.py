@@ -20,9 +20,9 @@ from exporters.costs import macs_of
 from exporters.graphs import attributes_read
 
 aten = torch.ops.aten
-TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input)
 WEIGHTED = (
-    *TRANSPOSED,
+    aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input,
     aten.conv1d.default,
     aten.conv1d.padding,
     aten.conv2d.default,

@@ -18,7 +18,20 @@ from commands import Done, command, environment
 from device_agent import limits
 from device_agent.bundle import open_bundle
 from device_agent.checkpoint import CHECKPOINT, training_folder
-from device_agent.limits import LEAST, Ceiling, ceilings, cgroup_limit, check_fits, needed_bytes
+from device_agent.limits import (
+    CODE_BYTES,
+    LEAST,
+    STACK_BYTES,
+    Ceiling,
+    Usage,
+    ceilings,
+    cgroup_limit,
+    check_fits,
+    held_to,
+    needed_bytes,
+)
+from device_agent.memory import status_field
+from device_agent.needs import open_at_once
 from device_agent.onnx_runtime import OnnxSession
 from device_agent.training import train_bundle
 from device_agent.update import read_update
@@ -370,6 +383,19 @@ def test_limits_of_control_groups(
     assert cgroup_limit(tmp_path / "none", tmp_path / "cgroup") is None
 
 
+@pytest.mark.skipif(status_field("VmRSS") is None, reason="the system does not count memory")
+def test_the_kernel_leaves_room_for_the_stacks_of_all_open_sessions(bundle_of: BundleOf) -> None:
+    sessions = {n: open_at_once(open_bundle(bundle_of(n)).manifest) for n in ("full", "cp")}
+    assert sessions == {"full": 1, "cp": 2}
+    idle = Usage.now()
+    allowed = idle.resident + 2 * 10**9
+    for threads, stacks in ((1, 0), (4, 2 * 3)):
+        with held_to(allowed, threads, 2, idle):
+            limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        assert limit == idle.data + 2 * 10**9 - CODE_BYTES + stacks * STACK_BYTES
+
+
+@pytest.mark.skipif(status_field("VmRSS") is None, reason="the system does not count memory")
 @pytest.mark.parametrize("spec", ["full", "slice", "cp"])
 @pytest.mark.parametrize("threads", [1, 4])
 def test_what_fits_once_fits_round_after_round(

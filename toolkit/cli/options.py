@@ -114,8 +114,8 @@ TRAINING = (
     ),
 )
 HYPERPARAMETERS = (
-    *("epochs", "learning_rate", "loss", "masked", "optimizer", "momentum", "weight_decay"),
-    "proximal",
+    *("epochs", "learning_rate", "loss", "masked"),
+    *("optimizer", "momentum", "weight_decay", "proximal"),
 )
 
 
