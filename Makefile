@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 RETIRED := .venv-retired
 STAMP := $(VENV)/.installed
-PACKAGES := profiles device_agent exporters toolkit
+PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-oldest check format
@@ -61,11 +61,11 @@ bench-agent: ## size, import time and memory of the base install, in a fresh env
 bench-plan: setup ## what the planner predicts against what is measured (many minutes); ARGS
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_plan.py $(ARGS)
 
-check: setup ## lint, formatting, strict types, import rule
+check: setup ## lint, formatting, strict types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict $(PACKAGES:%=-p %)
-	$(BIN)/python -m pytest -q tests/test_imports.py
+	$(BIN)/lint-imports --no-logo
 
 format: setup ## format the code and apply the linter's safe fixes
 	$(BIN)/ruff format .

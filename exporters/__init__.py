@@ -1,5 +1,6 @@
-"""From programs to deployable bundles: training steps as ordinary graphs."""
+"""From programs to deployable bundles: training steps as ordinary graphs.
 
-from exporters.export import ExportedBundle, compile_graphs, export
-
-__all__ = ["ExportedBundle", "compile_graphs", "export"]
+Start with `export.py`. Rooms: `programs/` makes graphs, `decompositions/` and `recurrence/` give
+operators their forward form, `onnx/` and `tflite/` write files, `memory/` predicts what they need.
+Submodel families are unknown here: they live in `toolkit/`.
+"""

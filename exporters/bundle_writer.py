@@ -1,49 +1,24 @@
 """Put graphs, weights and manifest together into a bundle."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 from safetensors.torch import save
 from torch import Tensor
 
-from device_agent.files import fingerprint
-from device_agent.manifest import (
+from device_agent.formats.atomic_files import fingerprint
+from device_agent.formats.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     WEIGHTS,
     Manifest,
-    Runtime,
     Signature,
     Train,
     encode,
 )
-from exporters.footprint import Footprint
-from exporters.program import Program
-from exporters.tracing import DTYPES
+from exporters.programs.program import Program
+from exporters.programs.tracing import DTYPES
+from exporters.runtime_graph import Graph, Graphs
 from profiles.errors import ExportError
-
-
-@dataclass(frozen=True)
-class Graph:
-    """One signature, lowered for `runtime`: the name and content of the file that holds it.
-
-    `operators` and `size` (bytes) are of this signature alone, whatever else is in the file.
-    `footprint` is the memory that a run takes, by samples; it raises ExportError where that does
-    not follow from them. `held` are inputs of the signature that are constants of the file instead
-    (exporters/constants.py).
-    """
-
-    runtime: Runtime
-    file: str
-    data: bytes
-    operators: int
-    size: int
-    footprint: Callable[[int], Footprint] = field(compare=False)
-    held: frozenset[str] = frozenset()
-
-
-Graphs = Mapping[str, Graph]
-"""The graphs of one program for one runtime, by signature name."""
 
 
 def bundle_files(

@@ -1,8 +1,8 @@
 """The graphs that a device calibrates itself with, shipped in `device_agent/calibration_graphs`.
 
 Each holds operators that training steps consist of, with open sizes: the agent chooses those. A
-node's name says which kind of work it is (profiles/workload.py), and a number where a kind occurs
-twice. Run `python -m exporters.calibration_graphs` to write them anew.
+node's name says which kind of work it is (profiles/cost_model/workload.py), and a number where a
+kind occurs twice. Run `python -m exporters.calibration_graphs` to write them anew.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +13,9 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 import device_agent
-from exporters.onnx_writer import IR_VERSION, OPSET
+from exporters.onnx.onnx_writer import IR_VERSION, OPSET
 
-FOLDER = Path(device_agent.__file__).with_name("calibration_graphs")
+FOLDER = Path(device_agent.__file__).with_name("profiling") / "calibration_graphs"
 PASSED_ON = 64
 """Nodes in a row in the graph that tells what one more node costs."""
 

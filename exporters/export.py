@@ -8,15 +8,16 @@ from typing import Literal
 
 from torch import Tensor
 
-from device_agent.files import check_file_place, refuse_existing, write_folder
-from device_agent.manifest import MANIFEST
-from exporters import onnx_writer
-from exporters.bundle_writer import Graph, Graphs, bundle_files
-from exporters.constants import with_constants
-from exporters.interrupts import raise_if_interrupted
-from exporters.program import Program, Report, silent
-from exporters.source_lines import first_line
-from exporters.verify import Verdict, verify
+from device_agent.formats.atomic_files import check_file_place, refuse_existing, write_folder
+from device_agent.formats.manifest import MANIFEST
+from exporters.bundle_writer import bundle_files
+from exporters.embedded_weights import with_constants
+from exporters.onnx import onnx_writer
+from exporters.programs.interrupts import raise_if_interrupted
+from exporters.programs.program import Program, Report, silent
+from exporters.programs.source_lines import first_line
+from exporters.runtime_graph import Graph, Graphs
+from exporters.verification import Verdict, verify
 from profiles.errors import EdgeTailorError, ExportError, InputError, VerificationError
 
 Format = Literal["onnx", "tflite"]
@@ -42,7 +43,7 @@ def compile_graphs(
     if format == "onnx":
         return onnx_writer.compile_graphs(program, report)
     try:
-        from exporters import tflite_writer
+        from exporters.tflite import tflite_writer
     except ImportError as error:
         raise ExportError(
             f"TFLite graphs cannot be written here: {error}. Install what it takes with "

@@ -1,10 +1,29 @@
 """The one tree of errors. Each class carries the exit code that the commands end with."""
 
+from typing import Any
+
 
 class EdgeTailorError(Exception):
-    """Something a person can act on: its message says the rule, what came and what to do."""
+    """An error that a person can act on: the message says the rule, what came and what to do.
+
+    Attributes:
+        code: A stable name for programs, for example `spec.unknown-family`. `docs/errors.md`
+            lists all of them.
+        values: What the message is about, by name, as JSON can hold it.
+        exit_code: What a command ends with.
+
+    Example:
+        >>> error = SpecError("Unknown family 'x'.", code="spec.unknown-family", family="x")
+        >>> error.code, error.values
+        ('spec.unknown-family', {'family': 'x'})
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str = "", *, code: str = "", **values: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.values = values
 
 
 class InputError(EdgeTailorError):
@@ -75,11 +94,11 @@ class RegressionError(EdgeTailorError):
     exit_code = 8
 
 
-class LinkError(EdgeTailorError):
+class ClientError(EdgeTailorError):
     """The coordinator cannot be reached, or answers something else than the protocol."""
 
     exit_code = 6
 
 
-class AuthorisationError(LinkError):
+class AuthorisationError(ClientError):
     """The coordinator refused the token or the device's secret."""

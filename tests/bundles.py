@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from device_agent.files import fingerprint_file
-from device_agent.manifest import MANIFEST
-from exporters import export
-from toolkit import GlobalModel, TrainingConfig, load_model, split
-from toolkit.weights import from_model
+from device_agent.formats.atomic_files import fingerprint_file
+from device_agent.formats.manifest import MANIFEST
+from edgetailor import GlobalModel, TrainingConfig, export, load_model, split
+from toolkit.submodels.global_model import from_model
 
 FAMILIES = {
     "full": "full",

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from toolkit import load_model
-from toolkit.weights import from_model
+from edgetailor import load_model
+from toolkit.submodels.global_model import from_model
 
 DIGITS = ("toolkit.models:digits_cnn", "--input-shape", "1,8,8")
 NETS = '''

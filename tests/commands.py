@@ -14,7 +14,13 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 300.0
 MODULES = {"edgetailor": "toolkit.cli", "edgetailor-agent": "device_agent.cli"}
 PLAIN = {"COLUMNS": "80", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-PRELOAD = ["toolkit.cli", "toolkit.exporting", "toolkit.offline", "toolkit.tables", "commands"]
+PRELOAD = [
+    "toolkit.cli",
+    "toolkit.exporting.model_export",
+    "toolkit.aggregation.aggregate_files",
+    "toolkit.cli.result_tables",
+    "commands",
+]
 EXIT_CODES = """
   Exit codes:
     0    done

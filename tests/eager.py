@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from device_agent.manifest import Record
-from exporters.program import ProgramSignature
-from toolkit.submodel import Submodel
+from device_agent.formats.manifest import Record
+from exporters.programs.program import ProgramSignature
+from toolkit.submodels.submodel import Submodel
 
 State = dict[str, Tensor]
 

@@ -114,18 +114,16 @@ def die_at(job: Job) -> None:
 
 
 def _do(job: Job) -> None:
-    from device_agent import interpreter
-    from device_agent.alone import train_alone
+    from device_agent.training import schedule_interpreter
+    from device_agent.training.standalone_training import train_alone
 
-    interpreter.CHECKPOINT_S = job.checkpoint_s
+    schedule_interpreter.CHECKPOINT_S = job.checkpoint_s
     die_at(job)
     personal = Path(job.personal) if job.personal else None
     train_alone(Path(job.bundle), job.data, Path(job.out), personal, lambda line: None, threads=1)
 
 
 def _serve() -> None:
-    import device_agent.alone
-    import device_agent.onnx_runtime  # noqa: F401
 
     while line := sys.stdin.readline():
         job = Job(**json.loads(line))

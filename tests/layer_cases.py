@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-from device_agent.manifest import Port, TensorEntry
-from exporters.capture import recorded
-from exporters.onnx_writer import to_onnx
-from exporters.program import ProgramSignature, samples, state_in, state_out
-from exporters.tracing import EXAMPLE_BATCH
+from device_agent.formats.manifest import Port, TensorEntry
+from exporters.onnx.onnx_writer import to_onnx
+from exporters.programs.capture import recorded
+from exporters.programs.program import ProgramSignature, samples, state_in, state_out
+from exporters.programs.tracing import EXAMPLE_BATCH
 
 BATCH = EXAMPLE_BATCH + 2
 TOLERANCE = 1e-5
@@ -122,7 +122,7 @@ def assert_close(case: Case, came: list[Tensor], expected: list[Tensor], name: s
         assert error <= TOLERANCE, f"{name} {port.name} is off by {error:.1e}"
 
 
-def together(cases: Mapping[str, Case]) -> ProgramSignature:
+def combined_signature(cases: Mapping[str, Case]) -> ProgramSignature:
     """Many signatures as one: lowering costs seconds however small the graph is."""
 
     def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -145,7 +145,7 @@ def together(cases: Mapping[str, Case]) -> ProgramSignature:
 def check_on_onnxruntime(cases: Mapping[str, Case], seed: int) -> None:
     """All `cases` in one ONNX graph against float64 autograd."""
     short = {f"r{number}": case for number, case in enumerate(cases.values())}
-    session = open_session(to_onnx(together(short)))
+    session = open_session(to_onnx(combined_signature(short)))
     feeds = {name: case.feeds(seed) for name, case in short.items()}
     flat = {f"{n}/{k}": t.numpy() for n, own in feeds.items() for k, t in own.items()}
     known = {port.name for port in session.get_inputs()}

@@ -1,9 +1,9 @@
 """The calibration of a device that does not exist: its rates are round and the same everywhere."""
 
-from profiles.calibration import Calibration, Timing
-from profiles.device import DeviceProfile
-from profiles.prediction import TIMED
-from profiles.workload import PRODUCTS
+from profiles.cost_model.prediction import TIMED
+from profiles.cost_model.workload import PRODUCTS
+from profiles.documents.calibration_record import Calibration, Timing
+from profiles.documents.device_profile import DeviceProfile
 
 RUN_S, PORT_S, NODE_S, STEP_S = 1e-4, 1e-5, 1e-6, 1e-5
 MAC_S, NUMBER_S = 1e-9, 2e-9

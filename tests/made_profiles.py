@@ -2,7 +2,7 @@
 
 import msgspec
 
-from profiles.profile import (
+from profiles.documents.bundle_profile import (
     Conditions,
     Duration,
     Machine,

@@ -26,12 +26,12 @@ def outcome(graph: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def write(folder: Path) -> None:
     import toolkit
-    from exporters.onnx_writer import to_onnx
-    from exporters.program import ProgramSignature
-    from layer_cases import Case, together
+    from exporters.onnx.onnx_writer import to_onnx
+    from exporters.programs.program import ProgramSignature
+    from layer_cases import Case, combined_signature
     from operator_rows import ROWS
     from toolkit import models
-    from toolkit.weights import from_model
+    from toolkit.submodels.global_model import from_model
 
     folder.mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng()
@@ -47,7 +47,7 @@ def write(folder: Path) -> None:
         cases = {f"r{n}": Case.of(row, record=True) for n, row in enumerate(rows.values())}
         feeds = {n: case.feeds(int(draw.integers(2**31))) for n, case in cases.items()}
         flat = {f"{n}/{k}": t.numpy() for n, own in feeds.items() for k, t in own.items()}
-        keep(group.replace(" ", "_"), together(cases), flat)
+        keep(group.replace(" ", "_"), combined_signature(cases), flat)
 
     for name, shape, limit in (("resnet20", (3, 32, 32), 0), ("imdb_bilstm", (16,), 10_000)):
         model = getattr(models, name)()

@@ -1,4 +1,6 @@
-"""One row a case of each operator group in `exporters.coverage`: a layer and its sample's shape."""
+"""One row for each case of an operator group in `exporters.programs.coverage`: a layer and the
+shape of its sample.
+"""
 
 from function_rows import FUNCTIONS
 from layer_cases import Row

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from exporters.coverage import REFUSALS
-from exporters.program import ProgramSignature
+from exporters.programs.coverage import REFUSALS
+from exporters.programs.program import ProgramSignature
 from layer_cases import Case, Row
 from profiles.errors import ExportError
 from row_kinds import of

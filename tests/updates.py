@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from device_agent.manifest import FileEntry, Role, TensorEntry
-from device_agent.update import UpdateRecord
+from device_agent.formats.manifest import FileEntry, Role, TensorEntry
+from device_agent.formats.update import UpdateRecord
 from profiles.errors import UpdateError
-from toolkit.aggregation import Received, aggregate
-from toolkit.parts import Part
-from toolkit.weights import GlobalModel
+from toolkit.aggregation.aggregate import Received, aggregate
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.tensor_slices import Part
 
 Array = np.ndarray
 RANK = 2

@@ -15,16 +15,23 @@ import msgspec
 import numpy as np
 from safetensors.numpy import load, load_file, save
 
-from device_agent import membership
-from device_agent.files import fingerprint
-from device_agent.link import Link
-from device_agent.manifest import FORMAT_VERSION, MANIFEST, WEIGHTS, Manifest, TensorEntry, encode
-from device_agent.protocol import Work
-from device_agent.training import forget
-from device_agent.update import RECORD, TENSORS, UpdateRecord, write_update
-from toolkit.coordinator.config import CoordinatorConfig, load_config
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.federation import membership
+from device_agent.formats.atomic_files import fingerprint
+from device_agent.formats.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    WEIGHTS,
+    Manifest,
+    TensorEntry,
+    encode,
+)
+from device_agent.formats.protocol import Work
+from device_agent.formats.update import RECORD, TENSORS, UpdateRecord, write_update
+from device_agent.training.bundle_training import forget
+from toolkit.coordinator.coordinator import Chooser
+from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
 from toolkit.coordinator.server import Server
-from toolkit.coordinator.service import Chooser
 
 AGENT_DOCS = Path(__file__).resolve().parents[1] / "docs" / "agent.md"
 SIZE = 1000
@@ -171,20 +178,20 @@ def assert_soon(condition: Callable[[], bool], seconds: float = 10) -> None:
         time.sleep(0.02)
 
 
-def joined(server: Server, state: Path) -> Link:
+def joined(server: Server, state: Path) -> CoordinatorClient:
     """The link of a device that joined before the coordinator was started again."""
     known = msgspec.json.decode((state / "device.json").read_bytes())
-    return Link(server.url, known["secret"], print, patience_s=0)
+    return CoordinatorClient(server.url, known["secret"], print, patience_s=0)
 
 
-def enrol(server: Server, folder: Path) -> dict[str, Link]:
+def enrol(server: Server, folder: Path) -> dict[str, CoordinatorClient]:
     """Join all three devices; returns their links by device id."""
     links = {}
     for number, kind in enumerate(["desktop", "desktop", "board"]):
         state = folder / str(number)
         name = f"machine {number}"
         joined = membership.join(server.url, token(server.config, kind), name, state, print)
-        links[joined.device] = Link(server.url, joined.secret, print, patience_s=0)
+        links[joined.device] = CoordinatorClient(server.url, joined.secret, print, patience_s=0)
     return links
 
 
@@ -195,10 +202,10 @@ def documented(code: str) -> re.Pattern[str]:
     return re.compile(re.escape(said).replace(r"\.\.\.", ".*"))
 
 
-Fleet = tuple[Server, dict[str, Link]]
+Fleet = tuple[Server, dict[str, CoordinatorClient]]
 
 
-def task(link: Link) -> Work:
+def task(link: CoordinatorClient) -> Work:
     """Work, once there is some."""
     for _ in range(200):
         work = link.work()
@@ -208,7 +215,7 @@ def task(link: Link) -> Work:
     raise AssertionError("no work within 4 s")
 
 
-def trained(link: Link, folder: Path) -> tuple[Work, UpdateRecord, Path]:
+def trained(link: CoordinatorClient, folder: Path) -> tuple[Work, UpdateRecord, Path]:
     """An update of the round that is open, made in the new folder `folder`."""
     work = task(link)
     for offer in work.files:
@@ -217,6 +224,6 @@ def trained(link: Link, folder: Path) -> tuple[Work, UpdateRecord, Path]:
     return work, done.record, folder / "update"
 
 
-def send(link: Link, round_: int, update: Path) -> None:
+def send(link: CoordinatorClient, round_: int, update: Path) -> None:
     link.send_tensors(round_, update / TENSORS)
     link.send_update(round_, (update / RECORD).read_bytes())

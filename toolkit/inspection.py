@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass
 
 from torch import nn
 
-from exporters.capture import capture
+from exporters.programs.capture import capture
 from profiles.errors import ModelError, SpecError
-from toolkit.counting import activations, parameter_count
-from toolkit.cutting import Cutter
 from toolkit.splitting import split
-from toolkit.submodel import Submodel, Treatment
-from toolkit.training import TrainingConfig
+from toolkit.submodels.capacity import activations, parameter_count
+from toolkit.submodels.cut_points import Cutter
+from toolkit.submodels.submodel import LayerDecision, Submodel
+from toolkit.submodels.training_config import TrainingConfig
 
 INSPECTION_VERSION = 1
 
@@ -20,7 +20,7 @@ INSPECTION_VERSION = 1
 class Inspection:
     """One submodel's sizes for one batch; `bytes` is what the device receives as weights.
 
-    See `toolkit.counting` for what is counted. `note` says so where hardly anything is saved.
+    See `submodels/capacity.py` for what is counted. `note` says so where hardly anything is saved.
     """
 
     submodel: str
@@ -30,7 +30,7 @@ class Inspection:
     capacity: float
     bytes: int
     exchanged_params: int
-    layers: tuple[Treatment, ...]
+    layers: tuple[LayerDecision, ...]
     note: str = ""
 
 
@@ -129,7 +129,7 @@ def note(submodel: Submodel, full: Submodel) -> str:
 
 
 def cut_places(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> list[CutPlace]:
-    """Every place to cut `model`, from the input to the output side; see `toolkit.cutting`.
+    """Every place to cut `model`, from the input to the output side.
 
     Of several ahead of one module it is the last, which `slice:MODULE` takes.
     Raises ModelError where the model cannot be recorded or cannot be cut at all.

@@ -3,9 +3,9 @@
 from torch import nn
 
 from toolkit.families import family_named
-from toolkit.spec import Spec, parse_spec
-from toolkit.submodel import Submodel
-from toolkit.training import TrainingConfig
+from toolkit.submodels.spec import Spec, parse_spec
+from toolkit.submodels.submodel import Submodel
+from toolkit.submodels.training_config import TrainingConfig
 
 
 def split(

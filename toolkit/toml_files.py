@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from profiles.errors import InputError, SpecError
 from toolkit.families import family_named
-from toolkit.spec import parse_spec
+from toolkit.submodels.spec import parse_spec
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """What pydantic calls a key that is not known, in a table and in a dataclass."""

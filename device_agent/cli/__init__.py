@@ -8,6 +8,7 @@ import os
 import click
 
 from device_agent.cli.calibrate_command import calibrate
+from device_agent.cli.console import EXIT_CODES, run
 from device_agent.cli.doctor_command import doctor
 from device_agent.cli.install_service_command import install_service
 from device_agent.cli.join_command import join
@@ -17,8 +18,7 @@ from device_agent.cli.run_command import run_command
 from device_agent.cli.status_command import status
 from device_agent.cli.train_command import train
 from device_agent.cli.uninstall_service_command import uninstall_service
-from device_agent.console import EXIT_CODES, run
-from device_agent.limits import check_room
+from device_agent.training.memory_limits import check_memory
 
 
 @click.group(epilog=EXIT_CODES, context_settings={"max_content_width": 100})
@@ -29,7 +29,7 @@ def main_group() -> None:
     Alone: train a bundle folder that you copied here, and copy the update back. In a federation:
     join once, then run.
     """
-    check_room()
+    check_memory()
 
 
 COMMANDS = (

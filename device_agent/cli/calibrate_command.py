@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 import msgspec
 
+from device_agent.cli.console import say
 from device_agent.cli.options import json_option, threads_option
-from device_agent.console import say
 
 
 @click.command()
@@ -25,9 +25,9 @@ def calibrate(out: Path | None, name: str | None, force: bool, threads: int, as_
     training steps consist of are run and timed; no bundle is needed, and the result holds for any
     model. Leave the device alone meanwhile.
     """
-    from device_agent.calibration import calibrate, device_profile
-    from device_agent.calibration_summary import summary
-    from device_agent.files import check_file_place, write_file
+    from device_agent.formats.atomic_files import check_file_place, write_file
+    from device_agent.profiling.calibration import calibrate, device_profile
+    from device_agent.profiling.calibration_summary import summary
 
     if out is not None:
         check_file_place(out, force)

@@ -21,8 +21,8 @@ def doctor(url: str | None, token_file: Path | None, state: Path | None, as_json
     Each check is PASS, FAIL or SKIP, with the remedy. It ends with 2 where one failed, whichever
     it was: --json tells which. The coordinator is that at URL, or the one that was joined.
     """
-    from device_agent.device_state import default_state
-    from device_agent.doctor import examine, lines
+    from device_agent.doctor.doctor import examine, lines
+    from device_agent.federation.device_state import default_state
 
     token = None if token_file is None else read_token(token_file)
     found = []

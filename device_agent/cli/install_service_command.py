@@ -4,9 +4,9 @@ from typing import Any
 
 import click
 
+from device_agent.cli.console import say
 from device_agent.cli.options import run_options, user_option
-from device_agent.console import say
-from device_agent.run_options import RunOptions
+from device_agent.federation.run_options import RunOptions
 
 
 @click.command("install-service")
@@ -20,24 +20,24 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
     state folder, from a file of options that may be edited: /etc/edgetailor-agent.toml, or
     ~/.config/edgetailor-agent.toml with --user.
     """
-    from device_agent import service
-    from device_agent.device_state import DeviceState
+    from device_agent.federation.device_state import DeviceState
+    from device_agent.service import systemd_service
 
-    options = service.absolute(RunOptions(**given))
+    options = systemd_service.absolute(RunOptions(**given))
     assert options.state is not None
-    note = service.missing_data(options)
+    note = systemd_service.missing_data(options)
     if dry_run:
-        place = service.place_of(user)
-        unit = service.unit_text(options, place, service.systemd_version())
+        place = systemd_service.place_of(user)
+        unit = systemd_service.unit_text(options, place, systemd_service.systemd_version())
         click.echo(f"# {place.options}\n{options.toml()}\n# {place.unit}\n{unit}", nl=False)
         if note is not None:
             say(note)
         return
     DeviceState(options.state).member()
-    service.install(options, user, say)
+    systemd_service.install(options, user, say)
     if note is not None:
         say(note)
     if user:
         say("It runs while you are logged in; `loginctl enable-linger` lets it run always.")
     command = "systemctl --user" if user else "systemctl"
-    click.echo(f"{service.NAME} is running: {command} status {service.NAME}")
+    click.echo(f"{systemd_service.NAME} is running: {command} status {systemd_service.NAME}")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
+from device_agent.cli.console import say
 from device_agent.cli.options import read_token, state_option
-from device_agent.console import say
 
 
 @click.command()
@@ -27,8 +27,8 @@ def join(url: str, token_file: Path, name: str, replace: bool, state: Path | Non
     A key pair that is made here becomes the device's identity. Joining again is safe: the same
     device comes of it, also where an answer was lost.
     """
-    from device_agent.device_state import default_state
-    from device_agent.membership import join as join_coordinator
+    from device_agent.federation.device_state import default_state
+    from device_agent.federation.membership import join as join_coordinator
 
     folder = state or default_state()
     identity = join_coordinator(url, read_token(token_file), name, folder, say, replace=replace)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
+from device_agent.cli.console import say
 from device_agent.cli.options import state_option
-from device_agent.console import say
 
 
 @click.command()
@@ -21,8 +21,8 @@ def leave(state: Path | None, keep_personal: bool, offline: bool) -> None:
 
     There this device's place is free again; here its state goes, key included.
     """
-    from device_agent.device_state import default_state
-    from device_agent.membership import leave as leave_coordinator
+    from device_agent.federation.device_state import default_state
+    from device_agent.federation.membership import leave as leave_coordinator
 
     folder = state or default_state()
     known = leave_coordinator(folder, say, keep_personal=keep_personal, offline=offline)

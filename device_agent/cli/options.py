@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from device_agent.owner import QuietHours
+from device_agent.federation.owner_limits import QuietHours
 from profiles.errors import InputError
 from profiles.units import parse_bytes, parse_duration
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
+from device_agent.cli.console import say
 from device_agent.cli.options import Lasting, json_option, threads_option
-from device_agent.console import say
-from profiles.profile import RUNS
+from profiles.documents.bundle_profile import RUNS
 
 
 @click.command()
@@ -48,10 +48,10 @@ def profile(
     Each signature runs in a process of its own. The document is described in docs/profiling.md;
     `edgetailor report` draws it.
     """
-    from device_agent.files import check_file_place, write_file
-    from device_agent.profile_text import summary
-    from device_agent.profiler import profile_bundle, quiet, require_stable
-    from profiles.reading import encode_profile
+    from device_agent.formats.atomic_files import check_file_place, write_file
+    from device_agent.profiling.profile_text import summary
+    from device_agent.profiling.profiler import profile_bundle, quiet, require_stable
+    from profiles.documents.profile_reading import encode_profile
 
     if out is not None:
         check_file_place(out, force)

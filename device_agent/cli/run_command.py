@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 
 import click
 
+from device_agent.cli.console import say
 from device_agent.cli.options import run_options
-from device_agent.console import say
-from device_agent.log_lines import Line, Log
-from device_agent.run_options import RunOptions, read_options
-from device_agent.systemd import Notifier
-from device_agent.wording import counted
+from device_agent.federation.run_options import RunOptions, read_options
+from device_agent.log_format import Line, Log
+from device_agent.service.systemd_notify import Notifier
 from profiles.errors import EdgeTailorError
+from profiles.text_formatting import counted
 
 
 def _from_file(context: click.Context, option: click.Parameter, path: Path | None) -> None:
@@ -59,8 +59,8 @@ def run_command(**given: Any) -> None:
 
 
 def _run(options: RunOptions, log: Log, notifier: Notifier) -> int:
-    from device_agent.device import run
-    from device_agent.device_state import default_state
+    from device_agent.federation.device_state import default_state
+    from device_agent.federation.round_loop import run
 
     os.nice(options.nice)
     return run(

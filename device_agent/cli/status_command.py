@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 import msgspec
 
+from device_agent.cli.console import say
 from device_agent.cli.options import json_option, state_option
-from device_agent.console import say
 
 
 @click.command()
@@ -14,8 +14,8 @@ from device_agent.console import say
 @json_option
 def status(state: Path | None, as_json: bool) -> None:
     """Show the federation as the coordinator sees it."""
-    from device_agent.device_state import default_state
-    from device_agent.status import fleet_status, lines
+    from device_agent.federation.device_state import default_state
+    from device_agent.federation.fleet_status import fleet_status, lines
 
     found = fleet_status(state or default_state(), say)
     if as_json:

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from device_agent.cli.console import say
 from device_agent.cli.options import (
     data_option,
     json_option,
@@ -13,8 +14,7 @@ from device_agent.cli.options import (
     threads_option,
     validation_option,
 )
-from device_agent.console import say
-from device_agent.wording import counted
+from profiles.text_formatting import counted
 
 
 @click.command()
@@ -51,7 +51,7 @@ def train(
     \b
     edgetailor-agent train bundles/phone --data local.npz --out update
     """
-    from device_agent.alone import train_alone
+    from device_agent.training.standalone_training import train_alone
 
     record = train_alone(
         bundle,

@@ -12,10 +12,10 @@ def uninstall_service(user: bool) -> None:
 
     Its unit and its options go; the state folder stays.
     """
-    from device_agent import service
+    from device_agent.service import systemd_service
 
-    removed = service.uninstall(user)
+    removed = systemd_service.uninstall(user)
     if not removed:
-        click.echo(f"There is no service {service.NAME} here.")
+        click.echo(f"There is no service {systemd_service.NAME} here.")
         return
     click.echo("Removed " + " and ".join(map(str, removed)))

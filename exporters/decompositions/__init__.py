@@ -16,15 +16,15 @@ from exporters.decompositions import (
     average_pooling,
     convolution,
     instance_norm,
+    max_pooling,
+    multiply_add,
     normalisation,
     padding,
-    pooling,
-    products,
     shape,
 )
-from exporters.decompositions.form import Form, Forms
+from exporters.decompositions.decomposition import Decomposition, Decompositions
 
-GROUPS: tuple[Forms, ...] = (
+GROUPS: tuple[Decompositions, ...] = (
     activation.FORMS,
     adaptive_pooling.FORMS,
     attention.FORMS,
@@ -33,15 +33,15 @@ GROUPS: tuple[Forms, ...] = (
     instance_norm.FORMS,
     normalisation.FORMS,
     padding.FORMS,
-    pooling.FORMS,
-    products.FORMS,
+    max_pooling.FORMS,
+    multiply_add.FORMS,
     shape.FORMS,
 )
 
 
-def merge(groups: tuple[Forms, ...]) -> Forms:
+def merge(groups: tuple[Decompositions, ...]) -> Decompositions:
     """One table of all `groups`. Raises ValueError where two groups claim one operator."""
-    merged: Forms = {}
+    merged: Decompositions = {}
     for group in groups:
         for operator, form in group.items():
             if operator in merged:
@@ -53,6 +53,6 @@ def merge(groups: tuple[Forms, ...]) -> Forms:
     return merged
 
 
-def table() -> dict[Any, Form]:
+def table() -> dict[Any, Decomposition]:
     """PyTorch's core decompositions, with the forms of this package in front."""
     return {**core_aten_decompositions(), **merge(GROUPS)}

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from exporters.decompositions.form import Forms
+from exporters.decompositions.decomposition import Decompositions
 
 aten = torch.ops.aten
 
@@ -13,4 +13,4 @@ def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
     return grad * (x > threshold).to(grad.dtype)
 
 
-FORMS: Forms = {aten.threshold_backward.default: threshold_backward}
+FORMS: Decompositions = {aten.threshold_backward.default: threshold_backward}

@@ -6,9 +6,9 @@ Window o of n along an axis of s elements holds those from floor(o s / n) to cei
 import torch
 from torch import Tensor
 
-from exporters.decompositions.constants import constant
-from exporters.decompositions.form import Forms
-from exporters.decompositions.pooling import LOWEST, shares
+from exporters.decompositions.decomposition import Decompositions
+from exporters.decompositions.max_pooling import LOWEST, shares
+from exporters.decompositions.traced_constants import constant
 
 aten = torch.ops.aten
 
@@ -127,7 +127,7 @@ def one_hot(places: list[int], size: int, x: Tensor) -> Tensor:
     return constant(rows, dtype=x.dtype)
 
 
-FORMS: Forms = {
+FORMS: Decompositions = {
     aten._adaptive_avg_pool2d.default: average,
     aten._adaptive_avg_pool2d_backward.default: average_backward,
     aten.adaptive_max_pool2d.default: largest,

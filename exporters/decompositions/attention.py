@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from exporters.decompositions.form import Forms
+from exporters.decompositions.decomposition import Decompositions
 
 aten = torch.ops.aten
 
@@ -101,7 +101,7 @@ def gathered(grad: Tensor, part: Tensor) -> Tensor:
     return grad.reshape(batch, heads, times, length, width).sum(2)
 
 
-FORMS: Forms = {
+FORMS: Decompositions = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
 }

@@ -7,9 +7,9 @@ from functools import partial, reduce
 import torch
 from torch import Tensor
 
-from exporters.decompositions.constants import constant
-from exporters.decompositions.form import Forms
-from exporters.decompositions.slicing import stuff
+from exporters.decompositions.decomposition import Decompositions
+from exporters.decompositions.strided_slices import stuff
+from exporters.decompositions.traced_constants import constant
 
 aten = torch.ops.aten
 PLAIN = {2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
@@ -149,7 +149,7 @@ def repeated(x: Tensor, along: list[Windows]) -> Tensor:
     return x.expand([*lead, *pairs]).reshape([*lead, *sizes])
 
 
-FORMS: Forms = {
+FORMS: Decompositions = {
     aten.avg_pool2d.default: partial(average_pool, axes=2),
     aten.avg_pool3d.default: partial(average_pool, axes=3),
     aten.avg_pool2d_backward.default: partial(average_pool_backward, axes=2),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exporters.decompositions.form import Form, Forms
-from exporters.decompositions.slicing import cut
+from exporters.decompositions.decomposition import Decomposition, Decompositions
+from exporters.decompositions.strided_slices import cut
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ WeightGradient = Callable[[Tensor, Tensor, Tensor, Window], Tensor]
 """(grad, x, weight, window) -> dW, all with two spatial dimensions."""
 
 
-def backward_with(weight_gradient: WeightGradient) -> Form:
+def backward_with(weight_gradient: WeightGradient) -> Decomposition:
     """`aten.convolution_backward` that has its dW from `weight_gradient`."""
 
     def convolution_backward(
@@ -201,4 +201,4 @@ def convolve(
     )
 
 
-FORMS: Forms = {aten.convolution_backward.default: backward_with(weight_gradient)}
+FORMS: Decompositions = {aten.convolution_backward.default: backward_with(weight_gradient)}

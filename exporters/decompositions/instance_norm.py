@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from exporters.decompositions.form import Forms
+from exporters.decompositions.decomposition import Decompositions
 from exporters.decompositions.normalisation import batch_norm
 
 aten = torch.ops.aten
@@ -23,4 +23,4 @@ def without_statistics(
     return y, mean, inverse
 
 
-FORMS: Forms = {aten._native_batch_norm_legit.no_stats: without_statistics}
+FORMS: Decompositions = {aten._native_batch_norm_legit.no_stats: without_statistics}

@@ -7,7 +7,7 @@ statistics are computed here and nothing is left to a runtime's definition.
 import torch
 from torch import Tensor
 
-from exporters.decompositions.form import Forms
+from exporters.decompositions.decomposition import Decompositions
 
 aten = torch.ops.aten
 
@@ -108,7 +108,7 @@ def batch_norm_backward(
     )
 
 
-FORMS: Forms = {
+FORMS: Decompositions = {
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten.native_batch_norm_backward.default: batch_norm_backward,
 }

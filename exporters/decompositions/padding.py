@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from exporters.decompositions.form import Forms
+from exporters.decompositions.decomposition import Decompositions
 
 aten = torch.ops.aten
 
@@ -36,7 +36,7 @@ def folded(grad: Tensor, axis: int, size: int, front: int) -> Tensor:
     return torch.cat(parts if size > 2 else parts[::2], axis)
 
 
-FORMS: Forms = {
+FORMS: Decompositions = {
     aten.replication_pad1d_backward.default: replication_backward,
     aten.replication_pad2d_backward.default: replication_backward,
     aten.replication_pad3d_backward.default: replication_backward,

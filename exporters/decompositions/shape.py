@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from exporters.decompositions.form import Forms
+from exporters.decompositions.decomposition import Decompositions
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, s
     return zeros.index_put((places,), windows, accumulate=True).movedim(0, dim)
 
 
-FORMS: Forms = {
+FORMS: Decompositions = {
     aten.diagonal_backward.default: diagonal_backward,
     aten.unfold_backward.default: unfold_backward,
     aten.squeeze.dims: squeeze_dims,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from exporters.decompositions.convolution import Window, convolve
-from exporters.decompositions.form import Forms
-from exporters.decompositions.slicing import stuff
+from exporters.decompositions.decomposition import Decompositions
+from exporters.decompositions.strided_slices import stuff
 
 aten = torch.ops.aten
 
@@ -196,8 +196,8 @@ def exchange(weight: Tensor, groups: int) -> Tensor:
     return swapped.flip(list(range(2, weight.dim())))
 
 
-ONNX_RUNTIME: Forms = {aten.convolution.default: cheaper_convolution}
+ONNX_RUNTIME: Decompositions = {aten.convolution.default: cheaper_convolution}
 """What ONNX Runtime is quickest at."""
 
-UNTRANSPOSED: Forms = {aten.convolution.default: untransposed}
+UNTRANSPOSED: Decompositions = {aten.convolution.default: untransposed}
 """For runtimes without strided transposed convolutions."""

@@ -1,1 +1,5 @@
-"""TFLite graphs from traced ATen graphs: a flatbuffer builder, lazy layouts, one table of forms."""
+"""Writing traced steps as TFLite files, with a flatbuffer builder of our own.
+
+Start with `tflite_writer.py`, then `lowering.py`. Each table of operators is one file, named after
+what its operators do.
+"""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
-from exporters.tflite.lowering import Forms, Lowering, Number, as_float
+from exporters.tflite.lowering import Lowering, LoweringRules, Number, as_float
 from exporters.tflite.values import IMAGE, Value
 
 aten = torch.ops.aten
@@ -247,7 +247,7 @@ SUB = binary("SUB", "SubOptions")
 MUL = binary("MUL", "MulOptions")
 DIV = binary("DIV", "DivOptions")
 
-FORMS: Forms = {
+FORMS: LoweringRules = {
     aten.add.Tensor: ADD,
     aten.add.Scalar: ADD,
     aten.sub.Tensor: SUB,

@@ -7,7 +7,7 @@ import torch
 
 from exporters.tflite.elementwise import ADD, broadcast
 from exporters.tflite.flatbuffer import Size, Tensor
-from exporters.tflite.lowering import Forms, Lowering
+from exporters.tflite.lowering import Lowering, LoweringRules
 from exporters.tflite.values import UnsupportedError, Value
 
 aten = torch.ops.aten
@@ -116,7 +116,7 @@ def index_select(lowering: Lowering, x: Value, axis: int, indices: Value) -> Val
     return index(lowering, x, [*[None] * axis, indices])
 
 
-FORMS: Forms = {
+FORMS: LoweringRules = {
     aten.embedding.default: embedding,
     aten.index.Tensor: index,
     aten.index_select.default: index_select,

@@ -14,19 +14,19 @@ from torch import SymFloat, SymInt
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
-from exporters.coverage import advice
-from exporters.loop_bodies import Body, stored
-from exporters.program import ProgramSignature
-from exporters.source_lines import of_operator
+from exporters.programs.coverage import advice
+from exporters.programs.loop_bodies import Body, stored
+from exporters.programs.program import ProgramSignature
+from exporters.programs.source_lines import of_operator
 from exporters.tflite.flatbuffer import Size, Subgraph, Tensor, open_size
 from exporters.tflite.values import Layouts, UnsupportedError, Value
 from profiles.errors import ExportError
 
-Form = Callable[..., Any]
+LoweringRule = Callable[..., Any]
 """Takes the lowering and an operator's arguments, values in place of tensors; returns a value, or
 as many as the operator has."""
 
-Forms = dict[OpOverload[..., Any] | HigherOrderOperator, Form]
+LoweringRules = dict[OpOverload[..., Any] | HigherOrderOperator, LoweringRule]
 Number = bool | int | float
 
 ARITHMETIC: dict[Any, str] = {
@@ -41,7 +41,9 @@ SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 class Lowering(Layouts):
     """Walks a graph and writes every node's operators. `shape` is that of the node's result."""
 
-    def __init__(self, graph: Subgraph, forms: "Forms", signature: ProgramSignature) -> None:
+    def __init__(
+        self, graph: Subgraph, forms: "LoweringRules", signature: ProgramSignature
+    ) -> None:
         super().__init__(graph)
         self.forms = forms
         self.signature = signature
@@ -84,7 +86,9 @@ class Lowering(Layouts):
         )
 
 
-def lower(graph: GraphModule, signature: ProgramSignature, forms: Forms) -> Subgraph:
+def lower_signature(
+    graph: GraphModule, signature: ProgramSignature, forms: LoweringRules
+) -> Subgraph:
     """The subgraph of a traced signature. Raises ExportError naming what TFLite has no form for."""
     check_forms(graph, forms, signature)
     lowering = Lowering(Subgraph(signature.name), forms, signature)
@@ -93,12 +97,12 @@ def lower(graph: GraphModule, signature: ProgramSignature, forms: Forms) -> Subg
         lowering.input(port.name, dtype_of(value), shape_of(value))
         for port, value in zip(signature.inputs, examples, strict=True)
     ]
-    results = run(lowering, graph, [Value.plain(tensor) for tensor in inputs])
+    results = lower(lowering, graph, [Value.plain(tensor) for tensor in inputs])
     finish(lowering, results)
     return lowering.graph.pruned()
 
 
-def run(lowering: Lowering, graph: GraphModule, inputs: Sequence[Value]) -> list[Value]:
+def lower(lowering: Lowering, graph: GraphModule, inputs: Sequence[Value]) -> list[Value]:
     """The results of `graph` for `inputs`, after writing the operators of all its nodes."""
     known: dict[Node, Any] = {}
     ahead = iter(inputs)
@@ -141,7 +145,7 @@ def call(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
         ) from error
 
 
-def check_forms(graph: GraphModule, forms: Forms, signature: ProgramSignature) -> None:
+def check_forms(graph: GraphModule, forms: LoweringRules, signature: ProgramSignature) -> None:
     """Raise ExportError for the first operator that has no form."""
     for node in graph.graph.nodes:
         target = node.target

@@ -8,7 +8,7 @@ import torch
 
 from exporters.tflite.elementwise import Single, cast
 from exporters.tflite.flatbuffer import Tensor
-from exporters.tflite.lowering import Forms, Lowering
+from exporters.tflite.lowering import Lowering, LoweringRules
 from exporters.tflite.values import Value
 
 aten = torch.ops.aten
@@ -82,7 +82,7 @@ def cumsum(lowering: Lowering, x: Value, axis: int, **options: object) -> Value:
 
 SUM = reduction("SUM")
 
-FORMS: Forms = {
+FORMS: LoweringRules = {
     aten.sum.dim_IntList: SUM,
     aten.sum.default: SUM,
     aten.mean.dim: reduction("MEAN"),

@@ -10,7 +10,7 @@ from ai_edge_litert import schema_py_generated as schema
 from exporters.tflite import elementwise, shape
 from exporters.tflite.elementwise import Single
 from exporters.tflite.flatbuffer import Size, Tensor
-from exporters.tflite.lowering import Forms, Lowering, Number, counted
+from exporters.tflite.lowering import Lowering, LoweringRules, Number, counted
 from exporters.tflite.values import UnsupportedError, Value, product
 
 aten = torch.ops.aten
@@ -157,7 +157,7 @@ def arange(
     return elementwise.cast(lowering, Value.plain(counted(lowering, end)))
 
 
-FORMS: Forms = {
+FORMS: LoweringRules = {
     aten.topk.default: top,
     aten.sort.default: sort,
     aten.argmax.default: place_of("ARG_MAX"),

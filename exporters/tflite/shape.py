@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
-from exporters.tflite.lowering import Forms, Lowering, Number
+from exporters.tflite.lowering import Lowering, LoweringRules, Number
 from exporters.tflite.values import UnsupportedError, Value, product
 
 aten = torch.ops.aten
@@ -252,7 +252,7 @@ def flip(lowering: Lowering, x: Value, axes: Sequence[int]) -> Value:
     return x
 
 
-FORMS: Forms = {
+FORMS: LoweringRules = {
     aten.clone.default: clone,
     aten.alias.default: same,
     aten.detach.default: same,

@@ -20,8 +20,12 @@ IMPORTS = {
     "numpy": "import numpy",
     "onnxruntime": "import onnxruntime",
     "the agent's commands": "import device_agent.cli",
-    "all that training needs": "import device_agent.training, device_agent.onnx_runtime",
-    "all that a federation needs": "import device_agent.device, device_agent.onnx_runtime",
+    "all that training needs": (
+        "import device_agent.training.bundle_training, device_agent.runtime.onnx_runtime"
+    ),
+    "all that a federation needs": (
+        "import device_agent.federation.round_loop, device_agent.runtime.onnx_runtime"
+    ),
 }
 REPORT = """
 import time

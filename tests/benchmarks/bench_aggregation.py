@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from safetensors.numpy import save
 
-from device_agent.files import fingerprint
-from device_agent.manifest import Role, TensorEntry
-from device_agent.tensor_file import read_tensors
-from device_agent.update import UpdateRecord
-from toolkit.aggregation import Aggregation
-from toolkit.policy import AggregationPolicy
-from toolkit.weights import GlobalModel
+from device_agent.formats.atomic_files import fingerprint
+from device_agent.formats.manifest import Role, TensorEntry
+from device_agent.formats.tensor_files import read_tensors
+from device_agent.formats.update import UpdateRecord
+from toolkit.aggregation.aggregate import Aggregation
+from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.submodels.global_model import GlobalModel
 from updates import entry
 
 TURN = 20

@@ -20,8 +20,8 @@ import torch
 from tensorly.decomposition import parafac
 from torch import Tensor
 
-from toolkit.factorization import als, compose, cp_rank, leading_vectors, unroll
-from toolkit.factorizer import Factorizer
+from toolkit.factorization.decompose_weights import als, compose, cp_rank, leading_vectors, unroll
+from toolkit.factorization.factorizer import Factorizer
 
 RESNET34 = [(128, 256), *[(256, 256)] * 11, (256, 512), *[(512, 512)] * 5]
 """Input and output channels of layer3's and layer4's 3 x 3 convolutions."""

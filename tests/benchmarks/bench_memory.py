@@ -16,7 +16,7 @@ from bench_step import RUNTIMES, Peer, arrays, signature
 from step_cases import BATCH, CASES, Case, whole
 
 from exporters.export import compile_graphs
-from exporters.footprint import Footprint
+from exporters.memory.onnx_footprint import Footprint
 from toolkit import models
 
 DIGITS = (8, 8)

@@ -26,17 +26,17 @@ import torch
 from torch import Tensor, nn
 
 import toolkit
-from device_agent.calibration import calibrate
-from device_agent.manifest import Port, Train
-from exporters.onnx_writer import to_onnx
-from exporters.workload import graph_work
-from profiles.calibration import Calibration, Timing
+from device_agent.formats.manifest import Port, Train
+from device_agent.profiling.calibration import calibrate
+from exporters.onnx.graph_workload import graph_work
+from exporters.onnx.onnx_writer import to_onnx
+from profiles.cost_model.prediction import predict
+from profiles.cost_model.workload import SignatureWork, Workload
+from profiles.documents.calibration_record import Calibration, Timing
 from profiles.errors import EdgeTailorError
-from profiles.prediction import predict
-from profiles.workload import SignatureWork, Workload
 from toolkit import models
-from toolkit.submodel import Submodel
-from toolkit.weights import from_model
+from toolkit.submodels.global_model import from_model
+from toolkit.submodels.submodel import Submodel
 
 WORKER = Path(__file__).with_name("plan_worker.py")
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks.md"

@@ -25,13 +25,13 @@ import torch
 from retired_graph import write_retired
 from step_cases import CASES, PLAIN, RATE, Case
 
-from device_agent.manifest import Port
-from exporters.onnx_writer import to_onnx
-from exporters.program import ProgramSignature
-from exporters.tflite_writer import to_tflite
+from device_agent.formats.manifest import Port
+from exporters.onnx.onnx_writer import to_onnx
+from exporters.programs.program import ProgramSignature
+from exporters.tflite.tflite_writer import to_tflite
 from profiles.errors import ExportError
-from toolkit.submodel import Submodel
-from toolkit.weights import from_model
+from toolkit.submodels.global_model import from_model
+from toolkit.submodels.submodel import Submodel
 
 WORKER = Path(__file__).with_name("step_worker.py")
 RUNTIMES = ("onnx", "litert")

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-import device_agent.training  # noqa: F401 - the agent as it is before a bundle is opened
-from device_agent import memory
-from device_agent.runtime import open_session
+import device_agent.training.bundle_training  # noqa: F401 - the agent as it is before a bundle is opened
+from device_agent.runtime.runtime_choice import open_session
+from device_agent.system import process_memory
 
 WARM_UP = 3
 
 
 def main(folder: Path, steps: dict[str, int]) -> None:
-    memory.map_large_blocks()  # as training does
-    idle = memory.resident_bytes()
+    process_memory.map_large_blocks()  # as training does
+    idle = process_memory.resident_bytes()
     state = dict(np.load(folder / "state.npz"))
     sessions = {name: open_session("onnx", folder / f"{name}.onnx", name, 1) for name in steps}
     ports = {name: json.loads((folder / f"{name}.json").read_text()) for name in steps}
@@ -35,10 +35,10 @@ def main(folder: Path, steps: dict[str, int]) -> None:
     # Three before the peak counts, as in bench-memory: the first reads the graph.
     for _ in range(WARM_UP):
         batch()
-    memory.reset_peak()
+    process_memory.reset_peak()
     for _ in range(WARM_UP):
         batch()
-    print(json.dumps((memory.peak_bytes() or 0) - (idle or 0)), flush=True)
+    print(json.dumps((process_memory.peak_bytes() or 0) - (idle or 0)), flush=True)
     for _ in sys.stdin:
         start = time.process_time()
         batch()

@@ -8,13 +8,13 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
 import toolkit
-from exporters.capture import capture
+from exporters.programs.capture import capture
 from toolkit import models
 from toolkit.families.low_rank import FAMILY as LOW_RANK
-from toolkit.rewriting import Rewritten
-from toolkit.spec import parse_spec
-from toolkit.submodel import Submodel
-from toolkit.weights import from_model
+from toolkit.submodels.global_model import from_model
+from toolkit.submodels.rewritten_model import Rewritten
+from toolkit.submodels.spec import parse_spec
+from toolkit.submodels.submodel import Submodel
 
 BATCH = 32
 RATE, MOMENTUM = 0.01, 0.9

@@ -48,8 +48,8 @@ def agent(runtime: str, graph: str, threads: int) -> tuple[int, Step]:
     """A runtime as the agent opens it, running the one signature that GRAPH is named after."""
     import numpy as np
 
-    from device_agent.memory import map_large_blocks
-    from device_agent.runtime import open_session
+    from device_agent.runtime.runtime_choice import open_session
+    from device_agent.system.process_memory import map_large_blocks
 
     map_large_blocks()  # as training does
     idle = status("VmRSS")

@@ -13,12 +13,11 @@ from torch import nn
 
 import oracles
 from commands import ROOT
-from exporters import export
+from edgetailor import TrainingConfig, export, split
 from exporters.export import Format
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from oracles import Device, Plan
-from toolkit import TrainingConfig, split
-from toolkit.weights import from_model
+from toolkit.submodels.global_model import from_model
 
 pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
 

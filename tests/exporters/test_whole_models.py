@@ -15,14 +15,14 @@ from torch.fx.graph import CodeGen
 from torch.nn import functional
 
 import toolkit
-from device_agent.runtime import Session, open_session
-from exporters.capture import capture
+from device_agent.runtime.runtime_choice import Session, open_session
 from exporters.export import compile_graphs
-from exporters.graphs import attributes_read
-from exporters.program import Program, ProgramSignature, samples, state_in
+from exporters.programs.capture import capture
+from exporters.programs.program import Program, ProgramSignature, samples, state_in
+from exporters.programs.recorded_graph import attributes_read
 from toolkit import models
-from toolkit.submodel import Submodel
-from toolkit.weights import from_model
+from toolkit.submodels.global_model import from_model
+from toolkit.submodels.submodel import Submodel
 
 pytestmark = pytest.mark.long
 

@@ -10,8 +10,7 @@ import numpy as np
 import toolkit
 from bundles import SAMPLE_SHAPE, TRAINING, tiny_model
 from commands import LIMIT_S, ROOT, environment
-from exporters import export
-from toolkit import split
+from edgetailor import export, split
 
 NETS = """
 from torch import nn

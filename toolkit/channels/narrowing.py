@@ -6,15 +6,15 @@ from fractions import Fraction
 from torch import Tensor
 from torch.fx import GraphModule
 
-from exporters import source_lines
-from exporters.capture import Captured, recorded
-from exporters.graphs import attribute, attributes_read
+from exporters.programs import source_lines
+from exporters.programs.capture import recorded
+from exporters.programs.captured import Captured
+from exporters.programs.recorded_graph import attribute, attributes_read, module_of
 from profiles.errors import SpecError
-from toolkit.channels.following import follow
-from toolkit.channels.step import Followed, Layer, Need
-from toolkit.channels.units import Kept
-from toolkit.cutting import module_of
-from toolkit.parts import Part, held
+from toolkit.channels.channel_tracking import follow
+from toolkit.channels.channel_units import Kept
+from toolkit.channels.operator_call import Followed, Layer, Need
+from toolkit.submodels.tensor_slices import Part, held
 
 
 @dataclass(frozen=True)

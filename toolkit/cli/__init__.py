@@ -5,7 +5,7 @@ One file a command.
 
 import click
 
-from device_agent.console import EXIT_CODES, run
+from device_agent.cli.console import EXIT_CODES, run
 from toolkit.cli.aggregate_command import aggregate
 from toolkit.cli.demo_command import demo
 from toolkit.cli.evaluate_command import evaluate

@@ -6,7 +6,7 @@ from typing import get_args
 
 import click
 
-from toolkit.policy import AggregationPolicy, Factors, Weights
+from toolkit.aggregation.aggregation_policy import AggregationPolicy, Factors, Weights
 
 
 @click.command()
@@ -57,15 +57,16 @@ def aggregate(
     Updates of any families mix. Each number becomes the mean over the devices that trained it, by
     their numbers of samples or as --weights says.
     """
-    from toolkit import offline, tables
+    from toolkit.aggregation import aggregate_files
+    from toolkit.cli import result_tables
 
     if not updates:
         raise click.UsageError(
             "Give at least one UPDATE folder, as `edgetailor-agent train` wrote."
         )
     policy = AggregationPolicy(weights, temperature, factors, beta)
-    done = offline.aggregate_files(global_file, updates, out, force, policy)
+    done = aggregate_files.aggregate_files(global_file, updates, out, force, policy)
     if as_json:
-        click.echo(json.dumps(offline.as_json(done), indent=1))
+        click.echo(json.dumps(aggregate_files.as_json(done), indent=1))
     else:
-        tables.show_aggregated(done)
+        result_tables.show_aggregated(done)

@@ -34,8 +34,8 @@ def demo(out: Path, rounds: int, seed: int, all_full: bool, force: bool, as_json
     unevenly over them.
     """
     from toolkit.demo import run_demo
-    from toolkit.demo.report import as_json as report_json
-    from toolkit.demo.report import show
+    from toolkit.demo.demo_report import as_json as report_json
+    from toolkit.demo.demo_report import show
 
     result = run_demo(out, rounds=rounds, seed=seed, all_full=all_full, force=force)
     if as_json:

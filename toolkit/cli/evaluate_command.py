@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from toolkit.cli.options import Shape, loss_option
-from toolkit.training import Loss
+from toolkit.submodels.training_config import Loss
 
 
 @click.command()
@@ -31,10 +31,11 @@ def evaluate(
     edgetailor evaluate toolkit.models:resnet20 --weights next.safetensors \\
         --input-shape 3,32,32 --data held_out.npz
     """
-    from toolkit import evaluation, tables
+    from toolkit import model_evaluation
+    from toolkit.cli import result_tables
 
-    found = evaluation.evaluate_file(model, weights, input_shape, data, loss)
+    found = model_evaluation.evaluate_file(model, weights, input_shape, data, loss)
     if as_json:
-        click.echo(json.dumps(evaluation.as_json(found), indent=1))
+        click.echo(json.dumps(model_evaluation.as_json(found), indent=1))
     else:
-        tables.show_evaluation(found)
+        result_tables.show_evaluation(found)

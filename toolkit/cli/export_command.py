@@ -7,14 +7,14 @@ from typing import Literal
 import click
 
 from toolkit.cli.options import model_options, training_options
-from toolkit.training import TrainingConfig
+from toolkit.submodels.training_config import TrainingConfig
 
 
 def list_operators(context: click.Context, option: click.Parameter, asked: bool) -> None:
     """Print the coverage table and end."""
     if not asked:
         return
-    from exporters.coverage import document
+    from exporters.programs.coverage import document
 
     click.echo(document())
     context.exit()
@@ -93,11 +93,13 @@ def export(
         --submodel low-rank:0.25 --out bundles/phone \\
         --save-weights global.safetensors
     """
-    from toolkit import exporting, tables, tiers
+    from toolkit.cli import result_tables
+    from toolkit.exporting import model_export, tiers
+    from toolkit.terminal_output import Stages
 
     if specs and tiers_file is not None:
         raise click.UsageError("Give --submodel or --tiers, not both.")
-    request = exporting.Request(
+    request = model_export.Request(
         model=model,
         sample_shape=input_shape,
         spec=specs[0] if specs else "full",
@@ -112,16 +114,16 @@ def export(
         dry_run=dry_run,
     )
     if tiers_file is None and len(specs) < 2:
-        result = exporting.export_bundle(request, report=tables.Stages())
+        result = model_export.export_bundle(request, report=Stages())
         if as_json:
-            click.echo(json.dumps(exporting.as_json(result), indent=1))
+            click.echo(json.dumps(model_export.as_json(result), indent=1))
         else:
-            tables.show_export(result, batch)
+            result_tables.show_export(result, batch)
         return
     wanted = tiers.read_tiers(tiers_file) if tiers_file is not None else tiers.tiers_of(specs)
-    results = tiers.export_tiers(request, wanted, report=tables.Stages())
+    results = tiers.export_tiers(request, wanted, report=Stages())
     if as_json:
         click.echo(json.dumps(tiers.tiers_as_json(results), indent=1))
     else:
-        tables.show_tiers(results)
+        result_tables.show_tiers(results)
     raise click.exceptions.Exit(tiers.exit_code(results))

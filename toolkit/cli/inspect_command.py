@@ -35,8 +35,9 @@ def inspect(
     edgetailor inspect toolkit.models:resnet20 --input-shape 3,32,32 \\
         --submodel full --submodel slice:blocks.3
     """
-    from toolkit import inspection, tables
-    from toolkit.loading import load_model
+    from toolkit import inspection
+    from toolkit.cli import result_tables
+    from toolkit.submodels.model_loading import load_model
 
     loaded = load_model(model, weights, seed)
     found = inspection.inspect_each(loaded, input_shape, specs, batch)
@@ -47,8 +48,8 @@ def inspect(
     if as_json:
         click.echo(json.dumps(inspection.as_json(found, places), indent=1))
     else:
-        tables.show_inspections(found, batch)
+        result_tables.show_inspections(found, batch)
         if places is not None:
-            tables.show_cut_places(places)
+            result_tables.show_cut_places(places)
     if failed:
         click.get_current_context().exit(SpecError.exit_code)

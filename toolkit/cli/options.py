@@ -8,7 +8,7 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
-from toolkit.training import Loss, Optimizer, TrainingConfig
+from toolkit.submodels.training_config import Loss, Optimizer, TrainingConfig
 
 Decorated = Callable[..., Any]
 SEED = click.IntRange(0, 2**31 - 1)

@@ -10,7 +10,7 @@ import click
 
 from profiles.errors import InputError
 from toolkit.cli.options import HYPERPARAMETERS, model_options, repeated, training_options
-from toolkit.training import TrainingConfig
+from toolkit.submodels.training_config import TrainingConfig
 
 
 class Bytes(click.ParamType[int]):
@@ -63,7 +63,7 @@ def list_profiles(context: click.Context, option: click.Parameter, asked: bool) 
     """Print the built-in profiles and end."""
     if not asked:
         return
-    from toolkit.planning.showing import show_profiles
+    from toolkit.planning.plan_display import show_profiles
 
     show_profiles()
     context.exit()
@@ -127,27 +127,27 @@ def plan(
     edgetailor plan toolkit.models:resnet20 --input-shape 3,32,32 \\
         --profile device.json --memory 120MB --step-time 500ms
     """
-    from profiles.device import load_device
-    from profiles.planner import Budgets
-    from toolkit import tables
-    from toolkit.loading import load_model
-    from toolkit.planning import planning, showing
-    from toolkit.planning.specs import specs as all_specs
-    from toolkit.planning.workloads import Workloads
+    from profiles.cost_model.submodel_choice import Budgets
+    from profiles.documents.device_profile import load_device
+    from toolkit.planning import plan, plan_display
+    from toolkit.planning.candidate_specs import specs as all_specs
+    from toolkit.planning.submodel_workloads import Workloads
+    from toolkit.submodels.model_loading import load_model
+    from toolkit.terminal_output import Stages
 
     device = load_device(profile)
     loaded = load_model(model, weights, seed)
-    workloads = Workloads(loaded, input_shape, training, report=tables.Stages())
-    planned = planning.plan_for(
+    workloads = Workloads(loaded, input_shape, training, report=Stages())
+    planned = plan.plan_for(
         device,
         workloads,
         specs or all_specs(loaded, input_shape, batch),
         Budgets(memory=memory, step=step_time, traffic=bandwidth),
     )
     if as_json:
-        click.echo(json.dumps(showing.as_json(planned), indent=1))
+        click.echo(json.dumps(plan_display.as_json(planned), indent=1))
     else:
-        showing.show_plan(planned)
-    showing.check_fits(planned)
+        plan_display.show_plan(planned)
+    plan_display.check_fits(planned)
     if planned.plan.chosen is not None and not as_json:
         click.echo(f"next: {export_of(planned.plan.chosen.submodel, model, context)}")

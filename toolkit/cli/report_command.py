@@ -55,8 +55,8 @@ def diff(before: Path, after: Path, allowed: float, other_machine: bool, as_json
     --max-regression; a time counts only where each median is outside the other's p10 to p90. Exits
     with 7 where a time that grew so is unstable: measure again.
     """
-    from profiles.merge import read_merged
-    from toolkit.report import diff as comparing
+    from profiles.documents.profile_merging import read_merged
+    from toolkit.report import profile_diff as comparing
 
     found = comparing.compare(read_merged(before), read_merged(after), allowed, other_machine)
     if as_json:
@@ -106,16 +106,16 @@ def report(
     edgetailor-agent profile bundles/full --out full.json
     edgetailor report full.json slice.json --budget 256MB --out report.html
     """
-    from device_agent.files import check_file_place
-    from profiles.reading import read_profile
-    from toolkit.report import costs, writing
+    from device_agent.formats.atomic_files import check_file_place
+    from profiles.documents.profile_reading import read_profile
+    from toolkit.report import phase_costs, report_files
 
     for path in (out, png):
         if path is not None:
             check_file_place(path, force)
-    found = costs.make_report([read_profile(path) for path in profiles], budget)
-    writing.write(found, out, png)
+    found = phase_costs.make_report([read_profile(path) for path in profiles], budget)
+    report_files.write(found, out, png)
     if as_json:
-        click.echo(json.dumps(costs.as_json(found), indent=1))
+        click.echo(json.dumps(phase_costs.as_json(found), indent=1))
     else:
-        writing.show(found, [path for path in (out, png) if path is not None])
+        report_files.show(found, [path for path in (out, png) if path is not None])

@@ -1,6 +1,6 @@
 """What the coordinator answers when it does not do what a device asked."""
 
-from device_agent.protocol import NOT_AUTHORISED, Problem
+from device_agent.formats.protocol import NOT_AUTHORISED, Problem
 from profiles.errors import EdgeTailorError
 
 

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, NoReturn
 import uvicorn
 from fastapi import FastAPI
 
-from device_agent.addresses import check_secret
-from device_agent.files import shown, write_file
+from device_agent.client.addresses import check_secret
+from device_agent.formats.atomic_files import shown, write_file
 from profiles.errors import InputError
-from toolkit.coordinator.api import create_app
-from toolkit.coordinator.conductor import Conductor, Model, read_held_out
-from toolkit.coordinator.config import CoordinatorConfig, load_config
-from toolkit.coordinator.connections import Connection, allow_many
-from toolkit.coordinator.guard import Guard
-from toolkit.coordinator.listening import GRACE_S, bind, preparing, url_of
-from toolkit.coordinator.service import Chooser, Coordinator, restore
-from toolkit.coordinator.store import Store
+from toolkit.coordinator.coordinator import Chooser, Coordinator, restore
+from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
+from toolkit.coordinator.http.connection_limits import Connection, allow_many
+from toolkit.coordinator.http.http_api import create_app
+from toolkit.coordinator.http.request_limits import RequestLimits
+from toolkit.coordinator.http.server_socket import GRACE_S, bind, preparing, url_of
+from toolkit.coordinator.round_worker import Model, RoundWorker, read_held_out
+from toolkit.coordinator.storage.coordinator_store import Store
 
 if TYPE_CHECKING:
-    from toolkit.federation import Federation
+    from toolkit.aggregation.federation import Federation
 
 Say = Callable[[str], None]
 OPERATOR = "operator.token"
@@ -55,7 +55,9 @@ def serve(config_path: Path, say: Say = to_stderr) -> None:
     `say` gets lines for people (default: stderr). Raises InputError for a mistake in the file, a
     port in use or a state folder of another federation, and whatever ended the rounds early.
     """
-    from toolkit.coordinator.choosing import planner  # torch and exporters come with it
+    from toolkit.coordinator.devices.submodel_assignment import (
+        planner,
+    )  # torch and exporters come with it
 
     config = load_config(config_path)
     # uvicorn raises the signal again once it has stopped: an orderly end, not the default one.
@@ -106,9 +108,9 @@ class Server:
             raise
         self.url = url_of(self._socket, config.host)
         write_file(config.state / ADDRESS, f"{self.url}\n".encode())
-        self._conductor = Conductor(self.coordinator, model, held_out, self.stop, say)
+        self._conductor = RoundWorker(self.coordinator, model, held_out, self.stop, say)
         settings = uvicorn.Config(
-            Guard(create_app(self.coordinator, self._lifespan), say),
+            RequestLimits(create_app(self.coordinator, self._lifespan), say),
             http=Connection,
             log_level="critical",  # the guard tells what is worth telling
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -157,7 +159,7 @@ def federation(config: CoordinatorConfig) -> "Federation":
 
     Raises ModelError, SpecError or InputError.
     """
-    from toolkit.federation import Federation
+    from toolkit.aggregation.federation import Federation
 
     model = Federation(
         config.model,

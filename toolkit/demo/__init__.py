@@ -1,6 +1,6 @@
 """`edgetailor demo`: the main job on this machine, with real processes and real data."""
 
-from toolkit.demo.job import run_demo
-from toolkit.demo.result import DemoResult
+from toolkit.demo.demo_result import DemoResult
+from toolkit.demo.run_demo import run_demo
 
 __all__ = ["DemoResult", "run_demo"]

@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 
 from profiles.errors import SpecError
-from toolkit.submodel import Family
+from toolkit.submodels.submodel import Family
 
 
 def find_families() -> dict[str, Family]:

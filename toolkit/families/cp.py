@@ -12,20 +12,21 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from device_agent.manifest import TensorEntry
-from exporters.capture import Captured, capture, record
-from exporters.optimizers import Adam
+from device_agent.formats.manifest import TensorEntry
+from exporters.programs.capture import capture, record
+from exporters.programs.captured import Captured
+from exporters.programs.optimizers import Adam
 from profiles.errors import SpecError
-from toolkit.bilevel import BiLevel, bi_level
-from toolkit.cp_layers import tensorized as tensorized_model
-from toolkit.factorization import compose, cp_decompose, cp_rank, cp_refit
-from toolkit.layers import Convolution, weighted_layers
-from toolkit.rewriting import with_factors
-from toolkit.spec import Spec
-from toolkit.submodel import Shapes, Submodel, Treatment, factors_of, recover_dense
-from toolkit.tensorized import Tensorized, factor_name
-from toolkit.training import TrainingConfig
-from toolkit.weights import GlobalModel
+from toolkit.factor_layers.cp_layers import tensorized as tensorized_model
+from toolkit.factorization.decompose_weights import compose, cp_decompose, cp_rank, cp_refit
+from toolkit.personal.bilevel_training import BiLevel, bi_level
+from toolkit.personal.tensorized_model import Tensorized, factor_name
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.rewritten_model import with_factors
+from toolkit.submodels.spec import Spec
+from toolkit.submodels.submodel import LayerDecision, Shapes, Submodel, factors_of, recover_dense
+from toolkit.submodels.training_config import TrainingConfig
+from toolkit.submodels.weighted_layers import Convolution, weighted_layers
 
 PENALTY = 15.0
 """lambda; the paper's experiments use 14 and 15."""
@@ -48,7 +49,7 @@ def rate_of(spec: Spec) -> float:
 
 def plan(
     model: nn.Module, captured: Captured, spec: Spec
-) -> tuple[dict[str, int], list[Treatment]]:
+) -> tuple[dict[str, int], list[LayerDecision]]:
     """Rank of each weight to factorize, and what happens to every weighted layer.
 
     Raises SpecError naming the rates possible where a rank is more than any tensor has.
@@ -60,12 +61,14 @@ def plan(
         if not isinstance(layer.module, LINEAR) or not any(layer.weights()):
             linear = isinstance(layer.module, LINEAR)
             reason = "frozen" if linear else f"{type(layer.module).__name__} has no CP form"
-            treatments.append(Treatment(layer.title, "dense", reason))
+            treatments.append(LayerDecision(layer.title, "dense", reason))
             continue
         own = {layer.path(w): cp_rank(captured.shape(layer.path(w)), rate) for w in layer.weights()}
         ranks |= own
         treatments.append(
-            Treatment(layer.title, f"CP rank {', '.join(map(str, dict.fromkeys(own.values())))}")
+            LayerDecision(
+                layer.title, f"CP rank {', '.join(map(str, dict.fromkeys(own.values())))}"
+            )
         )
     if not ranks:
         raise SpecError(f"{str(spec)!r}: no layer of this model has a CP form.")

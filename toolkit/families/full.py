@@ -2,13 +2,13 @@
 
 from torch import Tensor, nn
 
-from exporters.capture import capture
-from toolkit.assembly import whole_network
-from toolkit.entries import dense_entries, statistics_role
-from toolkit.spec import Spec
-from toolkit.submodel import Stateless, Submodel
-from toolkit.training import TrainingConfig
-from toolkit.weights import GlobalModel
+from exporters.programs.capture import capture
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.one_step_submodel import whole_network
+from toolkit.submodels.spec import Spec
+from toolkit.submodels.submodel import Stateless, Submodel
+from toolkit.submodels.tensor_entries import dense_entries, statistics_role
+from toolkit.submodels.training_config import TrainingConfig
 
 
 class Full(Stateless):

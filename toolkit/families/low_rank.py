@@ -12,14 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from device_agent.manifest import TensorEntry
-from exporters.capture import Captured, capture
-from exporters.program import Tensors
+from device_agent.formats.manifest import TensorEntry
+from exporters.programs.capture import capture
+from exporters.programs.captured import Captured
+from exporters.programs.program import Tensors
 from profiles.errors import SpecError
-from toolkit.assembly import whole_network
-from toolkit.entries import statistics_role
-from toolkit.layers import Convolution, Layer, join, weighted_layers
-from toolkit.low_rank_layers import (
+from toolkit.factor_layers.low_rank_layers import (
     FactorizedConvolution,
     FactorizedLinear,
     FactorizedRecurrence,
@@ -28,12 +26,22 @@ from toolkit.low_rank_layers import (
     factor_weights,
     groups_of,
 )
-from toolkit.product import Product
-from toolkit.rewriting import Origin, Rewritten, with_factors
-from toolkit.spec import Spec
-from toolkit.submodel import Shapes, Stateless, Submodel, Treatment, factors_of, recover_dense
-from toolkit.training import TrainingConfig
-from toolkit.weights import GlobalModel
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.matrix_product import Product
+from toolkit.submodels.one_step_submodel import whole_network
+from toolkit.submodels.rewritten_model import Origin, Rewritten, with_factors
+from toolkit.submodels.spec import Spec
+from toolkit.submodels.submodel import (
+    LayerDecision,
+    Shapes,
+    Stateless,
+    Submodel,
+    factors_of,
+    recover_dense,
+)
+from toolkit.submodels.tensor_entries import statistics_role
+from toolkit.submodels.training_config import TrainingConfig
+from toolkit.submodels.weighted_layers import Convolution, Layer, join, weighted_layers
 
 DECAY = 1e-4
 """Default Frobenius decay, FedHM's weight decay (Table 4)."""
@@ -44,7 +52,7 @@ Ranks = dict[str, dict[str, int]]
 
 def plan(
     layers: Sequence[Layer], ratio: float, keep: int, among: Collection[str] | None = None
-) -> tuple[Ranks, list[Treatment]]:
+) -> tuple[Ranks, list[LayerDecision]]:
     """Ranks of the weights to factorize, and what happens to each of `layers`.
 
     The rank is `ratio` times the output channels (FedHM, Table 5), of one group where there are
@@ -68,10 +76,10 @@ def plan(
         fitting = {w: rank for w in layer.weights() if rank and gains(layer, w, rank)}
         if fitting:
             ranks[layer.name] = fitting
-            treatments.append(Treatment(layer.title, f"rank {rank}"))
+            treatments.append(LayerDecision(layer.title, f"rank {rank}"))
         else:
             reason = reason or f"rank {rank} would be no smaller"
-            treatments.append(Treatment(layer.title, "dense", reason))
+            treatments.append(LayerDecision(layer.title, "dense", reason))
     return ranks, treatments
 
 
@@ -104,7 +112,7 @@ def gains(layer: Layer, weight: str, rank: int) -> bool:
     return rank * (rows + columns) < rows * columns
 
 
-def greatest_ratio(layers: Sequence[Layer], treatments: Sequence[Treatment]) -> float:
+def greatest_ratio(layers: Sequence[Layer], treatments: Sequence[LayerDecision]) -> float:
     """The largest rank ratio that would make a layer smaller that is dense for its rank only."""
     tried = {t.layer for t in treatments if t.reason.startswith("rank ")}
     ratios = [0.0]

@@ -6,13 +6,13 @@ takes gradient steps w - rate * lambda * (w - theta). Only w is uploaded.
 
 from torch import nn
 
-from exporters.capture import capture
-from exporters.optimizers import SGD
-from toolkit.bilevel import BiLevel, bi_level
-from toolkit.spec import Spec
-from toolkit.submodel import Stateless, Submodel
-from toolkit.tensorized import Tensorized
-from toolkit.training import TrainingConfig
+from exporters.programs.capture import capture
+from exporters.programs.optimizers import SGD
+from toolkit.personal.bilevel_training import BiLevel, bi_level
+from toolkit.personal.tensorized_model import Tensorized
+from toolkit.submodels.spec import Spec
+from toolkit.submodels.submodel import Stateless, Submodel
+from toolkit.submodels.training_config import TrainingConfig
 
 PENALTY = 15.0
 """lambda, as in TDPFed's comparison."""

@@ -17,27 +17,27 @@ from decimal import ROUND_CEILING, Decimal
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from device_agent.manifest import SAMPLES, Instruction, Record, TensorEntry
-from device_agent.wording import counted
-from exporters.capture import capture, record
-from exporters.graphs import output_node
-from exporters.program import Program, ProgramSignature
-from exporters.signatures import apply, evaluate, train
+from device_agent.formats.manifest import SAMPLES, Instruction, Record, TensorEntry
+from exporters.programs.capture import capture, record
+from exporters.programs.program import Program, ProgramSignature
+from exporters.programs.recorded_graph import output_node
+from exporters.programs.training_signatures import apply, evaluate, train
 from profiles.errors import SpecError
-from toolkit.assembly import one_pass, optimizer_of
-from toolkit.counting import Counts, activations, macs, parameter_count
-from toolkit.cutting import CutPoint, Cutter, steps, subgraph, tensors_read
-from toolkit.entries import dense_entries, statistics_role
+from profiles.text_formatting import counted
 from toolkit.families.low_rank import FAMILY as LOW_RANK
 from toolkit.families.low_rank import reasons
-from toolkit.layers import weighted_layers
-from toolkit.product import Product
-from toolkit.rewriting import Rewritten, with_factors
-from toolkit.spec import Spec, as_number
-from toolkit.submodel import Shapes, Stateless, Submodel, Treatment
-from toolkit.timecut import time_cut
-from toolkit.training import TrainingConfig
-from toolkit.weights import GlobalModel
+from toolkit.slicing.time_cuts import time_cut
+from toolkit.submodels.capacity import Counts, activations, macs, parameter_count
+from toolkit.submodels.cut_points import CutPoint, Cutter, steps, subgraph, tensors_read
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.matrix_product import Product
+from toolkit.submodels.one_step_submodel import one_pass, optimizer_of
+from toolkit.submodels.rewritten_model import Rewritten, with_factors
+from toolkit.submodels.spec import Spec, as_number
+from toolkit.submodels.submodel import LayerDecision, Shapes, Stateless, Submodel
+from toolkit.submodels.tensor_entries import dense_entries, statistics_role
+from toolkit.submodels.training_config import TrainingConfig
+from toolkit.submodels.weighted_layers import weighted_layers
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class Slice(Stateless):
                 exchanged=total + sum(captured.buffers[e.name].numel() for e in buffers),
             ),
             treatments=(
-                Treatment(
+                LayerDecision(
                     cut_up.where,
                     "frozen",
                     f"{counted(len(stages), 'stage')} of the multi-step forward pass",

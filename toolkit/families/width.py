@@ -9,17 +9,17 @@ from fractions import Fraction
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from exporters.capture import capture
+from exporters.programs.capture import capture
 from profiles.errors import SpecError
-from toolkit.assembly import whole_network
 from toolkit.channels.narrowing import Narrowed, narrow
-from toolkit.channels.step import Layer
-from toolkit.entries import dense_entries, statistics_role
-from toolkit.parts import held
-from toolkit.spec import Spec
-from toolkit.submodel import Stateless, Submodel, Treatment
-from toolkit.training import TrainingConfig
-from toolkit.weights import GlobalModel
+from toolkit.channels.operator_call import Layer
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.one_step_submodel import whole_network
+from toolkit.submodels.spec import Spec
+from toolkit.submodels.submodel import LayerDecision, Stateless, Submodel
+from toolkit.submodels.tensor_entries import dense_entries, statistics_role
+from toolkit.submodels.tensor_slices import held
+from toolkit.submodels.training_config import TrainingConfig
 
 
 class Width(Stateless):
@@ -71,7 +71,7 @@ class Width(Stateless):
         return spec.number("width ratio", 0, 1, "width:0.5")
 
 
-def treatments(narrowed: Narrowed) -> list[Treatment]:
+def treatments(narrowed: Narrowed) -> list[LayerDecision]:
     """How many channels every weighted layer has left."""
     kept = narrowed.kept
 
@@ -81,7 +81,7 @@ def treatments(narrowed: Narrowed) -> list[Treatment]:
             return f"{out} channels out"
         return f"{kept.count(layer.inputs)} of {len(layer.inputs)} channels in, {out} out"
 
-    return [Treatment(name, left(layer)) for name, layer in narrowed.layers.items()]
+    return [LayerDecision(name, left(layer)) for name, layer in narrowed.layers.items()]
 
 
 FAMILY = Width()

@@ -1,1 +1,4 @@
-"""Planning: what submodels a model has, what each takes, and which one a device gets."""
+"""Planning: which submodels a model has, what each costs, and which one a device gets.
+
+Start with `plan.py`. The cost rules themselves are in `profiles/cost_model/`.
+"""

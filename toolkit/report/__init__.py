@@ -1,1 +1,4 @@
-"""Profiles drawn, tabulated and compared: `edgetailor report`."""
+"""Profiles as charts and tables, and two profiles compared: `edgetailor report`.
+
+Start with `report_files.py`.
+"""

@@ -1,0 +1,123 @@
+"""Writing files so that a reader sees all of them or none, and knowing them by their hash."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from device_agent.formats.manifest import FileEntry
+from profiles.errors import InputError
+
+
+def fingerprint(data: bytes) -> FileEntry:
+    """Size and SHA-256 of `data`."""
+    return FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def fingerprint_file(path: Path) -> FileEntry:
+    """Size and SHA-256 of the file at `path`, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return FileEntry(size=path.stat().st_size, sha256=digest.hexdigest())
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an OSError say which file it is about: writing and flushing leave that out."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def write_file(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace `path` by `data` in one step: temporary file, flush to disk, rename."""
+    stream_file(path, lambda file: file.write(data), mode)
+
+
+def stream_file(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o644) -> None:
+    """Replace `path` by what `write` puts into a file, in one step as `write_file` does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with naming(path), os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        os.replace(name, path)
+        sync_folder(path.parent)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring renames in `folder` to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with naming(folder):
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def shown(path: Path) -> Path:
+    """`path` as a person writes it here: from the current folder where it is below that."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def refuse_existing(out: Path, force: bool = False) -> None:
+    """Raise InputError where `out` exists, unless `force` allows it to be replaced."""
+    if os.path.lexists(out) and not force:
+        raise InputError(f"{out} exists already: give another place, or --force to replace it.")
+
+
+def check_file_place(out: Path, force: bool = False) -> None:
+    """Raise InputError where `write_file` could not make the file `out`, or unasked replace one."""
+    if out.is_dir():
+        raise InputError(f"{out} is a folder: give the name of a file.")
+    nearest = next((parent for parent in out.parents if parent.exists()), None)
+    if nearest is not None and not nearest.is_dir():
+        raise InputError(f"{out} cannot be written: {nearest} is a file, not a folder.")
+    if nearest is not None and not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"{out} cannot be written: {nearest} is read-only. Give another place.")
+    if out.exists() and not out.is_file():
+        raise InputError(f"{out} is no regular file: give another place.")
+    refuse_existing(out, force)
+
+
+def write_folder(
+    out: Path, files: Mapping[str, bytes], force: bool = False, staging: Path | None = None
+) -> None:
+    """Make the folder `out` with `files` (name to content), whole or not at all.
+
+    An existing folder is refused, or with `force` replaced once the new one is complete. What is
+    not complete is in `staging`, a folder of the same file system; by default that of `out`.
+    """
+    refuse_existing(out, force)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staging = staging or out.parent
+    made = Path(tempfile.mkdtemp(dir=staging, prefix=f".{out.name}."))
+    try:
+        for name, data in files.items():
+            write_file(made / name, data)
+        made.chmod(0o755)
+        if out.exists():
+            old = Path(tempfile.mkdtemp(dir=staging, prefix=f".{out.name}.old."))
+            os.replace(out, old / "was")
+            os.replace(made, out)
+            shutil.rmtree(old)
+        else:
+            os.replace(made, out)
+        sync_folder(out.parent)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

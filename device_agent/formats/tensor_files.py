@@ -1,0 +1,80 @@
+"""Safetensors files read and written without copying them in memory."""
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from device_agent.formats.atomic_files import stream_file
+from profiles.json_decoding import decode_json
+
+DTYPES = {"F32": np.float32, "I64": np.int64}
+"""What tensors of updates may be."""
+
+ALIGNMENT = 8
+"""Tensors begin at multiples of this in the file."""
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """One tensor in the file's header; `data_offsets` are bytes [start, stop) behind it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    """The tensors of a file by name, or those of `names`, each read into its own memory.
+
+    safetensors' own reader ends the process where there is none. Raises SafetensorError where it is
+    no safetensors file of float32 and int64 tensors, or lacks one of `names`.
+    """
+    with safe_open(path, framework="numpy"):
+        pass  # it checks that the header and all offsets are sound
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = decode_json(file.read(length), dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        found = {}
+        for name in header if names is None else names:
+            if name not in header:
+                raise SafetensorError(f"it lacks the tensor {name!r}")
+            entry = decode_json(header[name], Tensor)
+            found[name] = _tensor(file, 8 + length, entry, name)
+    return found
+
+
+def _tensor(file: BinaryIO, begin: int, entry: Tensor, name: str) -> np.ndarray:
+    if entry.dtype not in DTYPES:
+        raise SafetensorError(f"{name!r} is {entry.dtype}; F32 and I64 are taken")
+    file.seek(begin + entry.data_offsets[0])
+    found = np.fromfile(file, DTYPES[entry.dtype], math.prod(entry.shape))
+    if found.size < math.prod(entry.shape):
+        raise SafetensorError(f"{name!r} is truncated")
+    return found.reshape(entry.shape)
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> None:
+    """Replace `path` by a safetensors file of float32 and int64 `tensors`, in one step."""
+    names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, array in ordered:
+        begin, end = end, end + array.nbytes
+        header[name] = Tensor(names[array.dtype], array.shape, (begin, end))
+    about = msgspec.json.encode(header)
+    about += b" " * (-len(about) % ALIGNMENT)
+
+    def write(file: BinaryIO) -> None:
+        file.write(len(about).to_bytes(8, "little") + about)
+        for _, array in ordered:
+            file.write(np.ascontiguousarray(array).data)
+
+    stream_file(path, write)

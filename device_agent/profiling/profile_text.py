@@ -1,0 +1,165 @@
+"""A profile as plain text of 80 columns."""
+
+from collections.abc import Sequence
+
+from profiles.documents.bundle_profile import (
+    UNSTABLE_SPREAD,
+    Conditions,
+    Phase,
+    Profile,
+    Role,
+    Sustained,
+)
+
+LABELS: dict[Role, str] = {
+    "stage": "stage",
+    "initialise": "initialise",
+    "forward": "forward pass",
+    "step": "step",
+    "train": "training step",
+    "evaluate": "evaluation",
+}
+UNKNOWN = "not measurable"
+COLUMNS = ("", "ms", "p10", "p90", "n", "first", "cold s", "MB", "predicted")
+LEGEND = (
+    "ms: one batch, steady (median); first: the first run; cold s: process start to",
+    "session open; MB: peak above the idle process; predicted: the manifest's.",
+)
+
+
+def label(phase: Phase) -> str:
+    """What a phase does, with the signature where there may be several."""
+    named = phase.role in ("stage", "step")
+    return f"{LABELS[phase.role]} {phase.name}" if named else LABELS[phase.role]
+
+
+def summary(profile: Profile) -> list[str]:
+    """The profile as plain text."""
+    about = profile.machine
+    return [
+        f"{profile.submodel}, batch {profile.batch_size}, threads "
+        f"{profile.method.threads or 'all'}, {about.runtime} on {about.architecture}",
+        *table([COLUMNS, *(row(phase) for phase in profile.phases)]),
+        *LEGEND,
+        f"backprop      {profile.backprop_s * 1e3:.2f} ms (training step minus forward pass)",
+        *memory(profile),
+        f"machine       {conditions(profile.before, profile.after)}",
+        *(sustained(profile.sustained) if profile.sustained else []),
+        *verdict(profile),
+    ]
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as they need; the first to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in rows
+    ]
+
+
+def row(phase: Phase) -> tuple[str, ...]:
+    """The cells of a phase; what is not known stays a dash."""
+    time = phase.steady
+    above = None if phase.memory is None else phase.memory.above_idle_bytes
+    return (
+        label(phase),
+        milliseconds(time.median_s),
+        milliseconds(time.p10_s),
+        milliseconds(time.p90_s),
+        str(time.runs),
+        milliseconds(phase.first_s),
+        "-" if phase.cold_start_s is None else f"{phase.cold_start_s:.2f}",
+        "-" if above is None else f"{above / 1e6:.1f}",
+        "-" if phase.predicted_bytes is None else f"{phase.predicted_bytes / 1e6:.1f}",
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as a bare number of ms."""
+    return f"{seconds * 1e3:.2f}"
+
+
+def memory(profile: Profile) -> list[str]:
+    """The process peak, and what it is made of."""
+    phase = profile.decisive
+    if phase is None or phase.memory is None:
+        return [f"process peak  {UNKNOWN}"]
+    found = phase.memory
+    lines = [
+        f"process peak  {megabytes(found.peak_bytes)}, {label(phase)} (Python and runtime too)"
+    ]
+    if found.idle is not None and found.held is not None:
+        lines += [
+            f"  {name:<11} anonymous {megabytes(pages.anonymous_bytes)}, "
+            f"file pages {megabytes(pages.file_bytes)}"
+            for name, pages in (("idle", found.idle), ("at the end", found.held))
+        ]
+    return lines
+
+
+def conditions(before: Conditions, after: Conditions) -> str:
+    """Heat, clock and power before and after, and what of it this machine does not say."""
+    told = {
+        "temperature": change(before.temperature_c, after.temperature_c, "{:.1f} C"),
+        "governor": before.governor,
+        "clock": change(gigahertz(before), gigahertz(after), "{:.2f} GHz"),
+        "battery": change(before.battery, after.battery, "battery {:.0%}"),
+        "power": {None: None, True: "charging", False: "on battery"}[after.charging],
+    }
+    known = [said for said in told.values() if said]
+    silent = [name for name in ("temperature", "clock") if told[name] is None]
+    silent += ["throttling"] if before.throttled is None else []
+    if silent:
+        known.append(f"{listed(silent)} {UNKNOWN}")
+    return ", ".join(known)
+
+
+def gigahertz(moment: Conditions) -> float | None:
+    """The clock in GHz."""
+    return None if moment.clock_hz is None else moment.clock_hz / 1e9
+
+
+def listed(words: Sequence[str]) -> str:
+    """One or more words as a list in a sentence."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def change(before: float | None, after: float | None, form: str) -> str | None:
+    """A figure before and after; one where it did not change, None where it is not known."""
+    if before is None or after is None:
+        return None
+    first, last = form.format(before), form.format(after)
+    return first if first == last else f"{first} to {last}"
+
+
+def sustained(found: Sustained) -> list[str]:
+    """What a sustained run did to the step's time."""
+    return [
+        f"sustained     {found.duration_s:.0f} s: step {milliseconds(found.first.median_s)} ms in "
+        f"the first {found.window_s:.0f} s,",
+        f"              {milliseconds(found.last.median_s)} ms in the last ({found.slowdown:+.1%})",
+    ]
+
+
+def verdict(profile: Profile) -> list[str]:
+    """Whether the figures can be relied on."""
+    wide = [
+        f"{label(phase)} ({phase.steady.spread:.0%})"
+        for phase in profile.phases
+        if phase.name in profile.validity.unstable
+    ]
+    lines = [f"INVALID       {reason}" for reason in profile.validity.invalid]
+    if wide:
+        lines.append(f"unstable      p10 to p90 wider than {UNSTABLE_SPREAD:.0%} of the median:")
+        lines += [f"              {name}" for name in wide]
+    return lines
+
+
+def megabytes(count: int | None) -> str:
+    """Bytes for people; what is not known is said so."""
+    return UNKNOWN if count is None else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,86 @@
+"""LiteRT (TensorFlow Lite) on the processor. An extra: its package is not on every device."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.runtime.runtime_errors import in_words
+from device_agent.system.process_memory import ran_out
+from profiles.errors import BundleError
+
+PACKAGE = "ai-edge-litert"
+
+
+def description() -> str:
+    """Name and version of the library."""
+    try:
+        return f"{PACKAGE} {version(PACKAGE)}"
+    except PackageNotFoundError:
+        return PACKAGE
+
+
+@contextmanager
+def without_remarks() -> Iterator[None]:
+    """Leave out what LiteRT remarks on stderr (INFO); all else that comes there follows after."""
+    try:
+        stderr, room = os.dup(2), os.memfd_create("stderr")
+    except (AttributeError, OSError):  # no stderr, or not Linux
+        yield
+        return
+    with open(room, "w+b") as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            said.seek(0)
+            os.write(2, b"".join(line for line in said if not line.startswith(b"INFO: ")))
+
+
+class LitertSession:
+    """One signature of a TFLite file, for batches of any size."""
+
+    def __init__(self, graph: Path, signature: str, threads: int) -> None:
+        """Load `signature` of `graph` with `threads` threads (0: as many as there are cores).
+
+        Raises BundleError where LiteRT is not installed or does not take it.
+        """
+        try:
+            from ai_edge_litert.interpreter import Interpreter
+        except ImportError as error:
+            if (short := ran_out(error)) is not None:
+                raise short from None
+            raise BundleError(
+                f"The bundle is for LiteRT, which cannot be loaded here: {error}. Install it with "
+                "`pip install '.[litert]'` in the folder of EdgeTailor's source, or export the "
+                "bundle with --format onnx."
+            ) from None
+        self._graph, self._ran = graph, False
+        try:
+            interpreter = Interpreter(str(graph), num_threads=threads or os.cpu_count() or 1)
+            self._runner = interpreter.get_signature_runner(signature)
+        except (ValueError, RuntimeError, OSError) as error:
+            raise in_words(error, graph, "is refused by", description()) from None
+        names = interpreter.get_signature_list()[signature]
+        self.inputs, self.outputs = frozenset(names["inputs"]), frozenset(names["outputs"])
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """See Session."""
+        with nullcontext() if self._ran else without_remarks():
+            results = self._run(feeds)
+        self._ran = True
+        return results
+
+    def _run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        try:
+            results: dict[str, np.ndarray] = self._runner(**feeds)
+        except (ValueError, RuntimeError) as error:
+            if not str(error) or ran_out(error) is not None:  # it may say nothing at all
+                raise MemoryError(f"{description()} cannot allocate its tensors") from None
+            raise in_words(error, self._graph, "failed in", description()) from None
+        return results

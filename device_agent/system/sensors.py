@@ -1,0 +1,149 @@
+"""What Linux says of heat, clock and power (sysfs). None where this machine does not say.
+
+Each function takes the root of sysfs, so that a made-up tree can stand for any machine.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from profiles.documents.bundle_profile import Conditions
+
+SYS = Path("/sys")
+PI_FLAGS = ("under-voltage", "frequency capped", "throttled", "soft temperature limit")
+"""Bits 0 to 3 of a Raspberry Pi's get_throttled; from bit 16 the same, since the machine booted."""
+SINCE_BOOT = 16
+CPU_COOLING = ("cpufreq", "processor", "devfreq")
+"""How the types of cooling devices begin or go on that slow the processor down, in lower case."""
+COUNTERS = "devices/system/cpu/cpu*/thermal_throttle/*_throttle_count"
+
+
+class Throttle(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds the processor back. `active` does so now, `since_boot` has done at some time.
+
+    `events` counts how often the processor itself (x86) has slowed down since it booted.
+    """
+
+    active: tuple[str, ...] = ()
+    since_boot: tuple[str, ...] = ()
+    events: int = 0
+
+    def new_since(self, before: "Throttle") -> tuple[str, ...]:
+        """Why the time from `before` until now does not count as full speed; empty if it does."""
+        latched = [flag for flag in self.since_boot if flag not in before.since_boot]
+        counted = ["processor hot"] if self.events > before.events else []
+        return tuple(dict.fromkeys([*before.active, *self.active, *latched, *counted]))
+
+
+def conditions(root: Path = SYS) -> Conditions:
+    """All of it at this moment, for a profile."""
+    now = throttle(root)
+    return Conditions(
+        temperature_c=temperature_c(root),
+        governor=governor(root),
+        clock_hz=clock_hz(root),
+        throttled=None if now is None else now.active,
+        battery=battery_level(root),
+        charging=charging(root),
+    )
+
+
+def temperature_c(root: Path = SYS) -> float | None:
+    """Temperature of the hottest thermal zone, degrees Celsius."""
+    found = [_number(path) for path in root.glob("class/thermal/thermal_zone*/temp")]
+    # A sensor that is off reads as 0 or as far below the freezing point.
+    return max((value / 1000 for value in found if value is not None and value > 0), default=None)
+
+
+def governor(root: Path = SYS) -> str | None:
+    """Who chooses the processor's clock, like ondemand or performance; all of them if several."""
+    found = {_text(path) for path in root.glob("devices/system/cpu/cpu*/cpufreq/scaling_governor")}
+    return ", ".join(sorted(name for name in found if name)) or None
+
+
+def clock_hz(root: Path = SYS) -> int | None:
+    """Clock of the fastest core now: as the hardware measures it, else as the kernel set it."""
+    for name in ("cpuinfo_cur_freq", "scaling_cur_freq"):
+        found = [_number(path) for path in root.glob(f"devices/system/cpu/cpu*/cpufreq/{name}")]
+        if known := [value for value in found if value]:
+            return 1000 * max(known)
+    return None
+
+
+def throttle(root: Path = SYS) -> Throttle | None:
+    """What slows the processor down: a Raspberry Pi's flags, cooling devices, x86 counters."""
+    word = _pi_word(root)
+    cooling = list(_cooling(root))
+    events = [_number(path) for path in root.glob(COUNTERS)]
+    known = [count for count in events if count is not None]
+    if word is None and not cooling and not known:
+        return None
+    flags = [(flag, word or 0, 1 << bit) for bit, flag in enumerate(PI_FLAGS)]
+    return Throttle(
+        active=(
+            *(flag for flag, value, mask in flags if value & mask),
+            *(f"{name} cools" for name, state in cooling if state > 0),
+        ),
+        since_boot=tuple(flag for flag, value, mask in flags if value & mask << SINCE_BOOT),
+        events=sum(known),
+    )
+
+
+def battery_level(root: Path = SYS) -> float | None:
+    """Charge of the machine's own battery as a share, 0 to 1; of several their mean."""
+    found = [_number(supply / "capacity") for supply in _supplies(root, "battery")]
+    known = [value for value in found if value is not None]
+    return sum(known) / len(known) / 100 if known else None
+
+
+def charging(root: Path = SYS) -> bool | None:
+    """Whether the machine runs on external power, its battery charging or full."""
+    status = {_text(supply / "status") for supply in _supplies(root, "battery")}
+    online = [_number(supply / "online") for supply in _supplies(root, "mains", "usb", "wireless")]
+    if "Discharging" in status:  # also on a charger that is too weak
+        return False
+    if status & {"Charging", "Full"} or 1 in online:
+        return True
+    return False if 0 in online else None
+
+
+def _pi_word(root: Path) -> int | None:
+    """The flags of a Raspberry Pi's firmware; the folder is soc@107c000000 on a Pi 5."""
+    for path in root.glob("devices/platform/soc*/soc*:firmware/get_throttled"):
+        try:
+            return int(_text(path) or "", 16)
+        except ValueError:
+            continue
+    return None
+
+
+def _cooling(root: Path) -> Iterator[tuple[str, int]]:
+    """Type and present state (0: at rest) of every cooling device that slows the processor."""
+    for device in sorted(root.glob("class/thermal/cooling_device*")):
+        kind, state = _text(device / "type"), _number(device / "cur_state")
+        if kind and state is not None and any(word in kind.lower() for word in CPU_COOLING):
+            yield kind, state
+
+
+def _supplies(root: Path, *kinds: str) -> Iterator[Path]:
+    """Power supplies of the machine itself: a mouse's battery has the scope Device."""
+    for supply in sorted(root.glob("class/power_supply/*")):
+        kind = (_text(supply / "type") or "").lower()
+        if kind.startswith(kinds) and _text(supply / "scope") != "Device":
+            yield supply
+
+
+def _text(path: Path) -> str | None:
+    """Content of a small file; a sensor that is off answers with an error."""
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(_text(path) or "")
+    except ValueError:
+        return None

@@ -1,0 +1,81 @@
+"""The profile that comes along with a round's training, without an extra run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from device_agent.formats.bundle import Bundle, structure, training_of
+from device_agent.runtime.runtime_choice import arena, describe, versions
+from device_agent.system import process_memory, sensors
+from device_agent.training.memory_estimate import concurrent_peak_bytes
+from profiles.documents.bundle_profile import (
+    Memory,
+    Method,
+    Phase,
+    Profile,
+    Validity,
+    this_machine,
+    unstable,
+)
+from profiles.documents.timing_statistics import clock, duration, now
+
+
+class RoundProfile:
+    """Begins where the training does; `finish` is its end.
+
+    The peak is that of the whole agent from here on, its idle memory what it takes already.
+    """
+
+    def __init__(self, sysfs: Path = sensors.SYS) -> None:
+        self._sysfs = sysfs
+        self._before, self._throttle = sensors.conditions(sysfs), sensors.throttle(sysfs)
+        self._resettable = process_memory.reset_peak()
+        self._idle = process_memory.pages()
+
+    def finish(self, bundle: Bundle, threads: int, seconds: Sequence[float]) -> Profile | None:
+        """The profile of training batches that took `seconds`; None where there were none here.
+
+        The first is reported by itself and, where there are others, not counted.
+        """
+        if not seconds:
+            return None
+        steps = tuple(dict.fromkeys(step.signature for step in training_of(bundle).steps))
+        counted = seconds[1:] or seconds
+        about = bundle.manifest
+        phase = Phase(
+            name=" + ".join(steps),
+            role="train",
+            steady=duration(counted),
+            first_s=seconds[0],
+            memory=Memory(
+                idle=self._idle,
+                peak_bytes=process_memory.peak_bytes() if self._resettable else None,
+                held=process_memory.pages(),
+            ),
+            predicted_bytes=concurrent_peak_bytes(about, steps),
+        )
+        return Profile(
+            submodel=about.submodel,
+            structure=structure(about),
+            machine=this_machine(describe(about.runtime)),
+            versions=versions(),
+            method=Method(
+                source="training",
+                clock=clock(),
+                warm_up_runs=len(seconds) - len(counted),
+                runs=len(counted),
+                threads=threads,
+                arena=arena(about.runtime),
+            ),
+            measured_at=now(),
+            batch_size=training_of(bundle).batch_size,
+            phases=(phase,),
+            before=self._before,
+            after=sensors.conditions(self._sysfs),
+            validity=Validity(invalid=self._throttled(), unstable=unstable([phase])),
+        )
+
+    def _throttled(self) -> tuple[str, ...]:
+        after = sensors.throttle(self._sysfs)
+        if after is None or self._throttle is None:
+            return ()
+        return tuple(f"{reason} during the round" for reason in after.new_since(self._throttle))

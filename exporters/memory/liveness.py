@@ -1,0 +1,246 @@
+"""Which tensors of an ONNX graph are alive when: its peak memory before it ever ran.
+
+Execution order, buffers and their reuse follow ONNX Runtime's CPU provider: an output gets a buffer
+of its own unless the operator is a view or may write over its input, and a buffer is free once the
+last node that reads it has run. All sizes are bytes, all places count nodes in execution order.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import onnx_ir as ir
+from onnx import ModelProto
+from onnx_ir import Graph, Node, Value
+
+from exporters.memory.static_shapes import at_batch, count_of, shape_of, size_of
+
+VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
+"""Their output lies in their first input's buffer."""
+IN_PLACE = {
+    *("Relu", "Sigmoid", "Tanh", "Elu", "LeakyRelu", "Selu", "Softplus", "Softsign"),
+    *("HardSigmoid", "ThresholdedRelu", "Clip", "Cast", "CastLike", "Softmax", "LogSoftmax"),
+}
+"""Write over their first input if nobody reads it any more; arithmetic never does."""
+PRODUCTS = {"MatMul", "Gemm"}
+SEGMENT = 128 * 128
+"""Least numbers in the working buffer of a convolution."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of a tensor and its views or of an operator at work, alive `birth` to `death`."""
+
+    name: str
+    size: int
+    birth: int
+    death: int
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """The buffers that one run takes besides its inputs, in the order in which it takes them.
+
+    The outputs are among them: they stay to the end. `inputs` and `outputs` are their sizes.
+    """
+
+    buffers: tuple[Buffer, ...]
+    inputs: int
+    outputs: int
+
+    @cached_property
+    def timeline(self) -> list[int]:
+        """Bytes alive while each node runs."""
+        alive = [0] * (max((b.death for b in self.buffers), default=0) + 1)
+        for buffer in self.buffers:
+            for place in range(buffer.birth, buffer.death + 1):
+                alive[place] += buffer.size
+        return alive
+
+    @property
+    def planned(self) -> int:
+        """Most bytes alive at once."""
+        return max(self.timeline)
+
+    def at_peak(self) -> tuple[Buffer, ...]:
+        """The buffers alive at the first such moment, largest first."""
+        place = self.timeline.index(self.planned)
+        there = [b for b in self.buffers if b.birth <= place <= b.death]
+        return tuple(sorted(there, key=lambda buffer: -buffer.size))
+
+
+def liveness(model: ModelProto, batch: int) -> Liveness:
+    """Liveness of `model` where each open dimension of its inputs is `batch`.
+
+    Raises ExportError where the size of a tensor does not follow from that.
+    """
+    return graph_liveness(at_batch(model, batch).graph)
+
+
+def graph_liveness(graph: Graph) -> Liveness:
+    """Liveness of a graph, or of one pass through the body of a loop.
+
+    A loop takes as many places as its body has, for one pass through it.
+    """
+    order = execution_order(graph)
+    own = {value for node in order for value in node.outputs}
+    results = set(graph.outputs)
+    unread = Counter(value for node in order for value in reads(node))
+    root: dict[Value, Value] = {}
+    birth: dict[Value, int] = {}
+    death: dict[Value, int] = {}
+    work: list[Buffer] = []
+    start = 0
+    for node in order:
+        inside, born, places = at_work(node)
+        work += [replace(b, birth=start + b.birth, death=start + b.death) for b in inside]
+        end = start + places - 1
+        for value, place in zip(node.outputs, born, strict=True):
+            source = buffer_shared_with(node, root)
+            writable = source in own - results and unread[source] == 1
+            if source is not None and value not in results and (is_view(node) or writable):
+                root[value] = source
+                unread[source] += unread[value]
+            else:
+                root[value], birth[value] = value, start + place
+            death[root[value]] = end
+        for value in reads(node):
+            holder = root.get(value, value)
+            death[holder] = end
+            unread[holder] -= 1
+        start += places
+    last = start - 1
+    buffers = [
+        Buffer(value.name or "", size_of(value), first, last if value in results else death[value])
+        for value, first in birth.items()
+    ]
+    return Liveness(
+        buffers=tuple(sorted([*buffers, *work], key=lambda buffer: buffer.birth)),
+        inputs=sum(map(size_of, graph.inputs)),
+        outputs=sum(map(size_of, graph.outputs)),
+    )
+
+
+def at_work(node: Node) -> tuple[list[Buffer], list[int], int]:
+    """Buffers that only `node` itself uses, where its outputs are born, how many places it takes.
+
+    Places count from the node's own first.
+    """
+    if node.op_type != "Scan":
+        space = [Buffer(f"{node.op_type} at work", size, 0, 0) for size in working_space(node)]
+        return space, [0] * len(node.outputs), 1
+    body = node.attributes["body"].as_graph()
+    found = graph_liveness(body)
+    places = len(found.timeline)
+    born = {buffer.name: buffer.birth for buffer in found.buffers}
+    results = [value.name or "" for value in body.outputs]
+    states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+    # What is carried is written to two buffers in turn, the last of it to the loop's output.
+    carried = [
+        Buffer(name, size_of(value), 0, places - 1)
+        for name, value in zip(results, body.outputs[:states], strict=False)
+        for _ in range(2)
+    ]
+    inside = [buffer for buffer in found.buffers if buffer.name not in results]
+    return [*carried, *inside], [0] * states + [born[r] for r in results[states:]], places
+
+
+def execution_order(graph: Graph) -> list[Node]:
+    """The nodes of `graph` as ONNX Runtime runs them: depth first from the ends, last end first.
+
+    Of a node's inputs, the one that stands last in the file is seen to first.
+    """
+    nodes = [node for node in graph if node.op_type != "Constant"]
+    number = {node: place for place, node in enumerate(nodes)}
+    ahead = {
+        node: sorted({number[p] for v in reads(node) if (p := v.producer()) in number})
+        for node in nodes
+    }
+    used = {place for places in ahead.values() for place in places}
+    waiting = [(place, False) for place in range(len(nodes)) if place not in used]
+    order: list[Node] = []
+    seen = set()
+    while waiting:
+        place, ready = waiting.pop()
+        if ready:
+            order.append(nodes[place])
+        elif place not in seen:
+            seen.add(place)
+            waiting.append((place, True))
+            waiting += [(p, False) for p in ahead[nodes[place]] if p not in seen]
+    return order
+
+
+def bodies(node: Node) -> Iterator[Graph]:
+    """The graphs inside `node`: a loop's body."""
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+
+
+def reads(node: Node) -> Iterator[Value]:
+    """The values that `node` reads, those that its bodies take from outside included."""
+    yield from (value for value in node.inputs if value is not None)
+    for body in bodies(node):
+        inside = {*body.inputs, *(value for n in body for value in n.outputs)}
+        yield from (value for n in body for value in reads(n) if value not in inside)
+
+
+def buffer_shared_with(node: Node, root: Mapping[Value, Value]) -> Value | None:
+    """Whose buffer the output of `node` may lie in; `root` has the owners of those before it."""
+    if not is_view(node) and node.op_type not in IN_PLACE:
+        return None
+    first = node.inputs[0]
+    assert first is not None
+    same = size_of(node.outputs[0]) == size_of(first)
+    return root.get(first, first) if same else None
+
+
+def is_view(node: Node) -> bool:
+    """Whether the output of `node` is its first input, looked at in another way."""
+    if node.op_type != "Transpose":
+        return node.op_type in VIEWS
+    # ONNX Runtime's products read a matrix by columns instead.
+    *ahead, row, column = node.attributes["perm"].as_ints()
+    swapped = ahead == list(range(len(ahead))) and (row, column) == (len(ahead) + 1, len(ahead))
+    return swapped and all(
+        use.op_type in PRODUCTS and use.graph is node.graph for use in node.outputs[0].consumers()
+    )
+
+
+def working_space(node: Node) -> Iterator[int]:
+    """Sizes of the buffers that ONNX Runtime's kernel takes while `node` runs, on one thread."""
+    match node.op_type:
+        case "Conv" if not is_constant(node.inputs[1]):  # blocked kernels read images in place
+            yield 4 * unfolded(*map(shape_of, (*node.inputs[:2], node.outputs[0])))
+        case "ConvTranspose":
+            image = math.prod(shape_of(node.inputs[0])[2:])
+            yield 4 * image * math.prod(shape_of(node.inputs[1])[1:])
+        case "Where":
+            # Each choice is first written out, with zeros for the other.
+            condition, *choices = node.inputs
+            yield from (max(size_of(choice), 4 * count_of(condition)) for choice in choices)
+        case "Loop" | "If":
+            yield from (graph_liveness(body).planned for body in bodies(node))
+
+
+def is_constant(value: Value | None) -> bool:
+    """Whether the graph itself holds `value`."""
+    return value is not None and value.is_initializer()
+
+
+def unfolded(image: Sequence[int], kernel: Sequence[int], output: Sequence[int]) -> int:
+    """How many numbers of patches a convolution writes out at a time.
+
+    `image`: (batch, n, *size), `kernel`: (m, n / groups, *size), `output`: (batch, m, *size).
+    """
+    batch, filters = output[:2]
+    groups = image[1] // kernel[1]
+    filters, places, rows = filters // groups, math.prod(output[2:]), math.prod(kernel[1:])
+    if math.prod(kernel[2:]) == 1 and image[2:] == output[2:]:
+        return 0
+    if filters > places:
+        return places * rows
+    return SEGMENT if batch == groups == 1 else max(places * rows, places * filters, SEGMENT)

@@ -1,0 +1,79 @@
+"""What a run of an exported ONNX graph does and needs, for the planner's predictions."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+import onnx
+from onnx_ir import Graph, Node
+
+from exporters.memory.arena import arena_bytes
+from exporters.memory.liveness import bodies, execution_order, graph_liveness, is_view
+from exporters.memory.static_shapes import at_batch, shape_of
+from exporters.onnx.onnx_writer import to_onnx
+from exporters.programs.program import ProgramSignature
+from exporters.programs.tracing import DTYPES
+from profiles.cost_model.workload import FREE, LOOP, Operation, SignatureWork, kind_of, sizes_of
+
+
+def signature_work(signature: ProgramSignature, batch: int, times: int = 1) -> SignatureWork:
+    """Export `signature` and look at the graph, for batches of `batch` samples.
+
+    Raises ExportError where it cannot be exported, or where a tensor's size does not follow from
+    the batch.
+    """
+    state = sum(
+        math.prod(size for size in port.shape if size) * DTYPES[port.dtype].itemsize
+        for port in signature.inputs
+        if port.kind == "state"
+    )
+    return graph_work(to_onnx(signature), batch, signature.name, state, times)
+
+
+def graph_work(
+    graph: bytes, batch: int, name: str = "", state: int = 0, times: int = 1
+) -> SignatureWork:
+    """What a run of a serialized `graph` on `batch` samples does, equal operations counted.
+
+    What stands inside a loop counts once for each step. Raises ExportError as `signature_work`.
+    """
+    whole = onnx.load_from_string(graph).graph
+    model = at_batch(onnx.load_from_string(graph), batch)
+    alive = graph_liveness(model.graph)
+    results = {value.name for value in whole.output}
+    found = Counter(of_graph(model.graph))
+    return SignatureWork(
+        name=name,
+        times=times,
+        operations=tuple(Operation(kind, sizes, n) for (kind, sizes), n in found.items()),
+        nodes=len(whole.node),
+        ports=len(whole.input) + len(whole.output),
+        state=state,
+        inputs=alive.inputs,
+        outputs=alive.outputs,
+        arena=arena_bytes(buffer for buffer in alive.buffers if buffer.name not in results),
+    )
+
+
+def of_graph(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Kind and sizes of every operation in `graph`, in order of execution."""
+    for node in execution_order(graph):
+        steps = loop_steps(node)
+        if steps is not None:
+            yield LOOP, (steps,)
+            for body in bodies(node):
+                yield from [work for work in of_graph(body) for _ in range(steps)]
+        else:
+            inputs = [shape_of(value) for value in node.inputs if value is not None]
+            outputs = [shape_of(value) for value in node.outputs[:1]]
+            # A transposition that a product does on the way is a view.
+            kind = FREE if is_view(node) else kind_of(node.op_type, inputs, outputs)
+            yield kind, (1,) if kind == FREE else sizes_of(kind, inputs, outputs)
+
+
+def loop_steps(node: Node) -> int | None:
+    """How often a loop goes through its body; None for other operators."""
+    if node.op_type != "Scan":
+        return None
+    scanned = node.attributes["num_scan_inputs"].as_int()
+    return int(shape_of(node.inputs[-scanned])[0])

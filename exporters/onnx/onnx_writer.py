@@ -1,0 +1,262 @@
+"""Lower a traced signature to ONNX: operators of the default domain, no external data.
+
+`torch.onnx` does the lowering; what is ours is to make its result small, free of this machine's
+paths and the same bytes for the same program.
+"""
+
+import copy
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import onnx
+import torch
+from onnx_ir.passes import Sequential
+from onnx_ir.passes.common import (
+    CommonSubexpressionEliminationPass,
+    DeduplicateInitializersPass,
+    IdentityEliminationPass,
+    RemoveUnusedNodesPass,
+)
+from onnxscript.optimizer import fold_constants
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.onnx import OnnxExporterError, ONNXProgram
+
+from device_agent.formats.manifest import Port
+from exporters.decompositions.multiply_add import NUMBERS
+from exporters.decompositions.transposition import ONNX_RUNTIME
+from exporters.memory.liveness import IN_PLACE
+from exporters.memory.onnx_footprint import footprint
+from exporters.onnx.graph_passes import shorten
+from exporters.onnx.onnx_translations import TRANSLATIONS
+from exporters.onnx.recomputation import RecomputeActivations
+from exporters.onnx.scan_loops import finish_scans, separate_outputs
+from exporters.programs import source_lines
+from exporters.programs.coverage import advice
+from exporters.programs.interrupts import raise_if_interrupted
+from exporters.programs.loop_bodies import to_scans
+from exporters.programs.program import Program, ProgramSignature, Report
+from exporters.programs.recorded_graph import MINIMUM_BATCH
+from exporters.programs.tracing import DTYPES, EXAMPLE_BATCH, trace
+from exporters.runtime_graph import Graph
+from profiles.errors import EdgeTailorError, ExportError
+
+OPSET = 18
+IR_VERSION = 10
+"""The newest that onnxruntime 1.19 reads."""
+
+FOLDED_NUMBERS = 1024
+"""Constants up to this are computed at export; larger ones would make the file large."""
+
+
+def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
+    """Every signature of `program` as an ONNX file of its own; see `exporters.compile_graphs`."""
+    graphs = {}
+    for signature in program.signatures:
+        report(f"lowering {signature.name}")
+        data = to_onnx(signature)
+        operators = len(onnx.load_from_string(data).graph.node)
+        file, memory = f"{signature.name}.onnx", partial(footprint, data)
+        graphs[signature.name] = Graph("onnx", file, data, operators, len(data), memory)
+    return graphs
+
+
+class Flat(nn.Module):
+    """A traced graph as the module that torch.export asks for."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """All inputs to all outputs, in port order."""
+        return tuple(self.graph(*tensors))
+
+
+class Decomposed(ExportedProgram):
+    """A program that holds core operators only: decomposing it once more changes nothing.
+
+    torch.onnx would trace the whole graph twice to find that out, most of an export's time.
+    """
+
+    def run_decompositions(self, *args: object, **kwargs: object) -> ExportedProgram:
+        """The program itself."""
+        return self
+
+    @classmethod
+    def of(cls, program: ExportedProgram) -> "Decomposed":
+        """`program` as one that is decomposed already; `program` itself stays as it is."""
+        twin = copy.copy(program)
+        twin.__class__ = cls
+        assert isinstance(twin, cls)
+        return twin
+
+
+def to_onnx(signature: ProgramSignature) -> bytes:
+    """One signature as a serialized ONNX model whose inputs and outputs are its ports.
+
+    Raises ExportError where an operator cannot be expressed in ONNX.
+    """
+    try:
+        return written(signature)
+    except EdgeTailorError:
+        raise
+    except Exception as error:  # torch and onnx raise whatever they meet
+        raise_if_interrupted(error)
+        reason = source_lines.first_line(error)
+        raise ExportError(f"Signature {signature.name!r} has no ONNX form: {reason}") from error
+
+
+def written(signature: ProgramSignature) -> bytes:
+    """See `to_onnx`."""
+    program = exported(shorten(trace(signature, {**ONNX_RUNTIME, **NUMBERS})), signature.inputs)
+    quieten()
+    try:
+        lowered = lower_either_way(program, signature)
+    except OnnxExporterError as error:
+        raise ExportError(no_form(signature, str(error.__cause__ or error))) from error
+    fold_constants(lowered.model, output_size_limit=FOLDED_NUMBERS)
+    Sequential(
+        IdentityEliminationPass(),
+        DeduplicateInitializersPass(),
+        CommonSubexpressionEliminationPass(),
+        RemoveUnusedNodesPass(),
+        *(RecomputeActivations(p.name) for p in signature.outputs if p.kind == "metric"),
+    )(lowered.model)
+    finish_scans(lowered.model)
+    separate_outputs(lowered.model.graph, [port.name for port in signature.outputs])
+    return finish(lowered.model_proto, signature)
+
+
+def no_form(signature: ProgramSignature, reason: str) -> str:
+    """What to say where torch.onnx gives up for `reason`, which may name the operator."""
+    named = re.search(r"target=torch\.ops\.\w+\.(\w+)", reason)
+    if named is None:
+        return f"Signature {signature.name!r} has no ONNX form: {reason.strip().splitlines()[0]}"
+    name = f"aten::{named[1]}"
+    place = source_lines.of_operator(signature.source, name)
+    return (
+        f"Signature {signature.name!r} needs the operator {name}{place}, "
+        f"which has no ONNX form: {advice(name)}"
+    )
+
+
+def lower_either_way(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
+    """The quick way, and where that fails with torch.onnx's own decompositions."""
+    try:
+        return lower(Decomposed.of(program), signature)
+    except OnnxExporterError:
+        return lower(program, signature)
+
+
+def lower(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
+    """torch.onnx's translation, unoptimized: its rewriter takes longer than all the rest."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lowered = torch.onnx.export(
+            program,
+            (),
+            dynamo=True,
+            input_names=[port.name for port in signature.inputs],
+            output_names=[port.name for port in signature.outputs],
+            opset_version=OPSET,
+            optimize=False,
+            custom_translation_table=TRANSLATIONS,
+            verbose=False,
+        )
+    assert lowered is not None
+    return lowered
+
+
+def exported(graph: GraphModule, ports: Sequence[Port]) -> ExportedProgram:
+    """The traced `graph` as the exported program of any batch that torch.onnx lowers."""
+    batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
+    examples = tuple(
+        torch.zeros([EXAMPLE_BATCH if n is None else n for n in p.shape], dtype=DTYPES[p.dtype])
+        for p in ports
+    )
+    dynamic = tuple({0: batch} if None in port.shape else None for port in ports)
+    program = torch.export.export(
+        Flat(graph).eval(), examples, dynamic_shapes=(dynamic,), strict=False
+    )
+    to_scans(program.graph_module)
+    return program
+
+
+def quieten() -> None:
+    """Keep the exporter's remarks off the terminal: packages that it would like, nodes of ours."""
+    own = "torch.onnx._internal.exporter"
+    for name in (f"{own}._registration", f"{own}._core", "onnx_ir._convenience"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def finish(model: onnx.ModelProto, signature: ProgramSignature) -> bytes:
+    """Strip what only describes the export, check the model and serialize it.
+
+    Afterwards: no metadata, no operator outside the default domain, ports as the signature says.
+    """
+    del model.metadata_props[:]
+    for graph in graphs_of(model.graph):
+        strip(graph)
+    model.graph.name = signature.name
+    model.ir_version = IR_VERSION
+    model.producer_name, model.producer_version = "edgetailor", ""
+    del model.functions[:]
+    nodes = (node for graph in graphs_of(model.graph) for node in graph.node)
+    foreign = sorted({node.domain or "" for node in nodes} - {""})
+    if foreign:
+        raise ExportError(f"Signature {signature.name!r} needs operators of {', '.join(foreign)}.")
+    del model.opset_import[:]
+    model.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+    onnx.checker.check_model(model, full_check=True)
+    check_ports(model, signature)
+    return model.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """`graph` and the bodies of its loops."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from graphs_of(attribute.g)
+
+
+def strip(graph: onnx.GraphProto) -> None:
+    """Remove what only describes the export.
+
+    ONNX Runtime writes over an operator's input only where it can tell that both are of one size,
+    which its own inference loses behind computed shapes: those are kept.
+    """
+    for holder in (graph, *graph.node, *graph.initializer):
+        del holder.metadata_props[:]
+        holder.doc_string = ""
+    for value in (*graph.input, *graph.output):
+        del value.metadata_props[:]
+    compared = {
+        name
+        for node in graph.node
+        if node.op_type in IN_PLACE
+        for name in (node.input[0], node.output[0])
+    }
+    known = [value for value in graph.value_info if value.name in compared]
+    for value in known:
+        del value.metadata_props[:]
+    del graph.value_info[:]
+    graph.value_info.extend(known)
+
+
+def check_ports(model: onnx.ModelProto, signature: ProgramSignature) -> None:
+    """Raise ExportError unless the model's inputs and outputs are the signature's, in order."""
+    for kind, ports, values in (
+        ("inputs", signature.inputs, model.graph.input),
+        ("outputs", signature.outputs, model.graph.output),
+    ):
+        if [value.name for value in values] != [port.name for port in ports]:
+            raise ExportError(
+                f"Signature {signature.name!r}: the graph's {kind} are not the program's."
+            )

@@ -1,0 +1,82 @@
+"""Reading a recorded ATen graph: its ports, the tensors it reads, what it changes."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from profiles.errors import ModelError
+
+aten = torch.ops.aten
+MINIMUM_BATCH = 2
+"""Samples from which on graphs take any number."""
+
+
+def input_node(graph: GraphModule) -> Node:
+    """The node that stands for the batch of samples."""
+    nodes = graph.graph.find_nodes(op="placeholder")
+    if len(nodes) != 1:
+        raise ModelError(f"The model takes {len(nodes)} inputs; it must take one tensor.")
+    node = nodes[0]
+    assert isinstance(node, Node)
+    return node
+
+
+def output_node(graph: GraphModule) -> Node:
+    """The node whose value the graph returns."""
+    (returned,) = graph.graph.find_nodes(op="output")
+    value = returned.args[0]
+    node = value[0] if isinstance(value, tuple | list) and len(value) == 1 else value
+    if not isinstance(node, Node):
+        raise ModelError("The model returns several values; it must return one tensor.")
+    return node
+
+
+def attributes_read(graph: GraphModule) -> Iterator[str]:
+    """Names of the parameters and buffers that `graph` reads, in order of first use."""
+    order = {node: place for place, node in enumerate(graph.graph.nodes)}
+    readers = graph.graph.find_nodes(op="get_attr")
+    first = sorted(
+        readers, key=lambda node: min((order[u] for u in node.users), default=len(order))
+    )
+    seen: set[str] = set()
+    for node in first:
+        if node.users and str(node.target) not in seen:
+            seen.add(str(node.target))
+            yield str(node.target)
+
+
+def attribute(graph: GraphModule, name: str) -> Tensor:
+    """The tensor that a `get_attr` node called `name` reads."""
+    value: object = graph
+    for part in name.split("."):
+        value = getattr(value, part)
+    assert isinstance(value, Tensor)
+    return value
+
+
+def is_integer_attribute(graph: GraphModule, node: object) -> bool:
+    """Whether `node` reads an integer buffer of the model."""
+    if not isinstance(node, Node) or node.op != "get_attr":
+        return False
+    return not attribute(graph, str(node.target)).is_floating_point()
+
+
+def writes_in_place(node: Node) -> bool:
+    """Whether `node` changes one of its inputs."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
+
+
+def is_impure(node: Node) -> bool:
+    """Whether `node` must stay although nothing reads it: ports, and in-place updates."""
+    if node.op in ("placeholder", "output"):
+        return True
+    return node.target is aten.batch_norm.default or writes_in_place(node)
+
+
+def module_of(node: Node) -> str:
+    """Path of the innermost module that `node` belongs to."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""

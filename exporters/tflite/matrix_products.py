@@ -1,0 +1,301 @@
+"""Matrix products, convolutions, pooling: what runs over channels, and the norm made of them."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import sympy
+import torch
+from ai_edge_litert import schema_py_generated as schema
+
+from exporters.tflite import elementwise, reductions, shape
+from exporters.tflite.flatbuffer import Size, Tensor, open_size
+from exporters.tflite.lowering import Lowering, LoweringRules
+from exporters.tflite.values import IMAGE, UnsupportedError, Value, product
+
+aten = torch.ops.aten
+LEAST_PLACES = 64
+"""Places a sample from which on a product for each sample pays."""
+
+
+def matmul(lowering: Lowering, a: Value, b: Value) -> Value:
+    """Product of matrices, or of as many as the axes ahead say; factors may stay transposed.
+
+    A sum over places of all samples is quicker as one product a sample, which are then added up;
+    not so where the places of a sample are apart, as after a loop over time.
+    """
+    a, b = lowering.full(a), lowering.full(b)
+    places = a.shape[-1]
+    if len(a.shape) == 2 and open_size(places) and not a.in_order:
+        each, samples = sympy.sympify(places).as_coeff_Mul()
+        if each >= LEAST_PLACES:
+            a = lowering.reshaped(a, (a.shape[0], samples, int(each))).permuted([1, 0, 2])
+            b = lowering.reshaped(b, (samples, int(each), b.shape[1]))
+            return reductions.SUM(lowering, Value.plain(batched(lowering, a, b)), [0])
+    return Value.plain(batched(lowering, a, b))
+
+
+def batched(lowering: Lowering, a: Value, b: Value, result: Sequence[Size] | None = None) -> Tensor:
+    """One product for each of the axes ahead; a factor may have size one there."""
+    (left, left_turned), (right, right_turned) = factor(lowering, a), factor(lowering, b)
+    return lowering.emit(
+        "BATCH_MATMUL",
+        [left, right],
+        result or (*a.shape[:-1], b.shape[-1]),
+        "BatchMatMulOptions",
+        adjX=left_turned,
+        adjY=right_turned,
+    )
+
+
+def factor(lowering: Lowering, x: Value) -> tuple[Tensor, bool]:
+    """The tensor of a factor, and whether its last two axes are exchanged."""
+    rank = len(x.order)
+    turned = (*range(rank - 2), rank - 1, rank - 2)
+    if x.order == turned:
+        return x.tensor, True
+    return lowering.dense(x), False
+
+
+def addmm(lowering: Lowering, bias: Value, a: Value, b: Value, **options: object) -> Value:
+    """bias + a b."""
+    if options:
+        raise UnsupportedError("scaled terms of addmm")
+    return elementwise.ADD(lowering, matmul(lowering, a, b), bias)
+
+
+def convolution(
+    lowering: Lowering,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> Value:
+    """A convolution of one or two dimensions with its padding written out."""
+    if transposed or len(x.shape) not in (3, 4):
+        raise UnsupportedError("a transposed or three-dimensional convolution")
+    result = whole = lowering.shape
+    if len(x.shape) == 3:
+        x = lowering.reshaped(x, (*x.shape[:2], 1, x.shape[2]))
+        weight = lowering.reshaped(weight, (*weight.shape[:2], 1, weight.shape[2]))
+        stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
+        whole = (*result[:2], 1, result[2])
+    x = Value(lowering.dense(x, IMAGE), x.shape, IMAGE)
+    widths = [[0, 0], [padding[0]] * 2, [padding[1]] * 2, [0, 0]]
+    image = shape.padded(lowering, x, widths, 0).tensor
+    made = grouped(lowering, image, weight, stride, dilation, groups, whole)
+    value = Value(made, whole, IMAGE)
+    if bias is not None:
+        bias = lowering.reshaped(bias, (1, bias.shape[0], 1, 1))
+        value = elementwise.ADD(lowering, value, bias)
+    return lowering.reshaped(value, result)
+
+
+def grouped(
+    lowering: Lowering,
+    image: Tensor,
+    weight: Value,
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    result: Sequence[Size],
+) -> Tensor:
+    """The convolution of an image that is padded already, one group after the other."""
+    batch, outputs, high, wide = result
+    inputs = image.shape[3]
+    settings = {
+        "padding": schema.Padding.VALID,
+        "strideH": stride[0],
+        "strideW": stride[1],
+        "dilationHFactor": dilation[0],
+        "dilationWFactor": dilation[1],
+    }
+    if groups == inputs and groups > 1:
+        # One input channel a group: (1, kh, kw, outputs), whose channels go input by input.
+        filters = lowering.dense(weight.permuted([1, 2, 3, 0]))
+        return lowering.emit(
+            "DEPTHWISE_CONV_2D",
+            [image, filters, zeros(lowering, int(outputs))],
+            (batch, high, wide, outputs),
+            "DepthwiseConv2DOptions",
+            depthMultiplier=int(outputs) // groups,
+            **settings,
+        )
+    filters = lowering.dense(weight.permuted([2, 3, 1, 0]))
+    parts = [
+        by_rows(lowering, own_image, own_filters, stride, dilation, (batch, high, wide))
+        for own_image, own_filters in zip(
+            split(lowering, image, 3, groups), split(lowering, filters, 3, groups), strict=True
+        )
+    ]
+    if groups == 1:
+        return parts[0]
+    return lowering.emit(
+        "CONCATENATION", parts, (batch, high, wide, outputs), "ConcatenationOptions", axis=3
+    )
+
+
+def by_rows(
+    lowering: Lowering,
+    image: Tensor,
+    filters: Tensor,
+    stride: list[int],
+    dilation: list[int],
+    result: tuple[Size, Size, Size],
+) -> Tensor:
+    """A convolution as one matrix product for each row of its kernel.
+
+    `image` is (N, H, W, I), `filters` (kh, kw, I, O). The windows of one row are laid side by side,
+    kw slices of the image. TFLite's own convolution is several times slower where the weights are
+    no constants: XNNPACK, which multiplies here, does not take it.
+    """
+    batch, high, wide = result
+    rows, columns, _, outputs = filters.shape
+    x, w = Value.plain(image), Value.plain(filters)
+
+    def window(x: Value, axis: int, number: int, count: Size) -> Value:
+        first, step = number * dilation[axis - 1], stride[axis - 1]
+        if step == 1 and count == x.shape[axis]:
+            return x
+        return shape.cut(lowering, x, axis, first, first + step * (int(count) - 1) + 1, step)
+
+    slices = [window(x, 2, number, wide) for number in range(int(columns))]
+    strip = shape.concatenate(lowering, slices, 3)
+    if rows == 1:
+        rows_of = [window(strip, 1, 0, high)]
+    elif stride[0] > 1:
+        rows_of = [window(strip, 1, number, high) for number in range(int(rows))]
+    else:
+        return at_once(lowering, strip, w, dilation[0], result)
+    total: Value | None = None
+    for number, left in enumerate(rows_of):
+        left = lowering.reshaped(left, (product(left.shape[:3]), left.shape[3]))
+        right = shape.cut(lowering, w, 0, number, number + 1)
+        right = lowering.reshaped(right, (product(right.shape[:3]), outputs))
+        part = Value.plain(batched(lowering, left, right))
+        total = part if total is None else elementwise.ADD(lowering, total, part)
+    assert total is not None
+    return lowering.reshape(total.tensor, (batch, high, wide, outputs))
+
+
+def at_once(
+    lowering: Lowering,
+    strip: Value,
+    filters: Value,
+    dilation: int,
+    result: tuple[Size, Size, Size],
+) -> Tensor:
+    """All rows of a kernel in one product, whose parts are added as far down as their rows are.
+
+    `strip` is (N, lines, W, kw I), `filters` (kh, kw, I, O).
+    """
+    batch, high, wide = result
+    rows, columns, inputs, outputs = (int(n) for n in filters.shape)
+    lines = strip.shape[1]
+    left = lowering.reshaped(strip, (batch, product([lines, wide]), columns * inputs))
+    right = lowering.reshaped(filters.permuted([1, 2, 0, 3]), (1, columns * inputs, rows * outputs))
+    found = Value.plain(batched(lowering, left, right, (batch, left.shape[1], rows * outputs)))
+    places = int(high) * int(wide)
+    total: Value | None = None
+    for row in range(rows):
+        first = row * dilation * int(wide)
+        ends = {1: (first, first + places), 2: (row * outputs, (row + 1) * outputs)}
+        part = Value.plain(shape.part(lowering, found.tensor, ends))
+        total = part if total is None else elementwise.ADD(lowering, total, part)
+    assert total is not None
+    return lowering.reshape(total.tensor, (batch, high, wide, outputs))
+
+
+def zeros(lowering: Lowering, count: int) -> Tensor:
+    """The bias of a convolution without one."""
+    return lowering.graph.constant(np.zeros(count, np.float32))
+
+
+def split(lowering: Lowering, tensor: Tensor, axis: int, groups: int) -> list[Tensor]:
+    """Equal parts of one axis."""
+    if groups == 1:
+        return [tensor]
+    size = int(tensor.shape[axis]) // groups
+    whole = Value.plain(tensor)
+    return [
+        shape.cut(lowering, whole, axis, n * size, (n + 1) * size).tensor for n in range(groups)
+    ]
+
+
+def max_pool(
+    lowering: Lowering,
+    x: Value,
+    kernel: list[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[Value, None]:
+    """Largest of each window; the indices are left out, nothing here reads them."""
+    if any(n != 1 for n in dilation):
+        raise UnsupportedError("a dilated pooling window")
+    kernel = pair(kernel)
+    stride, padding = pair(stride or kernel), pair(padding)
+    result = lowering.shape
+    x = Value(lowering.dense(x, IMAGE), x.shape, IMAGE)
+    widths = [[0, 0]]
+    for axis in (0, 1):
+        span = (int(result[2 + axis]) - 1) * stride[axis] + kernel[axis]
+        behind = span - int(x.shape[2 + axis]) - padding[axis]
+        widths.append([padding[axis], max(behind, 0)])
+    image = shape.padded(lowering, x, [*widths, [0, 0]], -math.inf).tensor
+    batch, channels, high, wide = result
+    tensor = lowering.emit(
+        "MAX_POOL_2D",
+        [image],
+        (batch, high, wide, channels),
+        "Pool2DOptions",
+        padding=schema.Padding.VALID,
+        strideH=stride[0],
+        strideW=stride[1],
+        filterHeight=kernel[0],
+        filterWidth=kernel[1],
+    )
+    return Value(tensor, result, IMAGE), None
+
+
+def pair(sizes: Sequence[int]) -> list[int]:
+    """Both sizes of a square one."""
+    return list(sizes) * 2 if len(sizes) == 1 else list(sizes)
+
+
+def batch_norm(
+    lowering: Lowering,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    var: Value,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, None, None]:
+    """x * scale + shift with scale = w / sqrt(var + eps) and shift = b - mean * scale."""
+    scale = elementwise.apply(lowering, "RSQRT", [elementwise.ADD(lowering, var, eps)])
+    if weight is not None:
+        scale = elementwise.MUL(lowering, scale, weight)
+    shift = elementwise.MUL(lowering, mean, scale)
+    zero = lowering.scalar(0.0, "float32") if bias is None else bias
+    shift = elementwise.SUB(lowering, zero, shift)
+    along = (1, *mean.shape, *[1] * (len(x.shape) - 2))
+    scaled = elementwise.MUL(lowering, x, lowering.reshaped(scale, along))
+    return elementwise.ADD(lowering, scaled, lowering.reshaped(shift, along)), None, None
+
+
+FORMS: LoweringRules = {
+    aten.mm.default: matmul,
+    aten.bmm.default: matmul,
+    aten.addmm.default: addmm,
+    aten.convolution.default: convolution,
+    aten.max_pool2d_with_indices.default: max_pool,
+    aten._native_batch_norm_legit_no_training.default: batch_norm,
+}

@@ -1,0 +1,73 @@
+"""Lower traced signatures to one TFLite file, with a named signature for each.
+
+The operators are TFLite's own, without Flex, and are written here: litert-torch has no open
+batch. Weights are inputs, as in the ONNX graphs.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from exporters.programs.loop_bodies import to_scans
+from exporters.programs.program import Program, ProgramSignature, Report
+from exporters.programs.tracing import trace
+from exporters.runtime_graph import Graph
+from exporters.tflite import (
+    elementwise,
+    indexing,
+    matrix_products,
+    reductions,
+    selection,
+    shape,
+    tflite_decompositions,
+    unrolled_loops,
+)
+from exporters.tflite.flatbuffer import Subgraph, serialize, with_parts
+from exporters.tflite.lowering import LoweringRules, lower_signature
+from exporters.tflite.tflite_footprint import footprint
+
+FILE = "model.tflite"
+FORMS: LoweringRules = {
+    **elementwise.FORMS,
+    **shape.FORMS,
+    **reductions.FORMS,
+    **indexing.FORMS,
+    **matrix_products.FORMS,
+    **selection.FORMS,
+    **unrolled_loops.FORMS,
+}
+
+
+def to_subgraph(signature: ProgramSignature) -> Subgraph:
+    """One traced signature in TFLite's operators. Raises ExportError naming one without a form."""
+    graph = trace(signature, tflite_decompositions.FORMS)
+    to_scans(graph, tflite_decompositions.FORMS)
+    return lower_signature(graph, signature, FORMS)
+
+
+def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
+    """All signatures of `program` in one TFLite file; see `exporters.compile_graphs`."""
+    subgraphs = {}
+    for signature in program.signatures:
+        report(f"lowering {signature.name}")
+        subgraphs[signature.name] = to_subgraph(signature)
+    data = serialize(subgraphs)
+    operators = sum(len(part.operators) for part in with_parts(subgraphs.values()))
+    return {
+        name: Graph(
+            "litert",
+            FILE,
+            data,
+            operators=len(own.operators),
+            size=len(serialize({name: own})),
+            footprint=partial(footprint, own, operators),
+        )
+        for name, own in subgraphs.items()
+    }
+
+
+def to_tflite(signatures: Sequence[ProgramSignature]) -> bytes:
+    """A TFLite file of `signatures`, whose inputs and outputs have the ports' names.
+
+    Raises ExportError naming the signature and the operator that has no TFLite form.
+    """
+    return serialize({s.name: to_subgraph(s) for s in signatures})

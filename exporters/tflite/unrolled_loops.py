@@ -1,0 +1,131 @@
+"""Loops over time as LiteRT is quick at them: some steps at a time, each time by a call.
+
+A WHILE copies all that it carries at every pass, the outputs of all steps among it. A call works
+on the tensors of its caller. What a step reads and writes is therefore a tensor for each step, and
+these are put together only where something else than a loop reads them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from exporters.programs.loop_bodies import Body, scan
+from exporters.tflite.flatbuffer import Subgraph, Tensor, open_size
+from exporters.tflite.lowering import Lowering, LoweringRules, lower
+from exporters.tflite.values import Value
+from profiles.errors import ExportError
+
+STEPS = 8
+"""Steps of a call: fewer are more calls, more are a longer file, and no quicker from here on."""
+
+Tensors = Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some steps as a subgraph of (states, what each step reads in turn, constants).
+
+    `states` and `rows` say where the last states and what each step writes are among its outputs,
+    with its inputs behind them: a step may write what it was given.
+    """
+
+    graph: Subgraph
+    states: list[int]
+    rows: list[list[int]]
+
+    def call(self, graph: Subgraph, inputs: Tensors) -> tuple[list[Tensor], list[Tensors]]:
+        """The last states and what each step writes, by a call in `graph`."""
+        found = [*graph.call(self.graph, inputs), *inputs]
+        return [found[n] for n in self.states], [[found[n] for n in row] for row in self.rows]
+
+
+def loop(
+    lowering: Lowering,
+    body: Body,
+    states: Sequence[Value],
+    inputs: Sequence[Value],
+    constants: Sequence[Value],
+) -> list[Value]:
+    """The last states, then the outputs (T, ..), as of PyTorch's `scan`."""
+    current: Tensors = [lowering.dense(value) for value in states]
+    same = [lowering.dense(value) for value in constants]
+    read = list(zip(*(taken_apart(lowering, x) for x in inputs), strict=True))
+    if body.backward:
+        read.reverse()
+    parts: dict[int, Part] = {}
+    written: list[Tensors] = []
+    for start in range(0, len(read), STEPS):
+        rows = read[start : start + STEPS]
+        if len(rows) not in parts:
+            parts[len(rows)] = part_of(lowering, body, current, rows, same)
+        given = [*current, *(tensor for row in rows for tensor in row), *same]
+        current, found = parts[len(rows)].call(lowering.graph, given)
+        written += found
+    if body.backward:
+        written.reverse()
+    whole = [put_together(lowering, column) for column in zip(*written, strict=True)]
+    return [Value.plain(tensor) for tensor in (*current, *whole)]
+
+
+def part_of(
+    outer: Lowering, body: Body, states: Tensors, rows: Sequence[Tensors], constants: Tensors
+) -> Part:
+    """As many steps as there are `rows`, on tensors like those given."""
+    inner = Lowering(Subgraph("steps"), outer.forms, outer.signature)
+
+    def inputs(like: Tensors) -> list[Value]:
+        count = len(inner.graph.inputs)
+        made = [inner.input(f"x{n}", t.dtype, t.shape) for n, t in enumerate(like, count)]
+        return [Value.plain(tensor) for tensor in made]
+
+    current, *read, same = [inputs(like) for like in (states, *rows, constants)]
+    written = []
+    for row in read:
+        results = lower(inner, body.graph, [*current, *row, *same])
+        current = results[: len(states)]
+        written.append([inner.dense(value) for value in results[len(states) :]])
+    last = [inner.dense(value) for value in current]
+    given = [tensor.index for tensor in inner.graph.inputs.values()]
+    made = {t.index: t for row in (last, *written) for t in row if t.index not in given}
+    inner.graph.outputs = {f"y{n}": tensor for n, tensor in enumerate(made.values())}
+    places = {index: n for n, index in enumerate((*made, *given))}
+    where = [[places[t.index] for t in row] for row in (last, *written)]
+    return Part(inner.graph.pruned(), where[0], where[1:])
+
+
+def taken_apart(lowering: Lowering, value: Value) -> list[Tensor]:
+    """The rows of `value` along its first axis, each a tensor."""
+    whole = lowering.dense(value)
+    length = whole.shape[0]
+    if open_size(length):
+        raise ExportError(
+            f"Signature {lowering.signature.name!r} has a recurrent layer that goes from sample to "
+            "sample, and TFLite graphs take any number of samples: let it go along another axis "
+            "(batch_first=True), or export it with --format onnx."
+        )
+    if whole.index not in lowering.rows:
+        lowering.rows[whole.index] = lowering.graph.several(
+            "UNPACK",
+            [whole],
+            [(whole.dtype, whole.shape[1:])] * int(length),
+            "UnpackOptions",
+            num=int(length),
+            axis=0,
+        )
+    return lowering.rows[whole.index]
+
+
+def put_together(lowering: Lowering, rows: Tensors) -> Tensor:
+    """`rows` as one tensor along a new first axis; a loop that reads it takes the rows instead."""
+    whole = lowering.emit(
+        "PACK",
+        rows,
+        (len(rows), *rows[0].shape),
+        "PackOptions",
+        axis=0,
+        valuesCount=len(rows),
+    )
+    lowering.rows[whole.index] = list(rows)
+    return whole
+
+
+FORMS: LoweringRules = {scan: loop}

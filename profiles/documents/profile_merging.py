@@ -1,0 +1,109 @@
+"""One profile from several of the same bundle on the same machine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from profiles.documents.bundle_profile import Duration, Memory, Phase, Profile, Validity, unstable
+from profiles.documents.profile_reading import machine_differences, method_differences, read_profile
+from profiles.errors import InputError
+
+
+def read_merged(path: Path) -> Profile:
+    """The profile in the file at `path`, or all `*.json` of a folder merged.
+
+    Raises InputError as `read_profile` and `merge` do, and for a folder without profiles.
+    """
+    if not path.is_dir():
+        return read_profile(path)
+    files = sorted(path.glob("*.json"))
+    if not files:
+        raise InputError(
+            f"{path} has no profiles, files NAME.json: give a profile or a folder of several."
+        )
+    return merge([read_profile(file) for file in files])
+
+
+def merge(profiles: Sequence[Profile]) -> Profile:
+    """All of `profiles` as one: medians of medians, the widest spread, the highest peaks.
+
+    The spread between runs of the program is so part of it. Throttling in one makes all invalid.
+    Raises InputError naming what differs where they are not of one machine, submodel and method.
+    """
+    first = profiles[0]
+    for other in profiles[1:]:
+        refuse_other_machine(first, other)
+        refuse_other_method(first, other)
+        refuse_other_bundle(first, other)
+    if len(profiles) == 1:
+        return first
+    phases = tuple(
+        _phase(same) for same in zip(*(profile.phases for profile in profiles), strict=True)
+    )
+    return msgspec.structs.replace(
+        first,
+        method=msgspec.structs.replace(first.method, runs=sum(p.method.runs for p in profiles)),
+        measured_at=max(profile.measured_at for profile in profiles),
+        phases=phases,
+        after=profiles[-1].after,
+        validity=Validity(
+            invalid=tuple(dict.fromkeys(why for p in profiles for why in p.validity.invalid)),
+            unstable=unstable(phases),
+        ),
+        sustained=next((p.sustained for p in reversed(profiles) if p.sustained), None),
+    )
+
+
+def refuse_other_machine(one: Profile, other: Profile) -> None:
+    """Raise InputError where the two were not measured on one machine with one software."""
+    if found := machine_differences(one.machine, other.machine):
+        raise InputError(
+            "Profiles of one machine belong together; these are of two, which differ in "
+            f"{', '.join(found)}. Give profiles of one machine, measured with one software."
+        )
+
+
+def refuse_other_method(one: Profile, other: Profile) -> None:
+    """Raise InputError where the two were not measured alike."""
+    if found := method_differences(one, other):
+        raise InputError(
+            f"The profiles of {one.submodel} and {other.submodel} differ in {', '.join(found)}: "
+            "measure them alike."
+        )
+
+
+def refuse_other_bundle(one: Profile, other: Profile) -> None:
+    """Raise InputError where the two are not of one submodel of one model."""
+    names = [tuple(phase.name for phase in profile.phases) for profile in (one, other)]
+    if (one.submodel, one.structure, names[0]) != (other.submodel, other.structure, names[1]):
+        raise InputError(
+            f"Profiles of one bundle belong together; these are of {one.submodel} "
+            f"({one.structure[:12]}) and of {other.submodel} ({other.structure[:12]})."
+        )
+
+
+def _phase(same: Sequence[Phase]) -> Phase:
+    cold = [phase.cold_start_s for phase in same if phase.cold_start_s is not None]
+    return msgspec.structs.replace(
+        same[0],
+        steady=_duration([phase.steady for phase in same]),
+        first_s=median(phase.first_s for phase in same),
+        cold_start_s=median(cold) if cold else None,
+        memory=_highest([phase.memory for phase in same if phase.memory is not None]),
+    )
+
+
+def _duration(same: Sequence[Duration]) -> Duration:
+    return Duration(
+        median_s=median(duration.median_s for duration in same),
+        p10_s=min(duration.p10_s for duration in same),
+        p90_s=max(duration.p90_s for duration in same),
+        runs=sum(duration.runs for duration in same),
+    )
+
+
+def _highest(known: Sequence[Memory]) -> Memory | None:
+    """The memory of the run with the highest peak, whole, so that its parts belong together."""
+    return max(known, key=lambda memory: memory.peak_bytes or 0, default=None)

@@ -1,0 +1,264 @@
+"""`edgetailor-agent join`, `run` and `status`, with a coordinator and without."""
+
+import hashlib
+import json
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundles import everything
+from commands import Agent, Done, interrupted, refusal
+from device_agent.federation.device_state import DeviceState, Identity
+
+STOPPED = "\nInterrupted.\n"  # on a line of its own, behind the terminal's ^C
+
+
+def nobody() -> str:
+    """The URL of a port where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def joined(folder: Path, url: str) -> Path:
+    """A state folder as `join` leaves it."""
+    identity = Identity(
+        url=url, device="board-1", secret="s", name="desk", submodel="full",
+        token_sha256=hashlib.sha256(b"t").hexdigest(),
+    )  # fmt: skip
+    DeviceState(folder / "state").remember(identity)
+    return folder / "state"
+
+
+@pytest.mark.parametrize("command", [("status",), ("run", "--data", "local.npz")])
+def test_before_joining(agent: Agent, tmp_path: Path, command: tuple[str, ...]) -> None:
+    assert refusal(agent(*command, "--state", "state")) == (
+        "state belongs to no coordinator yet: run `edgetailor-agent join URL --token-file FILE` "
+        "first."
+    )
+    assert everything(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "token", "message"),
+    [
+        ("http://127.0.0.1:1", None, r"The token file token cannot be read: .*No such file"),
+        ("http://127.0.0.1:1", "two words", "A token is one word of plain characters"),
+        ("http://127.0.0.1:1", "", "A token is one word of plain characters"),
+        ("127.0.0.1:8123", "t", r"'127\.0\.0\.1:8123' is no coordinator's URL: write it like http"),
+        ("ftp://host", "t", "'ftp://host' is no coordinator's URL"),
+        ("http://..", "t", "'http://\\.\\.' is no coordinator's URL"),
+        ("http://me:secret@127.0.0.1:1", "t", "holds no user name and no password"),
+        ("http://127.0.0.1:1", "\udcff\udcfe", "^The token file token holds no plain text: give"),
+        ("http://127.0.0.1:1", "t" * 5000, "^The token file token has more than 4096 bytes: give"),
+    ],
+)
+def test_join_refuses(
+    agent: Agent, tmp_path: Path, url: str, token: str | None, message: str
+) -> None:
+    if token is not None:
+        (tmp_path / "token").write_bytes(os.fsencode(token))
+    done = agent("join", url, "--token-file", "token", "--state", "state")
+    assert re.search(message, refusal(done))
+    assert not (tmp_path / "state" / "device.json").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [("join", "http://127.0.0.1:1", "--token-file", "t"), ("status",), ("leave",)]
+)
+@pytest.mark.parametrize("state", ["file", "file/below"])
+def test_a_state_folder_that_is_a_file(
+    agent: Agent, tmp_path: Path, command: tuple[str, ...], state: str
+) -> None:
+    (tmp_path / "t").write_text("t\n")
+    (tmp_path / "file").write_text("mine")
+    assert refusal(agent(*command, "--state", state)) == (
+        f"The state is a folder; {state} is a file or below one: give a folder with --state."
+    )
+    assert set(everything(tmp_path)) == {"t", "file"}
+
+
+def test_join_waits_for_a_coordinator_and_can_be_interrupted(tmp_path: Path) -> None:
+    url = nobody()
+    (tmp_path / "token").write_text("t\n")
+    done, seconds = interrupted(
+        "edgetailor-agent", "join", url, "--token-file", "token", "--state", "state",
+        cwd=tmp_path, after="next try in 2 s",
+    )  # fmt: skip
+    assert done == Done(130, "", waiting(url, 1, 2) + STOPPED)
+    assert seconds < 1
+    assert everything(tmp_path / "state") == {}
+
+
+def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
+    url = nobody()
+    np.savez(tmp_path / "local.npz", x=np.zeros((2, 1), np.float32), y=np.zeros(2, np.int64))
+    done, seconds = interrupted(
+        "edgetailor-agent", "run", "--data", "local.npz", "--state", joined(tmp_path, url),
+        cwd=tmp_path, after="next try in 2 s",
+    )  # fmt: skip
+    stamp = r"\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d\] "
+    talk, stamped = re.subn(f"(?m)^{stamp}", "", done.stderr)
+    assert stamped == 2
+    assert talk == waiting(url, 1, 2) + STOPPED
+    assert (done.code, done.stdout) == (130, "")
+    assert seconds < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("nosuch.npz",), 2, r"^nosuch\.npz does not exist; give an \.npz file with x and y\.$"),
+        (("text.npz",), 2, r"^text\.npz is not a readable \.npz file: "),
+        (("no_y.npz",), 2, r"^no_y\.npz has no array 'y'; "),
+        (("nosuch:local",), 2, r"^nosuch:local cannot be loaded: No module named 'nosuch'\.$"),
+        (
+            ("doubles.npz",), 2,
+            r"^doubles\.npz: x must be float32 or int64 or int32 and y int64 or float32; they are "
+            r"float64 and int64\. Convert them with numpy's astype\.$",
+        ),
+        (
+            ("odd.npz",), 2,
+            r"^odd\.npz: x and y must hold as many samples each; they are \(3, 1\) and \(2,\)\.$",
+        ),
+        (("one.npz",), 2, r"^one\.npz holds 1 sample; training needs at least two\.$"),
+        (("folder",), 2, r"as a folder it lacks y\.npy"),
+        (
+            ("fine.npz", "--max-memory", "20MB"), 5,
+            r"^--max-memory allows 20\.0MB, and the agent takes (3|4|5|6)\d\.\dMB before any "
+            r"training: allow more than that\.$",
+        ),
+    ],
+)  # fmt: skip
+def test_run_finds_at_once_what_no_round_could_be_trained_with(
+    agent: Agent, tmp_path: Path, options: tuple[str, ...], code: int, message: str
+) -> None:
+    one, labels = np.zeros((2, 1), np.float32), np.zeros(2, np.int64)
+    (tmp_path / "text.npz").write_text("x,y\n")
+    np.savez(tmp_path / "no_y.npz", x=one)
+    np.savez_compressed(tmp_path / "doubles.npz", x=one.astype(float), y=labels)
+    np.savez(tmp_path / "odd.npz", x=np.zeros((3, 1), np.float32), y=labels)
+    np.savez(tmp_path / "one.npz", x=one[:1], y=labels[:1])
+    np.savez(tmp_path / "fine.npz", x=one, y=labels)
+    (tmp_path / "folder").mkdir()
+    np.save(tmp_path / "folder" / "x.npy", one)
+    done = agent("run", "--state", joined(tmp_path, nobody()), "--data", *options)
+    assert re.search(message, refusal(done, code)), done
+
+
+def test_status_gives_up_on_a_coordinator_that_is_away(agent: Agent, tmp_path: Path) -> None:
+    url = nobody()
+    done = agent("status", "--state", joined(tmp_path, url))
+    assert done == Done(
+        6,
+        "",
+        waiting(url, 1, 2)
+        + f"Error: Coordinator at {url} is not there (connection refused); gave up after 3 s. "
+        "Check the URL, and that `edgetailor serve` runs there.\n",
+    )
+
+
+def waiting(url: str, *seconds: int) -> str:
+    return "".join(
+        f"Coordinator at {url} is not there (connection refused); next try in {s} s\n"
+        for s in seconds
+    )
+
+
+STATUS = {
+    "version": 1,
+    "state": "training",
+    "round": 3,
+    "rounds": 12,
+    "expected_devices": 2,
+    "devices": [
+        {
+            "device": "board-1", "name": "desk", "submodel": "low-rank:0.25", "state": "training",
+            "loss": 1.25, "rounds_trained": 2, "bytes_down": 10, "bytes_up": 5, "idle_s": 0.5,
+            "note": None, "round": 3,
+        },
+        {
+            "device": "phone-1", "name": "pocket", "submodel": "cp:2.0", "state": "waiting",
+            "loss": None, "rounds_trained": 2, "bytes_down": 10, "bytes_up": 5, "idle_s": 0.5,
+            "note": None, "round": None,
+        },
+    ],
+    "history": [{"round": 2, "accuracy": 0.8125, "loss": 0.7, "updates": 2}],
+    "kinds": 2,
+    "kinds_ready": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def coordinator() -> Iterator[str]:
+    """The URL of a coordinator that knows one device, whose secret is `s`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            allowed = self.headers["Authorization"] == "Bearer s"
+            problem = {"code": "unknown-device", "message": "This device has left; join again."}
+            body = json.dumps(STATUS if allowed else problem).encode()
+            self.send_response(200 if allowed else 401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_status(agent: Agent, tmp_path: Path, coordinator: str) -> None:
+    state = joined(tmp_path, coordinator)
+    assert agent("status", "--state", state) == Done(
+        0,
+        "round 3 of 12, training, global accuracy 81.2%\n"
+        "  board-1 (desk)   low-rank:0.25    training round 3 loss 1.2500\n"
+        "  phone-1 (pocket) cp:2.0           waiting\n",
+        "",
+    )
+    done = agent("status", "--state", state, "--json")
+    assert (done.code, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == STATUS
+
+
+def test_status_of_a_device_that_was_removed(
+    agent: Agent, tmp_path: Path, coordinator: str
+) -> None:
+    identity = Identity(url=coordinator, device="d", secret="old", name="n", submodel="full")
+    DeviceState(tmp_path / "state").remember(identity)
+    done = agent("status", "--state", "state")
+    assert refusal(done, code=6) == "This device has left; join again."
+
+
+def test_joining_twice_changes_nothing(agent: Agent, tmp_path: Path, coordinator: str) -> None:
+    state = joined(tmp_path, coordinator)
+    before = everything(state)
+    (tmp_path / "token").write_text("t")
+    done = agent("join", coordinator, "--token-file", "token", "--state", state)
+    assert done == Done(
+        0,
+        f"board-1: now edgetailor-agent run --data FILE.npz --state {state}\n",
+        f"desk has joined {coordinator} already, as board-1.\n",
+    )
+    (tmp_path / "other").write_text("another kind's")
+    other = agent("join", coordinator, "--token-file", "other", "--state", state)
+    assert refusal(other) == (
+        f"{state} belongs to board-1, which joined {coordinator} with another token: give one more "
+        f"device of this machine a folder of its own with --state, or --replace to leave as "
+        "board-1."
+    )
+    other = agent("join", nobody(), "--token-file", "token", "--state", state)
+    assert f"{state} belongs to the coordinator {coordinator}" in refusal(other)
+    assert everything(state) == before

@@ -1,0 +1,69 @@
+"""`edgetailor-agent train --personal`: the model that stays on the device."""
+
+import re
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save
+
+from bundles import BundleOf, everything
+from commands import NUMBER, Agent, refusal
+from device_agent.training.bundle_training import train_bundle
+
+X = np.zeros(2, np.float32)
+
+
+def test_a_personal_model_goes_from_round_to_round(
+    agent: Agent, bundle_of: BundleOf, data: str, tmp_path: Path
+) -> None:
+    def round_(number: int, *more: object) -> dict[str, np.ndarray]:
+        out = f"update-{number}"
+        done = agent(
+            "train", bundle_of("cp"), "--data", data, "--out", out, "--threads", "1", *more
+        )
+        assert done.code == 0
+        assert re.fullmatch(
+            rf"epoch 1 of 2: loss {NUMBER}\nepoch 2 of 2: loss {NUMBER}\n", done.stderr
+        )
+        own = load_file(tmp_path / "own" / "me.safetensors")
+        assert own.keys().isdisjoint(load_file(tmp_path / out / "update.safetensors"))
+        return own
+
+    keep = ("--personal", "own/me.safetensors")
+    first, second = round_(1, *keep), round_(2, *keep)
+    assert stat.S_IMODE((tmp_path / "own" / "me.safetensors").stat().st_mode) == 0o600
+    kept = train_bundle(bundle_of("cp"), data, tmp_path / "a", threads=1).personal
+    assert same(first, kept)
+    kept = train_bundle(bundle_of("cp"), data, tmp_path / "b", threads=1, personal=kept).personal
+    assert same(second, kept)
+    assert not same(second, first)
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[n], other[n]) for n in one)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (save({"p": X}), r"^me is no personal model of 'cp:2\.0' as this bundle has it: give each"),
+        (b"text", r"^me is no readable personal model: .*\. Give the file that an earlier round"),
+    ],
+)
+def test_a_personal_model_of_something_else(
+    agent: Agent, bundle_of: BundleOf, data: str, tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "me").write_bytes(content)
+    done = agent("train", bundle_of("cp"), "--data", data, "--out", "u", "--personal", "me")
+    assert re.search(message, refusal(done))
+    assert everything(tmp_path) == {"me": content}
+
+
+def test_a_bundle_without_a_personal_model_leaves_the_file_alone(
+    agent: Agent, bundle_of: BundleOf, data: str, tmp_path: Path
+) -> None:
+    done = agent("train", bundle_of("full"), "--data", data, "--out", "u", "--personal", "me")
+    assert done.code == 0
+    assert not (tmp_path / "me").exists()

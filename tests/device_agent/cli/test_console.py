@@ -1,0 +1,158 @@
+"""How both commands end: exit codes, one sentence for every error, and where tracebacks go."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from commands import Done, environment
+from device_agent.cli.console import run
+from profiles import errors
+
+CODES = {
+    errors.InputError: 2,
+    errors.ModelError: 2,
+    errors.SpecError: 2,
+    errors.DataError: 2,
+    errors.BundleError: 2,
+    errors.UpdateError: 2,
+    errors.ExportError: 3,
+    errors.VerificationError: 4,
+    errors.StorageError: 2,
+    errors.LimitError: 5,
+    errors.DoesNotFitError: 5,
+    errors.NothingFitsError: 5,
+    errors.ClientError: 6,
+    errors.AuthorisationError: 6,
+    errors.UnstableError: 7,
+    errors.RegressionError: 8,
+}
+PROGRAM = """
+import click
+from device_agent.cli.console import run
+
+@click.command()
+def work():
+    {body}
+
+run(work, "edgetailor-agent")
+"""
+
+
+def program(folder: Path, body: str) -> Done:
+    """A command that does `body`, in a process of its own; its temporary files are in `folder`."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(body=body)],
+        cwd=folder,
+        env=environment(TMPDIR=str(folder)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_a_fault_of_its_own(tmp_path: Path) -> None:
+    done = program(tmp_path, "print(1 / 0)")
+    [log] = tmp_path.iterdir()
+    assert done == Done(
+        70,
+        "",
+        "Error: edgetailor-agent failed; this is a fault of its own. "
+        f"Details: {tmp_path}/{log.name}\n",
+    )
+    assert log.name.startswith("edgetailor-agent-")
+    text = log.read_text()
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert text.endswith("\nZeroDivisionError: division by zero\n")
+
+
+def test_a_fault_where_no_log_can_be_written(tmp_path: Path) -> None:
+    done = program(tmp_path, "import tempfile; tempfile.tempdir = 'nowhere'; print(1 / 0)")
+    assert done == Done(
+        70,
+        "",
+        "Error: edgetailor-agent failed; this is a fault of its own. Details: ZeroDivisionError: "
+        "division by zero (its log cannot be written: No such file or directory)\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        ("MemoryError", "none is left"),
+        ("MemoryError('17 bytes')", "17 bytes"),
+        ("OSError(12, 'Cannot allocate memory')", "[Errno 12] Cannot allocate memory"),
+        ("ImportError('a.so: failed to map segment')", "a.so: failed to map segment"),
+        ("ImportError('std::bad_alloc')", "std::bad_alloc"),
+    ],
+)
+def test_memory_that_runs_out_anywhere(tmp_path: Path, raised: str, reason: str) -> None:
+    assert program(tmp_path, f"raise {raised}") == Done(
+        5,
+        "",
+        f"Error: Memory ran out: {reason}. Allow this process more (ulimit, --max-memory, "
+        "MemoryMax), or end what else runs.\n",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_success_leaves_no_log(tmp_path: Path) -> None:
+    assert program(tmp_path, "print('fine')") == Done(0, "fine\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_error_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    known = {kind for kind in vars(errors).values() if isinstance(kind, type)}
+    assert known == {errors.EdgeTailorError, *CODES}
+    for kind, code in CODES.items():
+        assert ended(kind("It went wrong.")) == code
+        assert capsys.readouterr() == ("", "Error: It went wrong.\n")
+
+
+def test_other_endings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(KeyboardInterrupt()) == 130
+    assert capsys.readouterr() == ("", "\nInterrupted.\n")
+    assert ended(PermissionError(13, "Permission denied", "/srv/x")) == 2
+    assert capsys.readouterr() == ("", "Error: /srv/x: Permission denied.\n")
+    assert ended(click.UsageError("Give one.")) == 2
+    assert capsys.readouterr().err.endswith("Error: Give one.\n")
+    assert ended(click.exceptions.Exit(5)) == 5
+    assert ended(None) == 0
+
+
+def ended(error: BaseException | None) -> int:
+    @click.command()
+    def work() -> None:
+        if error is not None:
+            raise error
+
+    arguments, sys.argv = sys.argv, ["work"]
+    try:
+        with pytest.raises(SystemExit) as stop:
+            run(work, "work")
+    finally:
+        sys.argv = arguments
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    body = "[click.echo('x' * 1000) for _ in range(10000)]"
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(body=body)],
+        cwd=tmp_path,
+        env=environment(TMPDIR=str(tmp_path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    with process:
+        assert process.stderr.read() == ""
+    assert process.returncode == 0

@@ -1,0 +1,356 @@
+"""The link against real sockets: nobody there, somebody else there, and every kind of no."""
+
+import hashlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from device_agent.client.addresses import check_url
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.client.replies import REPLY_LIMIT, RefusedError
+from device_agent.formats.protocol import FileOffer, JoinRequest, Progress, Work
+from profiles.errors import AuthorisationError, ClientError, InputError
+
+Answer = tuple[int, bytes]
+Answers = Callable[[str, str], Answer]
+
+
+class Server:
+    """Answers whatever `answers` says, and remembers what was asked."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.answers: Answers = lambda method, path: (200, b"{}")
+        self.asked: list[tuple[str, str, bytes]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                outer.asked.append((self.command, self.path, body))
+                status, reply = outer.answers(self.command, self.path)
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(reply)))
+                self.end_headers()
+                self.wfile.write(reply)
+
+            do_GET = do_POST = do_PUT = answer  # noqa: N815
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+def request() -> JoinRequest:
+    return JoinRequest(name="desk", public_key="", machine={}, timestamp=0, signature="")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def problem(code: str) -> bytes:
+    return json.dumps({"code": code, "message": f"Because of {code}."}).encode()
+
+
+def link(url: str, **options: object) -> tuple[CoordinatorClient, list[str], list[float]]:
+    said: list[str] = []
+    slept: list[float] = []
+    options = {"sleep": slept.append, **options}
+    return CoordinatorClient(url, "secret", said.append, **options), said, slept  # type: ignore[arg-type]
+
+
+WAIT = b'{"state": "wait", "round": 1, "files": []}'
+
+
+def test_waits_for_a_coordinator_that_is_not_there_and_says_so() -> None:
+    port = free_port()
+    servers: list[Server] = []
+
+    def sleep(seconds: float) -> None:
+        if seconds == 4:
+            servers.append(Server(port))
+            servers[0].answers = lambda method, path: (200, WAIT)
+
+    client, said, _ = link(f"http://127.0.0.1:{port}/", sleep=sleep)
+    assert client.work().state == "wait"
+    servers[0].close()
+    assert said == [
+        f"Coordinator at http://127.0.0.1:{port} is not there (connection refused); "
+        f"next try in {wait} s"
+        for wait in (1, 2, 4)
+    ]
+
+
+def test_patience_ends_in_one_sentence() -> None:
+    client, said, slept = link(f"http://127.0.0.1:{free_port()}", patience_s=100)
+    with pytest.raises(ClientError, match=r"gave up after 63 s\. Check the URL"):
+        client.join(request)
+    assert slept == [1, 2, 4, 8, 16, 32]
+    assert len(said) == 6
+
+
+def test_waits_while_the_coordinator_is_in_trouble(server: Server) -> None:
+    replies = [(503, b""), (500, b"Internal Server Error"), (200, WAIT)]
+    server.answers = lambda method, path: replies.pop(0)
+    client, said, slept = link(server.url)
+    assert client.work().state == "wait"
+    assert slept == [1, 2]
+    assert "is in trouble (HTTP 503); next try in 1 s" in said[0]
+
+
+def test_a_join_that_may_have_worked_is_not_repeated(server: Server) -> None:
+    server.answers = lambda method, path: (502, b"")
+    with pytest.raises(ClientError, match="it may have been carried out"):
+        link(server.url)[0].join(request)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_refused_secret(server: Server, status: int) -> None:
+    server.answers = lambda method, path: (status, problem("no"))
+    with pytest.raises(AuthorisationError, match="Because of no"):
+        link(server.url)[0].work()
+
+
+@pytest.mark.parametrize(("code", "over"), [("round-over", True), ("unusable-update", False)])
+def test_refused_update(server: Server, code: str, over: bool) -> None:
+    server.answers = lambda method, path: (409, problem(code))
+    with pytest.raises(RefusedError, match=f"Because of {code}") as refused:
+        link(server.url)[0].send_update(1, b"{}")
+    assert refused.value.round_over is over
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(200, b"<html>"), (200, b'{"state": "dance"}'), (404, b"nothing"), (301, b""), (401, b"<p>")],
+)
+def test_some_other_server(server: Server, answer: Answer) -> None:
+    server.answers = lambda method, path: answer
+    with pytest.raises(ClientError, match="not as an EdgeTailor coordinator does") as error:
+        link(server.url)[0].work()
+    assert not isinstance(error.value, AuthorisationError)
+
+
+def test_something_that_does_not_speak_http() -> None:
+    def greet(listening: socket.socket) -> None:
+        other, _ = listening.accept()
+        with other:
+            other.recv(4096)
+            other.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=greet, args=(listening,), daemon=True).start()
+        with pytest.raises(ClientError, match="does not speak HTTP"):
+            link(f"http://127.0.0.1:{listening.getsockname()[1]}")[0].work()
+
+
+@pytest.mark.parametrize("url", ["", "host", "ftp://host", "http://", "http://a b/", "http://h/?q"])
+def test_urls_that_are_none(url: str) -> None:
+    with pytest.raises(InputError, match="no coordinator's URL"):
+        CoordinatorClient(url, "secret", print)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://..", "http://a..b", "http://.", "http://h:0", f"http://{'a' * 300}",
+        f"http://{'a' * 64}.org", f"http://{'.'.join(['a' * 60] * 5)}", "http://h:1\n",
+    ],
+)  # fmt: skip
+def test_hosts_that_no_name_service_can_know(url: str) -> None:
+    with pytest.raises(InputError, match="no coordinator's URL") as error:
+        check_url(url)
+    assert len(str(error.value)) < 220
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h", "http://h./", "http://[::1]:80", f"https://{'a' * 63}.org", "http://h/@x"]
+)
+def test_hosts_that_may_be(url: str) -> None:
+    assert check_url(url) == url.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://user:hush@host", "http://hush@host:1", "user:hush@host", "http://a:hush@h:x"]
+)
+def test_a_password_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(InputError, match="no user name and no password") as error:
+        check_url(url)
+    assert "hush" not in str(error.value)
+
+
+def test_secret_of_several_lines() -> None:
+    with pytest.raises(InputError, match="A token is one word"):
+        CoordinatorClient("http://host", "one\ntwo", print)
+
+
+def test_download_is_whole_and_right_or_not_there(server: Server, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 4096
+    offer = FileOffer(name="a.onnx", size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    target = tmp_path / "files" / "a"
+    altered = data[:-1] + b"!"
+    for wrong in (altered, data[:-1], data + b"!"):
+        server.answers = lambda method, path, wrong=wrong: (200, wrong)  # type: ignore[misc]
+        with pytest.raises(ClientError, match=r"a\.onnx from .* is not what was offered"):
+            link(server.url)[0].download(offer, target)
+        assert list(target.parent.iterdir()) == []
+    server.answers = lambda method, path: (200, data)
+    link(server.url)[0].download(offer, target)
+    assert target.read_bytes() == data
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full")
+def test_a_full_disk_names_the_file(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer = FileOffer(name="a", size=4, sha256=hashlib.sha256(b"data").hexdigest())
+    server.answers = lambda method, path: (200, b"data")
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr("tempfile.mkstemp", lambda **where: (full, str(tmp_path / ".part")))
+    with pytest.raises(OSError, match="No space left on device") as error:
+        link(server.url)[0].download(offer, tmp_path / "files" / "a")
+    assert error.value.filename == str(tmp_path / "files" / "a")
+
+
+def test_a_download_that_breaks_off_is_tried_again(tmp_path: Path) -> None:
+    data = b"x" * 1000
+    offer = FileOffer(name="a", size=1000, sha256=hashlib.sha256(data).hexdigest())
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nConnection: close\r\n\r\n"
+
+    def answer(listening: socket.socket) -> None:
+        for body in (data[:500], data):
+            other, _ = listening.accept()
+            with other:
+                other.recv(4096)
+                other.sendall(head + body)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=answer, args=(listening,), daemon=True).start()
+        client, said, _ = link(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        client.download(offer, tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == data
+    assert "(the connection broke off); next try in 1 s" in said[0]
+
+
+def test_tensors_are_sent_as_they_are(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "t").write_bytes(b"tensors" * 100_000)
+    server.answers = lambda method, path: (204, b"")
+    link(server.url)[0].send_tensors(3, tmp_path / "t")
+    assert server.asked == [("PUT", "/v1/rounds/3/tensors", b"tensors" * 100_000)]
+
+
+def test_a_look_never_holds_training_up(server: Server) -> None:
+    away, said, slept = link(f"http://127.0.0.1:{free_port()}")
+    assert (away.peek(), said, slept) == (None, [], [])
+    answers = [(503, problem("preparing")), (401, problem("x")), (200, b"<html>"), (200, WAIT)]
+    server.answers = lambda method, path: answers.pop(0)
+    client = link(server.url)[0]
+    assert [client.peek() for _ in range(4)] == [None, None, None, Work(state="wait", round=1)]
+
+
+def test_progress_never_holds_training_up() -> None:
+    client, said, slept = link(f"http://127.0.0.1:{free_port()}")
+    client.progress(Progress(state="training", loss=1.0))
+    assert (said, slept) == ([], [])
+
+
+@pytest.mark.parametrize("status", [200, 403, 409])
+@pytest.mark.parametrize("body", [b'{"code":"\xff"}', b'{"code":' * 50_000, b'{"code":"\\ud800"}'])
+def test_replies_that_are_no_json(server: Server, status: int, body: bytes) -> None:
+    server.answers = lambda method, path: (status, body)
+    with pytest.raises(ClientError, match="not as an EdgeTailor coordinator does"):
+        link(server.url)[0].work()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"device": "\x1b[2J"}, {"secret": "two words"}, {"secret": ""}, {"submodel": "x" * 999}],
+)
+def test_a_join_reply_that_cannot_be_kept(server: Server, change: dict[str, str]) -> None:
+    reply = json.dumps({"device": "d-1", "secret": "s", "submodel": "full"} | change).encode()
+    server.answers = lambda method, path: (200, reply)
+    with pytest.raises(ClientError, match="not as an EdgeTailor coordinator does"):
+        link(server.url)[0].join(request)
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[int]:
+    """The port of a program that gives one request these bytes."""
+
+    def reply(listening: socket.socket) -> None:
+        other, _ = listening.accept()
+        with other:
+            other.recv(1 << 16)
+            other.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=reply, args=(listening,), daemon=True).start()
+        yield listening.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 302 F\r\nLocation: https://x\r\n\r\n", "gave HTTP 302 to https://x"),
+        (b"HTTP/1.1 204 N\r\n\r\n", "not as an EdgeTailor coordinator does"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100_000, "does not speak HTTP"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nContent-Encoding: gzip\r\n\r\nabcd",
+            r"\(its answer cannot be unpacked\) after the request was sent",
+        ),
+    ],
+)
+def test_answers_of_other_programs(answer: bytes, message: str) -> None:
+    with answering(answer) as port, pytest.raises(ClientError, match=message):
+        link(f"http://127.0.0.1:{port}")[0].join(request)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"", "the connection was closed in the middle of it"),
+        (b"\x15\x03\x01\x00\x02\x02\x28", "handshake failure"),
+    ],
+)
+def test_tls_that_fails_half_way(answer: bytes, message: str) -> None:
+    with answering(answer) as port, pytest.raises(ClientError, match=message) as error:
+        link(f"https://127.0.0.1:{port}")[0].join(request)
+    assert "_ssl.c" not in str(error.value)
+
+
+def test_a_reply_without_end(server: Server) -> None:
+    server.answers = lambda method, path: (200, b"[" * (REPLY_LIMIT + 2))
+    with pytest.raises(ClientError, match=f"an answer of more than {REPLY_LIMIT} bytes"):
+        link(server.url)[0].work()
+
+
+def test_what_a_server_says_moves_no_cursor(server: Server) -> None:
+    said = json.dumps({"code": "no", "message": "\x1b[2JNo.\r\nNever." + "!" * 5000}).encode()
+    server.answers = lambda method, path: (403, said)
+    with pytest.raises(AuthorisationError) as error:
+        link(server.url)[0].work()
+    assert str(error.value)[:14] == "[2JNo. Never.!"
+    assert len(str(error.value)) == 1000

@@ -1,0 +1,151 @@
+"""The calibration, for real but short: what it times, and what it makes of it."""
+
+import datetime
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from commands import Agent, environment
+from device_agent.profiling.calibration import (
+    calibrate,
+    device_profile,
+    quickest,
+    timed,
+    without_profiler,
+)
+from device_agent.profiling.calibration_cases import MOST
+from device_agent.profiling.calibration_summary import rates, summary
+from profiles.cost_model.prediction import Clock
+from profiles.cost_model.workload import KINDS, Operation, amount
+from profiles.documents.calibration_record import Calibration, Timing
+from profiles.documents.device_profile import load_device
+
+LARGEST = 160e6
+"""Multiply-accumulates: a tenth of a second where a core does 1.6 G a second."""
+
+
+@pytest.fixture(scope="module")
+def found() -> Calibration:
+    return calibrate(1, 0.1)
+
+
+def test_every_kind_of_work_is_timed(found: Calibration) -> None:
+    own = Counter(timing.kind for timing in found.timings)
+    untimed = {"view", "loop"}
+    assert own.keys() >= {*KINDS.values()} - untimed
+    assert own["convolution"] > 50
+    assert all(timing.seconds > 0 for timing in found.timings)
+    assert (found.threads, found.runtime.split()[0]) == (1, "onnxruntime")
+    assert min(found.run_s, found.port_s, found.node_s, found.loop_step_s) >= 0
+
+
+def test_cases_are_small(found: Calibration) -> None:
+    assert max(amount(t.kind, t.sizes) for t in found.timings) < LARGEST
+    assert MOST < LARGEST
+
+
+def test_more_work_takes_longer(found: Calibration) -> None:
+    for kind in ("arithmetic", "exponential", "selection"):
+        own = sorted((t.sizes, t.seconds) for t in found.timings if t.kind == kind)
+        assert own[0][1] < own[-1][1]
+
+
+def test_memory_is_that_of_a_fresh_process(found: Calibration) -> None:
+    assert found.memory is not None
+    # Python with numpy and onnxruntime, and no torch.
+    assert 20e6 < found.memory.idle_bytes < 150e6
+    assert 1e6 < found.memory.session_bytes < 60e6
+    assert 0 < found.memory.node_bytes < 50_000
+
+
+def test_the_profilers_share_is_taken_off() -> None:
+    timings = [Timing("unary", (1,), 2e-6), Timing("unary", (9,), 12e-6)]
+    [small, large] = without_profiler(timings, 3e-7)
+    assert small.seconds == pytest.approx(3e-7)
+    assert large.seconds == pytest.approx(10e-6 + 3e-7)
+
+
+def test_nothing_takes_no_time_at_all() -> None:
+    same = [Timing("unary", (1,), 5e-6), Timing("unary", (2,), 5e-6)]
+    assert [timing.seconds for timing in without_profiler(same, 0.0)] == [1e-9, 1e-9]
+
+
+def test_the_quickest_quarter_counts() -> None:
+    assert quickest([9.0, 1.0, 3.0, 9.0, 9.0, 9.0, 9.0, 9.0]) == 2.0
+    assert quickest([5.0]) == 5.0
+
+
+def test_time_that_has_run_out_leaves_nothing_out() -> None:
+    two = [("product", {"x": (1, 2, 3), "w": (1, 3, 4)}), ("row", {"x": (5,)})]
+    found = timed(two, 1, 0.0)
+    assert [(t.kind, t.sizes) for t in found] == [("product", (1, 2, 4, 3)), ("unary", (5,))]
+
+
+def test_the_profile_of_this_device(found: Calibration, tmp_path: Path) -> None:
+    device = device_profile("desk", found, tmp_path)
+    assert device.machine is not None
+    assert device.memory_bytes == device.machine.memory_bytes
+    assert device.sources == dict.fromkeys(
+        ("cores", "memory_bytes", "memory_available_bytes", "storage_free_bytes"),
+        "measured on the device",
+    )
+    assert msgspec.json.decode(msgspec.json.encode(device), type=type(device)) == device
+    lines = summary(device, tmp_path / "desk.json")
+    assert lines[0].startswith("desk: onnxruntime ")
+    assert lines[-1] == (
+        f"next: edgetailor plan MODEL --input-shape SHAPE --profile {tmp_path}/desk.json"
+    )
+
+
+def test_rates_for_people() -> None:
+    timings = [Timing("product", (1, 10, 10, 10), 1e-6), Timing("product", (1, 10, 10, 20), 1e-6)]
+    assert rates("product", timings) == "1 to 2 GMAC/s, 2 sizes"
+    assert rates("unary", [Timing("unary", (1000,), 1e-6)]) == "1 to 1 G numbers/s, 1 sizes"
+
+
+def test_a_file_that_is_there_is_kept(agent: Agent, tmp_path: Path) -> None:
+    kept = tmp_path / "device.json"
+    kept.write_text("mine")
+    done = agent("calibrate", "--out", kept)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"Error: {kept} exists already: give another place, or --force to replace it.\n"
+    )
+    assert kept.read_text() == "mine"
+
+
+def test_no_torch_is_needed(tmp_path: Path) -> None:
+    program = (
+        "import sys, json, device_agent.profiling.calibration;"
+        "import device_agent.profiling.calibration_summary;"
+        "import device_agent.profiling.idle_memory_process;"
+        "print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, check=True
+    )
+    forbidden = {"torch", "onnx", "onnxscript", "exporters", "toolkit"}
+    assert not forbidden & set(json.loads(done.stdout))
+
+
+@pytest.mark.long
+def test_the_command_writes_a_profile_that_the_planner_reads(agent: Agent, tmp_path: Path) -> None:
+    out = tmp_path / "desk.json"
+    done = agent("calibrate", "--threads", "1", "--name", "desk", "--out", out, "--json")
+    assert done.code == 0
+    assert done.stderr.splitlines() == [
+        "what a run itself takes, a few seconds",
+        "operations, about 40 s",
+        "memory of the runtime",
+    ]
+    written = load_device(str(out))
+    assert json.loads(done.stdout) == json.loads(out.read_bytes())
+    assert (written.name, written.date) == ("desk", datetime.date.today().isoformat())
+    assert written.calibration is not None
+    step = Clock(written.calibration).seconds(Operation("product", (1, 256, 256, 256)))
+    assert 0 < step < 1

@@ -1,0 +1,229 @@
+"""The profiler's figures against what is known by other means: allocations, counts, throttling."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from bundles import BundleOf
+from commands import environment
+from device_agent.formats.bundle import open_bundle, structure, training_of
+from device_agent.profiling.measure_messages import Task, tasks
+from device_agent.profiling.measure_process import action_of, course, ready_run
+from device_agent.profiling.profiler import profile_bundle, require_stable
+from device_agent.runtime.runtime_choice import Session
+from made_profiles import full
+from profiles.documents.bundle_profile import Profile, Validity
+from profiles.documents.timing_statistics import duration
+from profiles.errors import UnstableError
+
+MB = 10**6
+
+# Prints the peak above the idle process and how its pages grew, after a known allocation.
+ALLOCATE = """
+import json, mmap, resource, sys
+from device_agent import memory
+
+size, path = int(sys.argv[1]), sys.argv[2]
+memory.reset_peak()
+idle = memory.pages()
+block = bytearray(size)
+block[::4096] = b"x" * len(block[::4096])
+del block
+with open(path, "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped[::4096]
+    held = memory.pages()
+print(json.dumps([
+    memory.peak_bytes() - idle.anonymous_bytes - idle.file_bytes,
+    held.anonymous_bytes - idle.anonymous_bytes,
+    held.file_bytes - idle.file_bytes,
+    resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+]))
+"""
+
+
+def test_memory_of_a_child_that_takes_a_known_amount(tmp_path: Path) -> None:
+    """The parent is larger than the child, which getrusage would report in its place."""
+    (tmp_path / "file").write_bytes(b"x" * 30 * MB)
+    large = bytearray(600 * MB)
+    large[::4096] = b"x" * len(large[::4096])
+    done = subprocess.run(
+        [sys.executable, "-c", ALLOCATE, str(90 * MB), str(tmp_path / "file")],
+        env=environment(), capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    peak, anonymous, file, inherited = json.loads(done.stdout)
+    # The kernel counts pages in batches, some hundred kB for each processor.
+    assert abs(peak - 90 * MB) < 2 * MB
+    assert abs(anonymous) < 2 * MB
+    assert abs(file - 30 * MB) < 2 * MB
+    assert inherited > len(large)
+
+
+def test_percentiles() -> None:
+    seconds = np.random.default_rng(0).exponential(size=21).tolist()
+    found = duration(seconds)
+    tenths = statistics.quantiles(seconds, n=10, method="inclusive")
+    assert found.median_s == statistics.median(seconds)
+    assert (found.p10_s, found.p90_s) == pytest.approx((tenths[0], tenths[-1]))
+    assert found.runs == 21
+
+
+def test_the_course_of_a_device_that_slows_down() -> None:
+    """Five minutes, each of whose steps takes 1% more of a second than those a second before."""
+    at = np.arange(0, 300, 0.5)
+    took = 0.1 * (1 + np.floor(at) / 100)
+    read = {number: (40.0 + number, 10**9) for number in range(60)}
+    found = course(at, took, 5.0, read)
+    assert found.window_s == 60
+    assert found.first.median_s == pytest.approx(0.1 * 1.295)
+    assert found.last.median_s == pytest.approx(0.1 * (1 + 2.695))
+    assert found.slowdown == pytest.approx(3.695 / 1.295 - 1, rel=0.01)
+    assert [point.at_s for point in found.points] == [5.0 * number for number in range(60)]
+    assert found.points[1].step.median_s == pytest.approx(0.1 * 1.07)
+    assert {point.step.runs for point in found.points} == {10}
+    short = course(np.array([0.0, 1.0]), np.array([1.0, 2.0]), 1.0, {0: (None, None)})
+    assert (short.window_s, short.first.median_s, short.last.median_s) == (1.5, 1.5, 2.0)
+
+
+# What is measured
+
+
+class Counting:
+    """A session that counts its runs."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.runs = session, 0
+
+    def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self.runs += 1
+        return self.session.run(feeds)
+
+
+def counted(bundle: Path, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often two actions of `task` run each of its signatures."""
+    sessions: list[Counting] = []
+    opened = open_bundle(bundle)
+    run = ready_run(opened, task, tmp_path, 1)
+    plain = run.open
+
+    def opening(name: str) -> Counting:
+        sessions.append(Counting(plain(name)))
+        return sessions[-1]
+
+    monkeypatch.setattr(run, "open", opening)
+    action = action_of(task, run)
+    action()
+    action()
+    return [session.runs for session in sessions]
+
+
+def test_a_training_step_of_several_signatures(
+    bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = open_bundle(bundle_of("cp"))
+    times = [step.times for step in training_of(bundle).steps]
+    assert len(times) == 2
+    found = tasks(bundle)
+    roles = [task.role for task in found]
+    assert roles == ["initialise", "forward", "step", "step", "train", "evaluate"]
+    for task, expected in zip(
+        found, [[2], [2], [2], [2], [2 * n for n in times], [2]], strict=True
+    ):
+        assert counted(bundle.folder, task, tmp_path, monkeypatch) == expected
+
+
+def test_a_slice_is_fed_a_recording_that_nothing_recorded(
+    bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = open_bundle(bundle_of("slice"))
+    found = tasks(bundle)
+    assert [task.role for task in found[-3:]] == ["forward", "train", "evaluate"]
+    assert {task.role for task in found[:-3]} == {"stage"}
+    for task in found:
+        assert counted(bundle.folder, task, tmp_path, monkeypatch) == [2]
+
+
+def test_every_training_step_begins_at_the_first_state(bundle_of: BundleOf, tmp_path: Path) -> None:
+    bundle = open_bundle(bundle_of("full"))
+    task = Task(role="train", signatures=("train",))
+    run = ready_run(bundle, task, tmp_path, 1)
+    action = action_of(task, run)
+    first = dict(run.state)
+    action()
+    once = dict(run.state)
+    action()
+    assert any(not np.array_equal(once[name], first[name]) for name in first)
+    assert all(np.array_equal(once[name], run.state[name]) for name in first)
+
+
+def test_the_structure_tells_submodels_apart_and_rounds_not(bundle_of: BundleOf) -> None:
+    manifests = [open_bundle(bundle_of(name)).manifest for name in ("full", "cp", "slice")]
+    assert len({structure(manifest) for manifest in manifests}) == 3
+
+
+# Throttling
+
+
+def pi(root: Path, flags: str) -> Path:
+    """The sysfs of a Raspberry Pi with these flags."""
+    path = root / "devices/platform/soc/soc:firmware/get_throttled"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{flags}\n")
+    return root
+
+
+def once_a_child_runs(root: Path, flags: str) -> None:
+    """Set the flags when this process has a child, which is after the sensors were read first."""
+    children = Path(f"/proc/{os.getpid()}/task/{threading.main_thread().native_id}/children")
+    while not children.read_text().strip():
+        time.sleep(0.001)
+    pi(root, flags)
+
+
+def profiled(bundle: Path, root: Path, flags: str) -> Profile:
+    """A profile during whose training step the flags become `flags`."""
+
+    def say(line: str) -> None:
+        if line == "Measuring train":
+            threading.Thread(target=once_a_child_runs, args=(root, flags)).start()
+
+    return profile_bundle(bundle, 1, runs=5, sysfs=root, say=say)
+
+
+@pytest.mark.parametrize(("flags", "reason"), [("4", "throttled"), ("10000", "under-voltage")])
+def test_a_run_during_which_throttling_set_in_is_invalid(
+    bundle_of: BundleOf, tmp_path: Path, flags: str, reason: str
+) -> None:
+    found = profiled(bundle_of("full"), pi(tmp_path, "0"), flags)
+    assert found.before.throttled == ()
+    assert f"{reason} during train" in found.validity.invalid
+    assert f"{reason} during predict" not in found.validity.invalid
+    with pytest.raises(UnstableError, match=f"not those of full speed: {reason} during train"):
+        require_stable(found)
+
+
+def test_a_quiet_run_is_valid_whatever_happened_since_boot(
+    bundle_of: BundleOf, tmp_path: Path
+) -> None:
+    found = profiled(bundle_of("full"), pi(tmp_path, "50000"), "50000")
+    assert found.validity.invalid == ()
+
+
+def test_strict() -> None:
+    require_stable(full())
+    varying = Validity(unstable=("predict", "train"))
+    unstable = msgspec.structs.replace(full(), validity=varying)
+    with pytest.raises(
+        UnstableError, match=r"times of forward pass, training step vary by more than 26%"
+    ):
+        require_stable(unstable)
+    assert UnstableError.exit_code == 7

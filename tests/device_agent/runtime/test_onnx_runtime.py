@@ -1,0 +1,123 @@
+"""Whose memory a session's results are, and what stays when it is dropped."""
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from device_agent.runtime.onnx_runtime import OnnxSession
+from device_agent.system import process_memory
+
+COLUMNS = 2**20
+TENSORS = 16
+
+
+def write(path: Path) -> Path:
+    """x -> exp(exp(x)) and its sum, x: (n, COLUMNS)."""
+    nodes = [
+        helper.make_node("Exp", ["x"], ["once"]),
+        helper.make_node("Exp", ["once"], ["twice"]),
+        helper.make_node("ReduceSum", ["twice"], ["sum"], keepdims=0),
+    ]
+    shape = ("n", COLUMNS)
+    x, twice, total = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, size)
+        for name, size in (("x", shape), ("twice", shape), ("sum", ()))
+    )
+    graph = helper.make_graph(nodes, "graph", [x], [twice, total])
+    versions = [helper.make_opsetid("", 18)]
+    model = helper.make_model(graph, opset_imports=versions, ir_version=10)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_results_are_the_callers(tmp_path: Path) -> None:
+    session = OnnxSession(write(tmp_path / "graph.onnx"), 1)
+    # Every other row, backwards: not in one piece.
+    x = np.linspace(-1, 0, 6 * COLUMNS, dtype=np.float32).reshape(6, COLUMNS)[::-2]
+    before = x.copy()
+    results = session.run({"x": x})
+    np.testing.assert_array_equal(x, before)
+    np.testing.assert_allclose(results["twice"], np.exp(np.exp(x)), rtol=1e-6)
+    assert results["sum"].shape == ()
+    assert all(array.flags.owndata for array in results.values())
+    first = results["twice"].copy()
+    session.run({"x": 2 * x})
+    np.testing.assert_array_equal(results["twice"], first)
+
+
+def given_back(path: Path) -> float:
+    """What goes when a session is dropped while its results are kept, in tensors of x."""
+    session = OnnxSession(path, 1)
+    x = np.zeros((16, COLUMNS), np.float32)
+    results = session.run({"x": x})
+    running = process_memory.resident_bytes()
+    del session
+    gc.collect()
+    left = process_memory.resident_bytes()
+    assert running is not None
+    assert left is not None
+    assert results["twice"].shape == x.shape
+    return (running - left) / x.nbytes
+
+
+def held_when_open(path: Path) -> float:
+    """What a session holds before it runs, in tensors of COLUMNS numbers."""
+    before = process_memory.resident_bytes()
+    session = OnnxSession(path, 1)
+    opened = process_memory.resident_bytes()
+    assert before is not None
+    assert opened is not None
+    assert session.run({"x": np.ones(1, np.float32)})["sum"] == COLUMNS * TENSORS
+    return (opened - before) / (4 * COLUMNS)
+
+
+def write_zeros(path: Path) -> Path:
+    """x -> sum(x + zeros), with the zeros of TENSORS tensors."""
+    size = helper.make_tensor("size", TensorProto.INT64, [1], [COLUMNS * TENSORS])
+    nodes = [
+        helper.make_node("ConstantOfShape", ["size"], ["zeros"]),
+        helper.make_node("Add", ["zeros", "x"], ["all"]),
+        helper.make_node("ReduceSum", ["all"], ["sum"], keepdims=0),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (1,))
+    total = helper.make_tensor_value_info("sum", TensorProto.FLOAT, ())
+    graph = helper.make_graph(nodes, "graph", [x], [total], [size])
+    versions = [helper.make_opsetid("", 18)]
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=versions, ir_version=10).SerializeToString()
+    )
+    return path
+
+
+def child(function: str, path: Path) -> float:
+    """What `function` of this file finds for `path`, in a process of its own."""
+    code = f"import sys, test_onnx_runtime as t; print(t.{function}(t.Path(sys.argv[1])))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        env={"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[3]}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return float(done.stdout)
+
+
+@pytest.mark.skipif(
+    process_memory.resident_bytes() is None, reason="the system does not count memory"
+)
+def test_an_open_session_holds_no_large_tensor_that_constants_give(tmp_path: Path) -> None:
+    # The rest is the first session's code.
+    assert child("held_when_open", write_zeros(tmp_path / "graph.onnx")) < TENSORS / 2
+
+
+@pytest.mark.skipif(
+    process_memory.resident_bytes() is None, reason="the system does not count memory"
+)
+def test_a_dropped_session_gives_its_memory_back(tmp_path: Path) -> None:
+    # `once` and the result of unknown size, which the session had made for itself.
+    assert child("given_back", write(tmp_path / "graph.onnx")) > 1.9

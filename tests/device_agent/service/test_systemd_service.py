@@ -1,0 +1,280 @@
+"""The systemd service: what is written, what systemd says of it, and that nothing stays behind."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bundles import everything
+from commands import Done, refusal, run
+from device_agent.federation.device_state import DeviceState, Identity
+from device_agent.federation.owner_limits import QuietHours
+from device_agent.federation.run_options import RunOptions, read_options
+from device_agent.service.systemd_notify import Notifier
+from device_agent.service.systemd_service import (
+    Place,
+    absolute,
+    has_memory_cgroup,
+    place_of,
+    unit_text,
+)
+from profiles.errors import InputError
+
+ANALYZE = shutil.which("systemd-analyze")
+OPTIONS = RunOptions(
+    data="local.npz",
+    threads=2,
+    max_memory=256_000_000,
+    max_temperature=70.5,
+    nice=10,
+    only_when_charging=True,
+    quiet_hours=QuietHours.parse("22:00-07:00"),
+    log_json=True,
+)
+GIVEN = (
+    "--data", "local.npz", "--threads", 2, "--max-memory", "256MB", "--max-temperature", 70.5,
+    "--nice", 10, "--only-when-charging", "--quiet-hours", "22:00-07:00", "--log-json",
+)  # fmt: skip
+
+
+def member(folder: Path) -> Path:
+    known = Identity(url="http://127.0.0.1:1", device="d", secret="s", name="n", submodel="full")
+    DeviceState(folder / "state").remember(known)
+    (folder / "local.npz").touch()
+    return folder / "state"
+
+
+def service(folder: Path, *arguments: object, systemctl: str = "exit 0") -> Done:
+    """Run a command whose systemctl is a script that writes down what it is asked."""
+    tools = folder / "tools"
+    tools.mkdir(exist_ok=True)
+    script = f'[ "$1" = --version ] && {{ echo systemd 257; exit; }}\necho "$@" >> {folder}/asked\n'
+    (tools / "systemctl").write_text(f"#!/bin/sh\n{script}{systemctl}\n")
+    (tools / "systemctl").chmod(0o755)
+    home = {"XDG_CONFIG_HOME": str(folder / "config"), "PATH": f"{tools}:{os.environ['PATH']}"}
+    return run("edgetailor-agent", *arguments, cwd=folder, **home)
+
+
+def files(folder: Path) -> set[str]:
+    return {name for name, data in everything(folder).items() if data != b"folder"}
+
+
+def test_a_service_of_the_user_comes_and_goes(tmp_path: Path) -> None:
+    member(tmp_path)
+    done = service(tmp_path, "install-service", "--user", "--state", "state", *GIVEN)
+    config = tmp_path / "config"
+    unit, options = (
+        config / "systemd/user/edgetailor-agent.service",
+        config / "edgetailor-agent.toml",
+    )
+    assert done == Done(
+        0,
+        "edgetailor-agent is running: systemctl --user status edgetailor-agent\n",
+        f"Wrote {unit} and {options}.\n"
+        "It runs while you are logged in; `loginctl enable-linger` lets it run always.\n",
+    )
+    name = "edgetailor-agent.service"
+    assert (tmp_path / "asked").read_text().splitlines() == [
+        "--user daemon-reload", f"--user enable {name}", f"--user restart {name}",
+    ]  # fmt: skip
+    assert tomllib.loads(options.read_text()) == {
+        "data": str(tmp_path / "local.npz"), "state": str(tmp_path / "state"), "threads": 2,
+        "max_memory": 256_000_000, "max_temperature": 70.5, "nice": 10,
+        "only_when_charging": True, "quiet_hours": "22:00-07:00", "log_json": True,
+    }  # fmt: skip
+    assert f"--config {options}\n" in unit.read_text()
+    (tmp_path / "asked").unlink()
+    gone = service(tmp_path, "uninstall-service", "--user")
+    assert gone == Done(0, f"Removed {unit} and {options}\n", "")
+    assert files(config) == set()
+    assert (tmp_path / "asked").read_text().splitlines() == [
+        f"--user disable --now {name}", "--user daemon-reload",
+    ]  # fmt: skip
+    again = service(tmp_path, "uninstall-service", "--user")
+    assert again == Done(0, "There is no service edgetailor-agent here.\n", "")
+
+
+def test_where_systemd_does_not_run(tmp_path: Path) -> None:
+    member(tmp_path)
+    done = service(
+        tmp_path, "install-service", "--user", "--state", "state", "--data", "x.npz",
+        systemctl="echo 'Failed to connect to bus' >&2; exit 1",
+    )  # fmt: skip
+    assert refusal(done) == (
+        "`systemctl --user daemon-reload` failed: Failed to connect to bus. Is systemd running "
+        "here? --dry-run prints the unit."
+    )
+    assert files(tmp_path / "config") == set()
+
+
+def test_what_has_not_joined_is_no_service(tmp_path: Path) -> None:
+    done = service(tmp_path, "install-service", "--user", "--state", "state", "--data", "x.npz")
+    assert "belongs to no coordinator yet" in refusal(done)
+    assert not (tmp_path / "config").exists()
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    member(tmp_path)
+    done = service(tmp_path, "install-service", "--state", "state", *GIVEN, "--dry-run")
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.startswith('# /etc/edgetailor-agent.toml\ndata = "')
+    assert "\n# /etc/systemd/system/edgetailor-agent.service\n[Unit]\n" in done.stdout
+    assert not (tmp_path / "asked").exists()
+    assert not (tmp_path / "config").exists()
+
+
+def test_data_that_are_not_there_yet_are_said_so(tmp_path: Path) -> None:
+    member(tmp_path)
+    done = service(
+        tmp_path, "install-service", "--state", "x/../state", "--data", "x/../no.npz", "--dry-run"
+    )
+    assert done.code == 0
+    assert done.stderr == (
+        f"Note: there is nothing at {tmp_path}/no.npz yet; the service fails until there is.\n"
+    )
+    assert "/../" not in done.stdout
+
+
+def test_a_service_sees_its_own_folders_among_temporary_ones() -> None:
+    place = Place(False, Path("/etc/unit"), Path("/etc/options"))
+    for state, data in (("/tmp", "/srv/x.npz"), ("/srv", "/var/tmp/x.npz"), ("/", "/srv/x.npz")):
+        text = unit_text(replace(OPTIONS, state=Path(state), data=data), place, 257)
+        assert ("PrivateTmp=yes" in text) == (state == "/")
+        assert f'ReadWritePaths="{state}"' in text or f"ReadWritePaths={state}" in text
+
+
+def written(folder: Path, user: bool, version: int) -> str:
+    """The unit, as it is in `folder`."""
+    state = member(folder)
+    options = absolute(replace(OPTIONS, state=state))
+    place = Place(user, folder / "edgetailor-agent.service", folder / "edgetailor agent 100%.toml")
+    place.unit.write_text(unit_text(options, place, version))
+    return place.unit.read_text()
+
+
+@pytest.mark.skipif(ANALYZE is None, reason="needs systemd-analyze, of Debian's package systemd")
+@pytest.mark.parametrize("user", [False, True])
+def test_systemd_takes_the_unit(tmp_path: Path, user: bool) -> None:
+    said = subprocess.run(["systemd-analyze", "--version"], capture_output=True, text=True).stdout
+    version = re.match(r"systemd (\d+)", said)
+    assert version
+    written(tmp_path, user, int(version[1]))
+    mode = ["--user"] if user else []
+    done = subprocess.run(
+        ["systemd-analyze", *mode, "verify", tmp_path / "edgetailor-agent.service"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_the_unit_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("device_agent.service.systemd_service.has_memory_cgroup", lambda: False)
+    text = written(tmp_path, user=False, version=257)
+    assert "MemoryMax" not in text
+    lines = set(text.splitlines())
+    assert {
+        "Type=notify", "WatchdogSec=900", "Restart=on-failure", "RestartSteps=6",
+        "RestartMaxDelaySec=600", "NoNewPrivileges=yes", f"ReadWritePaths={tmp_path}/state",
+    } <= lines  # fmt: skip
+    assert f'--config "{tmp_path}/edgetailor agent 100%%.toml"' in text
+    monkeypatch.setattr("device_agent.service.systemd_service.has_memory_cgroup", lambda: True)
+    text = written(tmp_path, user=True, version=252)
+    assert {"MemoryMax=256000000", "RestartSec=60"} <= set(text.splitlines())
+    assert not re.search("RestartSteps|User=|Capability|Protect", text)
+
+
+def test_the_memory_cgroup_of_a_kernel(tmp_path: Path) -> None:
+    old, new = tmp_path / "cgroups", tmp_path / "cgroup.controllers"
+    assert not has_memory_cgroup(tmp_path, old)
+    row = "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t0\t40\t1\nmemory\t0\t40\t"
+    old.write_text(f"{row}0\n")
+    assert not has_memory_cgroup(tmp_path, old)  # a Raspberry Pi
+    old.write_text(f"{row}1\n")
+    assert has_memory_cgroup(tmp_path, old)
+    new.write_text("cpuset cpu io pids\n")
+    assert not has_memory_cgroup(tmp_path, old)
+    new.write_text("cpuset cpu io memory pids\n")
+    assert has_memory_cgroup(tmp_path, old)
+
+
+def test_options_survive_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "options.toml"
+    path.write_text(OPTIONS.toml())
+    read = read_options(path)
+    read["quiet_hours"] = QuietHours.parse(read["quiet_hours"])
+    assert RunOptions(**read) == OPTIONS
+    path.write_text("quiet = true\n")
+    with pytest.raises(InputError, match="there is no option `quiet`; the options are data, state"):
+        read_options(path)
+    path.write_text("quiet =\n")
+    with pytest.raises(InputError, match="is no TOML file"):
+        read_options(path)
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        read_options(tmp_path / "nothing")
+
+
+def test_run_takes_its_options_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "o.toml").write_text('data = "x.npz"\nquiet_hours = "8-9"\n')
+    done = run("edgetailor-agent", "run", "--config", "o.toml", cwd=tmp_path)
+    assert "'8-9' are no quiet hours" in refusal(done)
+    done = run(
+        "edgetailor-agent", "run", "--config", "o.toml", "--quiet-hours", "08:00-09:00",
+        "--state", "s", cwd=tmp_path,
+    )  # fmt: skip
+    assert "s belongs to no coordinator yet" in refusal(done)
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool) -> None:
+    address = f"\0{tmp_path}" if abstract else str(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", address.replace("\0", "@"))
+    monkeypatch.setenv("WATCHDOG_USEC", str(40_000_000))
+    now = [100.0]
+    monkeypatch.setattr("device_agent.service.systemd_notify.time.monotonic", lambda: now[0])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(address)
+        listening.settimeout(0)
+        notifier = Notifier()
+        for now[0] in (100.0, 109.0, 110.0, 119.0):
+            notifier.alive()
+        notifier.status("Round 1:\n training")
+        heard = [listening.recv(100) for _ in range(4)]
+        assert heard == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1", b"STATUS=Round 1: training"]
+        with pytest.raises(BlockingIOError):
+            listening.recv(100)
+    notifier.status("nobody listens any more")
+
+
+def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/home/pi/.config")
+    assert str(place_of(True).unit) == "/home/pi/.config/systemd/user/edgetailor-agent.service"
+    assert str(place_of(False).options) == "/etc/edgetailor-agent.toml"
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("quiet_hours = 5", "a text"),
+        ('data = "a\\u0000b"', "a text"),
+        ("data = [1]", "a text"),
+        ("only_when_charging = 1", "true or false"),
+        ("max_temperature = nan", "a number"),
+        ("validation = inf", "a number"),
+        ("threads = 99999999999999999999", "a number"),
+        ("nice = true", "a number"),
+        ("max_memory = 1979-05-27", "bytes, or a size like 256MB"),
+    ],
+)
+def test_options_of_another_kind(tmp_path: Path, line: str, kind: str) -> None:
+    path = tmp_path / "options.toml"
+    path.write_text(f"{line}\n")
+    with pytest.raises(InputError, match=rf"`{line.split()[0]}` is .*; it must be {kind}\.$"):
+        read_options(path)

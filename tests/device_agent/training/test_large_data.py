@@ -1,0 +1,310 @@
+"""Data in files are mapped, not loaded, and looked at piece by piece."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bundles import (
+    CLASSES,
+    SAMPLE_SHAPE,
+    BundleOf,
+    everything,
+    rewrite,
+    samples,
+    tiny_model,
+    write_data,
+)
+from commands import Agent, environment, refusal
+from device_agent.formats.update import read_update
+from device_agent.system.disk_space import MappedArray, open_npy
+from device_agent.training import array_files
+from device_agent.training.bundle_training import train_bundle
+from device_agent.training.local_data import LocalData, classes_in, held_out, load_data
+from profiles.errors import DataError, StorageError
+
+MB = 1 << 20
+
+
+def load(source: object, unpack_to: Path | None = None) -> LocalData:
+    return load_data(str(source), SAMPLE_SHAPE, CLASSES, unpack_to=unpack_to)
+
+
+def as_folder(folder: Path, x: np.ndarray, y: np.ndarray) -> Path:
+    folder.mkdir()
+    np.save(folder / "x.npy", x)
+    np.save(folder / "y.npy", y)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["npz", "folder", "fortran", "format 2"])
+def test_files_are_mapped(tmp_path: Path, kind: str) -> None:
+    x, y = samples(30, seed=0)
+    path = tmp_path / "local.npz"
+    match kind:
+        case "npz":
+            np.savez(path, other=np.arange(7), x=x, y=y)
+        case "folder":
+            path = as_folder(tmp_path / "local", x, y)
+        case "fortran":
+            np.savez(path, x=np.asfortranarray(x), y=y)
+        case "format 2":
+            path = as_folder(tmp_path / "local", x, y)
+            with (path / "x.npy").open("wb") as file:
+                np.lib.format.write_array(file, x, version=(2, 0))
+    found = load(path)
+    np.testing.assert_array_equal(found.x, x)
+    np.testing.assert_array_equal(found.y, y)
+    assert len(found.mapped) == 2
+    assert not found.x.flags.writeable
+    some = np.array([29, 0, 7])
+    np.testing.assert_array_equal(found.samples(some), x[some])
+
+
+def test_one_fingerprint_whatever_the_file(tmp_path: Path) -> None:
+    x, y = samples(30, seed=0)
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    np.savez_compressed(tmp_path / "b.npz", y=y, x=x)
+    places = [tmp_path / "a.npz", tmp_path / "b.npz", as_folder(tmp_path / "c", x, y)]
+    fingerprints = {load(place).fingerprint for place in places}
+    assert len(fingerprints) == 1
+    x[3, 0, 0, 0] = np.nextafter(x[3, 0, 0, 0], np.float32(9))
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    assert load(tmp_path / "d.npz").fingerprint not in fingerprints
+
+
+PROGRAM = """
+import json, sys
+given = json.loads(sys.argv[1])
+from pathlib import Path
+import device_agent.runtime.onnx_runtime
+from device_agent import memory
+from device_agent.training.bundle_training import train_bundle
+memory.reset_peak()
+idle = memory.resident_bytes()
+done = train_bundle(given["bundle"], given["data"], "update", threads=1)
+print(json.dumps({"samples": done.record.samples, "growth": memory.peak_bytes() - idle}))
+"""
+
+
+def test_data_larger_than_what_is_used_of_memory(bundle_of: BundleOf, tmp_path: Path) -> None:
+    count = 200 * MB // (4 * int(np.prod(SAMPLE_SHAPE)))
+    order = np.random.default_rng(0)
+    x = np.lib.format.open_memmap(
+        tmp_path / "x.npy", mode="w+", dtype=np.float32, shape=(count, *SAMPLE_SHAPE)
+    )
+    x[:] = order.standard_normal(SAMPLE_SHAPE, dtype=np.float32)
+    del x
+    np.save(tmp_path / "y.npy", order.integers(CLASSES, size=count))
+    given = {"bundle": str(quick(bundle_of("slice"), tmp_path)), "data": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(given)],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["samples"] == count
+    assert found["growth"] < 80 * MB  # the labels' and the order's whole numbers are 35 MB of it
+
+
+def quick(bundle: Path, folder: Path) -> Path:
+    """A copy of `bundle` that trains in few large batches."""
+    shutil.copytree(bundle, folder / "bundle")
+    rewrite(
+        folder / "bundle",
+        lambda manifest: manifest["schedule"][-1].update(epochs=1, batch_size=4096),
+    )
+    return folder / "bundle"
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_compressed_arrays_are_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    x, y = samples(50, seed=0)
+    np.savez_compressed(tmp_path / "local.npz", x=x, y=y)
+    monkeypatch.setattr(array_files, "IN_MEMORY_BYTES", x.nbytes * 2 if held else x.nbytes)
+    found = load(tmp_path / "local.npz", tmp_path / "unpacked")
+    np.testing.assert_array_equal(found.x, x)
+    np.testing.assert_array_equal(found.y, y)
+    assert [array.array is found.x for array in found.mapped] == ([] if held else [True])
+    assert (tmp_path / "unpacked" / "x.npy").exists() == (not held)
+
+
+def test_unpacking_needs_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(tmp_path / "plain.npz")
+    x, y = samples(50, seed=0)
+    np.savez_compressed(tmp_path / "local.npz", x=x, y=y)
+    monkeypatch.setattr(array_files, "IN_MEMORY_BYTES", 100)
+    monkeypatch.setattr(array_files, "room", lambda folder: 1000)
+    with pytest.raises(StorageError, match=r"local\.npz is compressed; unpacking x\.npy takes"):
+        load(tmp_path / "local.npz", tmp_path / "unpacked")
+    load(tmp_path / "plain.npz", tmp_path / "unpacked")
+
+
+def test_int32_numbers_are_converted_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = np.random.default_rng(0).integers(20, size=(5000, 2)).astype(np.int32)
+    np.savez(tmp_path / "local.npz", x=words, y=words[:, 0].astype(np.int64) % 2)
+    monkeypatch.setattr(array_files, "IN_MEMORY_BYTES", 100)
+    monkeypatch.setattr(array_files, "PIECE_BYTES", 1000)
+    found = load_data(
+        str(tmp_path / "local.npz"), (2,), 1, "int64", 20, unpack_to=tmp_path / "unpacked"
+    )
+    assert found.x.dtype == np.int64
+    assert not found.x.flags.owndata
+    np.testing.assert_array_equal(found.x, words)
+
+
+@pytest.mark.parametrize("row", [0, 17, 49])
+@pytest.mark.parametrize(("name", "value"), [("x", np.nan), ("x", -np.inf), ("y", 8), ("y", -1)])
+def test_every_piece_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: int, name: str, value: float
+) -> None:
+    monkeypatch.setattr(array_files, "PIECE_BYTES", 500)
+    x, y = samples(50, seed=0)
+    {"x": x, "y": y}[name][row] = value
+    with pytest.raises(DataError, match="not finite" if name == "x" else f"the label {value} is"):
+        load(as_folder(tmp_path / "local", x, y))
+
+
+def test_pieces_cover_all_once() -> None:
+    array = np.arange(1000).reshape(100, 10)
+    for size in (1, 80, 81, 799, 10**6):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(array_files, "PIECE_BYTES", size)
+            parts = [array[rows] for rows in array_files.pieces(array)]
+        np.testing.assert_array_equal(np.concatenate(parts), array)
+        assert max(part.nbytes for part in parts) <= max(size, 80)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("no labels", r"local is not a readable \.npz file, and as a folder it lacks y\.npy; it"),
+        ("truncated", r"local is no folder of readable \.npy files: it is truncated\."),
+        ("objects", r"local is no folder of readable \.npy files: it holds pickled objects\."),
+        ("text", r"local is no folder of readable \.npy files: "),
+        ("one array", r"x\.npy is not a readable \.npz file: .*\. Single arrays go into a folder,"),
+    ],
+)
+def test_folders_that_hold_no_data(tmp_path: Path, change: str, message: str) -> None:
+    x, y = samples(9, seed=0)
+    place = path = as_folder(tmp_path / "local", x, y)
+    match change:
+        case "no labels":
+            (path / "y.npy").unlink()
+        case "truncated":
+            (path / "x.npy").write_bytes((path / "x.npy").read_bytes()[:-1])
+        case "objects":
+            np.save(path / "x.npy", np.array([{}, {}], object), allow_pickle=True)
+        case "text":
+            (path / "x.npy").write_text("1, 2\n")
+        case "one array":
+            place = path / "x.npy"
+    with pytest.raises(DataError, match=message):
+        load(place)
+
+
+def test_an_empty_array_is_mapped_as_one(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.empty((0, 3), np.float32))
+    found = open_npy(tmp_path / "a.npy")
+    assert isinstance(found, MappedArray)
+    assert found.array.shape == (0, 3)
+
+
+def test_data_that_are_cut_while_they_are_trained_on(bundle_of: BundleOf, tmp_path: Path) -> None:
+    source = write_data(tmp_path / "local.npz", count=2000)
+    begun: list[int] = []
+
+    def cut() -> None:
+        begun.append(1)
+        if len(begun) == 10:
+            source.write_bytes(b"")  # as numpy.savez begins to write a file anew
+
+    with pytest.raises(DataError, match=r"local\.npz became shorter while .* with a rename"):
+        train_bundle(bundle_of("full"), str(source), tmp_path / "out", threads=1, on_batch=cut)
+    assert [path.name for path in tmp_path.iterdir()] == ["local.npz"]
+
+
+def test_one_class_alone_is_remarked(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
+    x, _ = samples(9, seed=0)
+    np.savez(tmp_path / "local.npz", x=x, y=np.full(9, 3))
+    done = agent("train", bundle_of("full"), "--data", "local.npz", "--out", "update")
+    assert done.code == 0
+    assert done.stderr.startswith(
+        "local.npz: every sample is of the class 3; of the others the model learns nothing here.\n"
+        "epoch 1 of 2: loss "
+    )
+
+
+@pytest.mark.parametrize("family", ["full", "slice", "cp"])
+def test_validation(bundle_of: BundleOf, tmp_path: Path, family: str) -> None:
+    """The held-out samples are judged and not trained on."""
+    x, y = samples(40, seed=0)
+    np.savez(tmp_path / "all.npz", x=x, y=y)
+    apart = held_out(40, 0.25)
+    assert len(set(apart.tolist())) == 10
+    rest = np.setdiff1d(np.arange(40), apart)
+    np.savez(tmp_path / "rest.npz", x=x[rest], y=y[rest])
+    said: list[str] = []
+    record = train_bundle(
+        bundle_of(family), str(tmp_path / "all.npz"), tmp_path / "a", threads=1,
+        validation=0.25, say=said.append,
+    ).record  # fmt: skip
+    assert [found.samples for found in record.validation] == [10, 10]
+    assert (record.samples, len(said)) == (30, 2)
+    last = record.validation[-1]
+    assert last.correct is not None
+    assert said[-1] == (
+        f"epoch 2 of 2: validation loss {last.loss:.4f}, accuracy {last.correct / 10:.1%}"
+    )
+    train_bundle(bundle_of(family), str(tmp_path / "rest.npz"), tmp_path / "b", threads=1)
+    _, trained = read_update(tmp_path / "a")
+    _, expected = read_update(tmp_path / "b")
+    for name, array in expected.items():
+        np.testing.assert_allclose(trained[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_validation_is_what_a_server_would_find(bundle_of: BundleOf, tmp_path: Path) -> None:
+    """The last epoch's figures are PyTorch's for the weights that are sent."""
+    x, y = samples(40, seed=0)
+    np.savez(tmp_path / "local.npz", x=x, y=y)
+    record = train_bundle(
+        bundle_of("full"), str(tmp_path / "local.npz"), tmp_path / "a", threads=1, validation=0.25
+    ).record
+    _, tensors = read_update(tmp_path / "a")
+    model, _ = tiny_model()
+    model.load_state_dict({n: torch.from_numpy(a) for n, a in tensors.items()}, strict=False)
+    apart = held_out(40, 0.25)
+    with torch.no_grad():
+        logits = model.eval()(torch.from_numpy(x[apart]))
+        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(y[apart]))
+    assert record.validation[-1].loss == pytest.approx(float(loss), rel=1e-4)
+    right = int((logits.argmax(1).numpy() == y[apart]).sum())
+    assert record.validation[-1].correct == right
+
+
+def test_too_little_to_validate(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
+    write_data(tmp_path / "few.npz", count=4)
+    before = everything(tmp_path)
+    done = agent(
+        "train", bundle_of("full"), "--data", "few.npz", "--out", "u", "--validation", "0.1"
+    )
+    assert refusal(done) == (
+        "Validating on 0.1 of 4 samples leaves 4 to train and 0 to validate; at least 2 and 1 are "
+        "needed."
+    )
+    assert everything(tmp_path) == before
+
+
+def test_classes_of_the_trained_samples() -> None:
+    y = np.array([0, 3, 3, 5])
+    np.testing.assert_array_equal(classes_in(y, np.array([0, 1]), 6), [1, 0, 0, 1, 0, 0])
+    np.testing.assert_array_equal(classes_in(np.array([0, 1]), np.arange(2), 1), [1])

@@ -1,0 +1,369 @@
+"""Local data: what is refused, in which words, and how samples are put into batches."""
+
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundles import CLASSES, SAMPLE_SHAPE, samples, write_data
+from device_agent.training.local_data import batches, is_reference, load_data
+from profiles.errors import DataError
+
+Arrays = dict[str, np.ndarray]
+
+
+def load(source: object) -> tuple[np.ndarray, np.ndarray]:
+    local = load_data(str(source), SAMPLE_SHAPE, CLASSES)
+    return local.x, local.y
+
+
+def test_an_npz_file(tmp_path: Path) -> None:
+    x, y = samples(21, seed=0)
+    came = load(write_data(tmp_path / "local.npz", 21, seed=0))
+    np.testing.assert_array_equal(came[0], x)
+    np.testing.assert_array_equal(came[1], y)
+
+
+X = np.zeros((4, *SAMPLE_SHAPE), np.float32)
+Y = np.array([0, 1, 2, 0])
+
+
+def with_one(array: np.ndarray, value: float) -> np.ndarray:
+    copy = array.copy()
+    copy.flat[1] = value
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X[:, 0], "y": Y}, r"x must be \(n, 1, 6, 6\) and y \(n,\); they are \(4, 6, 6\)"),
+        ({"x": X[:3], "y": Y}, r"they are \(3, 1, 6, 6\) and \(4,\)"),
+        ({"x": X, "y": Y[:, None]}, r"they are \(4, 1, 6, 6\) and \(4, 1\)"),
+        ({"x": X[0], "y": Y[0]}, r"they are \(1, 6, 6\) and \(\)"),
+        ({"x": X.astype(np.float64), "y": Y}, "x must be float32 and y int64; they are float64"),
+        ({"x": X.astype(np.uint8), "y": Y}, r"they are uint8 and int64.*x\.astype\('float32'\)"),
+        ({"x": X, "y": Y.astype(np.int32)}, "they are float32 and int32"),
+        ({"x": X, "y": Y.astype(np.float32)}, "they are float32 and float32"),
+        ({"x": X, "y": with_one(Y, CLASSES)}, "label 8 is outside the model's classes 0 to 7"),
+        ({"x": X, "y": with_one(Y, -1)}, "label -1 is outside the model's classes 0 to 7"),
+        (
+            {"x": with_one(X, np.nan), "y": Y},
+            "x holds a number that is not finite, nan in sample 0",
+        ),
+        ({"x": with_one(X[::-1], np.inf)[::-1], "y": Y}, "not finite, inf in sample 3 "),
+        ({"x": X[:1], "y": Y[:1]}, "holds 1 sample; training needs at least two"),
+        ({"x": X[:0], "y": Y[:0]}, "holds 0 samples; training needs at least two"),
+        ({"y": Y}, r"has no array 'x'; it must hold x \(samples\) and y \(labels\)"),
+        ({"x": X}, "has no array 'y'"),
+    ],
+)
+def test_arrays_that_do_not_fit(tmp_path: Path, arrays: Arrays, message: str) -> None:
+    path = tmp_path / "local.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(DataError, match=message) as error:
+        load(path)
+    assert str(path) in str(error.value)
+
+
+WORDS = np.array([[0, 19], [3, 4], [1, 1]])
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32])
+def test_whole_numbers(tmp_path: Path, dtype: type) -> None:
+    path = tmp_path / "local.npz"
+    np.savez(path, x=WORDS.astype(dtype), y=np.array([0, 1, 1]))
+    local = load_data(str(path), (2,), 1, "int64", 20)
+    assert local.x.dtype == np.int64
+    np.testing.assert_array_equal(local.x, WORDS)
+
+
+@pytest.mark.parametrize(
+    ("x", "label", "message"),
+    [
+        (WORDS + 1, 0, "x holds 20; the model knows the whole numbers 0 to 19"),
+        (WORDS - 1, 0, "x holds -1; its whole numbers must be at least 0"),
+        (WORDS.astype(np.float32), 0, "x must be int64 and y int64; they are float32 and int64"),
+        (WORDS.astype(np.int16), 0, "x must be int64 and y int64; they are int16 and int64"),
+        (WORDS, 2, "the label 2 is outside the model's classes 0 to 1"),
+        (WORDS, -1, "the label -1 is outside the model's classes 0 to 1"),
+    ],
+)
+def test_whole_numbers_that_do_not_fit(
+    tmp_path: Path, x: np.ndarray, label: int, message: str
+) -> None:
+    path = tmp_path / "local.npz"
+    np.savez(path, x=x, y=np.array([0, 1, label]))
+    with pytest.raises(DataError, match=message):
+        load_data(str(path), (2,), 1, "int64", 20)
+
+
+def test_whole_numbers_without_a_limit(tmp_path: Path) -> None:
+    np.savez(tmp_path / "local.npz", x=WORDS * 1000, y=np.array([0, 1, 1]))
+    assert load_data(str(tmp_path / "local.npz"), (2,), 1, "int64").x.max() == 19_000
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"local\.npz does not exist; give an \.npz file with x"):
+        load(tmp_path / "local.npz")
+
+
+def test_pickled_objects_are_refused(tmp_path: Path) -> None:
+    marker = tmp_path / "opened"
+    path = tmp_path / "local.npz"
+    np.savez(path, x=np.array([Opens(str(marker))], object), y=Y)
+    with pytest.raises(DataError, match=r"local\.npz is not a readable \.npz file"):
+        load(path)
+    path.write_bytes(pickle.dumps(Opens(str(marker))))
+    with pytest.raises(DataError, match=r"local\.npz is not a readable \.npz file"):
+        load(path)
+    assert not marker.exists()
+
+
+class Opens:
+    """Makes the file `name` when it is unpickled."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return open, (self.name, "w")
+
+
+def damaged(folder: Path, kind: str) -> Path:
+    path = write_data(folder / "local.npz")
+    data = path.read_bytes()
+    match kind:
+        case "empty":
+            path.write_bytes(b"")
+        case "text":
+            path.write_text("x,y\n1,2\n")
+        case "truncated":
+            path.write_bytes(data[:-100])
+        case "flipped":
+            path.write_bytes(data[:500] + bytes([data[500] ^ 255]) + data[501:])
+        case "compressed":
+            x, y = samples(21, seed=0)
+            np.savez_compressed(path, x=x, y=y)
+            data = path.read_bytes()
+            path.write_bytes(data[:100] + bytes(50) + data[150:])
+        case "encrypted":
+            path.write_bytes(
+                data.replace(b"PK\x01\x02\x2d\x03\x2d\x00\x00", b"PK\x01\x02\x2d\x03\x2d\x00\x01")
+            )
+        case "single array":
+            np.save(folder / "single.npy", np.zeros(3, np.float32))
+            path = folder / "single.npy"
+        case "folder":
+            path.unlink()
+            path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["empty", "text", "truncated", "flipped", "compressed", "encrypted", "single array", "folder"],
+)
+def test_files_that_are_no_npz(tmp_path: Path, kind: str) -> None:
+    path = damaged(tmp_path, kind)
+    with pytest.raises(DataError, match=r"is not a readable \.npz file"):
+        load(path)
+
+
+def with_header(header: str, numbers: bytes, version: int = 1) -> bytes:
+    """A .npy file of that header, laid out as its format's description says."""
+    size = len(header).to_bytes(2 if version == 1 else 4, "little")
+    return b"\x93NUMPY" + bytes([version, 0]) + size + header.encode("latin1") + numbers
+
+
+HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s)}"
+IMPOSSIBLE = r"its header names the impossible shape "
+NO_HEADER = r"its header is not one of a \.npy file"
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            with_header(HEADER % "-4, 1, 6, 6", X.tobytes()),
+            IMPOSSIBLE + r"\(-4, 1, 6, 6\) of float32",
+        ),
+        (with_header(HEADER % "4, -1, 6, 6", X.tobytes()), IMPOSSIBLE + r"\(4, -1, 6, 6\)"),
+        (with_header(HEADER % f"{2**70}, 0", b""), IMPOSSIBLE),
+        (with_header(HEADER % "True, 1, 6, 6", X.tobytes()), IMPOSSIBLE),
+        (with_header(HEADER.replace("<f4", "|V0") % "4, 1", b""), IMPOSSIBLE),
+        (with_header(HEADER % "4, 1, 6, 6", X.tobytes()[:-1]), "it is truncated"),
+        (with_header(HEADER % "4, 1, 6, 6", X.tobytes(), version=9), NO_HEADER),
+        (with_header(HEADER % "exit(), 1", X.tobytes()), NO_HEADER),
+        (with_header(HEADER % f"4, {' ' * 20_000}1", X.tobytes(), version=2), NO_HEADER),
+        (with_header("(" * 5_000, X.tobytes(), version=2), NO_HEADER),
+        (b"", NO_HEADER),
+    ],
+)
+def test_arrays_that_are_none(tmp_path: Path, data: bytes, message: str, compression: int) -> None:
+    path = tmp_path / "local.npz"
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("x.npy", data)
+        with archive.open("y.npy", "w") as labels:
+            np.save(labels, Y)
+    with pytest.raises(DataError, match=rf"is not a readable \.npz file: array x: {message}"):
+        load(path)
+    folder = tmp_path / "local"
+    folder.mkdir()
+    (folder / "x.npy").write_bytes(data)
+    np.save(folder / "y.npy", Y)
+    with pytest.raises(DataError, match=rf"is no folder of readable \.npy files: {message}"):
+        load(folder)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("shape", ["4, 1, 6, 6", "4L, 1L, 6L, 6L"], ids=["3.0", "of Python 2"])
+def test_arrays_of_other_versions(
+    tmp_path: Path, shape: str, compression: int, recwarn: pytest.WarningsRecorder
+) -> None:
+    data = with_header(HEADER % shape, X.tobytes(), version=1 if "L" in shape else 3)
+    with zipfile.ZipFile(tmp_path / "local.npz", "w", compression) as archive:
+        archive.writestr("x.npy", data)
+        with archive.open("y.npy", "w") as labels:
+            np.save(labels, Y)
+    np.testing.assert_array_equal(load(tmp_path / "local.npz")[0], X)
+    assert not recwarn.list
+
+
+FUNCTIONS = """
+import numpy as np
+
+def good():
+    return np.ones((4, 1, 6, 6), np.float32), np.array([0, 1, 2, 0])
+
+def wrong():
+    return np.ones((4, 2), np.float32), np.array([0, 1, 2, 0])
+
+def ragged():
+    return [[1.0], [1.0, 2.0]], [0, 1]
+
+def alone():
+    return 3
+
+def broken():
+    raise LookupError("the camera is off")
+
+def named():
+    return {"x": 1, "y": 2}
+
+def masked():
+    return np.ma.masked_equal(np.ones((4, 1, 6, 6), np.float32), 1), np.array([0, 1, 2, 0])
+
+def wordy():
+    raise ValueError("one\\n two\\x1b[31m three")
+
+class Own(BaseException):
+    def __str__(self):
+        raise RuntimeError
+
+def own():
+    raise Own
+
+def hungry():
+    raise MemoryError("17 bytes")
+
+def wandering():
+    import os
+    os.chdir("/")
+    print("here I am")
+    return good()
+
+number = 3
+"""
+
+
+@pytest.fixture
+def owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder holds a module of the device's owner."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "owners.py").write_text(FUNCTIONS)
+    (tmp_path / "owners_raises.py").write_text("raise RuntimeError('no camera here')\n")
+    (tmp_path / "owners_typo.py").write_text("def data(:\n")
+
+
+@pytest.mark.usefixtures("owners")
+def test_a_function_of_the_owners() -> None:
+    x, y = load("owners:good")
+    assert x.shape == (4, *SAMPLE_SHAPE)
+    assert y.tolist() == [0, 1, 2, 0]
+
+
+@pytest.mark.usefixtures("owners")
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("owners:wrong", r"^owners:wrong: x must be \(n, 1, 6, 6\)"),
+        ("owners:ragged", r"^owners:ragged failed: ValueError: "),
+        ("owners:alone", r"^owners:alone failed: TypeError: "),
+        ("owners:broken", r"^owners:broken failed: LookupError: the camera is off\.$"),
+        ("owners:named", r"^owners:named failed: TypeError: it must return x and y, not a table"),
+        ("owners:masked", r"^owners:masked failed: TypeError: masked arrays are not taken"),
+        ("owners:wordy", r"^owners:wordy failed: ValueError: one two \[31m three\.$"),
+        ("owners:own", r"^owners:own failed: Own: it does not say why\.$"),
+        ("owners:number", r"^owners:number failed: TypeError: "),
+        ("owners:nothing", r"^owners:nothing cannot be loaded: .*'nothing'"),
+        ("nosuch:data", r"^nosuch:data cannot be loaded: No module named 'nosuch'"),
+        ("owners_raises:data", r"^owners_raises:data .*no camera here"),
+        ("owners_typo:data", r"^owners_typo:data .*invalid syntax"),
+    ],
+)
+def test_a_function_that_gives_no_data(source: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load(source)
+
+
+@pytest.mark.usefixtures("owners")
+def test_a_function_that_leaves_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load("owners:wandering")[1].tolist() == [0, 1, 2, 0]
+    assert Path.cwd() == tmp_path
+    assert capsys.readouterr() == ("", "here I am\n")
+    with pytest.raises(MemoryError, match="17 bytes"):
+        load("owners:hungry")
+
+
+def test_a_path_with_a_colon_is_a_path(tmp_path: Path) -> None:
+    assert is_reference("owners:data")
+    assert not is_reference("./owners:data")
+    assert not is_reference("C:/local.npz")
+    path = write_data(tmp_path / "day:one.npz")
+    assert not is_reference(str(path))
+    load(path)
+
+
+@given(
+    count=st.integers(1, 300),
+    size=st.integers(2, 40),
+    order=st.none() | st.integers(0, 99),
+)
+def test_batches_cover_every_sample_once(count: int, size: int, order: int | None) -> None:
+    shuffled = None if order is None else np.random.default_rng(order)
+    made = batches(count, size, shuffled)
+    sizes = list(map(len, made))
+    assert sorted(np.concatenate(made).tolist()) == list(range(count))
+    assert min(sizes) > 1 or count == 1
+    assert all(length == size for length in sizes[:-1])
+    assert sizes[-1] <= size + 1
+    if order is None:
+        assert np.concatenate(made).tolist() == list(range(count))
+
+
+def test_batches_are_shuffled_by_their_seed() -> None:
+    first, again, other = (
+        np.concatenate(batches(50, 8, np.random.default_rng(seed))).tolist() for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first != other
+    assert first != list(range(50))

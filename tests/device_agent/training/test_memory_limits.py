@@ -1,0 +1,409 @@
+"""Training under a limit of memory: the weak slice runs where the whole model cannot."""
+
+import json
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from bundles import BundleOf, everything, once, rewrite, write_data
+from commands import Done, command, environment
+from device_agent.formats.bundle import open_bundle
+from device_agent.formats.update import read_update
+from device_agent.runtime.onnx_runtime import OnnxSession
+from device_agent.system.process_memory import status_field
+from device_agent.training import memory_limits
+from device_agent.training.bundle_training import train_bundle
+from device_agent.training.checkpoint import CHECKPOINT, training_folder
+from device_agent.training.memory_estimate import open_at_once
+from device_agent.training.memory_limits import (
+    CODE_BYTES,
+    LEAST,
+    STACK_BYTES,
+    Ceiling,
+    Usage,
+    ceilings,
+    cgroup_limit,
+    check_fits,
+    enforce_memory_limit,
+    needed_bytes,
+)
+from edgetailor import TrainingConfig, export, load_model, split
+from profiles.errors import LimitError
+from toolkit.submodels.global_model import from_model
+
+MODEL, SHAPE = "toolkit.models:resnet20", (3, 32, 32)
+WEAK = "slice:blocks.6"
+MB = r"\d+\.\dMB"
+PROGRAM = """
+import json, resource, sys
+given = json.loads(sys.argv.pop())
+from device_agent import memory
+from device_agent.cli.console import run
+import click, device_agent.training.standalone_training, device_agent.runtime.onnx_runtime
+idle = {name: memory.status_field(name) for name in ("VmRSS", "VmSize")}
+if given["space"]:
+    limit = idle["VmSize"] + given["space"]
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+allowed = idle["VmRSS"] + given["allowed"] if given["allowed"] else None
+memory.reset_peak()
+
+@click.command()
+def work():
+    from pathlib import Path
+    from device_agent.training.standalone_training import train_alone
+    train_alone(Path(given["bundle"]), given["data"], Path("update"), None, lambda line: None,
+                threads=1, max_memory=allowed)
+    click.echo(json.dumps({"idle": idle["VmRSS"], "peak": memory.peak_bytes()}))
+
+run(work, "edgetailor-agent")
+"""
+
+
+ROUNDS = """
+import sys
+import device_agent.runtime.onnx_runtime
+from pathlib import Path
+from device_agent.formats.bundle import open_bundle
+from device_agent.training.memory_limits import VARYING_BYTES, Usage, needed_bytes
+from device_agent.training.bundle_training import train_bundle
+bundle, data, threads = sys.argv[1:]
+idle, kept = Usage.now(), {}
+allowed = idle.resident + needed_bytes(open_bundle(Path(bundle)).manifest, False)[0] + VARYING_BYTES
+for number in range(3):
+    train_bundle(Path(bundle), data, Path("update"), threads=int(threads), max_memory=allowed,
+                 personal=kept, keep=kept.update, idle=idle, force=True)
+print("done")
+"""
+
+
+LARGE = """
+import numpy as np
+from device_agent import memory
+memory.map_large_blocks()
+first = np.ones(6_000_000, np.float32)  # glibc's threshold would rise to its size, freed
+del first
+large, small = np.ones(5_000_000, np.float32), np.ones(20_000, np.float32)
+before = memory.resident_bytes()
+del large
+print(before - memory.resident_bytes())
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a training ended, and for one that ended well how far memory grew from what, in bytes."""
+
+    code: int
+    stderr: str
+    growth: int | None
+    idle: int = 0
+
+
+def train(bundle: Path, data: Path, folder: Path, space: int = 0, allowed: int = 0) -> Ended:
+    """Train in a process that may grow by `space` bytes of addresses, or by `allowed` of memory."""
+    given = {"bundle": str(bundle), "data": str(data), "space": space, "allowed": allowed}
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(given)],
+        cwd=folder, env=environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    found = json.loads(done.stdout) if done.returncode == 0 else None
+    if found is None:
+        return Ended(done.returncode, done.stderr, None)
+    return Ended(0, done.stderr, found["peak"] - found["idle"], found["idle"])
+
+
+def make(folder: Path) -> None:
+    """The bundles of the whole model and of the weak slice, and 128 samples."""
+    model = load_model(MODEL, seed=0)
+    source = from_model(model)
+    for name, spec in (("full", "full"), ("weak", WEAK)):
+        submodel = split(model, spec, SHAPE, TrainingConfig(batch_size=32))
+        program, values = submodel.program, submodel.cut(source)
+        export(program, values, folder / name, base=source.fingerprint(), check=False)
+    order = np.random.default_rng(0)
+    x = order.standard_normal((128, *SHAPE), dtype=np.float32)
+    np.savez(folder / "local.npz", x=x, y=order.integers(10, size=128))
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return once(tmp_path_factory, "resnet20-limits", make)
+
+
+def between(resnet: Path) -> int:
+    """Bytes that are enough for the weak slice and too few for the whole model."""
+    needs = [needed_bytes(open_bundle(resnet / name).manifest, False) for name in ("weak", "full")]
+    weak, full = (need[0] for need in needs if need is not None)
+    assert full > 1.5 * weak
+    return (weak + full) // 2
+
+
+def unpredicted(bundle: Path, to: Path) -> Path:
+    """A copy of `bundle` that does not say what memory it needs."""
+
+    def change(manifest: dict) -> None:  # type: ignore[type-arg]
+        for signature in manifest["signatures"].values():
+            signature["peak_bytes"] = None
+
+    shutil.copytree(bundle, to)
+    rewrite(to, change)
+    return to
+
+
+@pytest.mark.parametrize("kind", ["space", "allowed"])
+def test_the_weak_slice_trains_where_the_whole_model_cannot(
+    resnet: Path, tmp_path: Path, kind: str
+) -> None:
+    data, limit = resnet / "local.npz", between(resnet)
+    weak = train(resnet / "weak", data, tmp_path / "weak", **{kind: limit})
+    assert weak.code == 0, weak.stderr
+    record, _ = read_update(tmp_path / "weak" / "update")
+    assert (record.samples, record.steps) == (128, 4)
+    assert weak.growth is not None
+    assert weak.growth <= limit
+
+    refused = train(resnet / "full", data, tmp_path / "full", **{kind: limit})
+    assert refused.code == 5
+    name = "--max-memory" if kind == "allowed" else r"the limit of the address space \(ulimit -v\)"
+    assert_sentence(
+        refused.stderr,
+        rf"full does not fit: running train takes {MB} on top of the {MB} of the idle agent, and "
+        rf"{name} allows {MB}\. Allow at least {MB}, or take a submodel whose peak memory is {MB} "
+        r"at most\.",
+    )
+    assert everything(tmp_path / "full") == {}
+
+    # Were it not refused, it would be killed or told that there is no memory.
+    blind = unpredicted(resnet / "full", tmp_path / "blind")
+    killed = train(blind, data, tmp_path / "killed", **{kind: limit})
+    assert killed.code in (5, -6, -9, -11), killed.stderr
+    if killed.code == 5:
+        assert_sentence(
+            killed.stderr,
+            r"Memory ran out while training update: .*\. Allow more memory or take a smaller "
+            r"submodel; the same command goes on where it was\.",
+        )
+    assert not (tmp_path / "killed" / "update").exists()
+
+
+@pytest.mark.parametrize("allowed", [1, 16 << 20])
+def test_memory_that_runs_out_early_is_said_in_one_sentence(
+    resnet: Path, tmp_path: Path, allowed: int
+) -> None:
+    blind = unpredicted(resnet / "full", tmp_path / "blind")
+    done = train(blind, resnet / "local.npz", tmp_path / "out", allowed=allowed)
+    assert done.code == 5, done.stderr
+    assert_sentence(
+        done.stderr,
+        r"Memory ran out while training update: [^:].*\. Allow more memory or take a smaller "
+        r"submodel; the same command goes on where it was\.",
+    )
+    assert everything(tmp_path / "out") == {}
+
+
+def train_limited(kind: int, limit: int, bundle: Path, data: Path, cwd: Path) -> Done:
+    """Train in a process that the system holds to `limit` bytes of `kind`."""
+    words = command("edgetailor-agent", "train", bundle, "--data", data, "--out", "u")
+    done = subprocess.run(
+        [*words, "--threads", "1"], cwd=cwd, env=environment(OMP_NUM_THREADS="4"), text=True,
+        capture_output=True, timeout=60,
+        preexec_fn=lambda: resource.setrlimit(kind, (limit, limit)),
+    )  # fmt: skip
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "limits"),
+    [
+        (resource.RLIMIT_AS, r"address space \(ulimit -v\)", (40, 62, 123, 150, 169)),
+        (resource.RLIMIT_DATA, r"data \(ulimit -d\)", (20, 41, 61, 79)),
+    ],
+    ids=["-v", "-d"],
+)
+def test_a_limit_below_the_agents_own_is_said_before_anything_is_loaded(
+    kind: int, option: str, limits: tuple[int, ...], tmp_path: Path
+) -> None:
+    least = f"{LEAST[kind] // 10**6}.0MB"
+    for limit in memory_limits:
+        done = train_limited(kind, limit * 10**6, Path("b"), Path("d"), tmp_path)
+        assert done.code == 5, (limit, done.stderr)
+        assert_sentence(
+            done.stderr,
+            rf"The agent with its runtime takes {least} before it trains anything, and the limit "
+            rf"of (the )?{option} allows {limit}\.0MB\. Allow more than that\.",
+        )
+
+
+@pytest.mark.parametrize("kind", [resource.RLIMIT_AS, resource.RLIMIT_DATA], ids=["-v", "-d"])
+def test_under_the_least_limit_the_agent_still_speaks(
+    bundle_of: BundleOf, kind: int, tmp_path: Path
+) -> None:
+    data = write_data(tmp_path / "local.npz")
+    done = train_limited(kind, LEAST[kind], bundle_of("full"), data, tmp_path)
+    assert done.code == 5
+    assert_sentence(done.stderr, r"full does not fit: .*\. Allow at least [\d.]+MB\.")
+
+
+def assert_sentence(stderr: str, pattern: str) -> None:
+    assert re.fullmatch(rf"Error: {pattern}\n", stderr), stderr
+
+
+@pytest.mark.parametrize("family", ["full", "low-rank", "slice", "cp"])
+def test_training_stays_within_what_is_foreseen(
+    bundle_of: BundleOf, tmp_path: Path, family: str
+) -> None:
+    data = write_data(tmp_path / "local.npz", count=200)
+    bundle = bundle_of(family)
+    need = needed_bytes(open_bundle(bundle).manifest, False)
+    assert need is not None
+    found = train(bundle, data, tmp_path / "run")
+    assert found.growth is not None, found.stderr
+    assert found.growth <= need[0]
+    # A limit a ninth above the whole process's peak is not refused.
+    assert found.idle + need[0] <= (found.idle + found.growth) / 0.9
+
+
+def test_what_large_arrays_took_goes_back_at_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE], env=environment(), capture_output=True, text=True
+    )
+    assert int(done.stdout) > 19_000_000, done.stderr
+
+
+def test_what_is_trained_stays_where_memory_runs_out(
+    bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longer = shutil.copytree(bundle_of("slice"), tmp_path / "bundle")
+    rewrite(longer, lambda manifest: manifest["schedule"][-1].update(epochs=3))
+    data, out = str(write_data(tmp_path / "local.npz")), tmp_path / "out"
+    original, heard = OnnxSession.run, []
+
+    def run(session: OnnxSession, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if len(heard) == 2:
+            raise MemoryError("ONNX Runtime failed to allocate memory for 5 bytes")
+        return original(session, feeds)
+
+    monkeypatch.setattr(OnnxSession, "run", run)
+    with pytest.raises(LimitError, match="the same command goes on where it was"):
+        train_bundle(longer, data, out, threads=1, on_epoch=lambda *epoch: heard.append(epoch))
+    assert (training_folder(out) / CHECKPOINT).is_file()
+    monkeypatch.undo()
+    later: list[int] = []
+    train_bundle(longer, data, out, threads=1, on_epoch=lambda epoch, *_: later.append(epoch))
+    assert later == [3]
+    train_bundle(longer, data, tmp_path / "whole", threads=1)
+    assert everything(out) == everything(tmp_path / "whole")
+
+
+def test_the_tightest_limit_is_named(bundle_of: BundleOf) -> None:
+    manifest = open_bundle(bundle_of("slice")).manifest
+    wide, tight = Ceiling("wide", 10**12, 10**6), Ceiling("tight", 75_000_000, 58_000_000)
+    check_fits(manifest, False, [wide])
+    check_fits(manifest, False, [])
+    with pytest.raises(
+        LimitError, match=r"58\.0MB of .*, and tight allows 75\.0MB\. .* 10\.7MB at"
+    ):
+        check_fits(manifest, False, [wide, tight])
+
+
+def test_a_limit_below_the_idle_agent_leaves_no_submodel(bundle_of: BundleOf) -> None:
+    manifest = open_bundle(bundle_of("slice")).manifest
+    low = Ceiling("ulimit", 2**20, 2**26)
+    with pytest.raises(LimitError, match=r"ulimit allows 1\.1MB\. Allow at least [\d.]+MB\.$"):
+        check_fits(manifest, False, [low])
+    with pytest.raises(
+        LimitError, match=r"not fit: the idle agent alone takes 67\.2MB, and ulimit"
+    ):
+        check_fits(manifest, False, [low])
+    # No submodel does with less than the runtime's own.
+    little = Ceiling("ulimit", 2**26 + 12_000_000, 2**26)
+    with pytest.raises(LimitError, match=r"the idle agent, and ulimit .* at least [\d.]+MB\.$"):
+        check_fits(manifest, False, [little])
+
+
+def test_the_submodel_that_a_refusal_asks_for_fits(bundle_of: BundleOf) -> None:
+    """At the peak that it names, to a tenth of a megabyte, and no higher."""
+    manifest = open_bundle(bundle_of("full")).manifest
+    limit = Ceiling("--max-memory", 80_000_000, 61_234_567)
+
+    def asking(peak: int) -> msgspec.Struct:
+        train = msgspec.structs.replace(manifest.signatures["train"], peak_bytes=peak)
+        return msgspec.structs.replace(manifest, signatures={"train": train})
+
+    with pytest.raises(LimitError) as refused:
+        check_fits(asking(50_000_000), False, [limit])
+    named = re.search(r"peak memory is ([\d.]+)MB at most", str(refused.value))
+    assert named is not None
+    most = round(float(named[1]) * 10**6)
+    check_fits(asking(most), False, [limit])
+    with pytest.raises(LimitError):
+        check_fits(asking(most + 10**5), False, [limit])
+
+
+def test_limits_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_limits, "cgroup_limit", lambda: 7 * 10**9)
+    found = {ceiling.name: ceiling for ceiling in ceilings(5 * 10**9)}
+    assert found["--max-memory"].limit == 5 * 10**9
+    assert 0 < found["--max-memory"].used < 5 * 10**9
+    assert found["the control group (memory.max)"].limit == 7 * 10**9
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+    assert not any("address space" in name for name in found)
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limit"),
+    [
+        ("0::/a/b\n", {"memory.max": "max", "a/memory.max": "300", "a/b/memory.max": "500"}, 300),
+        ("0::/a/b\n", {"a/memory.max": "max", "a/b/memory.max": "500"}, 500),
+        ("0::/a\n", {"a/memory.max": "max\n"}, None),
+        ("0::/\n", {}, None),
+        ("4:memory:/a\n0::/\n", {"memory/a/memory.limit_in_bytes": "900\n"}, 900),
+        ("4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ("5:devices:/a\n", {"memory/a/memory.limit_in_bytes": "900"}, None),
+    ],
+)
+def test_limits_of_control_groups(
+    tmp_path: Path, own: str, files: dict[str, str], limit: int | None
+) -> None:
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cgroup" / name).write_text(text)
+    assert cgroup_limit(tmp_path / "own", tmp_path / "cgroup") == limit
+    assert cgroup_limit(tmp_path / "none", tmp_path / "cgroup") is None
+
+
+@pytest.mark.skipif(status_field("VmRSS") is None, reason="the system does not count memory")
+def test_the_kernel_leaves_room_for_the_stacks_of_all_open_sessions(bundle_of: BundleOf) -> None:
+    sessions = {n: open_at_once(open_bundle(bundle_of(n)).manifest) for n in ("full", "cp")}
+    assert sessions == {"full": 1, "cp": 2}
+    idle = Usage.now()
+    allowed = idle.resident + 2 * 10**9
+    for threads, stacks in ((1, 0), (4, 2 * 3)):
+        with enforce_memory_limit(allowed, threads, 2, idle):
+            limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        assert limit == idle.data + 2 * 10**9 - CODE_BYTES + stacks * STACK_BYTES
+
+
+@pytest.mark.skipif(status_field("VmRSS") is None, reason="the system does not count memory")
+@pytest.mark.parametrize("spec", ["full", "slice", "cp"])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_what_fits_once_fits_round_after_round(
+    bundle_of: BundleOf, tmp_path: Path, spec: str, threads: int
+) -> None:
+    """What the runtime keeps from one training to the next is not counted on top of the next."""
+    write_data(tmp_path / "local.npz")
+    done = subprocess.run(
+        [sys.executable, "-c", ROUNDS, bundle_of(spec), tmp_path / "local.npz", str(threads)],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -1,0 +1,291 @@
+"""A training that is killed goes on where it was, and its update is the same."""
+
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bundles import BundleOf, everything, rewrite, write_data
+from device_agent.training import schedule_interpreter
+from device_agent.training.bundle_training import train_bundle
+from device_agent.training.checkpoint import CHECKPOINT, training_folder
+from device_agent.training.schedule_interpreter import ScheduleRun
+from killing import Job, Trainer, training_process
+from profiles.errors import InputError
+
+EPOCHS = 4
+SAMPLES = 130
+OFTEN_S = 0.005
+"""Time between checkpoints that lets kills fall inside epochs and recordings."""
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    with training_process(tmp_path_factory.mktemp("trainer")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def jobs(bundle_of: BundleOf, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+    """One training for a family with recordings and one for a family with a personal model."""
+    folder = tmp_path_factory.mktemp("jobs")
+    data = write_data(folder / "local.npz", count=SAMPLES)
+    found = {}
+    for family in ("slice", "cp"):
+        longer = shutil.copytree(bundle_of(family), folder / family)
+        rewrite(longer, lambda manifest: manifest["schedule"][-1].update(epochs=EPOCHS))
+        found[family] = Job(str(longer), str(data), "", checkpoint_s=OFTEN_S)
+    return found
+
+
+def placed(job: Job, folder: Path) -> Job:
+    """`job` with all that it writes below `folder`."""
+    folder.mkdir()
+    return replace(job, out=str(folder / "update"), personal=str(folder / "own.safetensors"))
+
+
+def undisturbed(trainer: Trainer, job: Job, folder: Path) -> tuple[dict[str, bytes], float]:
+    """What `job` leaves when nothing happens, and the seconds that it takes."""
+    start = schedule_interpreter.time.monotonic()
+    assert trainer.run(placed(job, folder)) == 0
+    return everything(folder), schedule_interpreter.time.monotonic() - start
+
+
+def taken_up(trainer: Trainer, job: Job, folder: Path) -> dict[str, bytes]:
+    """What is in `folder` after `job` was begun again there."""
+    over = Path(job.out).exists() and not (training_folder(Path(job.out)) / CHECKPOINT).exists()
+    assert (trainer.run(job) == 0) != over  # killed when all was done, there is nothing to train
+    return everything(folder)
+
+
+def kill_often(
+    trainer: Trainer, job: Job, folder: Path, kills: int, order: np.random.Generator
+) -> None:
+    undisturbed(trainer, job, folder / "first")  # loads what is slow to load
+    expected, seconds = undisturbed(trainer, job, folder / "whole")
+    killed = 0
+    while killed < kills:
+        used = placed(job, folder / str(killed))
+        after = float(order.uniform(0, seconds))
+        if trainer.kill(used, after) == 0:  # it was faster than the first one
+            shutil.rmtree(folder / str(killed))
+            continue
+        found = taken_up(trainer, used, folder / str(killed))
+        assert found == expected, f"killed after {after} s"
+        killed += 1
+
+
+@pytest.mark.parametrize("family", ["slice", "cp"])
+def test_killed_at_random_moments(
+    trainer: Trainer, jobs: dict[str, Job], tmp_path: Path, family: str, seed: int
+) -> None:
+    kill_often(trainer, jobs[family], tmp_path, 8, np.random.default_rng(seed))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["slice", "cp"])
+def test_killed_at_a_hundred_random_moments(
+    trainer: Trainer, jobs: dict[str, Job], tmp_path: Path, family: str, seed: int
+) -> None:
+    kill_often(trainer, jobs[family], tmp_path, 100, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize(
+    ("family", "before"),
+    [
+        ("slice", True),
+        ("slice", False),
+        ("cp", True),
+        pytest.param("cp", False, marks=pytest.mark.long),
+    ],
+)
+def test_killed_at_every_write(
+    trainer: Trainer, jobs: dict[str, Job], tmp_path: Path, family: str, before: bool
+) -> None:
+    job = replace(jobs[family], checkpoint_s=60)
+    expected, _ = undisturbed(trainer, job, tmp_path / "whole")
+    for stop in range(1, 200):
+        used = placed(job, tmp_path / str(stop))
+        status = trainer.run(replace(used, stop=stop, before=before))
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        assert taken_up(trainer, used, tmp_path / str(stop)) == expected, f"killed at write {stop}"
+    assert stop > 10
+
+
+class Stopped(KeyboardInterrupt):
+    """The person's Ctrl-C."""
+
+
+def stop_after(epochs: int) -> schedule_interpreter.OnEpoch:
+    def on_epoch(epoch: int, of: int, loss: float) -> None:
+        if epoch == epochs:
+            raise Stopped
+
+    return on_epoch
+
+
+def interrupted(job: Job, folder: Path, **options: object) -> Path:
+    """Where `job` was to leave its update when it was stopped after two epochs."""
+    out = folder / "stopped"
+    with pytest.raises(Stopped):
+        train_bundle(job.bundle, job.data, out, threads=1, on_epoch=stop_after(2), **options)
+    assert (training_folder(out) / CHECKPOINT).is_file()
+    assert not out.exists()
+    return out
+
+
+def test_what_is_done_is_not_done_again(
+    jobs: dict[str, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = jobs["slice"]
+    out = interrupted(job, tmp_path)
+    opened: list[str] = []
+    original = ScheduleRun.open
+    monkeypatch.setattr(
+        ScheduleRun, "open", lambda run, name: (opened.append(name), original(run, name))[1]
+    )
+    heard: list[int] = []
+    said: list[str] = []
+    record = train_bundle(
+        job.bundle, job.data, out, threads=1, say=said.append,
+        on_epoch=lambda epoch, of, loss: heard.append(epoch),
+    ).record  # fmt: skip
+    assert opened == ["train"]
+    assert heard == [3, 4]
+    assert said == ["Going on where this training was interrupted: epoch 3, batch 1."]
+    assert record == train_bundle(job.bundle, job.data, tmp_path / "whole", threads=1).record
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stopped", "whole"]
+
+
+@pytest.mark.parametrize("change", ["data", "seed", "validation", "bundle", "damaged", "lost"])
+def test_other_inputs_start_afresh(jobs: dict[str, Job], tmp_path: Path, change: str) -> None:
+    job = jobs["slice"]
+    out = interrupted(job, tmp_path)
+    bundle, data, options = job.bundle, job.data, dict[str, object]()
+    place = training_folder(out)
+    match change:
+        case "data":  # one number of one sample
+            with np.load(data) as file:
+                x, y = file["x"], file["y"]
+            x.flat[0] += 1
+            data = str(tmp_path / "other.npz")
+            np.savez(data, x=x, y=y)
+        case "seed":
+            options["seed"] = 1
+        case "validation":
+            options["validation"] = 0.2
+        case "bundle":
+            bundle = shutil.copytree(bundle, tmp_path / "bundle")
+            rewrite(bundle, lambda manifest: manifest["schedule"][-1].update(epochs=3))
+        case "damaged":
+            (place / CHECKPOINT).write_bytes((place / CHECKPOINT).read_bytes()[:-9])
+        case "lost":
+            for recording in place.glob("*.npy"):
+                recording.unlink()
+    said: list[str] = []
+    train_bundle(bundle, data, out, threads=1, say=said.append, **options)
+    train_bundle(bundle, data, tmp_path / "whole", threads=1, **options)
+    assert not any("Going on" in line for line in said)
+    assert everything(out) == everything(tmp_path / "whole")
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("file", ["recording", "checkpoint"])
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9, None], ids=["head", "middle", "tail", "emptied"])
+def test_a_disk_that_altered_a_file_costs_time_only(
+    jobs: dict[str, Job], tmp_path: Path, file: str, part: float | None
+) -> None:
+    job = jobs["slice"]
+    out = interrupted(job, tmp_path)
+    place = training_folder(out)
+    path = place / CHECKPOINT if file == "checkpoint" else next(place.glob("*.npy"))
+    data = bytearray(path.read_bytes())
+    if part is not None:
+        data[int(part * len(data))] ^= 16
+    path.write_bytes(b"" if part is None else data)
+    said: list[str] = []
+    train_bundle(job.bundle, job.data, out, threads=1, say=said.append)
+    train_bundle(job.bundle, job.data, tmp_path / "whole", threads=1)
+    assert said == []
+    assert everything(out) == everything(tmp_path / "whole")
+    assert not place.exists()
+
+
+def test_a_recording_altered_while_it_is_made(
+    bundle_of: BundleOf, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StoppedError(KeyboardInterrupt):
+        pass
+
+    def stop() -> None:
+        begun.append(1)
+        if len(begun) == 4:
+            raise StoppedError
+
+    begun: list[int] = []
+    monkeypatch.setattr(schedule_interpreter, "CHECKPOINT_S", 0.0)
+    out = tmp_path / "out"
+    with pytest.raises(StoppedError):
+        train_bundle(bundle_of("slice"), data, out, threads=1, on_batch=stop)
+    [recording] = training_folder(out).glob("*.npy")
+    data_before = bytearray(recording.read_bytes())
+    data_before[200] ^= 16
+    recording.write_bytes(data_before)
+    train_bundle(bundle_of("slice"), data, out, threads=1)
+    train_bundle(bundle_of("slice"), data, tmp_path / "whole", threads=1)
+    assert everything(out) == everything(tmp_path / "whole")
+
+
+def test_trouble_with_the_data_keeps_the_training(jobs: dict[str, Job], tmp_path: Path) -> None:
+    job = jobs["slice"]
+    out = interrupted(job, tmp_path)
+    before = everything(tmp_path)
+    with pytest.raises(InputError, match="does not exist"):
+        train_bundle(job.bundle, str(tmp_path / "unplugged.npz"), out, threads=1)
+    assert everything(tmp_path) == before
+
+
+def test_one_process_a_training(jobs: dict[str, Job], tmp_path: Path) -> None:
+    job = jobs["slice"]
+
+    def second(epoch: int, of: int, loss: float) -> None:
+        with pytest.raises(InputError, match=r"Another process is training .*out: wait until"):
+            train_bundle(job.bundle, job.data, tmp_path / "out", threads=1)
+
+    train_bundle(job.bundle, job.data, tmp_path / "out", threads=1, on_epoch=second)
+
+
+def test_recordings_in_memory_are_made_again(
+    jobs: dict[str, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = jobs["slice"]
+    monkeypatch.setattr("device_agent.training.activation_cache.room", lambda folder: 0)
+    out = interrupted(job, tmp_path)
+    assert [path.name for path in training_folder(out).iterdir()] == [CHECKPOINT]
+    heard: list[int] = []
+    train_bundle(
+        job.bundle, job.data, out, threads=1,
+        on_epoch=lambda epoch, of, loss: heard.append(epoch),
+    )  # fmt: skip
+    assert heard == [3, 4]
+    monkeypatch.undo()
+    train_bundle(job.bundle, job.data, tmp_path / "whole", threads=1)
+    assert everything(out) == everything(tmp_path / "whole")
+
+
+def test_the_wall_clock_may_jump(
+    jobs: dict[str, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = jobs["slice"]
+    out = interrupted(job, tmp_path)
+    monkeypatch.setattr(schedule_interpreter.time, "time", lambda: 0.0)  # 1970
+    train_bundle(job.bundle, job.data, out, threads=1)
+    monkeypatch.undo()
+    train_bundle(job.bundle, job.data, tmp_path / "whole", threads=1)
+    assert everything(out) == everything(tmp_path / "whole")

@@ -1,0 +1,79 @@
+"""Passes over traced steps: fewer operators, the same numbers."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import toolkit
+from exporters.onnx.graph_passes import accumulate_products, cancel_permutations, shorten
+from exporters.programs.program import ProgramSignature
+from exporters.programs.tracing import operators, trace
+
+aten = torch.ops.aten
+
+
+def step_of(momentum: float, weight_decay: float) -> ProgramSignature:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 3))
+    training = toolkit.TrainingConfig(momentum=momentum, weight_decay=weight_decay)
+    return toolkit.split(model, "full", (20,), training).program.signatures[0]
+
+
+def drawn(signature: ProgramSignature) -> list[Tensor]:
+    return [
+        torch.randint(3, (5,))
+        if port.kind == "labels"
+        else torch.rand([5 if size is None else size for size in port.shape])
+        for port in signature.inputs
+    ]
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.0), (0.0, 0.1), (0.9, 0.1), (0.0, 0.0)])
+def test_a_step_gets_shorter_and_computes_the_same(
+    momentum: float, decay: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    signature = step_of(momentum, decay)
+    graph, feeds = trace(signature), drawn(signature)
+    before, count = graph(*feeds), Counter(operators(graph))
+    after = shorten(graph)(*feeds)
+    for ours, theirs in zip(after, before, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    less = count - Counter(operators(graph))
+    assert less["aten::permute"] >= 4
+    # Both weights: the product takes the scaled tensor in.
+    expected = 2 if momentum or decay else 0
+    assert (less["aten::mm"], less["aten::mul"], less["aten::add"]) == (expected,) * 3
+
+
+def traced(function: object, *example: Tensor) -> GraphModule:
+    graph = make_fx(function)(*example)
+    assert isinstance(graph, GraphModule)
+    return graph
+
+
+def test_permutations_are_put_together(seed: int) -> None:
+    x = torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(seed))
+    graph = traced(lambda t: t.permute(1, 2, 0).permute(0, 2, 1) + 1, x)
+    expected = graph(x)
+    cancel_permutations(graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    assert torch.equal(graph(x), expected)
+    assert Counter(operators(graph))["aten::permute"] == 1
+
+
+def test_a_product_that_is_read_twice_stays(seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    a, b, c = (torch.rand(3, 3, generator=draw) for _ in range(3))
+
+    def function(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        product = a @ b
+        return product, 0.5 * c + product
+
+    graph = traced(function, a, b, c)
+    accumulate_products(graph)
+    assert "aten::addmm" not in set(operators(graph))

@@ -1,0 +1,112 @@
+"""Operations read off graphs: small ones by hand, and their amounts against the MACs counted."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import toolkit
+from device_agent.profiling.calibration import GRAPHS
+from exporters.calibration_graphs import graphs
+from exporters.onnx.graph_workload import graph_work, signature_work
+from exporters.programs.operation_counts import macs
+from profiles.cost_model.workload import Operation, amount, kind_of, sizes_of
+from toolkit import models
+
+BATCH = 4
+
+
+def serialized(nodes: list[onnx.NodeProto], **shapes: list[object]) -> bytes:
+    values = {
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in shapes.items()
+    }
+    inputs = [value for name, value in values.items() if name != "out"]
+    graph = helper.make_graph(nodes, "graph", inputs, [values["out"]])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return bytes(model.SerializeToString())
+
+
+def test_two_operators_by_hand() -> None:
+    graph = serialized(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["y"]),
+            helper.make_node("Add", ["y", "b"], ["z"]),
+            helper.make_node("Relu", ["z"], ["out"]),
+        ],
+        x=["n", 10],
+        w=[10, 20],
+        b=[20],
+        out=["n", 20],
+    )
+    found = graph_work(graph, BATCH, "train", state=4 * 220, times=2)
+    assert set(found.operations) == {
+        Operation("product", (1, 4, 20, 10)),
+        Operation("broadcast", (80, 20)),
+        Operation("unary", (80,)),
+    }
+    assert (found.nodes, found.ports, found.times, found.state) == (3, 4, 2, 880)
+    assert (found.inputs, found.outputs) == (4 * (40 + 200 + 20), 4 * 80)
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "outputs", "kind", "sizes"),
+    [
+        ("Conv", [(4, 6, 9, 9), (8, 3, 3, 3)], [(4, 8, 7, 7)], "convolution", (8, 4, 49, 3, 9)),
+        ("ConvTranspose", [(4, 8, 7, 7), (8, 3, 3, 3)], [(4, 3, 9, 9)], "transposed",
+         (4, 3, 49, 8, 9)),
+        ("Gemm", [(5, 4), (5, 7)], [(4, 7)], "product", (1, 4, 7, 5)),
+        ("MatMul", [(2, 3, 4, 5), (2, 3, 5, 6)], [(2, 3, 4, 6)], "product", (6, 4, 6, 5)),
+        ("MatMul", [(2, 3, 5), (5, 6)], [(2, 3, 6)], "product", (1, 6, 6, 5)),
+        ("Mul", [(4, 8, 7, 7), ()], [(4, 8, 7, 7)], "scaling", (1568,)),
+        ("Mul", [(4, 8, 7, 7), (1, 8, 1, 1)], [(4, 8, 7, 7)], "broadcast", (1568, 49)),
+        ("Sub", [(4, 8, 7, 7), (4, 8, 7, 7)], [(4, 8, 7, 7)], "arithmetic", (1568,)),
+        ("Add", [(4, 8), (4, 1)], [(4, 8)], "broadcast", (32, 8)),
+        ("ReduceSum", [(4, 8, 7, 7), (3,)], [(8,)], "reduction", (1568, 8)),
+        ("Slice", [(4, 8, 9, 9), (2,)], [(4, 8, 7, 7)], "cutting", (1568,)),
+        ("Reshape", [(4, 8), (1,)], [(32,)], "view", (32,)),
+        ("Unheard", [(4, 8)], [(4, 8)], "selection", (32,)),
+    ],
+)  # fmt: skip
+def test_kinds_and_sizes(
+    operator: str,
+    inputs: list[tuple[int, ...]],
+    outputs: list[tuple[int, ...]],
+    kind: str,
+    sizes: tuple[int, ...],
+) -> None:
+    assert kind_of(operator, inputs, outputs) == kind
+    assert sizes_of(kind, inputs, outputs) == sizes
+
+
+def test_products_of_a_prediction_are_the_macs_that_are_counted() -> None:
+    submodel = toolkit.split(models.mnist_dnn(), "full", (1, 28, 28))
+    predict = next(s for s in submodel.program.signatures if s.name == "predict")
+    work = signature_work(predict, BATCH)
+    products = [o for o in work.operations if o.kind == "product"]
+    assert sum(o.count * amount(o.kind, o.sizes) for o in products) == macs(predict, BATCH)
+
+
+def test_loops_count_once_a_step() -> None:
+    [content] = [content for name, content in graphs() if name == "loop"]
+    model = onnx.load_from_string(content)
+    for value, shape in zip(model.graph.input, ([3], [7, 3]), strict=True):
+        for size, number in zip(value.type.tensor_type.shape.dim, shape, strict=True):
+            size.dim_value = number
+    body = model.graph.node[0].attribute[0].g
+    for value in (*body.input, *body.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 3
+    found = graph_work(model.SerializeToString(), 1)
+    assert set(found.operations) == {
+        Operation("loop", (7,)),
+        Operation("arithmetic", (3,), 7),
+        Operation("unary", (3,), 7),
+    }
+
+
+def test_the_shipped_graphs_are_what_the_exporter_writes() -> None:
+    written = {f"{name}.onnx": content for name, content in graphs()}
+    shipped = {path.name: path.read_bytes() for path in GRAPHS.iterdir()}
+    assert shipped == written
+    assert sum(map(len, shipped.values())) < 20_000
+    assert np.all([onnx.load_from_string(content).ir_version <= 10 for content in shipped.values()])

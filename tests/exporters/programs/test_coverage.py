@@ -1,0 +1,101 @@
+"""Every row of the coverage table: recorded, traced, lowered, run, against float64 autograd."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from commands import ROOT, edgetailor
+from exporters.onnx.onnx_writer import to_onnx
+from exporters.programs import tracing
+from exporters.programs.capture import recorded
+from exporters.programs.coverage import GROUPS, REFUSALS
+from exporters.tflite.tflite_writer import to_tflite
+from layer_cases import Case, Row, check_on_onnxruntime
+from operator_rows import ROWS
+from profiles.errors import ExportError
+from row_kinds import of
+from uncovered_rows import REFUSED, check_refused
+
+
+@pytest.mark.parametrize("group", ROWS)
+def test_gradients_on_onnxruntime(group: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    cases = {name: Case.of(row, record=True) for name, row in ROWS[group].items()}
+    check_on_onnxruntime(cases, seed)
+
+
+def test_every_row_of_the_table_has_cases_and_no_other() -> None:
+    elsewhere = {"dropout", "recurrence"}  # test_dropout.py, test_recurrence.py
+    assert list(ROWS) == [group.name for group in GROUPS if group.name not in elsewhere]
+    assert all(ROWS.values())
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_covered_is_refused_with_its_place_and_the_nearest_way(name: str) -> None:
+    check_refused(name, to_onnx)
+
+
+def test_every_refusal_is_tested() -> None:
+    assert list(REFUSED) == [refusal.name for refusal in REFUSALS]
+
+
+def test_an_operator_that_no_table_knows_is_refused_by_name() -> None:
+    case = Case.of(Row(of(torch.special.i1), (3,)), record=True)
+    message = (
+        r"operator aten::bessel_i1 \(\S*row_kinds\.py, line \d+: .*\), "
+        r"which has no ONNX form: use another one .*--list-operators"
+    )
+    with pytest.raises(ExportError, match=message):
+        to_onnx(case.signature)
+
+
+def test_a_graph_that_onnxs_checker_does_not_take_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise onnx.checker.ValidationError("Incompatible dimensions\nand more")
+
+    monkeypatch.setattr(onnx.checker, "check_model", fails)
+    case = Case.of(Row(of(torch.sin), (3,)), record=True)
+    with pytest.raises(ExportError, match=r"'gradients' has no ONNX form: Incompatible dimension"):
+        to_onnx(case.signature)
+
+
+def unpooled(x: Tensor) -> Tensor:
+    """The largest of each window back at its place, behind which a gradient tells the place."""
+    largest, places = functional.max_pool2d(x, 2, ceil_mode=True, return_indices=True)
+    return functional.max_unpool2d(largest, places, 2, output_size=(5, 7)).sin()
+
+
+def test_places_of_largest_elements_are_of_the_image_itself_in_ceil_mode(seed: int) -> None:
+    case = Case.of(Row(of(unpooled), (2, 5, 7)), record=True)
+    check_on_onnxruntime({"unpooled": case}, seed)
+    with pytest.raises(ExportError, match=r"no TFLite form.*reads where the largest elements are"):
+        to_tflite([case.signature])
+
+
+def test_ctrl_c_is_one_whatever_torch_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("Trying to pop empty mode stack")
+
+    case = Case.of(Row(of(torch.sin), (3,)), record=True)
+    for part in (onnx.checker, "check_model"), (torch.export, "export"), (tracing, "make_fx"):
+        monkeypatch.setattr(*part, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            to_onnx(case.signature)
+    with pytest.raises(KeyboardInterrupt):
+        recorded(torch.nn.Tanh(), (3,), "float32")
+
+
+def test_docs_contain_the_table(tmp_path: Path) -> None:
+    done = edgetailor("export", "--list-operators", cwd=tmp_path)
+    assert (done.code, done.stderr) == (0, "")
+    written = (ROOT / "docs" / "operators.md").read_text()
+    assert written == done.stdout, "edgetailor export --list-operators > docs/operators.md"

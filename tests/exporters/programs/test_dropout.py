@@ -1,0 +1,124 @@
+"""Dropout in a training step: its masks follow from the seed that the device feeds."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from device_agent.training.bundle_training import train_bundle
+from dropping_model import CLASSES, SHAPE, Dropping
+from edgetailor import TrainingConfig, export, split
+from exporters.onnx.onnx_writer import to_onnx
+from exporters.programs.capture import capture
+from exporters.programs.dropout import SeededBernoulli, keep
+from layer_cases import TOLERANCE, open_session
+from profiles.errors import ModelError
+from toolkit.submodels.global_model import from_model
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])
+def test_share_kept(rate: float, seed: int) -> None:
+    """Means of all, of each row and of each column are those of independent draws."""
+    kept = keep((100, 1000), rate, torch.tensor(seed % (2**31 - 1)), 1).double()
+    variance = rate * (1 - rate)
+    assert abs(float(kept.mean()) - (1 - rate)) <= 5 * (variance / 1e5) ** 0.5
+    assert float((kept.mean(1) - (1 - rate)).abs().max()) <= 6 * (variance / 1000) ** 0.5
+    assert float((kept.mean(0) - (1 - rate)).abs().max()) <= 6 * (variance / 100) ** 0.5
+
+
+def test_masks_of_other_seeds_and_places_have_nothing_in_common(seed: int) -> None:
+    start = seed % (2**31 - 2)
+    first = keep((100, 1000), 0.5, torch.tensor(start), 1)
+    others = [
+        keep((100, 1000), 0.5, torch.tensor(start + 1), 1),
+        keep((100, 1000), 0.5, torch.tensor(start), 2),
+        first.roll(1, 0),
+        first.roll(1, 1),
+    ]
+    for other in others:
+        agreement = float((first == other).double().mean())
+        assert abs(agreement - 0.5) <= 5 * (0.25 / 1e5) ** 0.5
+    assert torch.equal(first, keep((100, 1000), 0.5, torch.tensor(start), 1))
+    assert not keep((3, 4), 1.0, torch.tensor(start), 1).any()
+    assert keep((3, 4), 0.0, torch.tensor(start), 1).all()
+
+
+def test_step_is_pytorchs_with_the_same_masks(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = Dropping()
+    program = split(model, "full", SHAPE, TrainingConfig(momentum=0.0)).program
+    train = next(s for s in program.signatures if s.name == "train")
+    session = open_session(to_onnx(train))
+    x, y = torch.randn(7, *SHAPE), torch.randint(CLASSES, (7,))
+    values = {n: v.detach().numpy() for n, v in model.named_parameters()}
+    steps = {}
+    for fed in (5, 2**31 - 2):
+        feeds = {
+            "x": x.numpy(),
+            "y": y.numpy(),
+            "rate": np.asarray(1, np.float32),
+            "seed": np.asarray(fed),
+        }
+        names = [output.name for output in session.get_outputs()]
+        steps[fed] = dict(zip(names, session.run(None, {**feeds, **values}), strict=True))
+        wide = Dropping().double()
+        wide.load_state_dict(model.state_dict())
+        with SeededBernoulli(fed):
+            loss = functional.cross_entropy(wide(x.double()), y)
+        loss.backward()
+        assert float(steps[fed]["loss"]) == pytest.approx(float(loss.detach()), rel=1e-5)
+        for name, value in wide.named_parameters():
+            ours = torch.from_numpy(values[name] - steps[fed][f"{name}+"]).double()
+            assert value.grad is not None
+            # The difference of float32 parameters, of size 1, rounds at 1e-7 of them.
+            rounding = 1e-7 * float(value.detach().norm())
+            assert float((ours - value.grad).norm()) <= TOLERANCE * value.grad.norm() + rounding
+    losses = [float(step["loss"]) for step in steps.values()]
+    assert losses[0] != losses[1]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model's bundle, verified against PyTorch, and local data beside it."""
+    torch.manual_seed(0)
+    model = Dropping()
+    folder = tmp_path_factory.mktemp("dropout")
+    submodel = split(model, "full", SHAPE, TrainingConfig(batch_size=4, epochs=2))
+    weights = from_model(model)
+    values = submodel.cut(weights)
+    done = export(submodel.program, values, folder / "bundle", base=weights.fingerprint())
+    assert done.verdict is not None
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(10, *SHAPE)).astype(np.float32)
+    np.savez(folder / "data.npz", x=x, y=draw.integers(CLASSES, size=10))
+    session = open_session(done.graphs["predict"].data)
+    stored = {n: t.numpy() for n, t in values.items()}
+    fed = {i.name: x if i.name == "x" else stored[i.name] for i in session.get_inputs()}
+    with torch.no_grad():
+        expected = model.eval()(torch.from_numpy(x))
+    np.testing.assert_allclose(session.run(None, fed)[0], expected, rtol=1e-4, atol=1e-5)
+    return folder
+
+
+def test_a_run_repeats_bit_for_bit_and_another_seed_trains_otherwise(bundle: Path) -> None:
+    updates = []
+    for number, start in enumerate((3, 3, 4)):
+        out = bundle / f"update{number}"
+        train_bundle(bundle / "bundle", str(bundle / "data.npz"), out, threads=1, seed=start)
+        updates.append((out / "update.safetensors").read_bytes())
+    assert updates[0] == updates[1]
+    assert updates[0] != updates[2]
+
+
+def test_models_without_dropout_take_no_seed() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0), nn.Linear(4, CLASSES))
+    for signature in split(model, "full", (3,)).program.signatures:
+        assert "seed" not in {port.kind for port in signature.inputs}
+
+
+def test_other_random_layers_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"alpha_dropout.*which only nn\.Dropout.* and attention"):
+        capture(nn.Sequential(nn.Linear(3, 4), nn.AlphaDropout(0.5)), (3,))

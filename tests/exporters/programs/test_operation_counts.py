@@ -1,0 +1,70 @@
+"""Multiply-accumulates of signatures, counted by hand."""
+
+import pytest
+from torch import Tensor, nn
+
+from edgetailor import split
+from exporters.programs.operation_counts import macs
+from exporters.programs.program import Program
+
+BATCH = 5
+CONVOLUTION = 4 * 4 * 3 * (2 * 3 * 3)
+"""Of one sample: 4 x 4 outputs of 3 channels, each of 2 x 3 x 3 inputs."""
+CLASSIFIER = 48 * 7
+
+
+def program(frozen: bool = False) -> Program:
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 7)
+    )
+    model[0].requires_grad_(not frozen)
+    return split(model, "full", (2, 6, 6)).program
+
+
+def counted(of: Program) -> dict[str, int]:
+    return {signature.name: macs(signature, BATCH) for signature in of.signatures}
+
+
+def test_a_step_is_a_forward_pass_and_both_gradients() -> None:
+    """But the samples need no gradient, so that the first layer has one product less."""
+    forward = BATCH * (CONVOLUTION + CLASSIFIER)
+    assert counted(program()) == {
+        "train": BATCH * (2 * CONVOLUTION + 3 * CLASSIFIER),
+        "predict": forward,
+        "evaluate": forward,
+    }
+
+
+def test_frozen_layers_have_no_gradients() -> None:
+    expected = BATCH * (CONVOLUTION + 3 * CLASSIFIER)
+    # Batch norm still passes the gradient on to its own parameters, but not further.
+    assert counted(program(frozen=True))["train"] == expected
+
+
+class Recurrent(nn.Module):
+    """(N, 9, 2) -> (N, 7) by two layers of 3 units and the last state of the second."""
+
+    def __init__(self, layer: type[nn.RNNBase], bidirectional: bool) -> None:
+        super().__init__()
+        self.layer = layer(2, 3, num_layers=2, batch_first=True, bidirectional=bidirectional)
+        self.classifier = nn.Linear(3, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.layer(x)[0][:, -1, :3])
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(("layer", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
+def test_recurrent_layers_go_once_for_each_step(
+    layer: type[nn.RNNBase], gates: int, bidirectional: bool
+) -> None:
+    """A loop's way back always has the gradient of its samples."""
+    directions = 2 if bidirectional else 1
+    units = gates * 3 * directions
+    forward = BATCH * (9 * (units * (2 + 3) + units * (3 * directions + 3)) + 3 * 7)
+    submodel = split(Recurrent(layer, bidirectional), "full", (9, 2))
+    assert counted(submodel.program) == {
+        "train": 3 * forward,
+        "predict": forward,
+        "evaluate": forward,
+    }

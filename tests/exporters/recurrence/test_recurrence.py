@@ -1,0 +1,418 @@
+"""Recurrent layers trained through loops over time, against torch's own layers in float64."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import Tensor, nn
+from torch.func import grad_and_value
+
+import exporters.programs.training_signatures
+import oracles
+from device_agent.formats.manifest import Port, TensorEntry
+from device_agent.formats.update import TENSORS
+from device_agent.training.bundle_training import train_bundle
+from edgetailor import TrainingConfig, export, split
+from exporters.export import Format
+from exporters.onnx.onnx_writer import to_onnx
+from exporters.programs.capture import recorded
+from exporters.programs.program import ProgramSignature, samples, state_in, state_out
+from exporters.programs.tracing import operators, trace
+from exporters.recurrence.loop_operator import STEPS, register
+from exporters.recurrence.recurrent_layers import OpenRecurrence
+from oracles import Device, Plan
+from profiles.errors import ExportError
+from toolkit.models.imdb_bilstm import ImdbBiLSTM, imdb_bilstm
+from toolkit.submodels.global_model import from_model
+
+STEPS_OF_TIME, FEATURES, UNITS, BATCH, CLASSES = 6, 3, 4, 5, 3
+SHAPE = (STEPS_OF_TIME, FEATURES)
+TOLERANCE = 1e-5
+PLAN = Plan(batch_size=4, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.01)
+TRAINING = TrainingConfig(
+    batch_size=PLAN.batch_size,
+    epochs=PLAN.epochs,
+    learning_rate=PLAN.rate,
+    momentum=PLAN.momentum,
+    weight_decay=PLAN.weight_decay,
+)
+KINDS = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "rnn": nn.RNN,
+    "rnn relu": lambda *sizes, **options: nn.RNN(*sizes, nonlinearity="relu", **options),
+}
+RUNTIMES = ("onnx", "litert")
+READS = {"all": (0, 1), "sequence": (0,), "last": (1,)}
+
+
+class Layer(nn.Module):
+    """A recurrent layer as a function of (batch, time, features), with first states to learn.
+
+    It returns what it `reads` of its results, the sequence and the last states, in one row.
+    """
+
+    def __init__(
+        self, kind: str, reads: str = "all", given: bool = False, **options: object
+    ) -> None:
+        super().__init__()
+        self.layer = KINDS[kind](FEATURES, UNITS, **options)
+        count = self.layer.num_layers * (2 if self.layer.bidirectional else 1)
+        names = ("h", "c") if kind == "lstm" else ("h",)
+        first = {name: nn.Parameter(torch.randn(count, 1, UNITS)) for name in names if given}
+        self.first = nn.ParameterDict(first)
+        self.places = READS[reads]
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = [self.first[name].expand(-1, x.shape[0], -1) for name in self.first]
+        x = x if self.layer.batch_first else x.transpose(0, 1)
+        sequence, last = self.layer(x, *([tuple(given)] if len(given) == 2 else given))
+        sequence = sequence if self.layer.batch_first else sequence.transpose(0, 1)
+        states = [s.transpose(0, 1) for s in (last if isinstance(last, tuple) else (last,))]
+        results = [[sequence], states]
+        chosen = [value for place in self.places for value in results[place]]
+        return torch.cat([value.flatten(1) for value in chosen], 1)
+
+
+def gradients(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> ProgramSignature:
+    """(x, c, parameters) -> output y, and gradients of sum(c * y) in x and all parameters."""
+    graph = recorded(copy.deepcopy(model), shape, "float32")
+    parameters = dict(model.named_parameters())
+    width = int(model(torch.zeros(2, *shape)).shape[1])
+    state = [
+        TensorEntry(name=name, role="parameter", dtype="float32", shape=tuple(value.shape))
+        for name, value in parameters.items()
+    ]
+
+    def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        def objective(moving: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+            y = exporters.programs.training_signatures.run(graph, moving, moving["x"])
+            return (y * feeds["c"]).sum(), y
+
+        moving = {name: feeds[name] for name in ("x", *parameters)}
+        found, (_, y) = grad_and_value(objective, has_aux=True)(moving)
+        return {"y": y, **{f"{name}+": value for name, value in found.items()}}
+
+    return ProgramSignature(
+        name="gradients",
+        inputs=(samples(shape), samples((width,), "c"), *map(state_in, state)),
+        outputs=(samples((width,), "y"), samples(shape, "x+"), *map(state_out, state)),
+        function=function,
+    )
+
+
+def drawn(
+    signature: ProgramSignature, model: nn.Module, batch: int, seed: int
+) -> dict[str, Tensor]:
+    """Random samples and weights of the output, and the model's own state."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {name: value.detach() for name, value in model.named_parameters()}
+
+    def value(port: Port) -> Tensor:
+        return torch.randn([n or batch for n in port.shape], generator=generator)
+
+    return {p.name: state[p.name] if p.name in state else value(p) for p in signature.inputs}
+
+
+def autograd(model: nn.Module, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Output and gradients by torch's own layer and backward pass in float64."""
+    wide = copy.deepcopy(model).double()
+    x = feeds["x"].double().requires_grad_()
+    y = wide(x)
+    (y * feeds["c"].double()).sum().backward()
+    found = {f"{name}+": value.grad for name, value in wide.named_parameters()}
+    return {"y": y.detach(), "x+": x.grad, **found}
+
+
+def assert_close(
+    came: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float
+) -> None:
+    assert came.keys() == expected.keys()
+    for name, theirs in expected.items():
+        assert came[name].shape == theirs.shape, name
+        off, size = float((came[name].double() - theirs).norm()), float(theirs.norm())
+        assert off <= tolerance * size, f"{name} of norm {size:.1e} is off by {off:.1e}"
+
+
+VARIANTS = [
+    {},
+    {"reads": "last", "bias": False, "batch_first": True},
+    {"reads": "sequence", "given": True, "bidirectional": True},
+    {"reads": "last", "given": True, "num_layers": 2, "bidirectional": True},
+    {"given": True, "num_layers": 3, "bias": False},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda options: " ".join(options))
+@pytest.mark.parametrize("kind", KINDS)
+def test_loops_are_the_layers_in_float64(kind: str, variant: dict[str, object], seed: int) -> None:
+    torch.manual_seed(seed)
+    model = Layer(kind, **variant)
+    signature = gradients(model)
+    feeds = drawn(signature, model, BATCH, seed)
+    with OpenRecurrence():
+        came = signature.function({name: value.double() for name, value in feeds.items()})
+    assert_close(came, autograd(model, feeds), 1e-12)
+
+
+LOWERED = {
+    "lstm": lambda: Layer("lstm", batch_first=True),
+    "lstm, last states": lambda: Layer("lstm", "last", given=True, bidirectional=True, bias=False),
+    "lstm, sequence": lambda: Layer("lstm", "sequence", given=True, batch_first=True),
+    "lstm, stacked": lambda: Layer("lstm", given=True, num_layers=2, bidirectional=True),
+    "gru": lambda: Layer("gru", batch_first=True),
+    "gru, last states": lambda: Layer("gru", "last", given=True, bidirectional=True, bias=False),
+    "gru, stacked": lambda: Layer(
+        "gru", "sequence", num_layers=2, bidirectional=True, batch_first=True
+    ),
+    "rnn": lambda: Layer("rnn", given=True, num_layers=2, bidirectional=True),
+    "rnn relu": lambda: Layer("rnn relu", batch_first=True, bias=False),
+}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("name", LOWERED)
+def test_one_file_for_any_batch(name: str, runtime: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = LOWERED[name]()
+    check_batches(model, gradients(model), runtime, seed)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_sequences_longer_than_a_call_of_litert(kind: str, runtime: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = Layer(kind, given=True, bidirectional=True)
+    check_batches(model, gradients(model, (19, FEATURES)), runtime, seed)
+
+
+def check_batches(model: nn.Module, signature: ProgramSignature, runtime: str, seed: int) -> None:
+    """One session of `signature` is autograd for batches of several sizes, also for one again."""
+    run = opened(signature, runtime)
+    for batch in (2, 8, 8, BATCH):
+        feeds = drawn(signature, model, batch, seed)
+        assert_close(run(feeds), autograd(model, feeds), TOLERANCE)
+
+
+Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+
+
+def opened(signature: ProgramSignature, runtime: str) -> Run:
+    """`signature` in a session of `runtime`, from feeds to all outputs by name."""
+    if runtime == "litert":
+        return opened_in_litert(signature)
+    graph = to_onnx(signature)
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+
+    def run(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        results = session.run(None, {name: value.numpy() for name, value in feeds.items()})
+        return dict(zip(names, map(torch.from_numpy, map(np.asarray, results)), strict=True))
+
+    return run
+
+
+def opened_in_litert(signature: ProgramSignature) -> Run:
+    interpreter = pytest.importorskip("ai_edge_litert.interpreter").Interpreter
+    session = interpreter(model_content=tflite(signature), num_threads=1)
+    runner = session.get_signature_runner(signature.name)
+
+    def run(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        results = runner(**{name: value.numpy() for name, value in feeds.items()})
+        return {name: torch.from_numpy(np.asarray(value)) for name, value in results.items()}
+
+    return run
+
+
+def tflite(signature: ProgramSignature) -> bytes:
+    written: bytes = pytest.importorskip("exporters.tflite.tflite_writer").to_tflite([signature])
+    return written
+
+
+def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """All nodes of `graph`, those of the bodies of its loops too."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from nodes(attribute.g)
+
+
+class Reader(nn.Module):
+    """An LSTM that reads both ways, a GRU over what it found, and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(FEATURES, UNITS, batch_first=True, bidirectional=True)
+        self.gru = nn.GRU(2 * UNITS, UNITS, batch_first=True)
+        self.classifier = nn.Linear(UNITS, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.gru(self.lstm(x)[0])[0][:, -1])
+
+
+@pytest.mark.parametrize("format", ["onnx", "tflite"])
+def test_a_round_of_the_agent_is_plain_torchs(format: Format, tmp_path: Path, seed: int) -> None:
+    if format == "tflite":
+        pytest.importorskip("ai_edge_litert")
+    torch.manual_seed(seed)
+    model = Reader()
+    source = from_model(model)
+    submodel = split(model, "full", SHAPE, TRAINING)
+    values, base = submodel.cut(source), source.fingerprint()
+    export(submodel.program, values, tmp_path / "bundle", base=base, format=format)
+    order = np.random.default_rng(seed)
+    x = order.standard_normal((11, *SHAPE), dtype=np.float32)
+    device = Device(x, order.integers(CLASSES, size=11), seed=seed % 1000)
+    np.savez(tmp_path / "data.npz", x=device.x, y=device.y)
+    train_bundle(
+        tmp_path / "bundle",
+        str(tmp_path / "data.npz"),
+        tmp_path / "update",
+        threads=1,
+        seed=device.seed,
+    )
+    came = load_file(tmp_path / "update" / TENSORS)
+    old, expected = oracles.state_of(model), oracles.train_full(model, device, PLAN)
+    assert came.keys() == expected.keys()
+    for name, value in expected.items():
+        change = (value - old[name]).norm()
+        assert (torch.from_numpy(came[name]).double() - value).norm() <= 1e-4 * change, name
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(
+    "spec", ["full", "slice:lstm", "slice:lstm,skip=3", "low-rank:0.5,keep=0", "width:0.5"]
+)
+def test_families_of_a_recurrent_model(spec: str, runtime: str, seed: int) -> None:
+    """Every output of every signature, momentum (from zero, so the gradient) among them."""
+    torch.manual_seed(seed)
+    model = ImdbBiLSTM(words=20, width=4)
+    submodel = split(model, spec, (STEPS_OF_TIME,), TRAINING)
+    values = submodel.cut(from_model(model))
+    generator = torch.Generator().manual_seed(seed)
+    for signature in submodel.program.signatures:
+        feeds = {}
+        for port in signature.inputs:
+            shape = [n or BATCH for n in port.shape]
+            if port.dtype == "int64":
+                feeds[port.name] = torch.randint(2, shape, generator=generator)
+            elif port.kind == "scalar":
+                # A rate near 1 can cancel a bias of one number, and leave its rounding.
+                feeds[port.name] = torch.tensor(1e-3)
+            elif port.state is None:
+                feeds[port.name] = torch.rand(shape, generator=generator)
+            else:
+                feeds[port.name] = values.get(port.state, torch.zeros(shape)).detach()
+        wide = {n: v.double() if v.is_floating_point() else v for n, v in feeds.items()}
+        run = opened(signature, runtime)
+        assert_close(run(feeds), signature.function(wide), TOLERANCE)
+
+
+def test_a_loop_is_no_longer_for_more_steps() -> None:
+    kinds = []
+    for steps in (5, 500):
+        submodel = split(ImdbBiLSTM(words=20, width=4), "full", (steps,), TRAINING)
+        model = onnx.load_from_string(to_onnx(submodel.program.signatures[0]))
+        assert not [node.op_type for node in nodes(model.graph) if node.domain]
+        kinds.append([node.op_type for node in nodes(model.graph)])
+    assert kinds[0] == kinds[1]
+    assert kinds[0].count("Scan") == 4  # two directions, there and back
+
+
+def test_the_steps_of_a_call_are_no_more_for_a_longer_sequence() -> None:
+    schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
+    counted = []
+    for steps in (16, 160):
+        submodel = split(ImdbBiLSTM(words=20, width=4), "full", (steps,), TRAINING)
+        model = schema.ModelT.InitFromPackedBuf(tflite(submodel.program.signatures[0]))
+        codes = [code.builtinCode for code in model.operatorCodes]
+        train, *calls = [
+            Counter(codes[o.opcodeIndex] for o in g.operators) for g in model.subgraphs
+        ]
+        assert len(calls) == 4  # two directions, there and back
+        assert train.pop(schema.BuiltinOperator.IF) == 4 * steps // 8
+        counted.append((train, calls))
+    assert counted[0] == counted[1]
+
+
+@pytest.mark.parametrize("write", [to_onnx, tflite])
+def test_the_same_layer_gives_the_same_bytes(write: Callable[[ProgramSignature], bytes]) -> None:
+    model = Layer("rnn", bidirectional=True)
+    assert write(gradients(model)) == write(gradients(model))
+
+
+@pytest.mark.parametrize(("write", "most"), [(to_onnx, 100_000), (tflite, 600_000)])
+def test_the_papers_lstm_is_a_small_graph(
+    write: Callable[[ProgramSignature], bytes], most: int
+) -> None:
+    submodel = split(imdb_bilstm(), "full", (256,), TRAINING)
+    train = submodel.program.signatures[0]
+    assert train.name == "train"
+    assert len(write(train)) < most
+
+
+def test_a_layer_that_goes_from_sample_to_sample_has_no_tflite_form() -> None:
+    pytest.importorskip("ai_edge_litert")
+
+    class Samples(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(FEATURES, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lstm(x)[0][:, -1]
+
+    submodel = split(Samples(), "full", SHAPE, TRAINING)
+    with pytest.raises(ExportError, match=r"'train' has a recurrent layer .* \(batch_first=True\)"):
+        tflite(submodel.program.signatures[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_that_fade_are_no_slow_numbers(kind: str, seed: int) -> None:
+    """Below float32's smallest normal number a processor is some ten times slower."""
+    torch.manual_seed(seed)
+    model = Layer(kind, "last", batch_first=True)
+    signature = gradients(model)
+    feeds = drawn(signature, model, BATCH, seed) | {"x": torch.randn(BATCH, 400, FEATURES)}
+    with OpenRecurrence():
+        came = signature.function(feeds)["x+"]
+    assert came[:, -1].abs().max() > 0
+    assert came[:, 0].abs().max() == 0
+    assert not ((came != 0) & (came.abs() < torch.finfo(torch.float32).tiny)).any()
+
+
+def test_an_lstm_with_projections_is_refused() -> None:
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(FEATURES, UNITS, batch_first=True, proj_size=2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lstm(x)[0][:, -1]
+
+    with pytest.raises(ExportError, match=r"projections \(proj_size\), which cannot be exported"):
+        split(Projected(), "full", SHAPE, TRAINING)
+
+
+def test_dropout_between_layers_is_refused() -> None:
+    signature = gradients(Layer("gru", num_layers=2, dropout=0.5))
+    with pytest.raises(ExportError, match="dropout between recurrent layers, which cannot be"):
+        trace(signature)
+
+
+def test_two_steps_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Loops of 'lstm' run lstm; gru_back needs another name"):
+        register("lstm", STEPS["gru_back"])
+
+
+def test_a_traced_layer_is_one_operator_each_way() -> None:
+    signature = gradients(Layer("lstm", batch_first=True))
+    assert list(operators(trace(signature))).count("edgetailor::loop") == 2

@@ -1,0 +1,183 @@
+"""Verification of graphs against PyTorch, and what becomes of a bundle that fails it."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bundles import tiny_model
+from edgetailor import TrainingConfig, compile_graphs, export, split
+from exporters.export import Format
+from exporters.programs.program import Program, ProgramSignature, Tensors, samples
+from exporters.runtime_graph import Graphs
+from exporters.verification import MOST, TOLERANCE, verify
+from profiles.errors import VerificationError
+from toolkit.submodels.global_model import from_model
+
+
+class Mirrored(nn.Module):
+    """(N, 1, 6, 6) -> (N, 3) through a float32 constant, which float64 does not mix with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.classifier = nn.Linear(36, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mirror = torch.eye(8).flip(0)
+        return self.classifier(torch.tanh(self.hidden(x.flatten(1))) @ mirror)
+
+
+def predicting(model: nn.Module) -> tuple[Program, dict[str, Tensor]]:
+    """The program of `model`, cut down to its predictions, and its weights."""
+    submodel = split(model, "full", (1, 6, 6))
+    predict = next(s for s in submodel.program.signatures if s.name == "predict")
+    return replace(submodel.program, signatures=(predict,)), submodel.cut(from_model(model))
+
+
+def another_when_traced(program: Program) -> Program:
+    """`program` as an exporter with a fault would turn it into a graph: twice what it should be.
+
+    Verification runs the function in float64, tracing in float32.
+    """
+    (predict,) = program.signatures
+
+    def function(feeds: Tensors) -> dict[str, Tensor]:
+        output = predict.function(feeds)["output"]
+        return {"output": output if feeds["x"].dtype == torch.float64 else 2 * output}
+
+    return replace(program, signatures=(replace(predict, function=function),))
+
+
+def test_a_wrong_graph_does_not_pass(tmp_path: Path) -> None:
+    program, values = predicting(tiny_model()[0])
+    right = compile_graphs(program)
+    wrong = compile_graphs(another_when_traced(program))
+    assert right["predict"] != wrong["predict"]
+    assert verify(program, right, values).passed
+    verdict = verify(program, wrong, values)
+    assert not verdict.passed
+    assert verdict.error == pytest.approx(1, rel=1e-3)
+    assert str(verdict) == (
+        f"verification failed: relative error 1.0e+00 (tolerance 5e-03, seed {verdict.seed}), "
+        "worst tensor: 'output' of 'predict'"
+    )
+
+
+def test_a_bundle_that_fails_verification_is_kept_apart(tmp_path: Path) -> None:
+    program, values = predicting(tiny_model()[0])
+    faulty = another_when_traced(program)
+    with pytest.raises(VerificationError, match=r"bundle\.failed-verification; do not deploy it"):
+        export(faulty, values, tmp_path / "bundle", base="")
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle.failed-verification"]
+    export(faulty, values, tmp_path / "unchecked", base="", check=False)
+    assert (tmp_path / "unchecked" / "predict.onnx").is_file()
+
+
+def test_a_model_with_a_float32_constant_is_verified(tmp_path: Path) -> None:
+    model = Mirrored()
+    submodel = split(model, "full", (1, 6, 6))
+    values = submodel.cut(from_model(model))
+    verdict = export(submodel.program, values, tmp_path / "bundle", base="").verdict
+    assert verdict is not None
+    assert verdict.passed
+    x = torch.randn(4, 1, 6, 6)
+    predict = next(s for s in submodel.program.signatures if s.name == "predict")
+    feeds = {p.name: values[p.state] if p.state else x for p in predict.inputs}
+    with pytest.raises(RuntimeError, match="same dtype"):
+        predict.function({name: value.double() for name, value in feeds.items()})
+    session = onnxruntime.InferenceSession(tmp_path / "bundle" / "predict.onnx")
+    came = session.run(["output"], {name: value.numpy() for name, value in feeds.items()})[0]
+    torch.testing.assert_close(torch.from_numpy(came), model(x).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_wrong_graph_with_a_float32_constant_does_not_pass() -> None:
+    program, values = predicting(Mirrored())
+    verdict = verify(program, compile_graphs(another_when_traced(program)), values)
+    assert not verdict.passed
+    assert verdict.error == pytest.approx(1, rel=1e-3)
+
+
+def training(model: nn.Module, momentum: float = 0.0) -> tuple[Program, dict[str, Tensor]]:
+    """The program of `model`, cut down to its training step, and its weights."""
+    settings = TrainingConfig(momentum=momentum, learning_rate=0.01)
+    submodel = split(model, "full", (1, 6, 6), settings)
+    step = next(s for s in submodel.program.signatures if s.name == "train")
+    return replace(submodel.program, signatures=(step,)), submodel.cut(from_model(model))
+
+
+def with_fault(program: Program, fault: Callable[[Tensors, dict[str, Tensor]], None]) -> Program:
+    """`program` whose graph, but not whose float64, has `fault` in its results."""
+    (step,) = program.signatures
+
+    def function(feeds: Tensors) -> dict[str, Tensor]:
+        results = step.function(feeds)
+        if feeds["x"].dtype == torch.float32:
+            fault(feeds, results)
+        return results
+
+    return replace(program, signatures=(replace(step, function=function),))
+
+
+def lowered(program: Program, format: Format) -> Graphs:
+    """The graphs of `program`, where there is what runs them."""
+    if format == "tflite":
+        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    return compile_graphs(program, format=format)
+
+
+@pytest.mark.parametrize("format", get_args(Format))
+def test_a_right_training_step_passes_three_times(format: Format) -> None:
+    layers = nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3)
+    program, values = training(nn.Sequential(nn.Flatten(), *layers), momentum=0.9)
+    verdict = verify(program, lowered(program, format), values)
+    assert verdict.passed
+    assert verdict.steps == 3
+    assert re.search(r"worst tensor: '\S+' of 'train', step [123] of 3$", verdict.worst)
+
+
+def test_a_gradient_that_is_little_beside_its_weight_is_seen(seed: int) -> None:
+    """Off by a tenth: beside the weights, which a step changes little, far below the tolerance."""
+    torch.manual_seed(seed)
+    program, values = training(nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Linear(8, 3)))
+
+    def fault(feeds: Tensors, results: dict[str, Tensor]) -> None:
+        results["1.weight+"] += 0.1 * (results["1.weight+"] - feeds["1.weight"])
+
+    verdict = verify(program, compile_graphs(with_fault(program, fault)), values)
+    assert (verdict.passed, verdict.output) == (False, "1.weight+")
+    assert verdict.error == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("format", get_args(Format))
+def test_a_step_that_knows_one_batch_size_only_is_seen(format: Format) -> None:
+    program, values = training(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)))
+
+    def fault(feeds: Tensors, results: dict[str, Tensor]) -> None:
+        results["loss"] = results["loss"] * feeds["x"].shape[0] / 8
+
+    verdict = verify(program, lowered(with_fault(program, fault), format), values)
+    assert (verdict.passed, verdict.output, verdict.step) == (False, "loss", 3)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_rounding_does_to_the_same_inputs_is_allowed(wrong: bool, seed: int) -> None:
+    """Rounding turns this sine by hundredths of a radian; a wrong sign is not excused."""
+    x = samples((50,))
+    slope, sign = 4e5, -1 if wrong else 1
+
+    def function(feeds: Tensors) -> dict[str, Tensor]:
+        single = feeds["x"].dtype == torch.float32
+        return {"output": torch.sin(feeds["x"] * slope) * (sign if single else 1)}
+
+    signature = ProgramSignature("wave", (x,), (samples((50,), "output"),), function)
+    program = Program("wave", (50,), 2, (signature,), (), ())
+    verdict = verify(program, compile_graphs(program), {}, seed)
+    assert verdict.error > TOLERANCE
+    assert verdict.passed is not wrong
+    assert verdict.tolerance == MOST

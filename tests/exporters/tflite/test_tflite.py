@@ -1,0 +1,327 @@
+"""TFLite: gradients of every coverage row, whole bundles on the agent, what is refused."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import oracles
+from bundles import CLASSES as TINY_CLASSES
+from bundles import SAMPLE_SHAPE as TINY_SHAPE
+from bundles import tiny_model, write_data
+from commands import ROOT, edgetailor, environment
+from device_agent.formats.bundle import open_bundle
+from device_agent.formats.update import read_update
+from device_agent.runtime.litert_runtime import LitertSession
+from device_agent.training.bundle_evaluation import evaluate_bundle
+from device_agent.training.bundle_training import train_bundle
+from dropping_model import CLASSES as DROPPING_CLASSES
+from dropping_model import SHAPE as DROPPING_SHAPE
+from dropping_model import Dropping
+from edgetailor import TrainingConfig, export, load_model, split
+from exporters.onnx.onnx_writer import to_onnx
+from layer_cases import Case, Row, assert_close, combined_signature, open_session
+from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
+from operator_rows import ROWS
+from oracles import Device, Plan
+from profiles.errors import BundleError, ExportError
+from row_kinds import PICK, of
+from toolkit.submodels.global_model import from_model
+from toolkit.submodels.training_config import Loss, Optimizer
+from uncovered_rows import REFUSED, check_refused
+
+pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+
+from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found]
+
+from exporters.tflite.tflite_footprint import SESSION_BYTES
+from exporters.tflite.tflite_writer import to_tflite
+
+PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.0)
+TRAINING = TrainingConfig(
+    batch_size=PLAN.batch_size,
+    epochs=PLAN.epochs,
+    learning_rate=PLAN.rate,
+    momentum=PLAN.momentum,
+)
+SPECS = ("full", "low-rank:0.5", "slice:units.2")
+
+
+@pytest.mark.parametrize("group", ROWS)
+def test_gradients_on_litert(group: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    cases = {name: Case.of(row, record=True) for name, row in ROWS[group].items()}
+    short = {f"r{number}": case for number, case in enumerate(cases.values())}
+    data = to_tflite([combined_signature(short)])
+    run = Interpreter(model_content=data, num_threads=1).get_signature_runner("together")
+    feeds = {name: case.feeds(seed) for name, case in short.items()}
+    results = run(**{f"{n}/{k}": t.numpy() for n, own in feeds.items() for k, t in own.items()})
+    for (key, case), name in zip(short.items(), cases, strict=True):
+        came = [torch.from_numpy(results[f"{key}/{p.name}"]) for p in case.signature.outputs]
+        assert_close(case, came, case.expected(feeds[key]), name)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_covered_is_refused_with_the_nearest_way(name: str) -> None:
+    check_refused(name, lambda signature: to_tflite([signature]))
+
+
+def test_a_use_without_a_form_is_refused_with_its_place() -> None:
+    row = Row(of(lambda x: x[:, PICK, :, PICK].sin().transpose(0, 1)), (3, 4, 5))
+    case = Case.of(row, record=True)
+    with pytest.raises(
+        ExportError, match=r"row_kinds\.py, line \d+.* axes that are apart.*--format onnx"
+    ):
+        to_tflite([case.signature])
+
+
+def test_dropout_is_as_in_onnxruntime(seed: int) -> None:
+    """ONNX steps are held to PyTorch's with the same masks in test_dropout.py."""
+    torch.manual_seed(seed)
+    model = Dropping()
+    program = split(model, "full", DROPPING_SHAPE, TrainingConfig(momentum=0.0)).program
+    train = next(s for s in program.signatures if s.name == "train")
+    ours = Interpreter(model_content=to_tflite([train]), num_threads=1)
+    theirs = open_session(to_onnx(train))
+    values = {n: v.detach().numpy() for n, v in model.named_parameters()}
+    values["x"] = torch.randn(7, *DROPPING_SHAPE).numpy()
+    values |= {"y": np.arange(7) % DROPPING_CLASSES, "rate": np.asarray(1, np.float32)}
+    for fed in (seed % (2**31 - 1), 2**31 - 2):
+        feeds = {**values, "seed": np.asarray(fed)}
+        came = ours.get_signature_runner("train")(**feeds)
+        names = [output.name for output in theirs.get_outputs()]
+        for name, value in zip(names, theirs.run(None, feeds), strict=True):
+            np.testing.assert_allclose(came[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_xnnpack_takes_the_step_as_a_whole() -> None:
+    """Otherwise what is ready before an operator that it does not take is computed and kept."""
+    model = load_model("toolkit.models:digits_cnn", seed=0)
+    program = split(model, "full", (1, 8, 8), TRAINING).program
+    train = next(s for s in program.signatures if s.name == "train")
+    run = Interpreter(model_content=to_tflite([train]), num_threads=1)
+    run.allocate_tensors()
+    names = [operator["op_name"] for operator in run._get_ops_details()]
+    assert names.count("DELEGATE") == 1
+
+
+def one_round(
+    model: nn.Module, spec: str, format: str, data: Path, out: Path, seed: int
+) -> Mapping[str, np.ndarray]:
+    """The update of a device that trains `spec` once, exported in `format`."""
+    source = from_model(model)
+    shape = np.load(data)["x"].shape[1:]
+    submodel = split(model, spec, shape, TRAINING)
+    base = source.fingerprint()
+    bundle = out / "bundle"
+    export(submodel.program, submodel.cut(source), bundle, base=base, format=format, check=False)  # type: ignore[arg-type]
+    train_bundle(bundle, str(data), out / "update", threads=1, seed=seed)
+    return read_update(out / "update")[1]
+
+
+def local_data(path: Path, count: int, shape: tuple[int, ...], classes: int, seed: int) -> Device:
+    draw = np.random.default_rng(seed)
+    x = draw.normal(0.3, 1.2, (count, *shape)).astype(np.float32)
+    y = draw.integers(classes, size=count)
+    np.savez(path, x=x, y=y)
+    return Device(x, y, seed=seed % 1000)
+
+
+@pytest.mark.parametrize("count", [21, 17, 9])  # last batches of 5, of 9 and of 9: one joins
+def test_the_last_batch_is_as_in_pytorch(count: int, seed: int, tmp_path: Path) -> None:
+    model = smooth_cnn()
+    device = local_data(tmp_path / "data.npz", count, INPUT_SHAPE, CLASSES, seed)
+    old, expected = oracles.state_of(model), oracles.train_full(model, device, PLAN)
+    came = one_round(model, "full", "tflite", tmp_path / "data.npz", tmp_path, device.seed)
+    assert came.keys() == expected.keys()
+    for name, value in expected.items():
+        difference = float((torch.from_numpy(came[name]).double() - value).norm())
+        change = float((value - old[name]).norm())
+        assert difference <= 1e-3 * change + 5e-7 * float(value.norm()), name
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_round_is_as_in_onnxruntime(spec: str, seed: int, tmp_path: Path) -> None:
+    """ONNX bundles are held to plain PyTorch in tests/toolkit/aggregation/test_round_oracle.py."""
+    model = load_model("toolkit.models:digits_cnn", seed=seed % 1000)
+    data = tmp_path / "data.npz"
+    local_data(data, 21, (1, 8, 8), 10, seed)
+    ours = one_round(model, spec, "tflite", data, tmp_path / "tflite", 3)
+    theirs = one_round(model, spec, "onnx", data, tmp_path / "onnx", 3)
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert np.linalg.norm(ours[name] - value) <= 1e-4 * np.linalg.norm(value) + 1e-6, name
+
+
+def test_a_round_of_cp(seed: int, tmp_path: Path) -> None:
+    """Its training amplifies rounding over the steps, so each signature is compared by itself."""
+    model = load_model("toolkit.models:digits_cnn", seed=seed % 1000)
+    source = from_model(model)
+    submodel = split(model, "cp:2.0", (1, 8, 8), TRAINING)
+    out = tmp_path / "bundle"
+    exported = export(
+        submodel.program, submodel.cut(source), out, base=source.fingerprint(), format="tflite"
+    )
+    assert exported.verdict is not None
+    assert exported.verdict.error <= 1e-3
+    local_data(tmp_path / "data.npz", 21, (1, 8, 8), 10, seed)
+    done = train_bundle(out, str(tmp_path / "data.npz"), tmp_path / "update", threads=1)
+    assert done.personal
+    assert np.isfinite(done.record.loss_last)
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "optimizer"),
+    [("cross-entropy", 4, "adamw"), ("cross-entropy", 1, "adam"), ("mse", 3, "nesterov")],
+)
+def test_losses_and_optimizers(
+    loss: Loss, outputs: int, optimizer: Optimizer, seed: int, tmp_path: Path
+) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, outputs))
+    training = TrainingConfig(
+        batch_size=8, weight_decay=0.1, loss=loss, optimizer=optimizer, proximal=0.1
+    )
+    submodel = split(model, "full", (1, 4, 4), training)
+    values, out = submodel.cut(from_model(model)), tmp_path / "bundle"
+    exported = export(submodel.program, values, out, base="", format="tflite")
+    assert exported.verdict is not None
+    assert exported.verdict.error <= 1e-3
+    x = torch.randn(21, 1, 4, 4)
+    y = torch.randn(21, outputs) if loss == "mse" else torch.randint(max(outputs, 2), (21,))
+    np.savez(tmp_path / "data.npz", x=x.numpy(), y=y.numpy())
+    found = evaluate_bundle(out, str(tmp_path / "data.npz"), threads=1)
+    output = model(x).detach()
+    if loss == "mse":
+        expected, correct = functional.mse_loss(output, y), None
+    elif outputs == 1:
+        expected = functional.binary_cross_entropy_with_logits(output[:, 0], y.float())
+        correct = int(((output[:, 0] > 0) == (y == 1)).sum())
+    else:
+        expected = functional.cross_entropy(output, y)
+        correct = int((output.argmax(1) == y).sum())
+    assert (found.samples, found.correct) == (21, correct)
+    assert found.loss == pytest.approx(float(expected), rel=1e-5)
+
+
+def export_tiny(out: Path) -> None:
+    model, source = tiny_model()
+    submodel = split(model, "full", TINY_SHAPE, TRAINING)
+    base = source.fingerprint()
+    export(submodel.program, submodel.cut(source), out, base=base, format="tflite")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A verified TFLite bundle of the tiny model."""
+    out = tmp_path_factory.mktemp("tflite") / "bundle"
+    export_tiny(out)
+    return out
+
+
+def test_a_bundle_is_one_file_with_named_signatures(bundle: Path) -> None:
+    assert {path.name for path in bundle.iterdir()} == {
+        "manifest.json",
+        "model.tflite",
+        "weights.safetensors",
+    }
+    manifest = open_bundle(bundle).manifest
+    assert manifest.runtime == "litert"
+    assert {s.graph for s in manifest.signatures.values()} == {"model.tflite"}
+    train, predict = (manifest.signatures[name].peak_bytes for name in ("train", "predict"))
+    assert train is not None
+    assert predict is not None
+    assert train > predict > SESSION_BYTES
+    found = Interpreter(str(bundle / "model.tflite")).get_signature_list()
+    for name, signature in manifest.signatures.items():
+        assert set(found[name]["inputs"]) == {port.name for port in signature.inputs}
+        assert set(found[name]["outputs"]) == {port.name for port in signature.outputs}
+
+
+def test_same_export_gives_the_same_bytes_and_no_paths(bundle: Path, tmp_path: Path) -> None:
+    export_tiny(tmp_path / "again")
+    for path in bundle.iterdir():
+        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
+    data = (bundle / "model.tflite").read_bytes()
+    assert str(ROOT).encode() not in data
+    assert b".py" not in data
+
+
+def test_one_session_runs_batches_of_any_size(bundle: Path, seed: int) -> None:
+    model = tiny_model()[0].eval()
+    opened = open_bundle(bundle)
+    signature = opened.manifest.signatures["predict"]
+    state = opened.load(port.state for port in signature.inputs if port.state is not None)
+    session = LitertSession(bundle / "model.tflite", "predict", 1)
+    for count in (8, 3, 1, 8):
+        x = torch.randn(count, *TINY_SHAPE, generator=torch.Generator().manual_seed(seed))
+        (came,) = session.run({"x": x.numpy(), **state}).values()
+        expected: Tensor = model(x).detach()
+        assert came.shape == (count, TINY_CLASSES)
+        torch.testing.assert_close(torch.from_numpy(came), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_file_that_litert_refuses(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.tflite").write_bytes(b"no graph")
+    with pytest.raises(BundleError, match=r"model\.tflite is refused by ai-edge-litert \d"):
+        LitertSession(tmp_path / "model.tflite", "predict", 1)
+    with pytest.raises(BundleError, match=r"refused by ai-edge-litert .*unknown"):
+        LitertSession(bundle / "model.tflite", "unknown", 1)
+
+
+def test_without_litert_the_remedy_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
+    with pytest.raises(BundleError, match=r"pip install '\.\[litert\]'.*--format onnx"):
+        LitertSession(bundle / "model.tflite", "predict", 1)
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    done = edgetailor(
+        "export", "toolkit.models:digits_cnn", "--input-shape", "1,8,8", "--batch", "8",
+        "--format", "tflite", "--out", "bundle", "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.code == 0, done.stderr
+    described = json.loads(done.stdout)
+    assert [s["name"] for s in described["signatures"]] == ["train", "predict", "evaluate"]
+    assert all(s["operators"] > 10 and s["graph_bytes"] > 1000 for s in described["signatures"])
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((21, 1, 8, 8), dtype=np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=draw.integers(10, size=21))
+    agent = [sys.executable, "-m", "device_agent.cli"]
+    for arguments, said in (
+        (["train", "bundle", "--data", "data.npz", "--out", "update"], "full: 3 steps on 21"),
+        (["profile", "bundle", "--threads", "1"], "threads 1, ai-edge-litert "),
+    ):
+        ended = subprocess.run(
+            [*agent, *arguments], cwd=tmp_path, env=environment(), capture_output=True, text=True
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert said in ended.stdout
+
+
+def test_the_device_needs_no_training_framework(bundle: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundle, tmp_path / "bundle")
+    write_data(tmp_path / "data.npz")
+    code = (
+        "import sys; from device_agent.training.bundle_training import train_bundle;"
+        "train_bundle('bundle', 'data.npz', 'update', threads=1); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "ai_edge_litert" in loaded
+    assert not loaded & {"torch", "onnx", "onnxscript", "exporters", "toolkit", "flatbuffers"}

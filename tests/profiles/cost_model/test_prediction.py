@@ -1,0 +1,115 @@
+"""Predictions of time and memory, computed by hand for a device whose rates are round numbers."""
+
+import math
+
+import msgspec
+import pytest
+
+from made_calibration import CALIBRATION, NODE_S, PORT_S, RUN_S, STEP_S
+from profiles.cost_model.operation_rates import Rates
+from profiles.cost_model.prediction import (
+    MEMORY_ERROR,
+    TIME_ERROR,
+    X86_OVERHEAD,
+    Clock,
+    predict,
+)
+from profiles.cost_model.workload import Operation, SignatureWork, Workload
+from profiles.documents.calibration_record import MemoryOverhead, Timing
+from profiles.errors import InputError
+
+KB = 1000
+
+
+def signature(*operations: Operation, **changes: object) -> SignatureWork:
+    values: dict[str, object] = {
+        "name": "train",
+        "operations": operations,
+        "nodes": 2,
+        "ports": 5,
+        "state": 40 * KB,
+        "inputs": 50 * KB,
+        "outputs": 41 * KB,
+        "arena": 300 * KB,
+        **changes,
+    }
+    return SignatureWork(**values)  # type: ignore[arg-type]
+
+
+def workload(*training: SignatureWork, recording: tuple[SignatureWork, ...] = ()) -> Workload:
+    return Workload(recording=recording, training=training, state=60 * KB, down=0, up=0)
+
+
+def test_time_of_two_operators() -> None:
+    # A product of 32 x 64 x 64 at 1 GMAC/s, an addition of 2048 numbers at 0.5 G/s.
+    step = signature(Operation("product", (1, 32, 64, 64)), Operation("arithmetic", (2048,)))
+    found = Clock(CALIBRATION).batch([step])
+    by_hand = RUN_S + 5 * PORT_S + 32 * 64 * 64 * 1e-9 + 2048 * 2e-9
+    assert found.value == pytest.approx(by_hand, rel=1e-6)
+    # Rates that are the same everywhere leave no doubt but the model's own.
+    assert found.upper == pytest.approx((1 + TIME_ERROR) * by_hand, rel=1e-3)
+
+
+def test_repetitions_views_and_loops() -> None:
+    inside = (Operation("loop", (256,)), Operation("arithmetic", (1000,), 256))
+    step = signature(*inside, Operation("view", (1,), 3), times=5)
+    found = Clock(CALIBRATION).batch([step])
+    once = RUN_S + 5 * PORT_S + 256 * STEP_S + 256 * 1000 * 2e-9 + 3 * NODE_S
+    assert found.value == pytest.approx(5 * once, rel=1e-6)
+
+
+def test_a_calibration_that_lacks_a_kind_is_refused() -> None:
+    some = tuple(t for t in CALIBRATION.timings if t.kind not in ("sigmoid", "padding"))
+    with pytest.raises(InputError) as refused:
+        Clock(msgspec.structs.replace(CALIBRATION, timings=some))
+    assert str(refused.value) == (
+        "The calibration times every kind of operation; this one lacks padding, sigmoid. "
+        "Calibrate the device again."
+    )
+
+
+def test_memory_of_training() -> None:
+    overhead = MemoryOverhead(idle_bytes=1000 * KB, session_bytes=200 * KB, node_bytes=1 * KB)
+    calibration = msgspec.structs.replace(CALIBRATION, memory=overhead)
+    steps = (
+        signature(),
+        signature(name="factor_step", inputs=45 * KB, outputs=44 * KB, arena=100 * KB, nodes=7),
+    )
+    found = predict(workload(*steps), calibration).memory
+    # Shared state, the larger batch with its results, both arenas, nine nodes, one session.
+    growth = (60 + max(10 + 41, 5 + 44) + 300 + 100 + 9 + 200) * KB
+    assert found.value == 1000 * KB + growth
+    assert found.upper == pytest.approx(1000 * KB + growth * (1 + MEMORY_ERROR))
+
+
+def test_memory_of_a_stage_that_needs_more_than_training() -> None:
+    stage = signature(name="forward_0", inputs=70 * KB, outputs=80 * KB, arena=900 * KB, nodes=3)
+    found = predict(workload(signature(), recording=(stage,)), None)
+    growth = (70 + 80 + 900) * KB + 3 * X86_OVERHEAD.node_bytes + X86_OVERHEAD.session_bytes
+    assert found.memory.value == X86_OVERHEAD.idle_bytes + growth
+    assert found.step is None
+
+
+def test_the_upper_bound_of_memory_is_above_the_idle_agent() -> None:
+    found = predict(workload(signature()), CALIBRATION).memory
+    growth = found.value - X86_OVERHEAD.idle_bytes
+    assert found.upper == pytest.approx(X86_OVERHEAD.idle_bytes + growth * (1 + MEMORY_ERROR))
+
+
+def test_rates_between_timings_of_one_size() -> None:
+    rates = Rates([Timing("unary", (100,), 1e-6), Timing("unary", (10_000,), 1e-4)])
+    assert rates.seconds((1000,)) == pytest.approx(1e-5)
+    assert rates.seconds((10,)) == pytest.approx(1e-6)
+    assert rates.seconds((40_000,)) == pytest.approx(4e-4)
+
+
+def test_rates_at_a_timing_are_what_was_timed() -> None:
+    sizes = [(1, 2**a, 2**b, 64) for a in range(3, 9) for b in range(3, 9)]
+    timings = [Timing("product", s, math.prod(s) * (1e-9 + 1e-7 / s[1])) for s in sizes]
+    rates = Rates(timings)
+    for timing in timings:
+        assert rates.seconds(timing.sizes) == pytest.approx(timing.seconds, rel=0.15)
+    between = (1, 90, 90, 64)
+    true = math.prod(between) * (1e-9 + 1e-7 / 90)
+    assert rates.seconds(between) == pytest.approx(true, rel=0.15)
+    assert 0 < rates.doubt < 0.3

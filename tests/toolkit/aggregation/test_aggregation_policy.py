@@ -1,0 +1,128 @@
+"""How an aggregation weighs, how far it goes, and what it takes for statistics."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from device_agent.formats.manifest import Role
+from profiles.errors import InputError, UpdateError
+from toolkit.aggregation.aggregate import Aggregation, Received, aggregate
+from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.submodel_strength import strength
+from toolkit.submodels.global_model import GlobalModel
+from updates import (
+    OLD,
+    PARAMETERS,
+    assert_model,
+    averaged,
+    cp_update,
+    dense_of,
+    entry,
+    full_update,
+    low_rank_update,
+    record_of,
+    slice_update,
+)
+
+
+def test_softmax_is_fedhms_equation_2() -> None:
+    """By hand: gamma 1, 1/4, 1/2 (cp at rate 2) and 6 of 114 numbers; tau 1/2."""
+    updates = [full_update(1), low_rank_update(2, ratio=0.25), cp_update(3), slice_update(4)]
+    policy = AggregationPolicy(weights="softmax", temperature=0.5, factors="act")
+    gammas = (1.0, 0.25, 0.5, 6 / 114)
+    parts = [(dense_of(u), np.exp(g / 0.5)) for u, g in zip(updates, gammas, strict=True)]
+    assert_model(aggregate(OLD, updates, policy), averaged(parts))
+
+
+def test_an_infinite_temperature_is_uniform() -> None:
+    updates = [full_update(1, 7), low_rank_update(2, 100), slice_update(4, 1)]
+    softmax = aggregate(OLD, updates, AggregationPolicy("softmax", temperature=float("inf")))
+    uniform = aggregate(OLD, updates, AggregationPolicy("uniform"))
+    assert all(torch.equal(softmax.tensors[name], uniform.tensors[name]) for name in PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("submodel", "gamma"),
+    [
+        ("full", 6 / 114),
+        ("low-rank:0.25,keep=2", 0.25),
+        ("width:0.5", 0.5),
+        ("cp:4", 0.25),
+        ("cp:0.5", 1.0),
+        ("slice:0.3+low-rank:0.25", 0.25 * 6 / 114),
+    ],
+)
+def test_strength(submodel: str, gamma: float) -> None:
+    assert strength(submodel, (entry("w", (2, 3), "w"),), PARAMETERS) == pytest.approx(gamma)
+
+
+@pytest.mark.parametrize("beta", [0.25, 1.0, 1.8])
+def test_beta_goes_from_the_old_model_to_the_mean_or_beyond(beta: float) -> None:
+    update = slice_update(3)
+    new = aggregate(OLD, [update], AggregationPolicy(beta=beta))
+    old = OLD.tensors["w"].double().numpy()
+    assert_model(new, {"w": (1 - beta) * old + beta * update[1]["w"]})
+    assert new.tensors["c"] is OLD.tensors["c"]
+
+
+def test_statistics_do_not_go_beyond_the_mean() -> None:
+    model = GlobalModel({"var": torch.full((2,), 10.0)})
+    table = (entry("var", (2,), "var", role="buffer"),)
+    update = record_of("full", 1, table), {"var": np.ones(2, np.float32)}
+    for beta, expected in ((0.5, 5.5), (1.8, 1.0)):
+        new = aggregate(model, [update], AggregationPolicy(beta=beta))
+        assert torch.equal(new.tensors["var"], torch.full((2,), expected))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"weights": "loss"}, "weights must be one of samples, uniform, softmax; it is 'loss'"),
+        ({"factors": "none"}, "factors must be one of afm, act; it is 'none'"),
+        ({"temperature": 0.0}, "temperature must be a number from 0.05 up, or inf; it is 0.0"),
+        ({"temperature": float("nan")}, "temperature must be"),
+        ({"temperature": "5"}, "temperature must be a number from 0.05 up, or inf; it is '5'.$"),
+        ({"temperature": 10**400}, "temperature must be"),
+        ({"beta": 0.0}, "beta must be a number above 0 and at most 10; it is 0.0.$"),
+        ({"beta": 1e40}, r"beta must be a number above 0 and at most 10; it is 1e\+40.$"),
+        ({"beta": None}, "beta must be a number above 0 and at most 10; it is None.$"),
+        ({"beta": float("inf")}, "beta must be"),
+    ],
+)
+def test_policies_that_cannot_be(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        AggregationPolicy(**options)
+
+
+NORM = GlobalModel({"bn.running_var": torch.full((2,), 10.0), "w": torch.full((2,), 10.0)})
+
+
+def named(name: str, value: float, role: Role) -> Received:
+    table = (entry(name, (2,), name, role=role),)
+    return record_of("full", 1, table), {name: np.full(2, value, np.float32)}
+
+
+def test_statistics_are_what_the_server_calls_so() -> None:
+    """Whatever some device says: `w` is trained because an honest one says so."""
+    updates = [
+        named("bn.running_var", 1, "parameter"),
+        named("w", 1, "buffer"),
+        named("w", 1, "parameter"),
+    ]
+    policy = AggregationPolicy(beta=1.5)
+    halves = [Aggregation(NORM, policy) for _ in range(2)]
+    for number, update in enumerate(updates):
+        halves[number == 2].add(*update)
+    halves[0].merge(halves[1])
+    for new in (aggregate(NORM, updates, policy), halves[0].result()):
+        assert new.tensors["bn.running_var"].tolist() == [1, 1]
+        assert new.tensors["w"].tolist() == [-3.5, -3.5]
+
+
+@pytest.mark.parametrize("role", ["parameter", "buffer"])
+def test_variances_below_zero(role: Role) -> None:
+    words = "^The update of 'full' gives 'bn.running_var' a variance below zero.$"
+    with pytest.raises(UpdateError, match=words):
+        aggregate(NORM, [named("bn.running_var", -1, role)])

@@ -1,0 +1,129 @@
+"""Models whose channels cannot be followed are refused by name; which channels form a group."""
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edgetailor import split
+from narrow_models import Attention
+from profiles.errors import SpecError
+from toolkit.channels.channel_units import Axis, Units
+
+
+class Lambda(nn.Module):
+    """Some function between two linear layers of 12 features."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 12)
+        self.last = nn.Linear(12, 2)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.function(self.first(x)))
+
+
+class Projected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.LSTM(3, 8, batch_first=True, proj_size=4)
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.memory(x)[0][:, -1])
+
+
+class Squeezed(nn.Module):
+    """Drops axes of size 1, whichever they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 1)
+        self.last = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.conv(x).mean((2, 3), keepdim=True).squeeze())
+
+
+def grouped() -> nn.Module:
+    layers = (nn.Conv1d(3, 8, 1), nn.Conv1d(8, 8, 1, groups=2), nn.AdaptiveAvgPool1d(1))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 2))
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "attention heads": (
+        Attention,
+        (3, 8, 8),
+        r"aten\.\w+\.default: it turns axes of 48 into 3 x 4 x 4",
+    ),
+    "groups": (grouped, (3, 5), r"aten\.conv1d\.default in '1': it takes 8 channels in 2 groups"),
+    "shuffled": (
+        lambda: Lambda(lambda x: x.view(-1, 3, 4).transpose(1, 2).flatten(1)),
+        (3,),
+        "view",
+    ),
+    "squeezed": (Squeezed, (2, 3, 3), "one channel would be left"),
+    "into the batch": (lambda: Lambda(lambda x: x.reshape(-1, 1).view(-1, 12)), (3,), "batch x 12"),
+    "some": (lambda: Lambda(lambda x: torch.cat([x[:, :5], x[:, 5:]], 1)), (3,), "picks some"),
+    "reversed": (lambda: Lambda(lambda x: x.flip(1)), (3,), r"aten\.flip.* no rule"),
+    "together": (lambda: Lambda(lambda x: x.softmax(1)), (3,), "softmax.*takes all of them"),
+    "sum": (lambda: Lambda(lambda x: x + x.sum(1, keepdim=True) / 12), (3,), "sum.* no rule"),
+    "product": (lambda: Lambda(lambda x: x @ (x.T @ x)), (3,), "matmul.* no rule"),
+    "projections": (Projected, (5, 3), r"aten\.lstm\.input in 'memory': no rule"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_followed_is_refused(name: str) -> None:
+    build, shape, message = REFUSED[name]
+    with pytest.raises(SpecError, match=message) as refusal:
+        split(build(), "width:0.5", shape)
+    assert str(refusal.value).startswith(
+        "'width:0.5': the channels cannot be followed through aten."
+    )
+    assert str(refusal.value).endswith(
+        "use slice or low-rank for this model, or replace the operator."
+    )
+    line = re.search(r"\(\S+\.py, line \d+: .+\); use slice", str(refusal.value))
+    assert (line is None) is (name == "groups")  # which is made of torch's own modules only
+
+
+def counts(units: Units, ratio: str, *axes: Axis) -> list[int]:
+    kept = units.kept(Fraction(ratio))
+    return [kept.count(axis) for axis in axes]
+
+
+def test_a_concatenation_that_another_layer_is_added_to_keeps_its_pieces() -> None:
+    units = Units()
+    one, other, both = map(units.fresh, (4, 6, 10))
+    for axis in (both, other, one):
+        units.compute(axis)
+    units.join(both[:4], one)
+    units.join(both[4:], other)
+    assert counts(units, "1/2", one, other, both) == [2, 3, 5]
+    assert units.kept(Fraction(1, 2)).ranges(both) == ((0, 2), (4, 7))
+
+
+def test_what_is_the_same_as_something_fixed_stays() -> None:
+    units = Units()
+    axis = units.fresh(9)
+    units.compute(axis)
+    units.pin(axis[3:5])
+    assert units.kept(Fraction(1, 2)).ranges(axis) == ((0, 2), (3, 7))
+
+
+def test_what_no_layer_computes_stays() -> None:
+    units = Units()
+    assert counts(units, "1/10", units.fresh(5)) == [5]
+
+
+@pytest.mark.parametrize(("ratio", "left"), [("0.07", 7), ("0.071", 8), ("0.0001", 1), ("1", 100)])
+def test_the_leading_ones_are_kept_rounded_up(ratio: str, left: int) -> None:
+    units = Units()
+    axis = units.fresh(100)
+    units.compute(axis)
+    assert units.kept(Fraction(ratio)).ranges(axis) == ((0, left),)

@@ -1,0 +1,184 @@
+"""`edgetailor aggregate`: its table, and the updates that it refuses."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save, save_file
+
+from bundles import tiny_bundle, tiny_model, write_data
+from command_models import digits_weights
+from commands import Done, edgetailor, refused
+from device_agent.formats.atomic_files import fingerprint
+from device_agent.formats.update import RECORD, TENSORS
+from device_agent.training.bundle_training import train_bundle
+from edgetailor import GlobalModel
+
+
+@pytest.fixture(scope="module")
+def updates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the global model `global.safetensors` and two updates of it, `one`, `two`."""
+    folder = tmp_path_factory.mktemp("round")
+    (folder / "global.safetensors").write_bytes(tiny_model()[1].save())
+    for seed, (name, family) in enumerate([("one", "slice"), ("two", "cp")]):
+        data = write_data(folder / f"{name}.npz", seed=seed)
+        train_bundle(tiny_bundle(tmp_path_factory, family), str(data), folder / name, threads=1)
+    return folder
+
+
+@pytest.fixture
+def round_(updates: Path, tmp_path: Path) -> Path:
+    """A copy of that folder to work in."""
+    return shutil.copytree(updates, tmp_path / "round")
+
+
+def edit(update: Path, **changes: object) -> None:
+    record = json.loads((update / RECORD).read_bytes())
+    (update / RECORD).write_text(json.dumps({**record, **changes}))
+
+
+def retensor(update: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+    """Change the tensors of an update and make its hash right again."""
+    tensors = load_file(update / TENSORS)
+    change(tensors)
+    data = save(tensors)
+    (update / TENSORS).write_bytes(data)
+    entry = fingerprint(data)
+    edit(update, file={"size": entry.size, "sha256": entry.sha256})
+
+
+def test_aggregate(round_: Path) -> None:
+    done = edgetailor("aggregate", "global.safetensors", "one", "two", "--out", "new", cwd=round_)
+    assert (done.code, done.stderr) == (0, "")
+    assert re.fullmatch(
+        r"submodel          samples  steps  +loss *\n"
+        r"slice:classifier       21     10  \d\.\d{3} to \d\.\d{3} *\n"
+        r"cp:2\.0                 21     10  \d\.\d{3} to \d\.\d{3} *\n"
+        r"global model: new\n",
+        done.stdout,
+    )
+    before, after = load_file(round_ / "global.safetensors"), load_file(round_ / "new")
+    assert {n: a.shape for n, a in after.items() if not n.startswith("kept|")} == {
+        n: a.shape for n, a in before.items()
+    }
+
+
+def test_one_epoch_has_one_loss_in_the_table(round_: Path) -> None:
+    edit(round_ / "one", loss_first=0.5, loss_last=0.5)
+    done = edgetailor("aggregate", "global.safetensors", "one", "--out", "new", cwd=round_)
+    assert done == Done(
+        0,
+        "submodel          samples  steps   loss\n"
+        "slice:classifier       21     10  0.500\n"
+        "global model: new\n",
+        "",
+    )
+
+
+def test_aggregate_as_json_and_by_force(round_: Path) -> None:
+    (round_ / "new").write_bytes(b"old")
+    done = edgetailor(
+        "aggregate", "global.safetensors", "one", "--out", "new", "--force", "--json", cwd=round_
+    )
+    assert (done.code, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {
+        "version": 1,
+        "out": "new",
+        "updates": [{"submodel": "slice:classifier", "samples": 21}],
+    }
+    assert (round_ / "new").read_bytes() != b"old"
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def another_round(folder: Path) -> None:
+    tensors = load_file(folder / "global.safetensors")
+    tensors["classifier.bias"] += 1
+    save_file(tensors, folder / "global.safetensors")
+
+
+def another_model(folder: Path) -> None:
+    model = GlobalModel({name: torch.from_numpy(a) for name, a in digits_weights().items()})
+    (folder / "global.safetensors").write_bytes(model.save())
+
+
+def passed_off(folder: Path) -> None:
+    """An update that claims to be of another model's round."""
+    another_model(folder)
+    base = fingerprint((folder / "global.safetensors").read_bytes()).sha256
+    for name in ("one", "two"):
+        edit(folder / name, base=base)
+
+
+def not_finite(tensors: dict[str, np.ndarray]) -> None:
+    tensors["classifier.bias"] = tensors["classifier.bias"] * np.float32("nan")
+
+
+def in_place_of_two(folder: Path) -> None:
+    shutil.rmtree(folder / "two")
+    shutil.move(folder / "two.npz", folder / "two")
+
+
+REFUSED = {
+    "another round": (another_round, r"^one was trained from another global model than global\.s"),
+    "another model": (
+        another_model,
+        r"it is of another model or another round\. Aggregate it into",
+    ),
+    "passed off": (passed_off, r"'classifier\.weight'.* (global model|model's)"),
+    "altered": (lambda f: flip_a_bit(f / "two" / TENSORS), r"^two/update\.safetensors is not the "),
+    "nan": (lambda f: retensor(f / "one", not_finite), r"'classifier\.bias' .* is not finite"),
+    "foreign": (lambda f: retensor(f / "one", dict.clear), r"^one lacks the tensor 'classifier\."),
+    "no update": (lambda f: shutil.rmtree(f / "two"), r"^two is no update: update\.json is missi"),
+    "a file": (in_place_of_two, r"^two is a file; an update is a folder"),
+    "family": (lambda f: edit(f / "one", submodel="no:1"), r"^There is no submodel family 'no'"),
+    "version": (lambda f: edit(f / "one", version=2), r"^one/update\.json has version 2"),
+    "no samples": (lambda f: edit(f / "one", samples=0), r"^An update of 0 samples has no weight"),
+    "no global": (lambda f: (f / "global.safetensors").unlink(), r"^global\.safetensors cannot be"),
+    "bad global": (
+        lambda f: (f / "global.safetensors").write_text("x"),
+        r"^global\.safetensors is not a safetensors file",
+    ),
+    "out exists": (lambda f: (f / "new").write_bytes(b"old"), r"^new exists already: give another"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_aggregate_refuses(round_: Path, case: str) -> None:
+    damage, message = REFUSED[case]
+    damage(round_)
+    command = ("aggregate", "global.safetensors", "one", "two", "--out", "new")
+    assert re.search(message, refused(round_, *command))
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("one", "one is a folder: give the name of a file."),
+        ("one.npz/new", "one.npz/new cannot be written: one.npz is a file, not a folder."),
+    ],
+)
+def test_aggregate_refuses_places_first(round_: Path, out: str, message: str) -> None:
+    command = ("aggregate", "missing.safetensors", "one", "--out", out, "--force")
+    assert refused(round_, *command) == message
+
+
+def test_each_update_counts_once(round_: Path) -> None:
+    shutil.copytree(round_ / "one", round_ / "copy")
+    command = ("aggregate", "global.safetensors", "one", "two", "copy", "--out", "new")
+    assert refused(round_, *command) == "copy is the same update as one: give each once."
+
+
+def test_aggregate_needs_updates(round_: Path) -> None:
+    assert refused(round_, "aggregate", "global.safetensors", "--out", "new") == (
+        "Give at least one UPDATE folder, as `edgetailor-agent train` wrote."
+    )

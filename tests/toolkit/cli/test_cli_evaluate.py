@@ -1,0 +1,112 @@
+"""`edgetailor evaluate` on logits that are known by hand."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command_models import DIGITS
+from commands import Done, edgetailor, refused, run
+from edgetailor import GlobalModel, load_model
+from toolkit.submodels.global_model import from_model
+
+SIGNS = """
+import torch
+from torch import nn
+
+
+class Sign(nn.Module):
+    # (N, 1, 1, 2) -> (N, 2): the logits are the numbers themselves.
+    def forward(self, x):
+        return x.flatten(1)
+
+
+def signs():
+    return Sign()
+
+
+def vector():
+    return nn.Flatten(0)
+"""
+
+
+@pytest.fixture
+def signs(tmp_path: Path) -> Path:
+    """A folder with a model whose logits are its inputs, its weights `w` and four samples."""
+    (tmp_path / "signs.py").write_text(SIGNS)
+    (tmp_path / "w").write_bytes(GlobalModel({}).save())
+    x = np.log(np.array([[3, 1], [3, 1], [1, 3], [1, 1.5]], np.float32))
+    np.savez(tmp_path / "held.npz", x=x.reshape(4, 1, 1, 2), y=np.array([0, 0, 0, 1]))
+    return tmp_path
+
+
+EVALUATE = ("evaluate", "signs:signs", "--weights", "w", "--input-shape", "1,1,2", "--data")
+LOSS = -np.mean(np.log([0.75, 0.75, 0.25, 0.6]))
+"""By hand: the logits are logarithms of odds."""
+
+
+def test_evaluate(signs: Path) -> None:
+    done = run("edgetailor", *EVALUATE, "held.npz", cwd=signs)
+    assert done == Done(0, f"accuracy 75.0%, loss {LOSS:.4f} on 4 samples\n", "")
+
+
+def test_evaluate_as_json_and_on_a_single_sample(signs: Path) -> None:
+    done = edgetailor(*EVALUATE, "held.npz", "--json", cwd=signs)
+    assert (done.code, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {
+        "version": 1, "samples": 4, "accuracy": 0.75, "loss": pytest.approx(LOSS, rel=1e-6),
+    }  # fmt: skip
+    np.savez(signs / "held.npz", x=np.zeros((1, 1, 1, 2), np.float32), y=np.array([0]))
+    done = edgetailor(*EVALUATE, "held.npz", cwd=signs)
+    assert done == Done(0, "accuracy 100.0%, loss 0.6931 on 1 sample\n", "")
+
+
+def test_many_samples_are_judged_in_pieces(signs: Path) -> None:
+    order = np.random.default_rng(0)
+    x = order.standard_normal((1000, 1, 1, 2), dtype=np.float32)
+    np.savez(signs / "held.npz", x=x, y=order.integers(2, size=1000))
+    done = edgetailor(*EVALUATE, "held.npz", "--json", cwd=signs)
+    with np.load(signs / "held.npz") as file:
+        wide, y = file["x"].reshape(1000, 2).astype(np.float64), file["y"]
+    losses = np.log(np.exp(wide).sum(axis=1)) - wide[np.arange(1000), y]
+    found = json.loads(done.stdout)
+    assert found["samples"] == 1000
+    assert found["accuracy"] == np.mean(wide.argmax(axis=1) == y)
+    assert found["loss"] == pytest.approx(losses.mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"y": np.array([0, 1, 2, 0])},
+            r"^held\.npz: the label 2 is outside the model's classes 0 ",
+        ),
+        ({"x": np.zeros((4, 2), np.float32)}, r"^held\.npz: x must be \(n, 1, 1, 2\)"),
+        (
+            {"x": np.zeros((0, 1, 1, 2), np.float32), "y": np.zeros(0, np.int64)},
+            r"^held\.npz holds 0 samples; give some\.",
+        ),
+    ],
+)
+def test_data_that_cannot_be_judged(
+    signs: Path, change: dict[str, np.ndarray], message: str
+) -> None:
+    with np.load(signs / "held.npz") as file:
+        arrays = {**file, **change}
+    np.savez(signs / "held.npz", **arrays)
+    assert re.search(message, refused(signs, *EVALUATE, "held.npz"))
+
+
+def test_models_that_cannot_be_judged(signs: Path) -> None:
+    (signs / "digits").write_bytes(from_model(load_model(DIGITS[0])).save())
+    shape = ("--input-shape", "3,8,8", "--data", "held.npz")
+    assert refused(signs, "evaluate", DIGITS[0], "--weights", "digits", *shape).startswith(
+        "The model cannot take samples of shape (3, 8, 8): "
+    )
+    assert refused(signs, "evaluate", "signs:vector", "--weights", "w", *shape) == (
+        "The model must return one tensor of shape (batch, classes)."
+    )
+    assert refused(signs, "evaluate", "signs:signs", *shape) == "Missing option '--weights'."

@@ -1,0 +1,102 @@
+"""`edgetailor export`: what it refuses, and that nothing is left behind then."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bundles import everything
+from command_models import TINY
+from commands import edgetailor, refused
+from device_agent.formats.bundle import open_bundle
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "there"], r"^there exists already: give another place, or --force"),
+        (
+            ["--out", "nets.py/b"],
+            r"^nets\.py/b cannot be written: nets\.py is a file, not a folder",
+        ),
+        (
+            ["--out", "b", "--save-weights", "nets.py"],
+            r"^nets\.py exists already: give another pla",
+        ),
+        (["--out", "b", "--epochs", "0"], r"^epochs must be at least 1; it is 0"),
+        (["--out", "b", "--learning-rate", "nan"], r"^learning_rate must be a number from 0 up"),
+        (["--out", "b", "--momentum", "1"], r"^momentum must be below 1; it is 1\.0"),
+        (["--out", "b", "--masked", "--loss", "mse"], r"^masked leaves out classes, and the loss"),
+        (["--out", "b", "--weight-decay", "-1"], r"^weight_decay must be a number from 0 up"),
+        (["--out", "b", "--format", "pickle"], r"'pickle' is not one of 'onnx', 'tflite'"),
+        (["--out", "b", "--submodel", "slice:9"], r"^'slice:9': the capacity must be a number"),
+        ([], r"^Missing option '--out'"),
+    ],
+)
+def test_exports_that_cannot_be(folder: Path, arguments: list[str], message: str) -> None:
+    (folder / "there").mkdir()
+    assert re.search(message, refused(folder, "export", *TINY, *arguments))
+
+
+IS_FOLDER = "there is a folder: give the name of a file."
+ITS_OWN = "the bundle {} is a folder of its own. Give a place outside it."
+
+
+@pytest.mark.parametrize(
+    ("out", "saved", "message"),
+    [
+        ("b", "b", f"The weights cannot be saved as b: {ITS_OWN.format('b')}"),
+        ("b", "b/w", f"The weights cannot be saved as b/w: {ITS_OWN.format('b')}"),
+        ("there", "b/../there/w",
+         f"The weights cannot be saved as b/../there/w: {ITS_OWN.format('there')}"),
+        ("w/b", "w", "The bundle cannot be written to w/b: the weights are saved as the file w. "
+         "Give another place."),
+        ("b", "there", IS_FOLDER),
+        ("b", "nets.py/g.st",
+         "nets.py/g.st cannot be written: nets.py is a file, not a folder."),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_weights_that_cannot_be_saved(
+    folder: Path, out: str, saved: str, message: str, force: list[str]
+) -> None:
+    """Refused before the model, which is none, is looked for."""
+    if out != "there" or force:
+        (folder / "there").mkdir()
+    arguments = ("--input-shape", "1", "--out", out, "--save-weights", saved, *force)
+    assert refused(folder, "export", "nets:nothing", *arguments) == message
+
+
+def test_a_failed_export_leaves_nothing(folder: Path) -> None:
+    sentence = refused(
+        folder, "export", "nets:Glance", "--input-shape", "1,6,6", "--out", "b",
+        "--save-weights", "w", code=3,
+    )  # fmt: skip
+    assert re.search(
+        r"^Signature 'train' needs the operator aten::grid_sampler_2d_backward", sentence
+    )
+
+
+def test_a_dry_run_writes_nothing(folder: Path) -> None:
+    before = everything(folder)
+    done = edgetailor("export", *TINY, "--out", "b", "--save-weights", "w", "--dry-run", cwd=folder)
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+    assert everything(folder) == before
+    assert (done.code, done.stdout) == (
+        0,
+        "full: 340 trained parameters, capacity 1.00, 1.4 kB of weights\n"
+        "dry run: b was not written\n",
+    )
+
+
+def test_a_masked_loss_is_asked_for_by_an_option(folder: Path) -> None:
+    """`classes` says which a device has; the manifest's ports are what an agent follows."""
+    for name, options in (("plain", ()), ("masked", ("--masked",))):
+        out = ("--out", name, "--no-verify")
+        assert edgetailor("export", *TINY, *out, *options, cwd=folder).code == 0
+    kinds = {
+        name: {port.kind for port in open_bundle(folder / name).manifest.signatures["train"].inputs}
+        for name in ("plain", "masked")
+    }
+    assert kinds["masked"] - kinds["plain"] == {"classes"}

@@ -1,0 +1,42 @@
+"""The help of `edgetailor`."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from commands import EXIT_CODES, edgetailor, run
+from toolkit.families import FAMILIES
+from toolkit.submodels.spec import parse_spec
+
+
+def test_help_lists_commands_and_exit_codes(tmp_path: Path) -> None:
+    done = run("edgetailor", "--help", cwd=tmp_path)
+    assert (done.code, done.stderr) == (0, "")
+    assert re.findall(r"^  (\w+)  +[A-Z]", done.stdout, re.M) == [
+        "aggregate", "demo", "evaluate", "export", "inspect", "plan", "report", "serve",
+    ]  # fmt: skip
+    assert done.stdout.endswith(EXIT_CODES)
+    assert "..." not in done.stdout.replace("[ARGS]...", "")  # no summary is cut off
+
+
+def test_help_lists_families_and_their_options(tmp_path: Path) -> None:
+    done = edgetailor("--help", cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    specs = [line.split()[0] for line in lines if re.match("  [a-z]\\S+  +[a-z]", line)]
+    assert {parse_spec(spec).family for spec in specs} == FAMILIES.keys()
+    assert "slice:0.42+low-rank:0.25" in specs
+    options = {word for family in FAMILIES.values() for word in re.findall(r"\S+=", family.summary)}
+    assert options == set(re.findall(r"[a-z-]+=", done.stdout))
+
+
+@pytest.mark.parametrize(
+    "command", ["aggregate", "demo", "evaluate", "export", "inspect", "plan", "report", "serve"]
+)
+def test_every_command_explains_itself_in_80_columns(tmp_path: Path, command: str) -> None:
+    done = edgetailor(command, "--help", cwd=tmp_path)
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Usage: edgetailor {command} ")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert re.findall(r"^  --[a-z-]+(?: [A-Z]+)?$", done.stdout, re.M) == []

@@ -1,0 +1,181 @@
+"""`edgetailor plan` in processes of its own, on a device whose rates are made up."""
+
+import datetime
+import json
+import shlex
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from command_models import NETS, TINY
+from commands import Done, edgetailor, run
+from made_calibration import DEVICE
+from toolkit.planning.plan_display import distinct
+
+SPECS = ("full", "width:0.5", "slice:classifier", "low-rank:0.5")
+TABLE = """\
+submodel          strength        memory            step    sent
+full                  1.00  84.9-85.6 MB  0.405-0.608 ms  2.8 kB
+slice:classifier      0.85  84.4-85.0 MB  0.229-0.344 ms  2.6 kB
+width:0.5             0.50  84.9-85.6 MB  0.399-0.598 ms  1.4 kB
+memory and step: predicted - upper bound, which a budget must allow; memory is
+  the agent's process at its peak, step one batch, sent both ways in a round
+
+"""
+IMPOSSIBLE = """\
+low-rank:0.5: not possible: no layer of this model gets smaller; conv: the first
+  layer; classifier: the classifier. With keep=0 conv would get smaller.
+note: the runtime's memory could not be measured: what it was on x86-64 is taken
+"""
+CHOSEN = f"""\
+made-up: 88.0 MB of memory, 0.4 ms a step
+{TABLE}full: step-time: over by 0.208 ms (would fit with --step-time 0.000609)
+slice:classifier: chosen
+width:0.5: step-time: over by 0.198 ms (would fit with --step-time 0.000599)
+{IMPOSSIBLE}next: edgetailor export {" ".join(TINY)} --submodel slice:classifier --out bundle
+"""
+NOTHING = """\
+Error: Nothing fits made-up. slice:classifier comes nearest; memory: over by 31.0 MB (would fit \
+with --memory 85.1MB).
+"""
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a device's profile and a cache of its own."""
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "nets.py").write_text(NETS)
+    today = datetime.date.today().isoformat()
+    device = msgspec.structs.replace(DEVICE, date=today)
+    (folder / "device.json").write_bytes(msgspec.json.encode(device))
+    return folder
+
+
+def plan(desk: Path, *budgets: str, specs: tuple[str, ...] = SPECS) -> Done:
+    chosen = [word for spec in specs for word in ("--submodel", spec)]
+    profile = ("--profile", "device.json")
+    cache = {"XDG_CACHE_HOME": str(desk / "cache")}
+    return run("edgetailor", "plan", *TINY, *profile, *chosen, *budgets, cwd=desk, **cache)
+
+
+def test_the_strongest_that_fits_is_chosen(desk: Path) -> None:
+    done = plan(desk, "--memory", "88MB", "--step-time", "0.0004")
+    assert (done.code, done.stdout) == (0, CHOSEN)
+    looked = [line.partition("] ")[2] for line in done.stderr.splitlines()]
+    kept = desk / "cache" / "edgetailor"
+    assert looked[0] == "4 of 4 submodels to export, seconds to a minute each"
+    assert looked[1].startswith("what is found is kept in")
+    assert looked[-4:] == [f"exporting {spec} ({n} of 4)" for n, spec in enumerate(SPECS, 1)]
+    # What was looked at is remembered, and what is not possible too, whatever the rate.
+    for options in ((), ("--learning-rate", "1", "--epochs", "3")):
+        again = plan(desk, "--memory", "88MB", "--step-time", "0.0004", *options)
+        assert again.stdout.splitlines()[:-1] == CHOSEN.splitlines()[:-1]
+        assert again.stderr == ""
+    assert len(list(kept.iterdir())) == 4
+    one_more = plan(desk, "--memory", "88MB", specs=("full", "width:0.25"))
+    assert one_more.stderr.splitlines()[-1].endswith("] exporting width:0.25 (1 of 1)")
+
+
+def test_what_is_planned_is_what_is_exported(desk: Path) -> None:
+    """Adam keeps two tensors a parameter and its count, SGD with momentum one; here SGD none."""
+    found = {}
+    for options in ("--momentum 0.0", "", "--optimizer adam --weight-decay 0.1 --masked"):
+        words = ("--memory", "200MB", *options.split())
+        done = plan(desk, *words, "--json", specs=("full",))
+        (one,) = json.loads(done.stdout)["candidates"]
+        found[options] = one["memory_bytes"]
+        said = plan(desk, *words, specs=("full",)).stdout.splitlines()[-1]
+        command = ["edgetailor", "export", *TINY, *options.split()]
+        assert sorted(shlex.split(said)) == sorted(
+            ["next:", *command, "--submodel", "full", "--out", "bundle"]
+        )
+    plain, momentum, adam = found.values()
+    numbers = 36 + 4 + 4 + 36 * 8 + 8
+    # In and out of a step: each tensor more is twice in memory; a node more is 5300 bytes.
+    assert momentum - plain >= 2 * 4 * numbers
+    assert adam - momentum >= 2 * 4 * numbers
+
+
+def test_step_times_have_units(desk: Path) -> None:
+    same = [
+        plan(desk, "--memory", "200MB", "--step-time", time, "--json", specs=("full",)).stdout
+        for time in ("0.0005", "0.5ms", "0.5 MS", "0.0005s")
+    ]
+    assert len(set(same)) == 1
+    assert json.loads(same[0])["budgets"]["step_s"] == 0.0005
+
+
+def test_where_nothing_fits(desk: Path) -> None:
+    done = plan(desk, "--memory", "54MB", specs=SPECS[:3])
+    assert done.code == 5
+    assert done.stderr.endswith(NOTHING)
+    assert "full: memory: over by 31.6 MB (would fit with --memory 85.6MB)" in done.stdout
+
+
+def test_json(desk: Path) -> None:
+    done = plan(desk, "--memory", "88MB", "--bandwidth", "2kB", "--json", specs=SPECS[:3])
+    document = json.loads(done.stdout)
+    assert done.code == 0
+    assert (document["version"], document["chosen"]) == (1, "width:0.5")
+    assert document["budgets"] == {
+        "memory_bytes": 88_000_000, "step_s": None, "traffic_bytes": 2000,
+    }  # fmt: skip
+    [full, *_] = document["candidates"]
+    assert (full["submodel"], full["binding"], full["fits"]) == ("full", "bandwidth", False)
+    # 36 + 4 + 4 + 36 * 8 + 8 parameters and 8 statistics of 4 bytes, both ways.
+    assert full["traffic_bytes"] == 2 * 4 * (36 + 8 + 8 + 36 * 8 + 8)
+    assert full["exceeded"] == [
+        {"budget": "bandwidth", "over": 784, "smallest_admitting": full["traffic_bytes"]}
+    ]
+
+
+def test_strengths_that_differ_read_differently() -> None:
+    strengths = [1.0, 0.99977, 0.5, 0.25, 0.0123, 0.0118, 0.0004]
+    assert [distinct(one, strengths) for one in strengths] == [
+        "1.00", "0.9998", "0.50", "0.25", "0.0123", "0.0118", "0.0004",
+    ]  # fmt: skip
+    assert distinct(0.5, [0.5, 0.5]) == "0.50"
+    assert distinct(1 / 3, [1 / 3 + 1e-9]) == "0.333333"
+
+
+def test_a_stale_profile_is_doubted(desk: Path) -> None:
+    long_ago = datetime.date.today() - datetime.timedelta(days=400)
+    old = msgspec.structs.replace(DEVICE, date=long_ago.isoformat())
+    (desk / "device.json").write_bytes(msgspec.json.encode(old))
+    done = plan(desk, specs=("full",))
+    assert done.code == 0
+    said = " ".join(done.stdout.split())
+    assert "stale: the profile is 400 days old, and more than 90 are doubtful" in said
+    assert "memory budget: 50% of all memory; how much is available is not known" in said
+
+
+def test_built_in_profiles_are_listed(tmp_path: Path) -> None:
+    done = edgetailor("plan", "--list-profiles", cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    assert (done.code, done.stderr, len(lines)) == (0, "", 13)
+    assert lines[-2] == (
+        "x86-mini-pc            x86 mini PC (Beelink S12 Pro)            17.2 GB        4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--profile", "toaster"), "Error: There is no device profile 'toaster': give a file"),
+        (
+            ("--profile", "android-low", "--memory", "256"),
+            "Error: Invalid value for '--memory': A size is a number and a unit",
+        ),
+        (("--profile", "android-low", "--step-time", "0"), "0.0 is not in the range x>0"),
+        (("--profile", "android-low", "--step-time", "5h"), "A time is a number and ms or s, or"),
+        (("--profile", "android-low", "--step-time", "nan"), "A time is a number and ms or s, or"),
+        (("--profile", "android-low", "--momentum", "2"), "momentum must be below 1; it is 2.0."),
+        (("--profile", "android-low", "--submodel", "slices"), "There is no submodel family"),
+    ],
+)
+def test_refusals(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    (tmp_path / "nets.py").write_text(NETS)
+    done = edgetailor("plan", *TINY, *options, cwd=tmp_path)
+    assert (done.code, done.stdout) == (2, "")
+    assert said in done.stderr

@@ -1,0 +1,240 @@
+"""Whole federations over real sockets: their rounds, restarts, deadlines and ends."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.client.replies import RefusedError
+from device_agent.federation import round_loop
+from device_agent.formats.update import write_update
+from profiles.errors import ClientError, EdgeTailorError
+from toolkit.coordinator.server import Server
+from toolkit.coordinator.storage.blobs import Blobs
+from vector_fleet import (
+    CONFIG,
+    ROUNDS,
+    SIZE,
+    VectorModel,
+    assert_soon,
+    configured,
+    enrol,
+    joined,
+    running,
+    send,
+    task,
+    train_vector,
+    trained,
+)
+
+
+def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_loop, "train_bundle", train_vector)
+    monkeypatch.chdir(tmp_path)
+    config, model, told = configured(tmp_path), VectorModel(), list[str]()
+    made: list[int] = []
+    up = threading.Event()
+    cut = model.bundle
+
+    def bundle(submodel: str, round_: int) -> dict[str, bytes]:
+        assert up.wait(10)
+        if round_ == 1:
+            made.append(server.coordinator.status().kinds_ready)
+        return cut(submodel, round_)
+
+    monkeypatch.setattr(model, "bundle", bundle)
+    said: dict[int, list[str]] = {number: [] for number in range(3)}
+    with running(config, model, told.append) as server:
+        up.set()
+        enrol(server, tmp_path)
+        threads = [
+            threading.Thread(
+                target=round_loop.run,
+                args=(tmp_path / str(n), "held_out.npz", said[n].append),
+                kwargs={"sleep": lambda seconds: time.sleep(0.02)},
+            )
+            for n in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        later: list[str] = []
+        assert round_loop.run(tmp_path / "0", "held_out.npz", later.append) == 0
+        assert later == ["The last round is over; 0 updates sent since this agent started."]
+        operator = CoordinatorClient(
+            server.url, (config.state / "operator.token").read_text().strip(), print
+        )
+        status = operator.status()
+    assert (status.state, status.round, model.folded) == ("finished", ROUNDS, [3, 3, 3])
+    assert [(r.round, r.loss, r.updates) for r in status.history] == [
+        (0, 0.0, 0), (1, 1.0, 3), (2, 2.0, 3), (3, 3.0, 3),
+    ]  # fmt: skip
+    assert [d.rounds_trained for d in status.devices] == [ROUNDS] * 3
+    assert (status.kinds, made) == (2, [0, 1])
+    assert all(d.bytes_up == ROUNDS * d.bytes_up // ROUNDS > 4 * SIZE for d in status.devices)
+    for n in range(3):
+        assert said[n][-1] == "The last round is over; 3 updates sent since this agent started."
+        assert sum("train.onnx" in line for line in said[n]) == 1  # cached: it never changed
+        assert load_file(tmp_path / str(n) / "personal.safetensors")["mine"] == [ROUNDS]
+        assert len(list((tmp_path / str(n) / "files").iterdir())) == 3
+    assert load_file(config.state / "global.safetensors")["w"].mean() == ROUNDS
+    history = json.loads((config.state / "history.json").read_text())
+    assert [entry["round"] for entry in history["history"]] == [0, 1, 2, 3]
+    end = "All rounds are done; global model: state/global.safetensors. Stop with Ctrl-C."
+    joins = [line for line in told if "has joined" in line]
+    assert joins == [
+        "desktop-1 (machine 0) has joined: 1 of 3 places taken.",
+        "desktop-2 (machine 1) has joined: 2 of 3 places taken.",
+        "board-1 (machine 2) has joined: 3 of 3 places taken.",
+    ]
+    assert [line for line in told if line not in joins] == [
+        "Round 0 of 3: accuracy 0.5000, loss 0.0000, from 0 updates",
+        "Round 1 of 3: accuracy 0.5000, loss 1.0000, from 3 updates",
+        "Round 2 of 3: accuracy 0.5000, loss 2.0000, from 3 updates",
+        "Round 3 of 3: accuracy 0.5000, loss 3.0000, from 3 updates",
+        end,
+    ]
+    again: list[str] = []
+    with running(config, VectorModel(), again.append):
+        assert_soon(lambda: again == [end])
+
+
+def test_the_greeting_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = configured(tmp_path)
+    with running(config) as server:
+        greeting = server.greeting()
+    assert greeting == [
+        f"Coordinator at {server.url}",
+        "Its routes are explained at /docs, without the internet at /openapi.json.",
+        f"Join: edgetailor-agent join {server.url} --token-file FILE",
+        "  2 x desktop (full): state/tokens/desktop.token",
+        "  1 x board (low-rank:0.5): state/tokens/board.token",
+        "The operator's token, for /v1/status: state/operator.token",
+    ]
+    assert max(map(len, greeting)) <= 80
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert server.greeting()[-1].endswith(f": {config.state}/operator.token")
+
+
+def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    with running(config) as server:
+        links = enrol(server, tmp_path)
+        for number, link in enumerate(links.values()):
+            send(link, 1, trained(link, tmp_path / f"one-{number}")[2])
+        first = links["desktop-1"]
+        work, _, update = trained(first, tmp_path / "two")
+        assert work.round == 2
+        send(first, 2, update)
+    model, told = VectorModel(), list[str]()
+    with running(config, model, told.append) as server:
+        assert_soon(lambda: told == ["Going on at round 2 of 3."])
+        again = [joined(server, tmp_path / str(n)) for n in range(3)]
+        for _ in range(200):
+            status = again[0].status()
+            if status.state == "training":
+                break
+            time.sleep(0.02)
+        assert (status.round, status.history[-1].loss) == (2, 1.0)
+        assert [d.rounds_trained for d in status.devices] == [2, 1, 1]
+        assert again[0].work().state == "wait"  # its update was not forgotten
+        for number, link in enumerate(again[1:]):
+            send(link, 2, trained(link, tmp_path / f"again-{number}")[2])
+        assert task(again[0]).round == 3
+    assert model.folded == [3]
+
+
+def test_a_deadline_closes_a_round_with_what_it_has(tmp_path: Path) -> None:
+    model = VectorModel()
+    with running(configured(tmp_path, f"deadline_s = 0.2\n{CONFIG}"), model) as server:
+        links = enrol(server, tmp_path)
+        late = links["board-1"]
+        work, _, update = trained(late, tmp_path / "late")
+        send(links["desktop-1"], 1, trained(links["desktop-1"], tmp_path / "early")[2])
+        while task(late).round == 1:
+            time.sleep(0.02)
+        with pytest.raises(RefusedError, match="Round 1 takes no updates now") as refused:
+            send(late, work.round, update)
+        assert refused.value.round_over
+        assert re.fullmatch(
+            r"Round 1 takes no updates now: round \d of 3 is (being trained|closed)\.",
+            str(refused.value),
+        )
+    assert model.folded[0] == 1
+
+
+def test_a_full_disk_is_told_once_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "state/files")
+
+    with running(configured(tmp_path), say=told.append) as server:
+        links = enrol(server, tmp_path)
+        updates = {name: trained(link, tmp_path / name)[2] for name, link in links.items()}
+        with monkeypatch.context() as patch:
+            patch.setattr(Blobs, "adopt", full)
+            for name, link in links.items():
+                with pytest.raises(ClientError, match=r"is in trouble \(HTTP 500\)"):
+                    send(link, 1, updates[name])
+        for name, link in links.items():
+            send(link, 1, updates[name])
+        assert task(links["board-1"]).round == 2
+    assert told[4:] == [  # after the first model and three who joined
+        "A request failed: state/files: No space left on device.",
+        "Round 1 of 3: accuracy 0.5000, loss 1.0000, from 3 updates",
+    ]
+
+
+def test_an_update_by_which_the_model_diverges_is_left_out(tmp_path: Path) -> None:
+    config, told = configured(tmp_path), list[str]()
+    with running(config, VectorModel(), told.append) as server:
+        links = enrol(server, tmp_path)
+        for name, link in links.items():
+            send(link, 1, trained(link, tmp_path / name)[2])
+        board = links.pop("board-1")
+        _, record, update = trained(board, tmp_path / "absurd")
+        shutil.rmtree(update)
+        write_update(update, record, {"w": np.full(SIZE, 3e38, np.float32)})
+        send(board, 2, update)
+        for name, link in links.items():
+            send(link, 2, trained(link, tmp_path / f"{name}-2")[2])
+        assert task(board).round == 3
+    assert [line for line in told if "has joined" not in line][1:] == [
+        "Round 1 of 3: accuracy 0.5000, loss 1.0000, from 3 updates",
+        "Round 2: left out board-1, by whose update the global model diverges.",
+        "Round 2 of 3: accuracy 0.5000, loss 2.0000, from 2 updates",
+    ]
+    assert load_file(config.state / "global.safetensors")["w"].tolist() == [2.0] * SIZE
+
+
+def test_tls_at_its_plain_port_is_no_line_of_its_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(configured(tmp_path)) as server:
+        link = CoordinatorClient(server.url.replace("http:", "https:"), "s", print)
+        with pytest.raises(ClientError, match="does not speak TLS; write http:// if that is what"):
+            link.work()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_failure_of_the_rounds_ends_the_server(tmp_path: Path) -> None:
+    model = VectorModel()
+    model.weights[:] = np.inf
+    server = Server(configured(tmp_path), model, Path("fleet.toml"), print)
+    with pytest.raises(EdgeTailorError, match="its loss after round 0 is inf"):
+        server.run()

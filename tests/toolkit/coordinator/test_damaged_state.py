@@ -1,0 +1,140 @@
+"""A coordinator whose state folder was damaged: what can be had again is, the rest is refused."""
+
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bundles import everything
+from profiles.errors import InputError
+from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.server import Server
+from vector_fleet import (
+    VectorModel,
+    assert_soon,
+    configured,
+    enrol,
+    joined,
+    running,
+    send,
+    task,
+    trained,
+)
+
+Damage = Callable[[bytes], bytes]
+DATABASE = "state.sqlite3"
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A federation that was stopped in round 2, which has the update of one device."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with running(configured(folder)) as server:
+        links = enrol(server, folder)
+        for name, link in links.items():
+            send(link, 1, trained(link, folder / name)[2])
+        send(links["desktop-1"], 2, trained(links["desktop-1"], folder / "two")[2])
+    return folder
+
+
+@pytest.fixture
+def config(stopped: Path, tmp_path: Path) -> CoordinatorConfig:
+    """Of a copy of that."""
+    shutil.copytree(stopped, tmp_path / "c")
+    return configured(tmp_path / "c")
+
+
+def noise(data: bytes) -> bytes:
+    return random.Random(0).randbytes(len(data))
+
+
+def named(config: CoordinatorConfig, query: str) -> list[Path]:
+    """The files whose hashes `query` gives."""
+    with sqlite3.connect(config.state / DATABASE) as database:
+        found = [config.state / "files" / row[0] for row in database.execute(query)]
+    database.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        (DATABASE, None, "state.sqlite3 is missing or empty: put a copy of it back"),
+        (DATABASE, lambda data: b"", "state.sqlite3 is missing or empty: put a copy of it back"),
+        (DATABASE, lambda data: data[: len(data) // 2], "is not a state folder of this program"),
+        (DATABASE, noise, "is not a state folder of this program"),
+        (DATABASE, lambda data: data[:6000] + noise(data)[6000:], "is not a state folder of this"),
+        (
+            "tokens/board.token",
+            lambda data: b"",
+            "board.token holds no token, .* a new one is made",
+        ),
+        ("tokens/board.token", lambda data: b"\xff\xfe", "board.token holds no token"),
+        ("operator.token", lambda data: b"two words", "operator.token holds no token"),
+    ],
+)
+def test_what_is_refused_is_not_touched(
+    config: CoordinatorConfig, name: str, damage: Damage | None, message: str
+) -> None:
+    path = config.state / name
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+    before = everything(config.state)
+    with pytest.raises(InputError, match=message) as error:
+        Server(config, VectorModel(), Path("fleet.toml"))
+    assert "\n" not in str(error.value)
+    after = everything(config.state)
+    assert {at: data for at, data in after.items() if not at.startswith(f"{DATABASE}-")} == before
+
+
+def test_a_state_folder_that_is_a_file(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    config.state.write_text("mine")
+    with pytest.raises(InputError, match=r"The `state` folder .* cannot be made"):
+        Server(config, VectorModel(), Path("fleet.toml"))
+
+
+@pytest.mark.parametrize("damage", [noise, lambda data: data[:9], lambda data: b""])
+def test_a_damaged_update_is_asked_for_again(
+    config: CoordinatorConfig, tmp_path: Path, damage: Damage
+) -> None:
+    (path,) = named(config, "SELECT sha256 FROM updates WHERE round = 2")
+    path.write_bytes(damage(path.read_bytes()))
+    said: list[str] = []
+    with running(config, VectorModel(), said.append) as server:
+        assert_soon(lambda: len(said) == 2)
+        assert said[1] == "The update of desktop-1 is damaged on disk: it is asked for again."
+        links = [joined(server, config.state.parent / str(n)) for n in range(3)]
+        for number, link in enumerate(links):
+            send(link, 2, trained(link, tmp_path / str(number))[2])
+        assert task(links[0]).round == 3
+        assert server.coordinator.status().history[-1].updates == 3
+
+
+def test_damaged_bundles_are_made_again(config: CoordinatorConfig, tmp_path: Path) -> None:
+    for path in named(config, "SELECT sha256 FROM bundles WHERE name = 'train.onnx'"):
+        path.write_bytes(b"?")
+    with running(config) as server:
+        links = [joined(server, config.state.parent / str(n)) for n in (1, 2)]
+        for number, link in enumerate(links):
+            work, _, update = trained(link, tmp_path / str(number))  # checks what it downloads
+            send(link, work.round, update)
+        assert task(links[0]).round == 3
+        assert server.coordinator.status().history[-1].updates == 3
+
+
+def test_a_damaged_global_model_ends_the_server(config: CoordinatorConfig) -> None:
+    (path,) = named(config, "SELECT model FROM history ORDER BY round DESC LIMIT 1")
+    path.write_bytes(b"?")
+    server = Server(config, VectorModel(), Path("fleet.toml"), lambda line: None)
+    with pytest.raises(InputError, match="the global model, is missing or damaged: put a copy"):
+        server.run()
+    shutil.copy(config.state / "global.safetensors", path)
+    said: list[str] = []
+    with running(config, VectorModel(), said.append):
+        assert_soon(lambda: said == ["Going on at round 2 of 3."])

@@ -1,0 +1,285 @@
+"""The doctor against real sockets: coordinators, certificates of every kind, and others."""
+
+import datetime
+import http.server
+import ipaddress
+import json
+import os
+import re
+import shutil
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from commands import Done, run
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.doctor import machine_checks
+from device_agent.doctor.coordinator_checks import check_link
+from device_agent.doctor.doctor import examine, lines
+from device_agent.doctor.finding import Finding
+from device_agent.federation.membership import leave
+from profiles.errors import ClientError
+from vector_fleet import Fleet, token
+
+DAY = datetime.timedelta(days=1)
+NOW = datetime.datetime.now(datetime.UTC)
+
+
+def found(*arguments: object) -> dict[str, tuple[str, str]]:
+    return {f.check: (f.result, f.detail) for f in check_link(*arguments)}  # type: ignore[arg-type]
+
+
+def test_a_member(fleet: Fleet, tmp_path: Path) -> None:
+    server, _ = fleet
+    shutil.move(server.config.state.parent / "0", tmp_path / "state")
+    done = run("edgetailor-agent", "doctor", "--state", "state", cwd=tmp_path)
+    assert (done.code, done.stderr) == (0, "")
+    results = re.findall("^(PASS|SKIP|FAIL)  ([^ ]+) ", done.stdout, re.M)
+    assert results[:-2] == [
+        ("PASS", "name"), ("PASS", "TCP"), ("SKIP", "TLS"), ("PASS", "coordinator"),
+        ("PASS", "clock"), ("PASS", "membership"), ("PASS", "state"), ("PASS", "disk"),
+        ("PASS", "onnxruntime"), ("PASS", "litert"), ("PASS", "memory"),
+    ]  # fmt: skip
+    assert [check for _, check in results[-2:]] == ["temperature", "power"]
+    assert "PASS  membership   known there as desktop-1\n" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_json_and_the_exit_code(tmp_path: Path) -> None:
+    done = run(
+        "edgetailor-agent", "doctor", "http://127.0.0.1:1", "--state", "s", "--json", cwd=tmp_path
+    )
+    document = json.loads(done.stdout)
+    assert (done.code, done.stderr, document["version"]) == (2, "", 1)
+    assert document["checks"][1] == {
+        "check": "TCP",
+        "result": "FAIL",
+        "detail": "127.0.0.1 port 1: connection refused",
+        "remedy": "check that `edgetailor serve` runs there, with a `host` that others reach, and "
+        "that no firewall is between",
+    }
+    assert run("edgetailor-agent", "doctor", "ftp://x", cwd=tmp_path) == Done(
+        2, "", "Error: 'ftp://x' is no coordinator's URL: write it like http://192.168.1.10:8123, "
+        "as `edgetailor serve` prints it.\n",
+    )  # fmt: skip
+
+
+def test_tokens(fleet: Fleet) -> None:
+    server, _ = fleet
+    used = token(server.config, "board")
+    assert found(server.url, None, used)["token"] == (
+        "FAIL",
+        "This join token is used up: it is for 1 device of kind 'board'. Use the token of another "
+        "kind, or start a federation with more.",
+    )
+    assert found(server.url, None, "guess")["token"] == (
+        "FAIL",
+        "This join token is unknown here: give the content of one of the .token files that "
+        "`edgetailor serve` names when it starts.",
+    )
+    assert found(server.url, None, "two words")["token"] == (
+        "FAIL",
+        "A token is one word of plain characters: give the file that `edgetailor serve` wrote, "
+        "unaltered.",
+    )
+    leave(server.config.state.parent / "2", print)
+    assert found(server.url, None, used)["token"] == (
+        "PASS", "This is a join token, good for 1 device of kind 'board'.",
+    )  # fmt: skip
+
+
+def test_who_is_not_a_member(fleet: Fleet) -> None:
+    server, _ = fleet
+    assert found(server.url, None, None)["membership"] == ("SKIP", "not joined there")
+
+
+class Page(http.server.BaseHTTPRequestHandler):
+    date = "Sat, 01 Jan 2000 00:00:00 GMT"
+    body = b"<html>"
+
+    def do_GET(self) -> None:
+        self.send_response_only(401)
+        self.send_header("Date", self.date)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@contextmanager
+def page(certificate: Path | None = None, **fields: object) -> Iterator[int]:
+    """The port of a server that has `fields` for its pages, with TLS where it has a certificate."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("P", (Page,), fields))
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+
+
+def test_somebody_else(tmp_path: Path) -> None:
+    with page() as port:
+        assert found(f"http://127.0.0.1:{port}", None, None)["coordinator"] == (
+            "FAIL",
+            f"http://127.0.0.1:{port} answers (HTTP 401), but not as a coordinator does",
+        )
+
+
+def test_a_clock_that_is_off() -> None:
+    problem = b'{"code": "not-authorised", "message": "Say who you are."}'
+    with page(body=problem) as port:
+        result, detail = found(f"http://127.0.0.1:{port}", None, None)["clock"]
+    assert result == "FAIL"
+    ahead = re.fullmatch(r"(\d+) s ahead of the coordinator's", detail)
+    assert ahead
+    assert abs(int(ahead[1]) - (NOW.timestamp() - 946684800)) < 3600
+
+
+def test_a_name_that_nobody_knows() -> None:
+    (only,) = check_link("http://nobody.invalid", None, None)
+    assert (only.check, only.result) == ("name", "FAIL")
+    assert "nobody.invalid is not known here" in only.detail
+
+
+def certificate(
+    folder: Path, name: str, begins: datetime.timedelta, ends: datetime.timedelta
+) -> Path:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "coordinator")])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(NOW + begins)
+        .not_valid_after(NOW + ends)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(name))]), False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "certificate.pem"
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path.write_bytes(private + made.public_bytes(pem))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "begins", "ends", "trusted", "says", "remedy"),
+    [
+        ("127.0.0.1", -DAY, DAY, True, r"TLSv1\.\d, certificate valid until ", ""),
+        ("127.0.0.1", -DAY, DAY, False, "self-signed certificate", "SSL_CERT_FILE"),
+        (
+            "127.0.0.2",
+            -DAY,
+            DAY,
+            True,
+            r"IP address mismatch",
+            "a name that the certificate is for",
+        ),
+        ("127.0.0.1", -2 * DAY, -DAY, True, "expired by this device's clock", "set the clock"),
+        ("127.0.0.1", DAY, 2 * DAY, True, "not yet valid by this device's cl", "set the clock"),
+    ],
+)
+def test_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, begins: datetime.timedelta,
+    ends: datetime.timedelta, trusted: bool, says: str, remedy: str,
+) -> None:  # fmt: skip
+    made = certificate(tmp_path, name, begins, ends)
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(made))
+    with page(made) as port:
+        url = f"https://127.0.0.1:{port}"
+        tls = next(f for f in check_link(url, None, None) if f.check == "TLS")
+        with pytest.raises(ClientError) as refused:
+            CoordinatorClient(url, "s", print, patience_s=0).work()
+    assert re.search(says, tls.detail)
+    assert (tls.result == "PASS") == (not remedy)
+    assert remedy in (tls.remedy or "")
+    if remedy:  # an agent says the same
+        assert re.search(f"the secure connection failed: .*{says}.*{remedy}", str(refused.value))
+
+
+def test_plain_http_where_tls_was_asked_for() -> None:
+    with page() as port:
+        tls = next(
+            f for f in check_link(f"https://127.0.0.1:{port}", None, None) if f.check == "TLS"
+        )
+    assert tls.detail == "what answers there does not speak TLS"
+    assert tls.remedy == "write http:// if that is what it serves"
+
+
+def test_the_tiny_graph_is_one() -> None:
+    model = onnx.load_from_string(machine_checks.TINY_GRAPH)
+    onnx.checker.check_model(model, full_check=True)
+    evaluator = onnx.reference.ReferenceEvaluator(model)
+    assert evaluator.run(None, {"x": np.array([21], np.float32)})[0] == [42]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    (tmp_path / "state").mkdir()
+    return tmp_path / "state"
+
+
+def one(check: str, state: Path) -> Finding:
+    return next(finding for finding in examine(None, state) if finding.check == check)
+
+
+def test_a_key_that_others_can_read(state: Path) -> None:
+    (state / "device.key").write_bytes(b"k")
+    (state / "device.key").chmod(0o644)
+    assert one("state", state).remedy == f"chmod 600 {state}/device.key"
+
+
+def test_a_damaged_state(state: Path) -> None:
+    (state / "device.json").write_bytes(b"{")
+    assert one("state", state).result == "FAIL"
+
+
+def test_a_state_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for state in (tmp_path / "file", tmp_path / "file" / "below"):
+        found = [finding for finding in examine(None, state) if finding.check == "state"]
+        assert [(f.result, f.detail) for f in found] == [("FAIL", f"{tmp_path}/file is a file")]
+
+
+def test_a_full_disk_a_small_machine_and_a_broken_runtime(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_checks, "LEAST_DISK", 1 << 60)
+    monkeypatch.setattr(machine_checks, "LEAST_MEMORY", 1 << 60)
+    monkeypatch.setattr(machine_checks, "RUN_TINY", "import os; os.abort()")
+    assert one("disk", state).result == "FAIL"
+    assert one("memory", state).result == "FAIL"
+    broken = one("onnxruntime", state)
+    assert broken.detail == "running a graph ended with exit code -6: it said nothing"
+    assert lines(broken) == [
+        "FAIL  onnxruntime  running a graph ended with exit code -6: it said nothing",
+        "                   -> install it again: pip install --force-reinstall",
+        "                      onnxruntime",
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_state_folder_of_somebody_else(state: Path) -> None:
+    state.chmod(0o555)
+    assert one("state", state).result == "FAIL"

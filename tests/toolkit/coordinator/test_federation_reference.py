@@ -1,0 +1,77 @@
+"""docs/federation.md against what the coordinator reads: every key, its default and its example."""
+
+import re
+import tomllib
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic.fields import FieldInfo
+
+from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind, load_config
+from toolkit.submodels.training_config import TrainingConfig
+
+REFERENCE = (Path(__file__).resolve().parents[3] / "docs" / "federation.md").read_text()
+TABLES: dict[str, type] = {
+    "The federation": CoordinatorConfig,
+    "[training]": TrainingConfig,
+    "[aggregation]": AggregationPolicy,
+    "[[devices]]": DeviceKind,
+}
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """The cells of a section's table by key: type, default, meaning, example."""
+    section = REFERENCE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    cells = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:3] == "| `"]
+    return {cell[0].strip("`"): cell[1:] for cell in cells}
+
+
+def defaults(table: type) -> dict[str, Any]:
+    """The keys that the reader accepts, with their defaults; MISSING where one is needed."""
+    if issubclass(table, CoordinatorConfig | DeviceKind):
+        found: dict[str, FieldInfo] = table.model_fields
+        return {k: MISSING if f.is_required() else f.default for k, f in found.items()}
+    return {field.name: field.default for field in fields(table)}
+
+
+@pytest.mark.parametrize("heading", TABLES)
+def test_every_key_is_there_with_its_default(heading: str) -> None:
+    known = defaults(TABLES[heading])
+    assert rows(heading).keys() == known.keys()
+    for key, (_, written, *_) in rows(heading).items():
+        default = known[key]
+        if default is MISSING:
+            assert written == "required"
+        elif default is None:
+            assert written == "none"
+        elif isinstance(default, TrainingConfig | AggregationPolicy):
+            assert written == "all defaults"
+        else:
+            read = tomllib.loads(f"x = {written.strip('`')}")["x"]
+            value = str(default) if isinstance(default, Path) else default
+            assert (read, type(read)) == (value, type(value))
+
+
+def test_the_examples_together_are_a_file_that_is_read(tmp_path: Path) -> None:
+    text = ""
+    for heading in TABLES:
+        text += "" if heading == "The federation" else f"\n{heading}\n"
+        examples = {key: row[3].strip("`") for key, row in rows(heading).items() if len(row) > 3}
+        text += "".join(f"{key} = {example}\n" for key, example in examples.items())
+    path = tmp_path / "federation.toml"
+    path.write_text(text)
+    config = load_config(path)
+    written = tomllib.loads(text)
+    assert written.keys() == CoordinatorConfig.model_fields.keys()
+    assert (config.port, config.deadline_s) == (written["port"], written["deadline_s"])
+    assert config.devices[0].memory == 120_000_000
+
+
+def test_the_smallest_file_is_read(tmp_path: Path) -> None:
+    block = re.search(r"smallest file that serves:\n\n((?:    .*\n|\n)+)", REFERENCE)
+    assert block is not None
+    (tmp_path / "f.toml").write_text(re.sub("(?m)^    ", "", block[1]))
+    assert load_config(tmp_path / "f.toml").expected_devices == 1

@@ -1,0 +1,290 @@
+"""Requests as nobody should send them, over raw sockets: refused, and nobody else notices."""
+
+import json
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from http.client import HTTPConnection
+
+import pytest
+
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.federation.device_keys import DeviceKey
+from device_agent.federation.fleet_status import lines
+from device_agent.federation.membership import join
+from toolkit.coordinator.http import connection_limits, request_limits
+from toolkit.coordinator.http.request_limits import BODY_LIMIT
+from toolkit.coordinator.server import Server
+from vector_fleet import MACHINE, assert_soon, configured, running, token
+
+JSON = "application/json"
+
+
+@pytest.fixture(scope="module")
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, told: list[str]) -> Iterator[Server]:
+    with running(configured(tmp_path_factory.mktemp("c")), say=told.append) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def secret(server: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of the one device that is let in."""
+    folder = tmp_path_factory.mktemp("a")
+    return join(server.url, token(server.config, "desktop"), "desk", folder / "state", print).secret
+
+
+def connected(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20)
+
+
+def answered(made: socket.socket) -> tuple[int, bytes]:
+    """Status and body of an answer; 0 where the connection was closed without one."""
+    with made, made.makefile("rb") as reader:
+        try:
+            line = reader.readline().split()
+            length = 0
+            while line and (header := reader.readline().strip()):
+                name, _, value = header.partition(b":")
+                length = int(value) if name.lower() == b"content-length" else length
+            return (int(line[1]), reader.read(length)) if line else (0, b"")
+        except ConnectionResetError:
+            return 0, b""
+
+
+def head(method: str, path: str, bearer: str, *more: str) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {bearer}", *more]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def ask(
+    server: Server, method: str, path: str, bearer: str, body: bytes, kind: str = JSON
+) -> tuple[int, dict[str, str]]:
+    made = connected(server)
+    made.sendall(
+        head(method, path, bearer, f"Content-Type: {kind}", f"Content-Length: {len(body)}")
+    )
+    made.sendall(body)
+    status, data = answered(made)
+    return status, json.loads(data) if data else {}
+
+
+def request_body(server: Server, **change: object) -> bytes:
+    request = DeviceKey.new().join_request(token(server.config, "board"), "desk", MACHINE)
+    return json.dumps(asdict(request) | change).encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"null", b"[]", b'{"name":"\xff"}', b'{"name":1e999}', b'{"name":NaN}',
+        b"[" * 100_000, b'{"a":' * 100_000, b'{"timestamp":' + b"9" * 5000 + b"}",
+        '{"name":"x"}'.encode("utf-16"), b'{"name":"a","name":"b"}',
+    ],
+)  # fmt: skip
+def test_bodies_that_are_no_request(server: Server, told: list[str], body: bytes) -> None:
+    status, problem = ask(server, "POST", "/v1/devices", token(server.config, "board"), body)
+    assert (status, problem["code"]) == (422, "bad-request")
+    assert not any("fault" in line for line in told)
+
+
+@pytest.mark.parametrize("kind", ["text/xml", "application/x-www-form-urlencoded", "", "a" * 9999])
+def test_other_content_types(server: Server, kind: str) -> None:
+    bearer, body = token(server.config, "board"), request_body(server)
+    status, problem = ask(server, "POST", "/v1/devices", bearer, body, kind)
+    assert (status, problem["code"]) == (422, "bad-request")
+
+
+HALF = "\ud800"  # of a surrogate pair, which JSON can say and UTF-8 cannot
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"name": HALF}, "bad-request"),
+        ({"public_key": HALF}, "bad-request"),
+        ({"machine": MACHINE | {"system": HALF}}, "bad-request"),
+        ({"profile": {"title": HALF}}, "bad-request"),
+        ({"public_key": "é" * 44}, "bad-key"),
+        ({"public_key": "A" * 100_000}, "bad-key"),
+        ({"signature": "é"}, "bad-signature"),
+        ({"signature": "A" * 100_000}, "bad-signature"),
+        ({"name": "a\u0000b"}, "bad-name"),
+        ({"name": "a\u202eb"}, "bad-name"),
+        ({"name": "a\nSet-Cookie: b"}, "bad-name"),
+        ({"timestamp": 10**30}, "bad-signature"),
+        ({"timestamp": -(10**30)}, "bad-signature"),
+        ({"machine": None}, "bad-request"),
+        ({"machine": {"a": {"b": 1}}}, "bad-request"),
+        ({"profile": []}, "bad-request"),
+    ],
+)
+def test_joins_that_cannot_be(
+    server: Server, told: list[str], change: dict[str, object], code: str
+) -> None:
+    body, bearer = request_body(server, **change), token(server.config, "board")
+    status, problem = ask(server, "POST", "/v1/devices", bearer, body)
+    assert (status in (403, 422), problem["code"]) == (True, code)
+    assert {d.device for d in server.coordinator.status().devices} <= {"desktop-1"}
+    assert not any("fault" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/files/../../state.sqlite3", 404),
+        ("/v1/files/%2e%2e%2fstate.sqlite3", 404),
+        ("/v1/files/%00", 404),
+        ("/v1/files/%ff%fe", 404),
+        ("/v1/files/%0d%0aSet-Cookie:%20a=b", 404),
+        (f"/v1/files/{'a' * 60_000}", 404),
+    ],
+)
+def test_paths_lead_nowhere_else(server: Server, secret: str, path: str, status: int) -> None:
+    made = connected(server)
+    made.sendall(head("GET", path, secret))
+    with made:
+        answer = made.recv(1 << 16)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"\r\nset-cookie" not in answer.lower()
+
+
+@pytest.mark.parametrize("round_", ["-1", "one", "9" * 30, "9" * 5000, "1.5", "%00"])
+def test_rounds_that_are_none(server: Server, secret: str, round_: str) -> None:
+    for method, what in (("PUT", "tensors"), ("POST", "update")):
+        status, _ = ask(server, method, f"/v1/rounds/{round_}/{what}", secret, b"{}")
+        assert status in (409, 422)
+
+
+@pytest.mark.parametrize(
+    "head_",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\r\n\r\n",
+        b"hello\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 200_000,
+        b"POST /v1/devices HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/devices HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_no_http(server: Server, told: list[str], head_: bytes) -> None:
+    before = list(told)
+    made = connected(server)
+    made.sendall(head_)
+    assert answered(made)[0] in (0, 400)
+    assert told == before
+
+
+def test_what_devices_say_reaches_no_terminal_raw(server: Server, secret: str) -> None:
+    body = json.dumps({"state": "paused", "note": "\x1b[2J\x07hot\u202e " + "x" * 10_000})
+    assert ask(server, "POST", "/v1/progress", secret, body.encode())[0] == 204
+    status = CoordinatorClient(server.url, secret, print).status()
+    assert (status.devices[0].note or "")[:10] == "[2J hot xx"
+    assert len(status.devices[0].note or "") == 200
+    assert all(line.isprintable() for line in lines(status))
+    for path, kind in (("progress", "state"), ("problems", "submodel")):
+        said = json.dumps({kind: "paused", "failures": 1, "note": HALF, "reason": HALF})
+        assert ask(server, "POST", f"/v1/{path}", secret, said.encode())[0] == 422
+    assert CoordinatorClient(server.url, secret, print).status() is not None
+
+
+def chunks(size: int) -> Iterable[bytes]:
+    for _ in range(size >> 16):
+        yield b"10000\r\n" + bytes(1 << 16) + b"\r\n"
+    yield b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_body_that_does_not_end_is_cut_off(server: Server, announced: bool) -> None:
+    size = 16 * BODY_LIMIT
+    length = f"Content-Length: {size}" if announced else "Transfer-Encoding: chunked"
+    made, sent = connected(server), 0
+    made.sendall(head("POST", "/v1/devices", "nobody", length))
+    try:
+        for piece in chunks(size):
+            made.sendall(piece)
+            sent += len(piece)
+    except OSError:
+        pass
+    assert answered(made)[0] in (0, 413)  # 0: the kernel drops an answer that is not read in time
+    assert sent < size / 2
+
+
+def test_all_bodies_together_are_bounded(
+    server: Server, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_limits, "ALL_BODIES", 100_000)
+    held = [connected(server) for _ in range(3)]
+    for one in held:
+        one.sendall(head("POST", "/v1/devices", "nobody", "Content-Length: 60000") + bytes(40_000))
+    assert answered(held[2])[0] == 503  # the others may still come to their end
+    for one in held[:2]:
+        one.close()
+
+    def others_are_served() -> bool:
+        made = connected(server)
+        made.sendall(head("POST", "/v1/devices", "nobody", "Content-Length: 90000") + bytes(90_000))
+        return answered(made)[0] == 422
+
+    assert_soon(others_are_served)
+
+
+def test_a_body_that_does_not_come(
+    server: Server, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_limits, "BODY_S", 0.3)
+    for method, path in (("POST", "/v1/devices"), ("PUT", "/v1/rounds/0/tensors")):
+        made = connected(server)
+        made.sendall(head(method, path, secret, "Content-Length: 9") + b"{")
+        status, problem = answered(made)
+        assert (status, json.loads(problem)["code"]) in ((408, "cut-off"), (409, "round-over"))
+
+
+def test_headers_that_do_not_come(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_limits, "HEADERS_S", 0.3)
+    for begun in (b"", b"GET / HTTP/1.1\r\nHost:"):
+        made = connected(server)
+        made.sendall(begun)
+        assert answered(made) == (0, b"")
+    kept = HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+    for _ in range(3):  # a connection that says nothing between two requests is no such thing
+        kept.request("GET", "/v1/work")
+        assert kept.getresponse().read()
+        time.sleep(0.5)
+        assert kept.sock is not None
+    kept.sock.sendall(b"GET / HTTP/1.1\r\nHost:")
+    assert answered(kept.sock) == (0, b"")
+
+
+def test_thousands_of_connections(
+    server: Server, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limits, "most_connections", lambda: 300)
+    monkeypatch.setattr(connection_limits, "HEADERS_S", 1.0)
+    held = [connected(server) for _ in range(2000)]
+    try:
+        said: list[str] = []
+        status = CoordinatorClient(server.url, secret, said.append, patience_s=30).status()
+        assert status.devices
+    finally:
+        for one in held:
+            one.close()
+
+
+def test_answers_wait_for_no_acknowledgement(server: Server, secret: str) -> None:
+    kept = HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+    times = []
+    for _ in range(40):
+        start = time.monotonic()
+        kept.request("GET", "/v1/work", headers={"Authorization": f"Bearer {secret}"})
+        assert kept.getresponse().read()
+        times.append(time.monotonic() - start)
+    kept.close()
+    # It delays them by 40 ms, if not those of a connection that has just been made.
+    assert min(times[20:]) < 0.03

@@ -1,0 +1,94 @@
+"""Who the coordinator lets in, and what its routes answer and say of themselves."""
+
+import json
+import stat
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import urllib3
+
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.client.replies import RefusedError
+from device_agent.federation import membership, round_loop
+from device_agent.federation.device_keys import DeviceKey
+from device_agent.formats.protocol import JoinRequest
+from profiles.errors import AuthorisationError, InputError
+from vector_fleet import MACHINE, Fleet, token
+
+
+def test_tokens_and_secrets(fleet: Fleet, tmp_path: Path) -> None:
+    server, _ = fleet
+    with pytest.raises(AuthorisationError, match="This join token is unknown here"):
+        membership.join(server.url, "guess", "x", tmp_path / "a", print)
+    with pytest.raises(AuthorisationError, match="used up: it is for 1 device of kind 'board'"):
+        membership.join(server.url, token(server.config, "board"), "x", tmp_path / "b", print)
+    for call in ("work", "status"):
+        with pytest.raises(AuthorisationError, match="No device here has this secret"):
+            getattr(CoordinatorClient(server.url, "guess", print), call)()
+    answer = urllib3.request("GET", f"{server.url}/v1/work")
+    assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert answer.json()["code"] == "not-authorised"
+    for file in ("operator.token", "tokens/board.token"):
+        assert stat.S_IMODE((server.config.state / file).stat().st_mode) == 0o600
+
+
+def test_joining_again(fleet: Fleet, tmp_path: Path) -> None:
+    server, _ = fleet
+    state = server.config.state.parent / "0"
+    said: list[str] = []
+    same = token(server.config, "desktop")
+    assert membership.join(server.url + "/", same, "x", state, said.append).device == "desktop-1"
+    assert said == [f"machine 0 has joined {server.url} already, as desktop-1."]
+    with pytest.raises(InputError) as error:
+        membership.join(server.url, token(server.config, "board"), "x", state, said.append)
+    assert str(error.value) == (
+        f"{state} belongs to desktop-1, which joined {server.url} with another token: give one "
+        f"more device of this machine a folder of its own with --state, or --replace to leave as "
+        "desktop-1."
+    )
+    assert stat.S_IMODE((state / "device.json").stat().st_mode) == 0o600
+    with pytest.raises(InputError, match="belongs to the coordinator"):
+        membership.join("http://elsewhere:1", "t", "x", state, print)
+    with pytest.raises(InputError, match="belongs to no coordinator yet"):
+        round_loop.run(tmp_path, "data.npz", print)
+
+
+def test_other_requests_get_a_problem_too(fleet: Fleet) -> None:
+    server, links = fleet
+    secret = token(server.config, "board")
+    headers = {"Authorization": f"Bearer {secret}"}
+    answer = urllib3.request("GET", f"{server.url}/v1/nothing")
+    assert (answer.status, answer.json()["code"]) == (404, "no-such-route")
+    answer = urllib3.request("POST", f"{server.url}/v1/devices", json={}, headers=headers)
+    assert answer.json() == {"code": "bad-request", "message": "body.name: Field required."}
+    request = asdict(replace(DeviceKey.new().join_request(secret, "x", MACHINE), name="\n"))
+    answer = urllib3.request("POST", f"{server.url}/v1/devices", json=request, headers=headers)
+    assert answer.json()["code"] == "bad-name"
+    with pytest.raises(RefusedError, match="is offered no file"):
+        links["board-1"]._ask("GET", f"/files/{'0' * 64}", JoinRequest)
+
+
+def test_the_api_describes_itself(fleet: Fleet) -> None:
+    document = urllib3.request("GET", f"{fleet[0].url}/openapi.json").json()
+    routes = {(method, path) for path, methods in document["paths"].items() for method in methods}
+    assert routes == {
+        ("post", "/v1/devices"),
+        ("get", "/v1/work"),
+        ("get", "/v1/files/{sha256}"),
+        ("post", "/v1/progress"),
+        ("post", "/v1/problems"),
+        ("post", "/v1/leave"),
+        ("put", "/v1/rounds/{round}/tensors"),
+        ("post", "/v1/rounds/{round}/update"),
+        ("get", "/v1/status"),
+    }
+    for methods in document["paths"].values():
+        for route in methods.values():
+            assert route["summary"]
+            assert route["description"]
+            assert route["security"] == [{"HTTPBearer": []}]
+    schemas = document["components"]["schemas"]
+    references = {part.split('"')[0] for part in json.dumps(document).split("/schemas/")[1:]}
+    assert references <= schemas.keys()
+    assert {"UpdateRecord", "TensorEntry", "Profile", "Work"} <= schemas.keys()

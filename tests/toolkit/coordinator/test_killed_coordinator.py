@@ -1,0 +1,129 @@
+"""A coordinator that is killed again and again, while devices are planned for, join and train."""
+
+import multiprocessing
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from device_agent.federation import round_loop
+from device_agent.federation.device_state import Identity
+from device_agent.federation.membership import join
+from made_calibration import DEVICE
+from profiles.documents.device_profile import DeviceProfile
+from profiles.errors import ClientError
+from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind, load_config
+from toolkit.coordinator.server import Server
+from vector_fleet import CONFIG, ROUNDS, VectorModel, configured, running, token, train_vector
+
+HEAD = CONFIG[: CONFIG.index("[[devices]]")]
+FLEET = f'{HEAD}[[devices]]\nname = "phone"\nsubmodel = "auto"\ncount = 3\n'
+KILLS = 12
+
+
+class Chooser:
+    """Plans "full" as long as `changed` is not there, then something else."""
+
+    def __init__(self, folder: Path) -> None:
+        self.changed = folder / "changed"
+
+    def submodel(self, kind: DeviceKind, profile: DeviceProfile) -> str:
+        return "width:0.5" if self.changed.exists() else "full"
+
+
+def serve(folder: Path) -> None:
+    """A coordinator in this process, until it is killed."""
+    config = load_config(folder / "fleet.toml")
+    Server(config, VectorModel(), Path("fleet.toml"), lambda line: None, Chooser(folder)).run()
+
+
+@contextmanager
+def killed_again_and_again(folder: Path, draw: random.Random) -> Iterator[Callable[[], int]]:
+    """A coordinator, killed at random moments and started again; gives how often it was."""
+    # Forked from a process that has loaded all: the time between two starts is short.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["toolkit.coordinator.server"])
+    ending, kills = threading.Event(), 0
+
+    def keep_killing() -> None:
+        nonlocal kills
+        while not ending.is_set():
+            process = context.Process(target=serve, args=(folder,))
+            process.start()
+            if kills < KILLS:
+                time.sleep(draw.uniform(0.1, 0.4))
+                kills += 1
+            else:
+                ending.wait(60)
+            process.kill()
+            process.join()
+
+    thread = threading.Thread(target=keep_killing)
+    thread.start()
+    try:
+        yield lambda: kills
+    finally:
+        ending.set()
+        thread.join()
+
+
+def joined(config: CoordinatorConfig, url: str, state: Path) -> Identity:
+    """Joined, however often the answer is lost on the way."""
+    while True:
+        try:
+            bearer = token(config, "phone")
+            return join(url, bearer, state.name, state, quiet, measure=lambda *_: DEVICE)
+        except ClientError:
+            continue
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def test_killed_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(round_loop, "train_bundle", train_vector)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    config = configured(tmp_path / "c", FLEET.replace("port = 0", f"port = {port}"))
+    with running(config, planner=Chooser(tmp_path / "c")):
+        pass  # makes the tokens
+    url, names = f"http://127.0.0.1:{port}", ["a", "b", "c"]
+    enrolled: dict[str, Identity] = {}
+    sent: dict[str, int] = {}
+
+    data = str(config.held_out)
+
+    def take_part(name: str) -> None:
+        enrolled[name] = joined(config, url, tmp_path / name)
+        (tmp_path / "c" / "changed").touch()  # who has a submodel keeps it
+        patient = {"sleep": lambda seconds: time.sleep(0.1)}
+        sent[name] = round_loop.run(tmp_path / name, data, quiet, **patient)
+
+    with killed_again_and_again(tmp_path / "c", random.Random(seed)) as kills:
+        threads = [threading.Thread(target=take_part, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert kills() > 0
+    assert sorted(sent) == names
+    with running(config, planner=Chooser(tmp_path / "c")) as server:
+        status = server.coordinator.status()
+        registry = server.coordinator.store.registry
+        assert {d.device for d in status.devices} == {"phone-1", "phone-2", "phone-3"}
+        assert {d.id: d.submodel for d in registry.devices()} == {
+            one.device: one.submodel for one in enrolled.values()
+        }
+    assert (status.state, [r.updates for r in status.history]) == ("finished", [0, 3, 3, 3])
+    assert [d.rounds_trained for d in status.devices] == [ROUNDS] * 3
+    expected = np.full(1000, ROUNDS, np.float32)
+    np.testing.assert_array_equal(load_file(config.state / "global.safetensors")["w"], expected)
+    assert not list((config.state / "files").glob(".*"))

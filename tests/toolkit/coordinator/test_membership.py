@@ -1,0 +1,405 @@
+"""Joining and leaving over real sockets: keys, tokens, lost answers, and both sides afterwards."""
+
+import base64
+import json
+import shutil
+import socket
+import sqlite3
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import urllib3
+
+from bundles import everything
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.federation import round_loop
+from device_agent.federation.device_keys import DeviceKey
+from device_agent.federation.membership import join, leave, machine_line
+from device_agent.formats.protocol import JoinRequest, SubmodelFailure
+from profiles.errors import AuthorisationError, ClientError, InputError
+from toolkit.coordinator.server import Server
+from vector_fleet import (
+    CONFIG,
+    MACHINE,
+    Fleet,
+    configured,
+    documented,
+    running,
+    send,
+    task,
+    token,
+    trained,
+)
+
+OPENSSL = shutil.which("openssl")
+
+
+def ask(server: Server, request: JoinRequest, bearer: str) -> urllib3.BaseHTTPResponse:
+    headers = {"Authorization": f"Bearer {bearer}"}
+    return urllib3.request(
+        "POST", f"{server.url}/v1/devices", json=asdict(request), headers=headers
+    )
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with running(configured(tmp_path / "coordinator")) as made:
+        yield made
+
+
+def test_the_key_is_the_device(server: Server, tmp_path: Path) -> None:
+    said: list[str] = []
+    first = join(server.url, token(server.config, "board"), "desk", tmp_path / "a", said.append)
+    assert said == [
+        f"Joined {server.url} as board-1 (desk); it trains low-rank:0.5.",
+        f"This machine: {machine_line()}.",
+    ]
+    assert stat.S_IMODE((tmp_path / "a" / "device.key").stat().st_mode) == 0o600
+    (tmp_path / "a" / "device.json").unlink()
+    again = join(server.url, token(server.config, "board"), "desk", tmp_path / "a", print)
+    assert (again.device, again.name) == (first.device, "desk")
+    assert len(CoordinatorClient(server.url, again.secret, print).status().devices) == 1
+    with pytest.raises(AuthorisationError, match="No device here has this secret"):
+        CoordinatorClient(server.url, first.secret, print).work()
+    (known,) = server.coordinator.store.registry.devices()
+    assert json.loads(known.machine or "")["cpu_count"] >= 1
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="needs the openssl command")
+def test_openssl_agrees_with_key_and_signature(tmp_path: Path) -> None:
+    key = DeviceKey.new()
+    request = key.join_request("token", "desk", MACHINE)
+    (tmp_path / "key").write_bytes(key.pem())
+    text = (
+        "edgetailor-join-1\n"
+        "3c469e9d6c5875d37a43f353d4f88e61fcf812c66eee3457465a40b0da4153e0\n"  # sha256sum of "token"
+        f"{request.public_key}\n{request.timestamp}\n"
+    )
+    (tmp_path / "text").write_text(text)
+    (tmp_path / "signature").write_bytes(base64.b64decode(request.signature))
+
+    def openssl(*arguments: str) -> bytes:
+        return subprocess.run(
+            ["openssl", *arguments], cwd=tmp_path, check=True, capture_output=True
+        ).stdout
+
+    public = openssl("pkey", "-in", "key", "-pubout", "-outform", "DER", "-out", "-")
+    assert public[-32:] == base64.b64decode(request.public_key)
+    openssl("pkeyutl", "-verify", "-inkey", "key", "-rawin", "-in", "text", "-sigfile", "signature")
+    assert abs(request.timestamp - time.time()) < 5
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [
+        ({"timestamp": 0}, 403, "bad-signature"),
+        ({"signature": "AAAA"}, 403, "bad-signature"),
+        ({"public_key": DeviceKey.new().public}, 403, "bad-signature"),
+        ({"public_key": "????"}, 422, "bad-key"),
+        ({"machine": {"cpu_count": "many"}}, 422, "bad-machine"),
+        ({"machine": MACHINE | {"cpu_count": "many"}}, 422, "bad-machine"),
+        ({"machine": MACHINE | {"system": "x" * 5000}}, 422, "bad-machine"),
+    ],
+)
+def test_requests_that_are_not_the_key_holders(
+    server: Server, change: dict[str, object], status: int, code: str
+) -> None:
+    bearer = token(server.config, "board")
+    request = replace(DeviceKey.new().join_request(bearer, "desk", MACHINE), **change)
+    answer = ask(server, request, bearer)
+    assert (answer.status, answer.json()["code"]) == (status, code)
+    assert server.coordinator.status().devices == []
+
+
+def test_a_request_signed_for_another_token(server: Server) -> None:
+    request = DeviceKey.new().join_request(token(server.config, "desktop"), "desk", MACHINE)
+    answer = ask(server, request, token(server.config, "board"))
+    assert (answer.status, answer.json()["code"]) == (403, "bad-signature")
+
+
+def test_what_join_says_can_be_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/agent.md lists refusals by the sentences that people see, and by code."""
+    said: dict[str, str] = {}
+
+    def refused(server: Server, key: DeviceKey, bearer: str, **change: object) -> None:
+        request = replace(key.join_request(bearer, "desk", MACHINE), **change)
+        problem = ask(server, request, bearer).json()
+        said[problem["code"]] = problem["message"]
+
+    config, key = configured(tmp_path / "c"), DeviceKey.new()
+    with running(config) as server:
+        board, desktop = token(config, "board"), token(config, "desktop")
+        assert ask(server, key.join_request(board, "desk", MACHINE), board).status == 200
+        refused(server, key, "guess")
+        refused(server, key, desktop)
+        refused(server, DeviceKey.new(), board)
+        refused(server, key, board, timestamp=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "device_agent.federation.device_keys.time", SimpleNamespace(time=lambda: 946728000)
+            )
+            refused(server, key, board)
+    with running(configured(tmp_path / "c", f"token_days = 0.0000001\n{CONFIG}")) as server:
+        refused(server, DeviceKey.new(), desktop)
+    assert set(said) == {
+        "token-unknown", "other-kind", "token-used-up", "bad-signature", "skewed-clock",
+        "token-expired",
+    }  # fmt: skip
+    for code, message in said.items():
+        assert documented(code).match(message), (code, message)
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(-86400, "1999-12-31"), (86400, "2000-01-02")])
+def test_a_skewed_clock(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, shown: str
+) -> None:
+    noon = 946728000  # 2000-01-01 12:00 UTC
+    for module, now in (
+        ("toolkit.coordinator.coordinator", noon),
+        ("device_agent.federation.device_keys", noon + seconds),
+    ):
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(time=lambda now=now: now))
+    with pytest.raises(AuthorisationError) as error:
+        join(server.url, token(server.config, "board"), "x", tmp_path / "a", print)
+    assert str(error.value) == (
+        f"The device's clock says {shown} 12:00:00 UTC, here it is 2000-01-01 12:00:00 UTC; more "
+        "than 5 minutes apart is refused. Set the device's clock (`timedatectl set-ntp true`), "
+        "then join again."
+    )
+
+
+def test_tokens_expire_for_new_devices_only(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c")
+    with running(config) as server:
+        first = join(server.url, token(config, "desktop"), "one", tmp_path / "a", print)
+    config = configured(tmp_path / "c", f"token_days = 0.0000001\n{CONFIG}")
+    with running(config) as server:
+        with pytest.raises(AuthorisationError) as error:
+            join(server.url, token(config, "desktop"), "two", tmp_path / "b", print)
+        assert str(error.value) == (
+            f"This join token expired on {time.strftime('%Y-%m-%d', time.gmtime())}. Whoever runs "
+            "the coordinator makes a new one by removing desktop.token from its state folder and "
+            "starting `edgetailor serve` again."
+        )
+        (tmp_path / "a" / "device.json").unlink()
+        again = join(server.url, token(config, "desktop"), "one", tmp_path / "a", print)
+        assert again.device == first.device
+    (config.state / "tokens" / "desktop.token").unlink()
+    config = configured(tmp_path / "c")
+    with running(config) as server:
+        second = join(server.url, token(config, "desktop"), "two", tmp_path / "b", print)
+        assert second.device == "desktop-2"
+
+
+@contextmanager
+def deaf(server: Server) -> Iterator[str]:
+    """The URL of a proxy that hands one request on, and never the answer."""
+
+    def serve(listening: socket.socket) -> None:
+        near, _ = listening.accept()
+        far = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        with near, far:
+            for one in (near, far):
+                one.settimeout(10)
+            heard = b""
+            while not heard.endswith(b"}"):
+                heard += (piece := near.recv(1 << 16))
+                far.sendall(piece)
+            assert far.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        thread.join()
+
+
+def test_a_join_whose_answer_was_lost(server: Server, tmp_path: Path) -> None:
+    bearer = token(server.config, "board")
+    with deaf(server) as url, pytest.raises(ClientError, match="try again: the same device comes"):
+        join(url, bearer, "desk", tmp_path / "a", print)
+    assert [d.device for d in server.coordinator.status().devices] == ["board-1"]
+    assert set(everything(tmp_path / "a")) == {"device.key"}
+    assert join(server.url, bearer, "desk", tmp_path / "a", print).device == "board-1"
+    assert [d.device for d in server.coordinator.status().devices] == ["board-1"]
+
+
+def test_leaving_cleans_both_sides(fleet: Fleet, tmp_path: Path) -> None:
+    server, links = fleet
+    state = server.config.state.parent / "2"
+    board = links["board-1"]
+    work, _, update = trained(board, tmp_path / "late")
+    assert leave(state, print).device == "board-1"
+    assert not state.exists()
+    with pytest.raises(AuthorisationError, match="board-1 has left this federation"):
+        send(board, work.round, update)
+    for name in ("desktop-1", "desktop-2"):
+        send(links[name], 1, trained(links[name], tmp_path / name)[2])
+    assert task(links["desktop-1"]).round == 2  # nobody waited for it
+    new = join(server.url, token(server.config, "board"), "next", tmp_path / "new", print)
+    assert new.device == "board-2"
+    assert (
+        CoordinatorClient(server.url, new.secret, print).work().state == "wait"
+    )  # until the next round
+    states = {d.device: d.state for d in server.coordinator.status().devices}
+    assert (states["board-1"], states["board-2"]) == ("left", "waiting")
+    for name in ("desktop-1", "desktop-2"):
+        send(links[name], 2, trained(links[name], tmp_path / f"{name}-2")[2])
+    assert task(CoordinatorClient(server.url, new.secret, print)).round == 3
+
+
+def test_leaving_without_the_coordinator(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c")
+    with running(config) as server:
+        join(server.url, token(config, "board"), "desk", tmp_path / "a", print)
+    (tmp_path / "a" / "personal.safetensors").write_bytes(b"mine")
+    (tmp_path / "a" / "notes.txt").write_text("the owner's")
+    before = everything(tmp_path / "a")
+    with pytest.raises(ClientError, match=r"Nothing was removed: .* or with --offline now"):
+        leave(tmp_path / "a", print)
+    assert everything(tmp_path / "a") == before
+    leave(tmp_path / "a", print, keep_personal=True, offline=True)
+    assert set(everything(tmp_path / "a")) == {"notes.txt", "personal.safetensors"}
+    with pytest.raises(InputError, match="belongs to no coordinator yet"):
+        leave(tmp_path / "a", print)
+
+
+def test_a_folder_that_cannot_be_written_stays_a_members(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "a"
+    join(server.url, token(server.config, "board"), "desk", state, print)
+    # As on a read-only disk; root may write into folders of any mode.
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != state)
+    data = str(server.config.held_out)
+    for call in (lambda: leave(state, print), lambda: round_loop.run(state, data, print)):
+        with pytest.raises(InputError, match=r"a cannot be written: .* Nothing was changed\."):
+            call()
+    assert [d.state for d in server.coordinator.status().devices] == ["enrolled"]
+    assert set(everything(state)) == {"device.json", "device.key"}
+
+
+def test_replacing_a_coordinator(server: Server, tmp_path: Path) -> None:
+    state, said = tmp_path / "a", list[str]()
+    join(server.url, token(server.config, "board"), "desk", state, print)
+    old_key = (state / "device.key").read_bytes()
+    (state / "personal.safetensors").write_bytes(b"of the old federation")
+    config = configured(tmp_path / "second")
+    with running(config) as second:
+        before = everything(state)
+        with pytest.raises(AuthorisationError, match="unknown here"):
+            join(second.url, "guess", "desk", state, print, replace=True)
+        assert everything(state) == before
+        moved = join(second.url, token(config, "desktop"), "desk", state, said.append, replace=True)
+        assert (moved.url, moved.device) == (second.url, "desktop-1")
+        assert said[0] == f"Joined {second.url} as desktop-1 (desk); it trains full."
+    assert set(everything(state)) == {"device.json", "device.key"}
+    assert (state / "device.key").read_bytes() != old_key
+    assert [d.state for d in server.coordinator.status().devices] == ["left"]
+
+
+def test_replacing_a_coordinator_that_is_gone(server: Server, tmp_path: Path) -> None:
+    config, said = configured(tmp_path / "second"), list[str]()
+    with running(config) as second:
+        join(second.url, token(config, "board"), "desk", tmp_path / "a", print)
+    join(server.url, token(server.config, "board"), "x", tmp_path / "a", said.append, replace=True)
+    assert "The old coordinator was not told that board-1 has left: " in "".join(said)
+
+
+def test_another_kind_of_the_same_coordinator(server: Server, tmp_path: Path) -> None:
+    join(server.url, token(server.config, "board"), "desk", tmp_path / "a", print)
+    other = token(server.config, "desktop")
+    (tmp_path / "a" / "device.json").unlink()
+    with pytest.raises(AuthorisationError, match=r"This device is board-1 already, and the token"):
+        join(server.url, other, "desk", tmp_path / "a", print)
+    join(server.url, token(server.config, "board"), "desk", tmp_path / "a", print)
+    moved = join(server.url, other, "desk", tmp_path / "a", print, replace=True)
+    assert moved.device == "desktop-1"
+    states = {d.device: d.state for d in server.coordinator.status().devices}
+    assert states == {"board-1": "left", "desktop-1": "enrolled"}
+
+
+def test_a_restart_knows_who_left(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c")
+    with running(config) as server:
+        links = {}
+        for number, kind in enumerate(["desktop", "desktop", "board"]):
+            made = join(server.url, token(config, kind), kind, tmp_path / str(number), print)
+            links[made.device] = made.secret
+        task(CoordinatorClient(server.url, links["board-1"], print))
+        leave(tmp_path / "2", print)
+    with running(config) as server:
+        assert task(CoordinatorClient(server.url, links["desktop-1"], print)).round == 1
+        assert server.coordinator.status().state == "training"
+
+
+OLD_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS tokens (
+    kind TEXT PRIMARY KEY, hash TEXT NOT NULL, count INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS devices (
+    id TEXT PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, secret TEXT NOT NULL,
+    bytes_down INTEGER NOT NULL DEFAULT 0, bytes_up INTEGER NOT NULL DEFAULT 0);
+"""
+
+
+def test_a_state_folder_of_before_there_were_keys(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c")
+    config.state.mkdir()
+    digest = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
+    with sqlite3.connect(config.state / "state.sqlite3") as old:
+        old.executescript(OLD_SCHEMA)
+        old.execute("INSERT INTO tokens VALUES ('board', ?, 1)", (digest,))
+        old.execute("INSERT INTO devices VALUES ('board-1', 'board', 'old', ?, 7, 5)", (digest,))
+    old.close()
+    for _ in range(2):
+        with running(config) as server:
+            (round_loop,) = CoordinatorClient(server.url, "secret", print).status().devices
+            assert (round_loop.device, round_loop.name, round_loop.bytes_down) == (
+                "board-1",
+                "old",
+                7,
+            )
+            with pytest.raises(AuthorisationError, match="used up"):
+                join(server.url, token(config, "board"), "x", tmp_path / "a", print)
+
+
+def test_a_smaller_submodel_for_a_device_that_cannot(tmp_path: Path) -> None:
+    text = CONFIG.replace("count = 2", 'count = 1\nfallback = "slice:0.2"')
+    config = configured(tmp_path / "c", text)
+    with running(config) as server:
+        links = {}
+        for number, kind in enumerate(["desktop", "board"]):
+            made = join(server.url, token(config, kind), kind, tmp_path / str(number), print)
+            links[made.device] = CoordinatorClient(server.url, made.secret, print)
+        desktop, board = links["desktop-1"], links["board-1"]
+        assert task(desktop).round == task(board).round == 1
+        failure = SubmodelFailure(submodel="full", failures=3, reason="out\nof memory")
+        assert asdict(desktop.report(failure)) == {"submodel": "slice:0.2", "round": 2}
+        assert desktop.work().state == "wait"  # nobody waits for it in this round
+        note = "full failed 3 times: out of memory"
+        assert {d.device: d.note for d in desktop.status().devices} == {
+            "desktop-1": note, "board-1": None,
+        }  # fmt: skip
+        send(board, 1, trained(board, tmp_path / "one")[2])
+        work, record, update = trained(desktop, tmp_path / "two")
+        assert (work.round, record.submodel) == (2, "slice:0.2")
+        assert asdict(desktop.report(failure)) == {"submodel": "slice:0.2", "round": 2}  # too late
+        send(desktop, 2, update)
+        small = SubmodelFailure(submodel="low-rank:0.5", failures=3, reason="diverged")
+        assert asdict(board.report(small)) == {"submodel": None, "round": 0}
+        assert task(desktop).round == 3
+    with running(config) as server:
+        status = server.coordinator.status()
+        assert {d.device: d.submodel for d in status.devices} == {
+            "desktop-1": "slice:0.2", "board-1": "low-rank:0.5",
+        }  # fmt: skip
+        assert status.devices[0].note == note

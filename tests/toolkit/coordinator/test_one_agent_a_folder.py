@@ -1,0 +1,87 @@
+"""Agents that are killed while they join, and several on one state folder at once."""
+
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bundles import everything
+from device_agent.federation import round_loop
+from device_agent.federation.membership import join, leave
+from killing import Job, die_at
+from profiles.errors import InputError
+from toolkit.coordinator.server import Server
+from vector_fleet import CONFIG, assert_soon, configured, running, token, train_vector
+
+BUSY = r"^Another agent is at work on .*: stop that one, or give this one a folder of its own"
+FEW = CONFIG[: CONFIG.index("[[devices]]")] + '[[devices]]\nname = "board"\nsubmodel = "full"\n'
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with running(configured(tmp_path / "c", FEW)) as made:
+        yield made
+
+
+def join_and_die(url: str, bearer: str, state: Path, write: int, before: bool) -> None:
+    """Join in this process, which is killed at its write number `write`."""
+    die_at(Job("", "", "", stop=write, before=before))
+    join(url, bearer, "desk", state, print)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_join_that_is_killed_at_any_write(server: Server, tmp_path: Path, before: bool) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["toolkit.coordinator.server", "device_agent.federation.membership"]
+    )
+    bearer, write, code = token(server.config, "board"), 0, -9
+    while code == -9:
+        write += 1
+        state = tmp_path / str(write)
+        arguments = (server.url, bearer, state, write, before)
+        process = context.Process(target=join_and_die, args=arguments)
+        process.start()
+        process.join(30)
+        code = process.exitcode
+        again = join(server.url, bearer, "desk", state, print)  # the token is for one device
+        assert [d.device for d in server.coordinator.status().devices if d.state != "left"] == [
+            again.device
+        ]
+        assert set(everything(state)) == {"device.json", "device.key"}
+        leave(state, print)
+        assert not state.exists()
+    assert code == 0
+    assert write > 8
+
+
+def test_one_agent_a_folder(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, going_on = tmp_path / "a", threading.Event()
+    data = str(server.config.held_out)
+
+    def train(*arguments: object, **options: object) -> object:
+        assert going_on.wait(20)
+        return train_vector(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(round_loop, "train_bundle", train)
+    bearer = token(server.config, "board")
+    join(server.url, bearer, "desk", state, print)
+    said: list[str] = []
+    agent = threading.Thread(
+        target=round_loop.run, args=(state, data, said.append), kwargs={"sleep": lambda _: None}
+    )
+    agent.start()
+    assert_soon(lambda: "Round 1: training" in said)
+    with pytest.raises(InputError, match=BUSY):
+        round_loop.run(state, data, print)
+    with pytest.raises(InputError, match=BUSY):
+        join(server.url, bearer, "desk", state, print, replace=True)
+    assert join(server.url, bearer, "desk", state, print).device == "board-1"  # changes nothing
+    going_on.set()
+    agent.join(30)
+    assert said[-1] == "The last round is over; 3 updates sent since this agent started."
+    assert round_loop.run(state, data, print) == 0

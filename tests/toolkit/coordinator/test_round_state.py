@@ -1,0 +1,234 @@
+"""The state machine of the rounds, alone: whatever happens in whatever order."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from toolkit.coordinator.refusals import RefusalError
+from toolkit.coordinator.rounds.round_state import Rounds
+
+DEADLINE_S = 60.0
+
+
+def fleet(rounds: int = 2, done: int = 0) -> Rounds:
+    machine = Rounds(rounds, 2, DEADLINE_S, done)
+    machine.enrol("a")
+    machine.enrol("b")
+    return machine
+
+
+def opened(rounds: int = 2, done: int = 0) -> Rounds:
+    machine = fleet(rounds, done)
+    machine.open({"a": "bundle-a", "b": "bundle-b"}, now=0.0)
+    return machine
+
+
+def state(machine: Rounds) -> tuple[object, ...]:
+    return machine.phase, machine.round, dict(machine.updates), set(machine.devices)
+
+
+def test_enrolment_ends_with_the_last_device() -> None:
+    machine = Rounds(1, 2, DEADLINE_S)
+    machine.enrol("a")
+    assert (machine.phase, machine.round) == ("enrolling", 0)
+    machine.enrol("b")
+    assert machine.phase == "aggregating"
+    with pytest.raises(RefusalError, match="This fleet is full: it has 2 devices"):
+        machine.enrol("c")
+
+
+def test_a_device_waits_after_its_update_until_the_round_is_over() -> None:
+    machine = opened()
+    machine.take("a", 1, "bundle-a", "u")
+    assert (machine.task("a"), machine.task("b")) == ("wait", "train")
+    assert not machine.due(DEADLINE_S - 1)
+    machine.take("b", 1, "bundle-b", "v")
+    assert machine.due(0.0)
+
+
+def test_deadline_closes_a_round_that_has_an_update_and_waits_for_the_first() -> None:
+    machine = opened()
+    assert not machine.due(10 * DEADLINE_S)
+    machine.take("a", 1, "bundle-a", "u")
+    assert machine.due(10 * DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("round_", "bundle", "update", "code"),
+    [
+        (2, "bundle-a", "u", "round-over"),
+        (1, "bundle-b", "u", "wrong-bundle"),
+        (1, "bundle-a", "other", "already-sent"),
+    ],
+)
+def test_refusals(round_: int, bundle: str, update: str, code: str) -> None:
+    machine = opened()
+    machine.take("a", 1, "bundle-a", "u")
+    before = state(machine)
+    with pytest.raises(RefusalError) as refused:
+        machine.take("a", round_, bundle, update)
+    assert (refused.value.status, refused.value.problem.code) == (409, code)
+    assert state(machine) == before
+
+
+def test_late_update_is_told_that_the_round_is_over() -> None:
+    machine = opened()
+    machine.take("a", 1, "bundle-a", "u")
+    machine.close()
+    machine.take("a", 1, "bundle-a", "u")  # its receipt was lost: the very same again is fine
+    with pytest.raises(RefusalError, match="takes no updates now"):
+        machine.take("b", 1, "bundle-b", "v")
+
+
+def test_restored_after_the_last_round_is_finished() -> None:
+    assert fleet(rounds=2, done=2).phase == "finished"
+    assert opened(rounds=2, done=1).round == 2
+
+
+class RoundsMachine(RuleBasedStateMachine):
+    """Devices send in any order, the clock runs, rounds close and open."""
+
+    @initialize(rounds=st.integers(1, 3), devices=st.integers(1, 4))
+    def start(self, rounds: int, devices: int) -> None:
+        self.now, self.highest, self.opened_at = 0.0, 0, 0.0
+        self.names = [f"device-{i}" for i in range(devices)]
+        self.machine = Rounds(rounds, devices, DEADLINE_S)
+        for name in self.names:
+            self.machine.enrol(name)
+
+    @rule(seconds=st.floats(0, 2 * DEADLINE_S))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.machine.phase == "aggregating")
+    @rule()
+    def fold_or_open(self) -> None:
+        if self.machine.updates:
+            folded = self.machine.done + 1
+            self.machine.folded()
+            assert self.machine.done == folded
+        else:
+            self.machine.open({name: f"for {name}" for name in self.names}, self.now)
+            self.opened_at = self.now
+
+    @rule(
+        index=st.integers(0, 3),
+        back=st.integers(-1, 1),
+        right=st.booleans(),
+        update=st.sampled_from("uv"),
+    )
+    def send(self, index: int, back: int, right: bool, update: str) -> None:
+        name = self.names[index % len(self.names)]
+        before, task = state(self.machine), self.machine.task(name)
+        bundle = f"for {name}" if right else "for somebody else"
+        refused = False
+        try:
+            self.machine.take(name, self.machine.round - back, bundle, update)
+        except RefusalError:
+            refused = True
+        welcome = task == "train" and back == 0 and right
+        if refused:
+            assert state(self.machine) == before
+            assert not welcome
+        else:
+            assert back == 0
+            assert right
+            assert self.machine.updates[name] == update
+
+    @precondition(lambda self: self.machine.phase == "training")
+    @rule()
+    def close_if_due(self) -> None:
+        late = self.now >= self.opened_at + DEADLINE_S
+        complete = len(self.machine.updates) == len(self.names)
+        assert self.machine.due(self.now) == (complete or (late and bool(self.machine.updates)))
+        if self.machine.due(self.now):
+            self.machine.close()
+
+    @invariant()
+    def rounds_only_go_up(self) -> None:
+        machine = self.machine
+        assert self.highest <= machine.round <= machine.total
+        self.highest = machine.round
+        assert (machine.phase == "finished") == (machine.done == machine.total)
+
+    @invariant()
+    def only_training_devices_without_an_update_train(self) -> None:
+        for name in self.names:
+            trains = self.machine.phase == "training" and name not in self.machine.updates
+            assert (self.machine.task(name) == "train") == trains
+
+
+TestRoundsMachine = RoundsMachine.TestCase
+
+
+class ChangingFleet(RuleBasedStateMachine):
+    """Devices come, leave and are excused at any time; who is waited for is kept beside."""
+
+    @initialize(devices=st.integers(1, 4))
+    def start(self, devices: int) -> None:
+        self.machine, self.size, self.made = Rounds(3, devices, DEADLINE_S), devices, 0
+        self.members: set[str] = set()
+        self.awaited: set[str] = set()
+        self.sent: set[str] = set()
+        for _ in range(devices):
+            self.come()
+
+    @rule()
+    def come(self) -> None:
+        self.made += 1
+        full = len(self.members) == self.size
+        try:
+            self.machine.enrol(f"device-{self.made}")
+        except RefusalError:
+            assert full
+        else:
+            assert not full
+            self.members.add(f"device-{self.made}")
+
+    @precondition(lambda self: self.members)
+    @rule(index=st.integers(0, 3), leaves=st.booleans())
+    def go(self, index: int, leaves: bool) -> None:
+        name = sorted(self.members)[index % len(self.members)]
+        training = self.machine.phase == "training"
+        if leaves:
+            self.machine.leave(name)
+            self.members.remove(name)
+        else:
+            self.machine.excuse(name)
+        self.awaited.discard(name)
+        if training:
+            assert self.machine.phase == ("training" if self.awaited | self.sent else "aggregating")
+
+    @precondition(lambda self: self.machine.phase == "training" and self.awaited)
+    @rule(index=st.integers(0, 3))
+    def send(self, index: int) -> None:
+        name = sorted(self.awaited)[index % len(self.awaited)]
+        self.machine.take(name, self.machine.round, f"for {name}", "u")
+        self.awaited.remove(name)
+        self.sent.add(name)
+
+    @precondition(lambda self: self.machine.phase != "finished")
+    @rule()
+    def turn(self) -> None:
+        machine = self.machine
+        if machine.phase == "training":
+            assert machine.due(0.0) == (not self.awaited)
+            if machine.due(0.0):
+                machine.close()
+                machine.folded()
+                self.sent.clear()
+        elif self.members:
+            machine.open({name: f"for {name}" for name in self.members}, 0.0)
+            self.awaited = set(self.members)
+
+    @invariant()
+    def exactly_those_train_that_are_waited_for(self) -> None:
+        training = self.machine.phase == "training"
+        assert self.machine.devices == self.members
+        assert {n for n in self.members if self.machine.task(n) == "train"} == (
+            self.awaited if training else set()
+        )
+        assert set(self.machine.updates) == self.sent
+
+
+TestChangingFleet = ChangingFleet.TestCase

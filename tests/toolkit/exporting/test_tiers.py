@@ -1,0 +1,169 @@
+"""Families of bundles: several submodels of one model in one go."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from bundles import everything
+from command_models import TINY
+from commands import edgetailor, refused, run
+from device_agent.formats.bundle import open_bundle
+from profiles.errors import ExportError, InputError, SpecError, VerificationError
+from toolkit.cli.result_tables import explain_unknown
+from toolkit.exporting.model_export import SignatureCost
+from toolkit.exporting.tiers import TierResult, exit_code, read_tiers, tiers_of
+
+TIERS = """
+[[tiers]]
+name = "desktop"
+submodel = "full"
+
+[[tiers]]
+name = "board"
+submodel = "slice:0.01"
+
+[[tiers]]
+name = "phone"
+submodel = "slice:classifier"
+"""
+TABLE = r"""bundle   submodel          params  peak memory     size    error
+desktop  full                 340 +[\d.]+ MB +[\d.]+ kB  \d\.\de-\d\d
+board    slice:0\.01 +failed
+phone    slice:classifier     296 +[\d.]+ MB +[\d.]+ kB  \d\.\de-\d\d
+peak memory: predicted, of the whole training, above the idle agent
+error: the worst tensor's, relative to its norm, against PyTorch in float64
+board: 'slice:0\.01': the smallest slice of this model has capacity 0\.636; allow
+  at least that\.
+"""
+
+
+def test_a_family_of_bundles_of_which_one_fails(folder: Path) -> None:
+    (folder / "tiers.toml").write_text(TIERS)
+    done = run(
+        "edgetailor", "export", *TINY, "--tiers", "tiers.toml", "--out", "family",
+        "--save-weights", "global", cwd=folder,
+    )  # fmt: skip
+    assert done.code == 2
+    assert re.fullmatch(TABLE, done.stdout), done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert [line[11:] for line in done.stderr.splitlines()] == [
+        "loading the model",
+        "desktop: splitting full",
+        *(f"desktop: lowering {name}" for name in ("train", "predict", "evaluate")),
+        "desktop: verifying against PyTorch",
+        "board: splitting slice:0.01",
+        "board: failed",
+        "phone: splitting slice:classifier",
+        *(f"phone: lowering {n}" for n in ("forward_0", "train", "predict", "evaluate")),
+        "phone: verifying against PyTorch",
+    ]
+    assert sorted(path.name for path in (folder / "family").iterdir()) == ["desktop", "phone"]
+    bundles = [open_bundle(folder / "family" / name) for name in ("desktop", "phone")]
+    assert [b.manifest.submodel for b in bundles] == ["full", "slice:classifier"]
+    assert bundles[0].manifest.base == bundles[1].manifest.base
+    assert "classifier.weight" in load_file(folder / "global")
+
+
+def test_several_submodels_as_json(folder: Path) -> None:
+    specs = ("--submodel", "slice:classifier", "--submodel", "slice:9")
+    arguments = ("export", *TINY, *specs, "--out", "f", "--no-verify", "--json")
+    done = edgetailor(*arguments, cwd=folder)
+    assert done.code == 2
+    document = json.loads(done.stdout)
+    first, second = document["bundles"]
+    assert document["version"] == 1
+    assert (first["name"], second["name"]) == ("slice-classifier", "slice-9")
+    assert first["bundle_bytes"] == sum(
+        len(data) for data in everything(folder / "f" / "slice-classifier").values()
+    )
+    (train,) = [s for s in first["signatures"] if s["name"] == "train"]
+    # The classifier on 4 samples, forward and the gradient of its weight: 36 x 8 each.
+    assert train["macs"] == 2 * 4 * 36 * 8
+    assert second == {
+        "name": "slice-9",
+        "submodel": "slice:9",
+        "error": "'slice:9': the capacity must be a number above 0 and at most 1, like slice:0.42.",
+        "exit_code": 2,
+    }
+
+
+def test_a_dry_run_of_several(folder: Path) -> None:
+    specs = ("--submodel", "full", "--submodel", "slice:classifier")
+    done = edgetailor("export", *TINY, *specs, "--out", "f", "--dry-run", cwd=folder)
+    assert done.code == 0
+    assert re.search(
+        r"^slice-classifier  slice:classifier +296 +1\.\d kB  dry run$", done.stdout, re.M
+    )
+    assert len(done.stdout.splitlines()) == 3  # nothing is said of figures that are not there
+    assert not (folder / "f").exists()
+
+
+def test_an_unknown_peak_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    known, unknown = (SignatureCost("a", 1, 1, 1, peak) for peak in (7, None))
+    explain_unknown([known])
+    assert capsys.readouterr().out == ""
+    explain_unknown([known, unknown])
+    assert "edgetailor-agent profile" in capsys.readouterr().out
+
+
+def test_the_exit_code_is_the_worst() -> None:
+    (tier,) = tiers_of(["full"])
+    errors = [None, SpecError(""), VerificationError(""), ExportError("")]
+    results = [TierResult(tier, error=error) for error in errors]
+    assert [exit_code(results[:count]) for count in range(5)] == [0, 0, 2, 4, 4]
+
+
+def test_submodels_name_their_folders() -> None:
+    specs = ["low-rank:0.25,keep=3", "slice:blocks.3", "slice:0.42+low-rank:0.25"]
+    assert [tier.name for tier in tiers_of(specs)] == [
+        "low-rank-0.25-keep-3", "slice-blocks.3", "slice-0.42-low-rank-0.25",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match=r"written to full; give each of them once"):
+        tiers_of(["full", "full"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('"desktop"', '"Desk top"', r"`tiers\[0\]\.name` is 'Desk top': String should match"),
+        ('"board"', '"phone"', "tiers are named twice: phone; give each its own name"),
+        ('"full"', '"half"', r"`tiers\[0\]\.submodel` is 'half': There is no submodel family"),
+        ("submodel", "model", r"no key `tiers\[0\]\.model`; the keys here are name, submodel"),
+        ("[[tiers]]", "[[devices]]", "there is no key `devices`; the keys here are tiers"),
+        ("[[tiers]]", "tiers = ", "is no TOML file"),
+        (TIERS, "tiers = 3", r"`tiers` is 3; it must be a list of one or more\.$"),
+        (TIERS, "tiers = []", r"`tiers` is \[\]; it must be a list of one or more\.$"),
+        (TIERS, "tiers = [true]", r"`tiers\[0\]` is true; it must be a table\.$"),
+        (TIERS, "[tiers]\na = 1", r"`tiers` is a table; it must be a list of one or more\.$"),
+        ('"desktop"', "2026-01-01", r"name` is 2026-01-01; it must be a text in quotes\.$"),
+        ('"desktop"', str([1] * 99), r"is \[(1, ){26}1\.\.\.; it must be a text in quotes\.$"),
+    ],
+)
+def test_mistakes_in_a_file_of_tiers(tmp_path: Path, before: str, after: str, message: str) -> None:
+    path = tmp_path / "tiers.toml"
+    path.write_text(TIERS.replace(before, after, 1))
+    with pytest.raises(InputError, match=message) as error:
+        read_tiers(path)
+    assert str(error.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tiers", "none.toml"], r"^none\.toml cannot be read: No such file or directory"),
+        (["--tiers", "t", "--submodel", "full"], "^Give --submodel or --tiers, not both"),
+        (["--submodel", "full", "--submodel", "full"], "^Several submodels would be written to"),
+        (
+            ["--submodel", "full", "--submodel", "cp:2.0"],
+            r"^family/cp-2\.0 exists already: give another place, or --force",
+        ),
+    ],
+)
+def test_families_that_cannot_be(folder: Path, arguments: list[str], message: str) -> None:
+    """Refused before the model, which is none, is looked for."""
+    (folder / "family" / "cp-2.0").mkdir(parents=True)
+    options = ("nets:nothing", "--input-shape", "1", "--out", "family", *arguments)
+    assert re.search(message, refused(folder, "export", *options))

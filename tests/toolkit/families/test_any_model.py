@@ -1,0 +1,361 @@
+"""Families on models that nobody wrote for them, against the model's own autograd in float64.
+
+The oracle knows a submodel by its table only: it composes the dense weights by einsum and runs the
+user's own module.
+"""
+
+import contextlib
+import copy
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+import eager
+from edgetailor import TrainingConfig, split
+from exporters.programs.capture import capture
+from foreign_models import CLASSES, FOREIGN, Tied
+from profiles.errors import ModelError, SpecError
+from toolkit.families import family_named
+from toolkit.submodels.cut_points import Cutter
+from toolkit.submodels.global_model import GlobalModel, from_model
+from toolkit.submodels.submodel import Submodel
+
+BATCH = 4
+DECAY = 0.03
+SPECS = (
+    "full",
+    f"low-rank:0.3,keep=1,decay={DECAY}",
+    f"low-rank:0.4,keep=0,decay={DECAY}",
+    "slice:0.6",
+    f"slice:0.95+low-rank:0.3,decay={DECAY}",
+)
+PENALTY = 3.0
+BI_LEVEL = (f"cp:2.0,penalty={PENALTY}", f"pfedme,penalty={PENALTY}")
+
+
+@dataclass
+class Case:
+    """A model with unsettled numbers, a submodel of it and the tensors a device receives."""
+
+    model: nn.Module
+    submodel: Submodel
+    state: eager.State
+    x: Tensor
+    y: Tensor
+
+
+def build(name: str, spec: str, seed: int) -> Case:
+    torch.manual_seed(seed)
+    foreign = FOREIGN[name]
+    model = foreign.build()
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            if value.dim() == 1:
+                value.add_(torch.rand(value.shape) * 0.5)
+    submodel = split(model, spec, foreign.shape, TrainingConfig(batch_size=BATCH, momentum=0.0))
+    state = eager.first_state(submodel, submodel.cut(from_model(model)))
+    x = torch.randn(BATCH, *foreign.shape, dtype=torch.float64)
+    return Case(model.double(), submodel, state, x, torch.randint(CLASSES, (BATCH,)))
+
+
+@pytest.fixture(scope="module", params=itertools.product(FOREIGN, SPECS), ids="-".join)
+def c(request: pytest.FixtureRequest, seed: int) -> Case:
+    name, spec = request.param
+    return build(name, spec, seed)
+
+
+def composed(submodel: Submodel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Dense global tensors of a submodel's uploaded and frozen ones."""
+    dense: dict[str, Tensor] = {}
+    groups: dict[str, dict[str, Tensor]] = {}
+    for entry in submodel.program.tensors:
+        if entry.stands_for is None:
+            continue
+        if entry.factor is None:
+            dense[entry.stands_for] = tensors[entry.name]
+        else:
+            groups.setdefault(entry.stands_for, {})[entry.factor] = tensors[entry.name]
+    for name, factors in groups.items():
+        dense[name] = product(factors["u"], factors["v"]) if "u" in factors else outer(factors)
+    return dense
+
+
+def product(u: Tensor, v: Tensor) -> Tensor:
+    """The dense weight that two layers in a row, u then v, amount to."""
+    if u.dim() == 2:
+        return v @ u
+    groups = u.shape[0] // v.shape[1]
+    letters = "ri" if u.dim() == 3 else "rij"
+    pairs = zip(u.chunk(groups), v.chunk(groups), strict=True)
+    if letters == "ri":
+        return torch.cat([torch.einsum("rmi,nr->nmi", a, b[:, :, 0]) for a, b in pairs])
+    return torch.cat([torch.einsum("rmi,nrj->nmij", a[..., 0], b[:, :, 0]) for a, b in pairs])
+
+
+def outer(factors: Mapping[str, Tensor]) -> Tensor:
+    """Sum over r of the outer products of columns r."""
+    letters = "abcd"[: len(factors)]
+    terms = [factors[str(n)] for n in range(len(factors))]
+    return torch.einsum(",".join(f"{c}r" for c in letters) + f"->{letters}", *terms)
+
+
+def twin(model: nn.Module, dense: Mapping[str, Tensor], trained: set[str]) -> nn.Module:
+    """The user's model, with what is not trained in inference mode."""
+    model = copy.deepcopy(model)
+    for name, module in model.named_modules():
+        own = {f"{name}.{n}" if name else n for n, _ in module.named_parameters(recurse=False)}
+        module.training = not own or bool(own & trained)
+    return model
+
+
+def test_forward_is_that_of_the_dense_twin(c: Case) -> None:
+    came = eager.call(c.submodel, "predict", c.state, x=eager.recorded(c.submodel, c.state, c.x))[
+        "output"
+    ]
+    dense = composed(c.submodel, c.state)
+    expected = functional_call(c.model.eval(), dense, (c.x,))
+    torch.testing.assert_close(came, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_are_autograds(c: Case) -> None:
+    parameters = [e for e in c.submodel.program.tensors if e.role == "parameter"]
+    new = eager.call(
+        c.submodel,
+        "train",
+        c.state,
+        x=eager.recorded(c.submodel, c.state, c.x),
+        y=c.y,
+        rate=1.0,
+    )
+    leaves = {e.name: c.state[e.name].clone().requires_grad_() for e in parameters}
+    dense = composed(c.submodel, {**c.state, **leaves})
+    model = twin(c.model, dense, {str(e.stands_for) for e in parameters})
+    statistics = {n: v.clone() for n, v in dense.items() if n in dict(model.named_buffers())}
+    loss = cross_entropy(functional_call(model, {**dense, **statistics}, (c.x,)), c.y)
+    torch.testing.assert_close(new["loss"], loss.detach(), rtol=1e-10, atol=1e-12)
+    factorized = {e.stands_for for e in parameters if e.factor is not None}
+    penalty = sum(dense[str(n)].square().sum() for n in factorized)
+    (loss + DECAY / 2 * penalty).backward()
+    for entry in parameters:
+        gradient = leaves[entry.name].grad
+        expected = torch.zeros(entry.shape, dtype=torch.float64) if gradient is None else gradient
+        came = c.state[entry.name] - new[entry.name]
+        error = float((came - expected).norm()) / max(float(expected.norm()), 1e-6)
+        assert error < 1e-10, f"{entry.name}: {error:.1e}"
+    for entry in c.submodel.program.tensors:
+        if entry.role == "buffer":
+            torch.testing.assert_close(new[entry.name], statistics[str(entry.stands_for)])
+
+
+@pytest.mark.parametrize("spec", BI_LEVEL)
+@pytest.mark.parametrize("name", FOREIGN)
+def test_bi_level_steps_are_autograds(name: str, spec: str, seed: int) -> None:
+    c = build(name, spec, seed)
+    c.state |= eager.call(c.submodel, "personal_init", c.state)
+    dense = composed(c.submodel, c.state)
+    personal = {n: c.state[f"personal:{n}"] for n, _ in c.model.named_parameters()}
+    for name_, value in personal.items():
+        torch.testing.assert_close(value, dense[name_], rtol=1e-12, atol=1e-12)
+        c.state[f"personal:{name_}"] = value + 0.1 * torch.randn_like(value)
+
+    if spec.startswith("cp"):
+        came = eager.call(c.submodel, "predict_local", c.state, x=c.x)["output"]
+        expected = functional_call(c.model.eval(), dense, (c.x,))
+        torch.testing.assert_close(came, expected, rtol=1e-9, atol=1e-9)
+
+    new = eager.call(c.submodel, "personal_step", c.state, x=c.x, y=c.y, rate=1.0)
+    leaves = {n: c.state[f"personal:{n}"].clone().requires_grad_() for n in personal}
+    statistics = {n: v.clone() for n, v in dense.items() if n not in personal}
+    loss = cross_entropy(functional_call(c.model.train(), {**leaves, **statistics}, (c.x,)), c.y)
+    distance = sum((leaf - dense[n]).square().sum() for n, leaf in leaves.items())
+    (loss + PENALTY / 2 * distance).backward()
+    for name_, leaf in leaves.items():
+        came = c.state[f"personal:{name_}"] - new[f"personal:{name_}"]
+        error = float((came - leaf.grad).norm() / leaf.grad.norm())
+        assert error < 1e-10, f"{name_}: {error:.1e}"
+
+    if spec.startswith("cp"):
+        check_factor_gradients(c)
+    else:
+        check_local_step(c, personal)
+
+
+def check_factor_gradients(c: Case) -> None:
+    """Adam's first moment after one step from zero is a tenth of the gradient."""
+    new = eager.call(c.submodel, "factor_step", c.state, rate=1.0)
+    uploaded = [e for e in c.submodel.program.tensors if e.role == "parameter"]
+    leaves = {e.name: c.state[e.name].clone().requires_grad_() for e in uploaded}
+    dense = composed(c.submodel, {**c.state, **leaves})
+    gaps = [
+        (c.state[f"personal:{n}"] - dense[n]).square().sum() for n, _ in c.model.named_parameters()
+    ]
+    (PENALTY / 2 * torch.stack(gaps).sum()).backward()
+    for entry in uploaded:
+        expected = leaves[entry.name].grad
+        came = new[f"adam_m:{entry.name}"] * 10
+        error = float((came - expected).norm() / expected.norm())
+        assert error < 1e-10, f"{entry.name}: {error:.1e}"
+
+
+def check_local_step(c: Case, names: Mapping[str, Tensor]) -> None:
+    """w - rate * lambda * (w - theta)."""
+    new = eager.call(c.submodel, "local_step", c.state, rate=0.01)
+    for name in names:
+        old, theta = c.state[name], c.state[f"personal:{name}"]
+        expected = old - 0.01 * PENALTY * (old - theta)
+        torch.testing.assert_close(new[name], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_recovering_what_was_cut_is_the_dense_twin(c: Case) -> None:
+    table = [e for e in c.submodel.program.tensors if e.role in ("parameter", "buffer")]
+    model = GlobalModel(c.model.state_dict())
+    shapes = {n: tuple(v.shape) for n, v in model.tensors.items()}
+    family = family_named(c.submodel.spec.family)
+    came = family.recover({e.name: c.state[e.name] for e in table}, table, shapes)
+    expected = composed(c.submodel, c.state)
+    assert came.keys() == {e.stands_for for e in table}
+    for tensor, value in came.items():
+        value = value if isinstance(value, Tensor) else value.dense()
+        torch.testing.assert_close(value, expected[tensor], rtol=1e-10, atol=1e-12)
+
+
+def test_few_cut_points_because_of_long_skips() -> None:
+    with pytest.raises(SpecError, match=re.escape("it can be cut at down2, merge1, classify.")):
+        split(FOREIGN["unet"].build(), "slice:bottom", FOREIGN["unet"].shape)
+
+
+def test_no_cut_between_two_calls_of_one_module() -> None:
+    foreign = FOREIGN["called-twice"]
+    with pytest.raises(SpecError, match=r"cannot be cut there; it can be cut at again, head\."):
+        split(foreign.build(), "slice:middle", foreign.shape)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("low-rank:0.9", r"layers.3: rank 9 would be no smaller; .*\. Ratios up to 0.7 make one"),
+        ("low-rank:0.5,keep=99", r"layers.5: one of the first 99 layers; head: the classifier\.$"),
+        ("slice:0.001", r"the smallest slice of this model has capacity 0.027; allow at least"),
+        (
+            "slice:head+low-rank:0.3",
+            r"^'slice:head\+low-rank:0.3': no layer of the slice, which beg",
+        ),
+        ("slice:0.5+cp:2.0", r"a slice can be combined with low-rank only, like slice:0.42"),
+        ("slice:0.5,skip=2+low-rank:0.5", r"a slice along time takes no second family"),
+        ("cp:0.1", r"the rank 53, more than any .* \(8, 2, 5\) .* from 0.667 to 13\."),
+        ("cp:14", r"every weight has rank 1 already at 13; .* from 0.667 to 13\."),
+        ("cp:2.0+low-rank:0.5", r"cp takes no second family; a slice takes low-rank"),
+        ("pfedme+low-rank:0.5", r"pfedme takes no second family"),
+        ("pfedme:2", r"pfedme takes no number"),
+        ("width:1.5", r"channel ratio must be a number above 0 and at most 1"),
+    ],
+)
+def test_what_this_model_cannot_give_is_refused_with_what_it_can(spec: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        split(FOREIGN["signal"].build(), spec, FOREIGN["signal"].shape)
+
+
+@pytest.mark.parametrize("inner", ["", "+low-rank:0.3"])
+@pytest.mark.parametrize("name", ["signal", "separable"])
+def test_the_capacity_that_a_refusal_names_is_accepted(name: str, inner: str) -> None:
+    foreign = FOREIGN[name]
+    model, training = foreign.build(), TrainingConfig(batch_size=999)  # hardly any weights count
+    with pytest.raises(SpecError, match=r"'slice:0.000001\S*': the smallest slice") as refused:
+        split(model, f"slice:0.000001{inner}", foreign.shape, training)
+    named = re.search(r"has capacity (0\.\d+); allow at least that", str(refused.value))
+    assert named is not None
+    full = split(model, "full", foreign.shape, training).counts
+    smallest = split(model, "slice:head", foreign.shape, training).counts.capacity(full)
+    assert smallest <= float(named[1]) <= 1.1 * smallest + 0.0005
+    if not inner:
+        split(model, f"slice:{named[1]}", foreign.shape, training)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("separable", 0.45), ("signal", 0.71)])
+def test_the_capacity_limit_holds_with_factors_too(name: str, limit: float) -> None:
+    """Factors add activations to the one model and take parameters from the other."""
+    foreign = FOREIGN[name]
+    model, training = foreign.build(), TrainingConfig(batch_size=BATCH)
+    full = split(model, "full", foreign.shape, training).counts
+    places = Cutter(capture(model, foreign.shape)).points
+    found = []
+    for module in dict.fromkeys(point.module for point in places):
+        with contextlib.suppress(SpecError):
+            found.append(
+                split(model, f"slice:{module}+low-rank:0.3", foreign.shape, training).counts
+            )
+    came = split(model, f"slice:{limit}+low-rank:0.3", foreign.shape, training).counts
+    assert came.capacity(full) == max(c.capacity(full) for c in found if c.capacity(full) <= limit)
+
+
+def test_a_refusal_says_what_keeping_no_layer_dense_would_give() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+    with pytest.raises(SpecError, match=r"0: the first layer; .*With keep=0 0 would get smaller"):
+        split(model, "low-rank:0.25", (16,))
+    split(model, "low-rank:0.25,keep=0", (16,))
+
+
+def with_layer(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(layer, nn.Linear(4, CLASSES))
+
+
+def without_weight() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.weight = None  # type: ignore[assignment]
+    return layer
+
+
+def with_parameter(value: Tensor) -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.extra = nn.Parameter(value, requires_grad=False)
+    return layer
+
+
+def with_statistic(value: float) -> nn.Module:
+    layer = nn.BatchNorm1d(4)
+    layer.running_mean[1] = value
+    return layer
+
+
+def test_a_batch_norm_that_keeps_no_statistics_needs_no_momentum() -> None:
+    norm = nn.BatchNorm1d(4, momentum=None, track_running_stats=False)
+    assert split(with_layer(norm), "full", (4,)).counts.params == 4 + 4 + 4 * CLASSES + CLASSES
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (nn.LazyLinear(4), r"'0.weight' has no shape yet: its module is lazy"),
+        (without_weight(), r"'0' has no weight"),
+        (with_parameter(torch.ones(2, dtype=torch.complex64)), r"'0.extra' is torch.complex64"),
+        (with_parameter(torch.ones(2, dtype=torch.int64)), r"'0.extra' is torch.int64"),
+        (with_parameter(torch.ones(0, 4)), r"'0.extra' has shape \(0, 4\), which holds no"),
+        (with_parameter(torch.tensor([1.0, torch.nan])), r"'0.extra' holds a number that is not"),
+        (with_statistic(torch.inf), r"'0.running_mean' holds a number that is not finite"),
+        (nn.BatchNorm1d(4, momentum=None), r"^'0' averages .*; give it a momentum, like 0\.1"),
+        (nn.GRUCell(4, 4), r"^'0' is a GRUCell, .* take the layer nn\.GRU, which"),
+        (nn.AlphaDropout(0.5), r"draws random numbers .* in '0'\), which .*; set dropout to 0"),
+    ],
+)
+@pytest.mark.parametrize("spec", ["full", "low-rank:0.5", "slice:0.5", "cp:2.0", "width:0.5"])
+def test_models_that_no_family_takes(layer: nn.Module, words: str, spec: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        split(with_layer(layer), spec, (4,))
+
+
+def test_a_dropout_of_zero_is_none() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.0), nn.Linear(6, CLASSES))
+    assert split(model, "full", (4,)).counts.params == 4 * 6 + 6 + 6 * CLASSES + CLASSES
+
+
+@pytest.mark.parametrize("spec", ["full", "low-rank:0.5", "slice:0.5", "cp:2.0", "pfedme"])
+def test_two_parameters_that_are_one_tensor_are_refused(spec: str) -> None:
+    with pytest.raises(ModelError, match=r"'second.weight' and 'first.weight' share one weight"):
+        split(Tied(), spec, (6,))

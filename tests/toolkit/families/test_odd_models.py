@@ -1,0 +1,345 @@
+"""What users do beside layers: taken as it is meant, or refused by name; never silently wrong."""
+
+import itertools
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+from torch import Tensor, nn
+
+import eager
+from edgetailor import TrainingConfig, split
+from profiles.errors import ModelError, SpecError
+from toolkit import inspection
+from toolkit.factor_layers.cp_layers import tensorized
+from toolkit.families.low_rank import replacement
+from toolkit.submodels.global_model import from_model
+from toolkit.submodels.submodel import Submodel
+from toolkit.submodels.training_config import Optimizer
+
+C = 5
+Change = Callable[[nn.Module, Tensor], Tensor]
+
+
+class Net(nn.Module):
+    """Three layers, with something odd done to what is between them."""
+
+    def __init__(self, odd: Change = lambda _, y: y) -> None:
+        super().__init__()
+        self.a, self.b, self.h = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, C)
+        self.odd = odd
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.odd(self, torch.tanh(self.a(x)))
+        return self.h(torch.tanh(self.b(y)))
+
+
+def written(_: nn.Module, y: Tensor) -> Tensor:
+    y = y * 1
+    y[:, :4] = 0
+    y[:, 5:].mul_(3)
+    return y
+
+
+def predicted(model: nn.Module, submodel: Submodel, x: Tensor) -> Tensor:
+    state = eager.first_state(submodel, submodel.cut(from_model(model)))
+    return eager.call(submodel, "predict", state, x=eager.recorded(submodel, state, x))["output"]
+
+
+def assert_right(model: nn.Module, spec: str, shape: tuple[int, ...] = (6,)) -> Submodel:
+    submodel = split(model, spec, shape)
+    x = torch.randn(4, *shape, dtype=torch.float64)
+    came = predicted(model, submodel, x)
+    torch.testing.assert_close(came, model.double().eval()(x), rtol=1e-9, atol=1e-9)
+    return submodel
+
+
+def test_writes_through_views_stay() -> None:
+    assert_right(Net(written), "full")
+
+
+def test_a_model_that_writes_in_place_is_not_sliced() -> None:
+    with pytest.raises(ModelError, match=r"writes in place \(aten\.\w+.*; it cannot be sliced"):
+        split(Net(written), "slice:b", (6,))
+
+
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+def test_layers_with_hooks_stay_dense(kind: str) -> None:
+    model = Net()
+    getattr(model.b, kind)(lambda *given: (given[-1][0] if "pre" in kind else given[-1]) * 3)
+    with pytest.raises(SpecError, match=r"b: it has hooks"):
+        split(model, "low-rank:0.3,keep=1", (6,))
+    assert_right(model, "full")
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+def test_a_backward_pass_of_ones_own_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"recorded, trains otherwise .* backward pass of its own"):
+        split(Net(lambda _, y: Reversed.apply(y)), "full", (6,))
+
+
+def test_the_norm_limit_of_an_embedding_is_refused() -> None:
+    model = nn.Sequential(nn.Embedding(20, 8, max_norm=0.5), nn.Flatten(), nn.Linear(24, C))
+    with pytest.raises(ModelError, match=r"changes its own tensor '0.weight' .*embedding_renorm_"):
+        split(model, "full", (3,))
+
+
+CALLS = itertools.count(1)
+ODD_WHEN_RECORDED: dict[str, Change] = {
+    "counts": lambda _, y: y * next(CALLS),
+    "exports": lambda _, y: y * 2 if torch.compiler.is_exporting() else y,
+    "exports to predict": lambda own, y: (
+        y * 2 if torch.compiler.is_exporting() and not own.training else y
+    ),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_WHEN_RECORDED)
+def test_a_model_that_computes_otherwise_when_recorded_is_refused(odd: str) -> None:
+    with pytest.raises(ModelError, match=r"recorded, computes something else than it does by its"):
+        split(Net(ODD_WHEN_RECORDED[odd]), "full", (6,))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda _, y: y.mean(0, keepdim=True),
+        lambda _, y: torch.cat([y, y]),
+    ],
+)
+def test_an_output_without_the_batch_is_refused(odd: Change) -> None:
+    with pytest.raises(ModelError, match=r"output is .*; it must be one tensor of shape \(batch"):
+        split(Net(odd), "full", (6,))
+
+
+UNFIT: dict[str, tuple[Change, str]] = {
+    "dictionary": (lambda _, y: {"logits": y}, r"output is a dict; it must be one tensor of shape"),
+    "tuple": (lambda _, y: (y,), r"output is a tuple; it must be one tensor of shape"),
+    "double": (lambda _, y: y.double(), r"output is torch\.float64; it must be float32\.$"),
+    "whole numbers": (lambda _, y: y.long(), r"output is torch\.int64; it must be float32\.$"),
+    "roots": (lambda _, y: (y - 9).sqrt(), r"output on a batch .* not finite, as a root or a loga"),
+    "steep": (lambda _, y: (y * 0).sqrt(), r"gradient on a batch of random samples .* not finite"),
+    "cut off": (lambda _, y: y.detach(), r"^PyTorch itself cannot train the model: element 0 of"),
+    "written": (
+        lambda _, y: y.tanh().mul_(2),
+        r"^PyTorch itself cannot train the model: .* modified by an inplace operation: .*backward",
+    ),
+    "asserted": (
+        lambda _, y: y if torch.compiler.is_exporting() else y.missing,
+        r"^The model fails on a batch of random samples: .*'missing' \(.*test_odd_models\.py, line",
+    ),
+}
+
+
+@pytest.mark.parametrize("odd", UNFIT)
+def test_an_output_that_nothing_can_be_learned_from_is_refused(odd: str) -> None:
+    change, message = UNFIT[odd]
+
+    class Tail(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return change(self, super().forward(x))
+
+    with pytest.raises(ModelError, match=message):
+        split(Tail(), "full", (6,))
+
+
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        (
+            lambda _, y: torch.fft.fft(y).abs(),
+            r"computes with complex numbers \(aten\.fft_fft\.default\) \(.*odd_models\.py, line",
+        ),
+        (
+            lambda _, y: torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,)),
+            r"branches or loops by torch's cond.*; compute all branches and choose with torch\.",
+        ),
+    ],
+)
+def test_what_no_runtime_computes_is_refused(odd: Change, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        split(Net(odd), "full", (6,))
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [(n, "sgd") for n in ("x", "y", "rate", "loss", "correct", "output")]
+    + [("adam_steps", "adam")],
+)
+def test_a_parameter_called_like_a_port_is_refused(name: str, optimizer: Optimizer) -> None:
+    """A number called `rate` would be fed in place of the learning rate, or the other way round."""
+    model = Net(lambda own, y: y * getattr(own, name))
+    model.register_parameter(name, nn.Parameter(torch.tensor(0.7)))
+    with pytest.raises(ModelError, match=rf"parameter or buffer '{name}' needs another name\.$"):
+        split(model, "full", (6,), TrainingConfig(optimizer=optimizer))
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb"])
+def test_names_that_no_recorded_model_has_are_refused(name: str) -> None:
+    model = nn.Sequential(OrderedDict([("a", nn.Linear(6, 8)), (name, nn.Linear(8, C))]))
+    with pytest.raises(ModelError, match=r"in its name, which no recorded model can have; rename"):
+        split(model, "full", (6,))
+
+
+def test_samples_too_large_for_this_machine_are_refused() -> None:
+    with pytest.raises(
+        ModelError, match=r"recorded for samples of shape \(9+,\): .* allocate memory"
+    ):
+        split(nn.Linear(6, C), "full", (10**15 - 1,))
+
+
+class Twice(nn.Module):
+    """Reads a weight again behind other layers, through another operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b, self.c, self.h = nn.Linear(8, 8, bias=False), nn.Linear(8, 8), nn.Linear(8, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.c(torch.tanh(self.b(x))))
+        return self.h(torch.tanh(F.linear(x, self.b.weight.t())))
+
+
+def test_no_cut_between_two_uses_of_a_weight_however_it_is_used() -> None:
+    with pytest.raises(SpecError, match=r"it can be cut at h\."):
+        split(Twice(), "slice:c", (8,))
+
+
+def test_frozen_biases_stay_frozen() -> None:
+    model = Net()
+    model.b.bias.requires_grad_(False)
+    for spec in ("low-rank:0.3,keep=0", "slice:b+low-rank:0.3", "cp:2.0"):
+        roles = {e.stands_for: e.role for e in split(model, spec, (6,)).program.tensors}
+        assert roles["b.bias"] == "frozen", spec
+
+
+def test_a_decimal_is_a_capacity_even_where_a_module_is_called_so() -> None:
+    inner = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 6))
+    model = nn.Sequential(inner, nn.Tanh(), nn.Linear(6, C))
+    full = split(model, "full", (6,)).counts
+    assert split(model, "slice:0.2", (6,)).counts.capacity(full) <= 0.2
+
+
+def test_layers_of_zeros_stay_dense() -> None:
+    model = Net()
+    nn.init.zeros_(model.b.weight)
+    with pytest.raises(SpecError, match=r"b: its weights are zero, where factors do not train"):
+        split(model, "low-rank:0.3,keep=1", (6,))
+
+
+def test_a_batch_norm_called_twice() -> None:
+    model = Net(lambda own, y: own.norm(own.norm(y)))
+    model.norm = nn.BatchNorm1d(8)
+    assert_right(model, "full")
+
+
+def test_buffers_that_are_not_saved_are_constants() -> None:
+    model = Net(lambda own, y: y + own.position)
+    model.register_buffer("position", torch.randn(8), persistent=False)
+    for spec in ("full", "low-rank:0.3,keep=1", "slice:h", "width:0.5", "cp:2.0"):
+        submodel = split(model, spec, (6,))
+        submodel.cut(from_model(model))
+
+
+def test_layers_asked_for_their_sizes() -> None:
+    model = Net(lambda own, y: y.reshape(-1, own.b.in_features))
+    for spec in ("low-rank:0.3,keep=1", "cp:2.0"):
+        split(model, spec, (6,))
+
+
+@pytest.mark.parametrize("spec", ["low-rank:0.3,keep=1", "slice:b+low-rank:0.3", "cp:2.0"])
+def test_layers_asked_for_their_tensors(spec: str) -> None:
+    # Asked only: what is computed does not depend on them, so that factors can take their place.
+    net = Net(lambda own, y: y.to(own.b.weight.dtype)[:, : len(own.b.weight) + len(own.b.bias)])
+    submodel = split(net, spec, (6,))
+    assert any(t.layer == "b" and t.form != "dense" for t in submodel.treatments)
+
+
+@pytest.mark.parametrize("spec", ["low-rank:0.3,keep=1", "slice:b+low-rank:0.3", "cp:2.0"])
+def test_layers_asked_for_what_only_the_users_own_have(spec: str) -> None:
+    model = Net(lambda own, y: y * own.b.gain)
+    model.b.gain = 2.0
+    with pytest.raises(SpecError, match=rf"'{re.escape(spec)}': .* in place of .*b.*'gain'"):
+        split(model, spec, (6,))
+
+
+@pytest.mark.parametrize("kind", ["Linear", "Conv1d", "Conv2d"])
+def test_factorized_layers_still_say_their_weight(kind: str) -> None:
+    dense = nn.Linear(6, 4) if kind == "Linear" else getattr(nn, kind)(6, 4, 3, groups=2)
+    low_rank = replacement(dense, {"weight": 2})
+    assert low_rank.weight.shape == dense.weight.shape
+    assert low_rank.bias is dense.bias
+    compressed = tensorized(nn.Sequential(dense), {"0.weight": 3})[0]
+    for factor in compressed.factors:
+        nn.init.normal_(factor)
+    dense.weight.data = compressed.weight.data
+    x = torch.randn(2, 6, *[5] * (dense.weight.dim() - 2))
+    torch.testing.assert_close(compressed(x), dense(x))
+    dense.weight.data = low_rank.weight.data
+    torch.testing.assert_close(low_rank(x), dense(x))
+
+
+def test_a_cut_ahead_of_a_parameter_of_the_models_own() -> None:
+    model = Net(lambda own, y: y * own.scale)
+    model.scale = nn.Parameter(torch.rand(8))
+    places = inspection.cut_places(model, (6,), 32)
+    assert [place.module for place in places] == ["scale", "b", "h"]
+    submodel = assert_right(model, "slice:scale")
+    assert submodel.counts.params == 8 + 8 * 8 + 8 + 8 * C + C
+
+
+def test_a_model_that_is_one_layer() -> None:
+    assert split(nn.Linear(6, C), "cp:2.0", (6,)).counts.exchanged == 1 * (6 + C) + C
+
+
+class Extra(Net):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 3}
+
+
+def double_buffer() -> nn.Module:
+    model = Net()
+    model.register_buffer("scale", torch.ones(8, dtype=torch.float64))
+    return model
+
+
+def plus() -> nn.Module:
+    model = Net()
+    model.odd_ones = nn.ParameterDict({"a+": torch.ones(8)})
+    return model
+
+
+def old_weight_norm() -> nn.Module:
+    model = Net()
+    with pytest.warns(FutureWarning):
+        nn.utils.weight_norm(model.b)
+    model(torch.randn(2, 6))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (Extra, r"is no tensor; a weights file cannot keep extra state"),
+        (double_buffer, r"'scale' is torch.float64; buffers must be float32"),
+        (plus, r"'odd_ones.a\+' ends in '\+'"),
+        (old_weight_norm, r"cannot be copied, .*parametrizations.weight_norm"),
+        (lambda: Net(lambda _, y: y + torch.empty_like(y).normal_()), r"draws random numbers"),
+    ],
+)
+@pytest.mark.parametrize("spec", ["full", "low-rank:0.3,keep=0"])
+def test_refused_by_name(build: Callable[[], nn.Module], words: str, spec: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        split(build(), spec, (6,))

@@ -1,0 +1,189 @@
+"""Regressions from the data to the global model: numbers as labels, no accuracy anywhere."""
+
+import copy
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+import oracles
+from command_models import TINY
+from commands import edgetailor
+from device_agent.federation.fleet_status import lines
+from device_agent.formats.bundle import open_bundle
+from device_agent.formats.update import read_update
+from device_agent.profiling.measure_process import synthetic
+from device_agent.training.bundle_evaluation import evaluate_bundle
+from device_agent.training.bundle_training import train_bundle
+from device_agent.training.local_data import load_data
+from edgetailor import Federation, TrainingConfig
+from models_for_tests import CLASSES, INPUT_SHAPE
+from oracles import Device, Plan
+from profiles.errors import DataError, InputError
+from toolkit.coordinator.round_worker import read_held_out
+from toolkit.coordinator.server import Server
+from vector_fleet import CONFIG, VectorModel, configured, enrol, running
+
+PLAN = Plan(batch_size=8, epochs=2, rate=0.01, momentum=0.0, weight_decay=0.1)
+PROXIMAL = 0.5
+SAMPLES = 21
+X = np.zeros((4, 2), np.float32)
+Y = np.ones((4, 3), np.float32)
+
+
+def federation(seed: int) -> Federation:
+    training = TrainingConfig(
+        batch_size=PLAN.batch_size,
+        epochs=PLAN.epochs,
+        learning_rate=PLAN.rate,
+        weight_decay=PLAN.weight_decay,
+        loss="mse",
+        optimizer="adamw",
+        proximal=PROXIMAL,
+    )
+    made = Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, training, seed=seed)
+    made.model.load_into(made.module)
+    return made
+
+
+def local_data(seed: int, folder: Path) -> tuple[Device, str]:
+    draw = np.random.default_rng(seed)
+    x = draw.normal(0.5, 2, (SAMPLES, *INPUT_SHAPE)).astype(np.float32)
+    y = draw.standard_normal((SAMPLES, CLASSES)).astype(np.float32)
+    np.savez(folder / "data.npz", x=x, y=y)
+    return Device(x, y, seed=5), str(folder / "data.npz")
+
+
+def written(made: Federation, spec: str, folder: Path) -> Path:
+    folder.mkdir()
+    for name, data in made.bundle(spec).items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def round_of(model: nn.Module, device: Device) -> oracles.State:
+    model = copy.deepcopy(model).double().train()
+    first = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PLAN.rate, weight_decay=PLAN.weight_decay)
+    x = torch.from_numpy(device.x).double()
+    for y, indices in device.visits(PLAN):
+        optimizer.zero_grad()
+        away = sum((p - q).square().sum() for p, q in zip(model.parameters(), first, strict=True))
+        (mse_loss(model(x[indices]), y.double()) + PROXIMAL / 2 * away).backward()
+        optimizer.step()
+    return oracles.state_of(model)
+
+
+def loss_of(model: nn.Module, device: Device) -> float:
+    with torch.no_grad():
+        output = copy.deepcopy(model).double().eval()(torch.from_numpy(device.x).double())
+    return float(mse_loss(output, torch.from_numpy(device.y).double()))
+
+
+def test_a_round_of_a_regression(seed: int, tmp_path: Path) -> None:
+    made, (device, data) = federation(seed), local_data(seed, tmp_path)
+    expected, before = round_of(made.module, device), loss_of(made.module, device)
+    bundle = written(made, "full", tmp_path / "bundle")
+    judged = evaluate_bundle(bundle, data, threads=1)
+    assert (judged.samples, judged.correct) == (SAMPLES, None)
+    assert judged.loss == pytest.approx(before, rel=1e-5)
+    assert synthetic(open_bundle(bundle), 5).y.shape == (5, CLASSES)
+
+    train_bundle(bundle, data, tmp_path / "update", threads=1, seed=device.seed)
+    made.fold([read_update(tmp_path / "update")])
+    accuracy, loss = made.evaluate(device.x, device.y)
+    came = oracles.state_of(made.module)
+    assert accuracy is None
+    assert loss == pytest.approx(loss_of(made.module, device), rel=1e-5)
+    for name, value in expected.items():
+        assert float((came[name] - value).norm()) <= 1e-4 * float(value.norm()), name
+    with pytest.raises(InputError, match=r"labels of shape \(21, 2\); the model's output is"):
+        made.evaluate(device.x, device.y[:, :2])
+
+
+def test_a_slice_judges_on_its_recordings(seed: int, tmp_path: Path) -> None:
+    """Classes here; the last, smaller batch of 21 samples counts by its size."""
+    made = Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, TrainingConfig(8), seed=seed)
+    device, _ = local_data(seed, tmp_path)
+    y = np.random.default_rng(seed).integers(CLASSES, size=SAMPLES)
+    np.savez(tmp_path / "classes.npz", x=device.x, y=y)
+    bundle = written(made, "slice:residual", tmp_path / "bundle")
+    judged = evaluate_bundle(bundle, str(tmp_path / "classes.npz"), threads=1)
+    with torch.no_grad():
+        logits = made.module.eval()(torch.from_numpy(device.x))
+    assert judged.correct == np.count_nonzero(logits.argmax(1).numpy() == y)
+    assert judged.loss == pytest.approx(float(cross_entropy(logits, torch.from_numpy(y))), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (Y[:, :2], r"x must be \(n, 2\) and y \(n, 3\); they are \(4, 2\) and \(4, 2\)"),
+        (Y[:, 0], r"y \(n, 3\); they are \(4, 2\) and \(4,\)"),
+        (Y[:3], r"they are \(4, 2\) and \(3, 3\)"),
+        (
+            np.array([0, 1, 2, 0]),
+            "x must be float32 and y float32; they are float32 and int64. Classes are int64; ",
+        ),
+        (Y * np.inf, "y holds a number that is not finite"),
+    ],
+)
+def test_numbers_that_do_not_fit(tmp_path: Path, y: np.ndarray, message: str) -> None:
+    np.savez(tmp_path / "local.npz", x=X, y=y)
+    with pytest.raises(DataError, match=message):
+        load_data(str(tmp_path / "local.npz"), (2,), 3, labels="float32")
+
+
+def test_held_out_numbers(tmp_path: Path) -> None:
+    np.savez(tmp_path / "held_out.npz", x=X, y=Y)
+    np.testing.assert_array_equal(read_held_out(tmp_path / "held_out.npz", (2,), "float32")[1], Y)
+    np.savez(tmp_path / "held_out.npz", x=X, y=Y[:, 0])
+    with pytest.raises(DataError, match=r"y \(n, outputs\); they are \(4, 2\) and \(4,\)"):
+        read_held_out(tmp_path / "held_out.npz", (2,), "float32")
+
+
+class Numbers(VectorModel):
+    """A global model without an accuracy."""
+
+    def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[None, float]:
+        return None, 0.25
+
+
+def test_a_coordinator_without_an_accuracy(tmp_path: Path) -> None:
+    config = configured(tmp_path, CONFIG.replace("[training]", '[training]\nloss = "mse"'))
+    with pytest.raises(DataError, match="y float32; they are float32 and int64"):
+        Server(config, Numbers(), Path("fleet.toml"))
+    np.savez(config.held_out, x=X, y=Y)
+    told: list[str] = []
+    with running(config, Numbers(), told.append) as server:
+        links = enrol(server, tmp_path)
+        end = time.monotonic() + 10
+        while not server.coordinator.status().history and time.monotonic() < end:
+            time.sleep(0.02)
+        status = next(iter(links.values())).status()
+    assert lines(status)[0].endswith("global loss 0.2500")
+    assert "Round 0 of 3: loss 0.2500, from 0 updates" in told
+    history = json.loads((config.state / "history.json").read_text())["history"]
+    assert history[0]["accuracy"] is None
+
+
+def test_commands_of_a_regression(folder: Path) -> None:
+    """`export --loss mse` and `evaluate --loss mse` on the same model and samples."""
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((5, 1, 6, 6), dtype=np.float32)
+    y = draw.standard_normal((5, 8), dtype=np.float32)
+    np.savez(folder / "data.npz", x=x, y=y)
+    options = ("--loss", "mse", "--optimizer", "adam", "--momentum", "0", "--proximal", "0.1")
+    done = edgetailor("export", *TINY, *options, "--out", "b", "--save-weights", "w", cwd=folder)
+    assert done.code == 0, done.stderr
+    judged = evaluate_bundle(folder / "b", str(folder / "data.npz"), threads=1)
+    arguments = ("--weights", "w", "--data", "data.npz", "--loss", "mse")
+    done = edgetailor("evaluate", TINY[0], *TINY[1:3], *arguments, cwd=folder)
+    assert done.stdout == f"loss {judged.loss:.4f} on 5 samples\n"
+    done = edgetailor("evaluate", TINY[0], *TINY[1:3], *arguments, "--json", cwd=folder)
+    assert json.loads(done.stdout)["accuracy"] is None

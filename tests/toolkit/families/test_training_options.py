@@ -1,0 +1,106 @@
+"""Static batch norm and masked cross-entropy: a device's round against a plain PyTorch loop."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import oracles
+from device_agent.formats.update import read_update
+from device_agent.training.bundle_training import train_bundle
+from edgetailor import Federation, TrainingConfig
+from models_for_tests import CLASSES, INPUT_SHAPE
+from oracles import Device, Plan
+from profiles.errors import InputError
+
+PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.01)
+PRESENT = (0, 2)
+
+
+def federation(seed: int) -> Federation:
+    training = TrainingConfig(
+        batch_size=PLAN.batch_size,
+        epochs=PLAN.epochs,
+        learning_rate=PLAN.rate,
+        momentum=PLAN.momentum,
+        weight_decay=PLAN.weight_decay,
+        batch_norm="static",
+        masked=True,
+    )
+    return Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, training, seed=seed)
+
+
+def local_data(seed: int) -> Device:
+    draw = np.random.default_rng(seed)
+    x = draw.normal(0.5, 2, (21, *INPUT_SHAPE)).astype(np.float32)
+    return Device(x, draw.choice(PRESENT, size=21).astype(np.int64), seed=5)
+
+
+def masked_round(model: nn.Module, device: Device) -> oracles.State:
+    model = copy.deepcopy(model).double().train()
+    mask = torch.tensor([float(c in PRESENT) for c in range(CLASSES)])
+    optimizer = oracles.sgd([{"params": list(model.parameters())}], PLAN)
+    x = torch.from_numpy(device.x).double()
+    for y, indices in device.visits(PLAN):
+        optimizer.zero_grad()
+        cross_entropy(model(x[indices]) * mask, y).backward()
+        optimizer.step()
+    return oracles.state_of(model)
+
+
+def statistics(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: v for n, v in state.items() if "running" in n}
+
+
+def test_a_round_without_statistics_and_absent_classes(seed: int, tmp_path: Path) -> None:
+    made, device = federation(seed), local_data(seed)
+    made.model.load_into(made.module)
+    first, expected = oracles.state_of(made.module), masked_round(made.module, device)
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    for name, data in made.bundle("full").items():
+        (bundle / name).write_bytes(data)
+    np.savez(tmp_path / "data.npz", x=device.x, y=device.y)
+    data_file = str(tmp_path / "data.npz")
+    train_bundle(bundle, data_file, tmp_path / "update", threads=1, seed=device.seed)
+    record = json.loads((tmp_path / "update" / "update.json").read_text())
+    assert not [t["name"] for t in record["tensors"] if "running" in t["name"]]
+
+    made.fold([read_update(tmp_path / "update")])
+    made.model.load_into(made.module)
+    came = oracles.state_of(made.module)
+    for name, value in expected.items():
+        if "running" in name:
+            assert torch.equal(came[name], first[name]), name
+        else:
+            assert float((came[name] - value).norm()) <= 1e-4 * float(value.norm()), name
+
+    made.evaluate(device.x, device.y)
+    model = copy.deepcopy(made.module).train()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_running_stats()
+            module.momentum = 1.0  # one batch of all samples is all there is
+    with torch.no_grad():
+        model(torch.from_numpy(device.x))
+    for name, value in statistics(model.state_dict()).items():
+        torch.testing.assert_close(made.model.tensors[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["low-rank:0.25", "slice:residual", "cp:2.0", "width:0.5"])
+def test_no_family_sends_static_statistics(spec: str, seed: int) -> None:
+    submodel = federation(seed).submodel(spec)
+    held = {e.stands_for: e.role for e in submodel.program.tensors if e.stands_for}
+    assert {role for name, role in held.items() if "running" in name} == {"frozen"}
+    assert any(p.kind == "classes" for s in submodel.program.signatures for p in s.inputs)
+
+
+def test_unknown_kinds_of_batch_norm_are_refused() -> None:
+    with pytest.raises(InputError, match=r"batch_norm must be .*; it is 'local'"):
+        replace(TrainingConfig(), batch_norm="local")  # type: ignore[arg-type]

@@ -1,0 +1,166 @@
+"""Every loss and optimizer over several steps, against torch.optim and autograd in float64."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import eager
+from edgetailor import TrainingConfig, split
+from exporters.programs.losses import OBJECTIVES
+from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
+from profiles.errors import InputError
+from toolkit.submodels.global_model import from_model
+from toolkit.submodels.training_config import Loss, Optimizer
+
+RATE, MOMENTUM, DECAY = 0.05, 0.8, 0.1
+STEPS = 5
+SAMPLES = 6
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+
+Steps = Callable[..., torch.optim.Optimizer]
+BUILT: dict[Optimizer, Steps] = {
+    "sgd": partial(torch.optim.SGD, momentum=MOMENTUM),
+    "nesterov": partial(torch.optim.SGD, momentum=MOMENTUM, nesterov=True),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+
+
+def config(**settings: object) -> TrainingConfig:
+    return TrainingConfig(
+        learning_rate=RATE,
+        momentum=MOMENTUM,
+        weight_decay=DECAY,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def draw(loss: Loss, outputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    x = torch.randn(SAMPLES, *INPUT_SHAPE, generator=generator, dtype=torch.float64)
+    if loss == "mse":
+        return x, torch.randn(SAMPLES, outputs, generator=generator, dtype=torch.float64)
+    return x, torch.randint(max(outputs, 2), (SAMPLES,), generator=generator)
+
+
+def torchs(loss: Loss, output: Tensor, y: Tensor) -> Tensor:
+    if loss == "mse":
+        return functional.mse_loss(output, y)
+    if output.shape[1] == 1:
+        return functional.binary_cross_entropy_with_logits(output[:, 0], y.double())
+    return functional.cross_entropy(output, y)
+
+
+def model_with(outputs: int) -> nn.Sequential:
+    model = smooth_cnn()
+    model.classifier = nn.Linear(12, outputs)
+    return model
+
+
+def check_steps(
+    spec: str, training: TrainingConfig, outputs: int, seed: int, signature: str = "train"
+) -> None:
+    """Compare `STEPS` steps of a whole model with plain PyTorch's."""
+    torch.manual_seed(seed)
+    model = model_with(outputs)
+    submodel = split(model, spec, INPUT_SHAPE, training)
+    state = eager.first_state(submodel, submodel.cut(from_model(model)))
+    model = copy.deepcopy(model).double().train()
+    first = {n: p.detach().clone() for n, p in model.named_parameters()}
+    optimizer = BUILT[training.optimizer](model.parameters(), lr=RATE, weight_decay=DECAY)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(STEPS):
+        x, y = draw(training.loss, outputs, generator)
+        came = eager.call(submodel, signature, state, x=x, y=y, rate=RATE)
+        state |= {name: value for name, value in came.items() if name != "loss"}
+        optimizer.zero_grad()
+        loss = torchs(training.loss, model(x), y)
+        moved = [(p - first[n]).square().sum() for n, p in model.named_parameters()]
+        (loss + training.proximal / 2 * torch.stack(moved).sum()).backward()
+        optimizer.step()
+        torch.testing.assert_close(came["loss"], loss.detach(), **CLOSE)
+    for name, value in model.state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(state[name], value, **CLOSE)
+
+
+@pytest.mark.parametrize("proximal", [0.0, 0.7])
+@pytest.mark.parametrize("optimizer", BUILT)
+def test_optimizers(optimizer: Optimizer, proximal: float, seed: int) -> None:
+    training = config(optimizer=optimizer, proximal=proximal)
+    check_steps("full", training, CLASSES, seed)
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs"),
+    [("cross-entropy", 4), ("cross-entropy", 1), ("binary-cross-entropy", 1), ("mse", 3)],
+)
+def test_losses(loss: Loss, outputs: int, seed: int) -> None:
+    check_steps("width:1.0", config(loss=loss), outputs, seed)
+
+
+def test_names_are_the_exporters() -> None:
+    assert get_args(Loss) == tuple(OBJECTIVES)
+    assert get_args(Optimizer) == tuple(BUILT)
+
+
+SPECS = ["full", "low-rank:0.25", "slice:residual", "cp:2.0", "width:0.5", "pfedme"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_family_judges_what_it_predicts(spec: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = smooth_cnn()
+    submodel = split(model, spec, INPUT_SHAPE)
+    state = eager.first_state(submodel, submodel.cut(from_model(model)))
+    if any(s.name == "personal_init" for s in submodel.program.signatures):
+        state |= eager.call(submodel, "personal_init", state)
+    x, y = draw("cross-entropy", CLASSES, torch.Generator().manual_seed(seed))
+    x = eager.recorded(submodel, state, x)
+    logits = eager.call(submodel, "predict", state, x=x)["output"]
+    came = eager.call(submodel, "evaluate", state, x=x, y=y)
+    torch.testing.assert_close(came["loss"], functional.cross_entropy(logits, y))
+    assert float(came["correct"]) == int((logits.argmax(1) == y).sum())
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_a_personal_model_has_an_adam_of_its_own(optimizer: Optimizer, seed: int) -> None:
+    """Both models' steps are counted, each by its own optimizer."""
+    training = config(optimizer=optimizer)
+    submodel = split(smooth_cnn(), "cp:2.0", INPUT_SHAPE, training)
+    names = [entry.name for entry in submodel.program.tensors]
+    assert len(names) == len(set(names))
+    model = smooth_cnn()
+    state = eager.first_state(submodel, submodel.cut(from_model(model)))
+    state |= eager.call(submodel, "personal_init", state)
+    x, y = draw("cross-entropy", CLASSES, torch.Generator().manual_seed(seed))
+    for _ in range(3):
+        state |= eager.call(submodel, "personal_step", state, x=x, y=y, rate=RATE)
+    state |= eager.call(submodel, "factor_step", state, rate=RATE)
+    assert (float(state["personal_steps"]), float(state["adam_steps"])) == (3, 1)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_family_refuses_a_loss_that_does_not_fit(spec: str) -> None:
+    with pytest.raises(InputError, match="needs a model with one output"):
+        split(smooth_cnn(), spec, INPUT_SHAPE, TrainingConfig(loss="binary-cross-entropy"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss": "hinge"}, "loss must be one of \"cross-entropy\", .*; it is 'hinge'"),
+        ({"optimizer": "lion"}, "optimizer must be one of \"sgd\", .*; it is 'lion'"),
+        ({"proximal": -1.0}, r"proximal must be a number from 0 up; it is -1\.0"),
+        ({"optimizer": "nesterov", "momentum": 0.0}, '"nesterov" needs a momentum above 0'),
+        ({"loss": "mse", "masked": True}, 'the loss "mse" has none'),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TrainingConfig(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,116 @@
+"""Pieces of a cut model are together the model, and sizes are those of EmbracingFL's Table 1."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from edgetailor import split
+from exporters.programs.capture import capture
+from models_for_tests import INPUT_SHAPE, relu_cnn, smooth_cnn
+from profiles.errors import ModelError, SpecError
+from toolkit.models import resnet20
+from toolkit.submodels.cut_points import Cutter
+
+Cut = tuple[nn.Module, Cutter, tuple[int, ...]]
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "resnet20": (resnet20, (3, 32, 32)),
+    "smooth": (smooth_cnn, INPUT_SHAPE),
+    "relu": (relu_cnn, INPUT_SHAPE),
+}
+
+
+def unsettle(model: nn.Module, seed: int) -> nn.Module:
+    """Statistics and affine parameters that are not the first zeros and ones."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            if value.dim() == 1:
+                value.add_(torch.rand(value.shape))
+    return model.eval()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def cut(request: pytest.FixtureRequest, seed: int) -> Cut:
+    build, shape = MODELS[request.param]
+    model = unsettle(build(), seed)
+    return model, Cutter(capture(model, shape)), shape
+
+
+def run(part: GraphModule, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        result = part(x)
+    return result if isinstance(result, Tensor) else result[0]
+
+
+def test_both_sides_of_every_cut_are_the_model(cut: Cut) -> None:
+    model, cutter, shape = cut
+    x = torch.randn(5, *shape)
+    with torch.no_grad():
+        whole = model(x)
+    assert cutter.points
+    for point in cutter.points:
+        activation = run(cutter.frozen(-1, point.place), x)
+        composed = run(cutter.predicting(point.place), activation)
+        torch.testing.assert_close(composed, whole, rtol=1e-5, atol=1e-5, msg=point.module)
+
+
+@pytest.mark.parametrize("limit", [3000, 10**9])
+def test_stages_are_the_prefix_in_pieces_within_the_limit(cut: Cut, limit: int) -> None:
+    model, cutter, shape = cut
+    batch, x = 2, torch.randn(2, *shape)
+    places = [-1, *(point.place for point in cutter.points)]
+    stretches = [cutter.load(cutter.frozen(*pair), batch) for pair in pairwise(places)]
+    with torch.no_grad():
+        whole = model(x)
+    for point in cutter.points[-1 :: -max(1, len(cutter.points) // 4)]:
+        stages, activation = cutter.stages(point.place, limit, batch), x
+        for stage in stages:
+            activation = run(stage, activation)
+        composed = run(cutter.predicting(point.place), activation)
+        torch.testing.assert_close(composed, whole, rtol=1e-5, atol=1e-5)
+        loads = [cutter.load(stage, batch) for stage in stages]
+        assert max(loads) <= max(limit, *stretches)
+        assert all(one + following > limit for one, following in pairwise(loads))
+
+
+def test_sides_share_no_parameter_and_lose_none(cut: Cut) -> None:
+    model, cutter, _ = cut
+    total = sum(value.numel() for value in model.parameters())
+    for point in cutter.points:
+        sides = (cutter.frozen(-1, point.place), cutter.trained(point.place))
+        assert sum(cutter.load(side, 0) for side in sides) == total, point.module
+
+
+def test_names_of_the_first_trained_modules(cut: Cut) -> None:
+    model, cutter, _ = cut
+    names = {name for name, _ in model.named_modules()}
+    places = [point.place for point in cutter.points]
+    assert places == sorted(set(places))
+    assert all(point.module in names for point in cutter.points)
+
+
+def test_every_block_of_resnet20_is_a_place_to_cut() -> None:
+    modules = {point.module for point in Cutter(capture(resnet20(), (3, 32, 32))).points}
+    for block in range(9):
+        assert any(f"{module}.".startswith(f"blocks.{block}.") for module in modules), block
+    # Inside a block two values cross, the shortcut's and the branch's.
+    assert not any(module.endswith(("conv2", "bn2")) for module in modules)
+
+
+def test_a_cut_inside_a_block_is_refused_with_the_places_there_are() -> None:
+    with pytest.raises(SpecError, match=r"it can be cut at .*residual"):
+        split(smooth_cnn(), "slice:residual.bn", INPUT_SHAPE)
+
+
+def test_a_model_that_predicts_otherwise_than_it_trains_is_refused() -> None:
+    class Fickle(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x if self.training else x.tanh())
+
+    model = nn.Sequential(Fickle(4, 4), nn.Linear(4, 2))
+    with pytest.raises(ModelError, match="cannot be sliced"):
+        Cutter(capture(model, (4,)))

@@ -1,0 +1,41 @@
+"""How strong a device's submodel is beside the global model: gamma of FedHM eq. 2."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from device_agent.formats.manifest import TensorEntry
+from toolkit.families import family_named
+from toolkit.submodels.spec import parse_spec
+from toolkit.submodels.submodel import Shapes, shapes_of
+from toolkit.submodels.tensor_slices import numbers_held
+
+
+def strength(submodel: str, table: Sequence[TensorEntry], shapes: Shapes) -> float:
+    """Strength in (0, 1] of an update of `submodel` (a spec) whose tensors `table` describes.
+
+    What the spec's size says by its family, otherwise the share of the global model that the update
+    stands for (1 for `full`). A composed spec, like `slice:0.42+low-rank:0.25`, has the product
+    over its families. `shapes` are those that `trainable` gives. Raises SpecError for a spec that
+    cannot be read.
+    """
+    specs = parse_spec(submodel).nested()
+    known = [family_named(spec.family).strength(spec) for spec in specs]
+    gamma = math.prod(one for one in known if one is not None)
+    return gamma * share(table, shapes) if None in known else gamma
+
+
+def trainable(tensors: Mapping[str, Tensor]) -> Shapes:
+    """Shapes of the global `tensors` that updates may hold: not of counters, which none trains."""
+    return shapes_of({name: t for name, t in tensors.items() if t.is_floating_point()})
+
+
+def share(table: Sequence[TensorEntry], shapes: Shapes) -> float:
+    """Share of the global model's numbers that an update stands for.
+
+    Factors stand for all of their tensor. Buffers count on both sides: a state dict does not tell
+    them from parameters.
+    """
+    held = {e.stands_for: numbers_held(e, shapes[e.stands_for]) for e in table if e.stands_for}
+    return sum(held.values()) / sum(map(math.prod, shapes.values()))

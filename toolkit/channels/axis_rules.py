@@ -1,0 +1,139 @@
+"""Rules of the operators that move axes, line them up or take them apart."""
+
+import numpy as np
+import torch
+
+from toolkit.channels.channel_units import Axis, Kept, fixed
+from toolkit.channels.operator_call import Rule, Step, Value, is_fixed, untouched
+
+aten = torch.ops.aten
+
+
+def permute(step: Step) -> Value:
+    """All axes in another order."""
+    (x,) = step.inputs()
+    return tuple(x[place] for place in step.argument("dims"))
+
+
+def transpose(step: Step) -> Value:
+    """Two axes change places."""
+    axes = list(step.inputs()[0])
+    one, other = step.argument("dim0"), step.argument("dim1")
+    axes[one], axes[other] = axes[other], axes[one]
+    return tuple(axes)
+
+
+def reverse(step: Step) -> Value:
+    """The transpose of a matrix."""
+    return step.inputs()[0][::-1]
+
+
+def expand(step: Step) -> Value:
+    """Axes of size 1 are repeated: what they become, other operands say."""
+    (x,) = step.inputs()
+    sizes = step.sizes()
+    axes = [fixed(1)] * (len(sizes) - len(x)) + list(x)
+    grown = tuple(
+        axis if len(axis) == size else step.units.fresh(size)
+        for axis, size in zip(axes, sizes, strict=True)
+    )
+    step.resize("size", grown)
+    return grown
+
+
+def filled(step: Step) -> Value:
+    """A tensor of one number: what its axes are, other operands say."""
+    axes = tuple(map(step.units.fresh, step.sizes()))
+    step.resize("size", axes)
+    return axes
+
+
+def cat(step: Step) -> Value:
+    """One axis is lined up, the others are the same."""
+    tensors = [step.of(node) for node in step.argument("tensors")]
+    place = step.argument("dim") % len(tensors[0])
+    for tensor in tensors[1:]:
+        for i, (one, other) in enumerate(zip(tensors[0], tensor, strict=True)):
+            if i != place:
+                step.units.join(one, other)
+    lined = np.concatenate([tensor[place] for tensor in tensors])
+    return tuple(lined if i == place else axis for i, axis in enumerate(tensors[0]))
+
+
+def split(step: Step) -> Value:
+    """One axis is cut into pieces, whose channels are counted apart."""
+    (x,) = step.inputs()
+    place = step.argument("dim") % len(x)
+    recorded = untouched(step.node.meta["val"])
+    assert isinstance(recorded, list)
+    bounds = np.cumsum([len(axes[place]) for axes in recorded])[:-1]
+    pieces = np.split(x[place], bounds)
+    for piece in pieces:
+        step.units.bound(piece)
+
+    def apply(kept: Kept) -> None:
+        if not kept.all(x[place]):
+            step.node.target = aten.split_with_sizes.default
+            step.node.args = (step.node.args[0], [kept.count(p) for p in pieces], place)
+            step.node.kwargs = {}
+
+    step.followed.edits.append(apply)
+    return [tuple(p if i == place else axis for i, axis in enumerate(x)) for p in pieces]
+
+
+def getitem(step: Step) -> Value:
+    """One of an operator's results."""
+    source, place = step.node.args
+    results = step.known[source]  # type: ignore[index]
+    return results[place] if isinstance(results, list) else results  # type: ignore[index]
+
+
+def glu(step: Step) -> Value:
+    """One half of an axis gates the other."""
+    (x,) = step.inputs()
+    place = step.argument("dim") % len(x)
+    half, gate = np.split(x[place], 2)
+    step.units.join(half, gate)
+    return tuple(half if i == place else axis for i, axis in enumerate(x))
+
+
+def pad(step: Step) -> Value:
+    """Constants beside channels are channels too; other padding wants all of its axis."""
+    (x,) = step.inputs()
+    amounts, axes = list(step.argument("pad")), list(x)
+    constant = step.node.target is aten.constant_pad_nd.default or (
+        step.node.target is aten.pad.default and step.argument("mode") == "constant"
+    )
+    margins: list[Axis | int] = []
+    for number in range(len(amounts) // 2):
+        place, (left, right) = len(x) - 1 - number, amounts[2 * number : 2 * number + 2]
+        if constant and left >= 0 and right >= 0 and not is_fixed(x[place], step.units):
+            beside = step.units.fresh(left), step.units.fresh(right)
+            axes[place] = np.concatenate([beside[0], x[place], beside[1]])
+            margins += beside
+        else:
+            if left or right:
+                step.need(x[place], "it pads them")
+                axes[place] = fixed(step.sizes()[place])
+            margins += [left, right]
+    if constant:
+        step.edit("pad", lambda kept: [m if isinstance(m, int) else kept.count(m) for m in margins])
+    return tuple(axes)
+
+
+RULES: dict[str, Rule] = {
+    "permute": permute,
+    "transpose": transpose,
+    "t": reverse,
+    "numpy_T": reverse,
+    "expand": expand,
+    **dict.fromkeys(("zeros", "ones", "full", "new_zeros", "new_ones", "new_full"), filled),
+    "cat": cat,
+    "concat": cat,
+    "split": split,
+    "split_with_sizes": split,
+    "chunk": split,
+    "glu": glu,
+    "pad": pad,
+    "constant_pad_nd": pad,
+}

@@ -1,0 +1,134 @@
+"""Which channels of which axes are one and the same, and which of them are kept.
+
+Every index of every axis has a *unit*. Axes that an operator puts side by side share their units:
+the two sides of an addition, a convolution's output and the next one's input. Flattening repeats
+units, concatenating lines them up.
+"""
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+from itertools import groupby, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIXED = 0
+"""The unit of all that is never dropped: batch, image and time axes, inputs, classes."""
+
+Axis = NDArray[np.int64]
+"""One unit for each index of an axis."""
+
+Axes = tuple[Axis, ...]
+
+Range = tuple[int, int]
+"""[start, stop)."""
+
+
+def fixed(size: int) -> Axis:
+    """An axis that stays as it is."""
+    return np.broadcast_to(np.int64(FIXED), (size,))
+
+
+class Units:
+    """A union-find over units, and the order of the channels that layers compute."""
+
+    def __init__(self) -> None:
+        self.parents = [FIXED]
+        self.computed: list[Axis] = []
+        self.bounded: list[Axis] = []
+
+    def fresh(self, size: int) -> Axis:
+        """An axis of units that are nothing else's yet."""
+        first = len(self.parents)
+        self.parents.extend(range(first, first + size))
+        return np.arange(first, first + size)
+
+    def join(self, one: Axis, other: Axis) -> None:
+        """Make two axes of equal size the same, index by index."""
+        if one is not other:
+            for pair in np.unique(np.stack([one, other]), axis=1).T.tolist():
+                low, high = sorted(map(self.root, pair))
+                self.parents[high] = low  # the lowest is the root, so FIXED stays one
+
+    def pin(self, axis: Axis) -> None:
+        """Never drop any index of `axis`."""
+        self.join(axis, fixed(len(axis)))
+
+    def compute(self, axis: Axis) -> None:
+        """Say that a layer computes the channels `axis`, in this order: they may be dropped."""
+        self.computed.append(axis)
+
+    def bound(self, axis: Axis) -> None:
+        """Say that channels inside `axis` and outside of it are counted apart."""
+        self.bounded.append(axis)
+
+    def root(self, unit: int) -> int:
+        """The unit that stands for all that are the same as `unit`."""
+        while self.parents[unit] != unit:
+            self.parents[unit] = unit = self.parents[self.parents[unit]]
+        return unit
+
+    def roots(self, axis: Axis) -> Axis:
+        """`axis` with every unit replaced by its root."""
+        units, places = np.unique(axis, return_inverse=True)
+        return np.array([self.root(unit) for unit in units.tolist()], dtype=np.int64)[places]
+
+    def groups(self) -> list[list[int]]:
+        """All channels that may be dropped, as roots, in groups that are counted together.
+
+        Two channels are neighbours in a group if they are in every axis that has one of them. Where
+        one layer's outputs are concatenated and another's are added to them, the other's channels
+        so form as many groups as were concatenated.
+        """
+        after: dict[int, set[int]] = {}
+        before: dict[int, set[int]] = {}
+        for axis in (*self.computed, *self.bounded):
+            order = [unit for unit, _ in groupby([FIXED, *self.roots(axis).tolist(), FIXED])]
+            for one, following in pairwise(order):
+                after.setdefault(one, set()).add(following)
+                before.setdefault(following, set()).add(one)
+        links = {
+            one: following
+            for one, (following, *others) in ((unit, [*units]) for unit, units in after.items())
+            if not others and FIXED not in (one, following) and before[following] == {one}
+        }
+        free = dict.fromkeys(unit for axis in self.computed for unit in self.roots(axis).tolist())
+        led = {FIXED, *links.values()}
+        return [list(chain(links, unit)) for unit in free if unit not in led]
+
+    def kept(self, ratio: Fraction) -> "Kept":
+        """Keep the leading ceil(ratio * n) of every group of n channels."""
+        dropped = {
+            unit for group in self.groups() for unit in group[math.ceil(ratio * len(group)) :]
+        }
+        roots = self.roots(np.arange(len(self.parents)))
+        return Kept(np.array([unit not in dropped for unit in roots.tolist()]))
+
+
+def chain(links: dict[int, int], head: int) -> Iterable[int]:
+    """`head` and what is linked behind it."""
+    unit: int | None = head
+    while unit is not None:
+        yield unit
+        unit = links.get(unit)
+
+
+class Kept:
+    """Which units are kept."""
+
+    def __init__(self, units: NDArray[np.bool_]) -> None:
+        self.units = units
+
+    def count(self, axis: Axis) -> int:
+        """How many indices of `axis` are kept."""
+        return int(self.units[axis].sum())
+
+    def all(self, axis: Axis) -> bool:
+        """Whether every index of `axis` is kept."""
+        return bool(self.units[axis].all())
+
+    def ranges(self, axis: Axis) -> tuple[Range, ...]:
+        """The indices of `axis` that are kept, as ranges in ascending order."""
+        edges = np.flatnonzero(np.diff(self.units[axis], prepend=False, append=False))
+        return tuple((start, stop) for start, stop in edges.reshape(-1, 2).tolist())

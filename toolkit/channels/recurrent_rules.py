@@ -1,0 +1,51 @@
+"""The rule of LSTM, GRU and plain recurrent layers."""
+
+import numpy as np
+
+from toolkit.channels.channel_units import Axes, Axis
+from toolkit.channels.operator_call import Layer, Rule, Step, Value, name_of, unknown
+
+
+def recurrent(step: Step) -> Value:
+    """A recurrent layer's features are dropped together with all their gates.
+
+    The last states of all directions and stacked layers are one tensor: all drop the same ones.
+    """
+    x, directions = step.axes("input"), 2 if step.argument("bidirectional") else 1
+    tensors = [step.of(node) for node in step.argument("params")]
+    layers = step.argument("num_layers") * directions
+    size = len(tensors) // layers
+    if size != (4 if step.argument("has_biases") else 2):
+        return unknown(step)  # an LSTM with projections
+    states = [list(axes) for axes in map(step.of, given_states(step))]
+    hidden = states[0][-1]
+    step.units.compute(hidden)
+    for state in states:
+        step.units.join(state[-1], hidden)
+    inputs = x[-1]
+    for number in range(layers):
+        join_cell(step, tensors[size * number : size * (number + 1)], inputs, hidden)
+        if (number + 1) % directions == 0:
+            inputs = np.concatenate([hidden] * directions)
+    name = name_of(step.argument("params")[0], step.node)
+    step.followed.layers[name] = Layer(x[-1], inputs)
+    return [(*x[:-1], inputs), *(tuple(state) for state in states)]
+
+
+def given_states(step: Step) -> list[object]:
+    """The first states: a list for an LSTM, one tensor for the others."""
+    given = step.argument("hx")
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def join_cell(step: Step, tensors: list[Axes], inputs: Axis, hidden: Axis) -> None:
+    """Weights (gates * h, i) and (gates * h, h), then two biases, of one layer and direction."""
+    (rows, columns), (_, own), *_ = tensors
+    step.units.join(columns, inputs)
+    step.units.join(own, hidden)
+    gates = np.tile(hidden, len(rows) // len(hidden))
+    for axes in tensors:
+        step.units.join(axes[0], gates)
+
+
+RULES: dict[str, Rule] = dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent)

@@ -1,0 +1,112 @@
+"""Rules of views and all that is one: axes are merged, or split as they were merged."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from toolkit.channels.channel_units import Axes, Axis, fixed
+from toolkit.channels.operator_call import OPEN_SIZE, Rule, Step, Value, is_fixed, unknown
+
+aten = torch.ops.aten
+
+
+def reshape(step: Step) -> Value:
+    """Views and all that is one: flatten, unflatten, squeeze, unsqueeze."""
+    x, after = step.axes("self"), step.sizes()
+    before = tuple(map(len, x))
+    if math.prod(before) != math.prod(after) or 0 in before:
+        return unknown(step)
+    axes: list[Axis] = []
+    for sources, sizes in blocks(before, after):
+        axes += regrouped(step, x[sources], sizes)
+    if step.node.target in SIZED:
+        step.resize(SIZED[step.node.target], resized(step, axes))
+    return tuple(axes)
+
+
+def squeeze(step: Step) -> Value:
+    """Drops axes of size 1: none that only shrank to it may be among them."""
+    x = step.axes("self")
+    dims = step.argument("dim") if step.takes("dim") else range(len(x))
+    long = [x[dim] for dim in ([dims] if isinstance(dims, int) else dims) if len(x[dim]) > 1]
+    step.require(lambda kept: all(kept.count(a) > 1 for a in long), "one channel would be left")
+    return reshape(step)
+
+
+SIZED = {
+    aten.view.default: "size",
+    aten.reshape.default: "shape",
+    aten._unsafe_view.default: "size",
+    aten.unflatten.int: "sizes",
+}
+
+
+def resized(step: Step, axes: Sequence[Axis]) -> Sequence[Axis]:
+    """Those of `axes` whose sizes the operator is given."""
+    if step.node.target is not aten.unflatten.int:
+        return axes
+    (x,) = step.inputs()
+    first = step.argument("dim") % len(x)
+    return axes[first : first + len(step.argument("sizes"))]
+
+
+def blocks(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[slice, tuple[int, ...]]]:
+    """The smallest runs of axes that a reshape turns into each other: places and new sizes."""
+    found = []
+    i = j = 0
+    while i < len(before) or j < len(after):
+        start, first = i, j
+        i, j = min(i + 1, len(before)), min(j + 1, len(after))
+        while (held := math.prod(before[start:i])) != (given := math.prod(after[first:j])):
+            i, j = (i + 1, j) if held < given else (i, j + 1)
+        found.append((slice(start, i), after[first:j]))
+    return found
+
+
+def regrouped(step: Step, axes: Axes, sizes: tuple[int, ...]) -> list[Axis]:
+    """Axes of `sizes` that hold what `axes` held, in the same order."""
+    if len(axes) == 1 and len(sizes) == 1:
+        return list(axes)
+    reason = f"it turns axes of {written(map(len, axes))} into {written(sizes)}"
+    free = [place for place, axis in enumerate(axes) if not is_fixed(axis, step.units)]
+    long = [place for place in free if len(axes[place]) > 1]
+    spread = spread_over(step, axes, long[0], sizes) if len(long) == 1 else None
+    for place in free:
+        if spread is None or place not in long:
+            step.need(axes[place], reason)
+    return spread or [fixed(size) for size in sizes]
+
+
+def spread_over(step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]) -> list[Axis] | None:
+    """Axes of `sizes` where one of them alone tells the channel, as axis `channels` did.
+
+    None where no axis does, or where the batch's size would have to change with the channels.
+    """
+    before = [len(axis) for axis in axes]
+    if any(size % OPEN_SIZE == 0 for size in before):
+        return None
+    shape = [size if place == channels else 1 for place, size in enumerate(before)]
+    alone = step.units.roots(axes[channels]).reshape(shape)
+    full = np.broadcast_to(alone, before).reshape(sizes)
+    for place in range(len(sizes)):
+        others = tuple(i for i in range(len(sizes)) if i != place)
+        alone = full.min(axis=others, keepdims=True)
+        if np.array_equal(np.broadcast_to(alone, full.shape), full):
+            result = [fixed(size) for size in sizes]
+            result[place] = alone.reshape(-1)
+            return result
+    return None
+
+
+def written(sizes: Iterable[int]) -> str:
+    """Sizes for a person."""
+    return " x ".join("batch" if size == OPEN_SIZE else str(size) for size in sizes)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten"), reshape),
+    "unsqueeze": reshape,
+    "squeeze": squeeze,
+}

@@ -1,0 +1,139 @@
+"""Rules of the operators with weights: convolutions, linear layers, embeddings, normalisations."""
+
+import numpy as np
+
+from toolkit.channels.channel_units import Axes, Axis, Kept, fixed
+from toolkit.channels.operator_call import Layer, Rule, Step, Value, name_of
+
+
+def layer(step: Step, inputs: Axis | None, outputs: Axis) -> None:
+    """Note what the convolution, linear layer or embedding at `step` takes and gives."""
+    name = name_of(step.argument("weight"), step.node)
+    step.followed.layers[name] = Layer(inputs, outputs)
+
+
+def join_bias(step: Step, channels: Axis) -> None:
+    """The bias has one number for each of `channels`."""
+    for axis in step.axes("bias"):
+        step.units.join(axis, channels)
+
+
+def linear(step: Step) -> Value:
+    """(..., i) and weight (o, i) -> (..., o)."""
+    x, (outputs, inputs) = step.axes("input"), step.axes("weight")
+    step.units.join(x[-1], inputs)
+    step.units.compute(outputs)
+    join_bias(step, outputs)
+    layer(step, inputs, outputs)
+    return (*x[:-1], outputs)
+
+
+def convolution(step: Step) -> Value:
+    """(N, i, ...) and weight (o, i / groups, ...), transposed (i, o / groups, ...)."""
+    transposed = "transpose" in step.name or (
+        step.takes("transposed") and step.argument("transposed")
+    )
+    x, weight = step.axes("input"), step.axes("weight")
+    for axis in x[2:]:
+        step.need(axis, "it slides over them")
+    for axis in weight[2:]:
+        step.units.pin(axis)
+    inputs, groups = x[1], step.argument("groups")
+    if groups == 1:
+        outputs, taken = (weight[1], weight[0]) if transposed else (weight[0], weight[1])
+        step.units.join(inputs, taken)
+        step.units.compute(outputs)
+    elif groups == len(inputs):
+        outputs = depthwise(step, inputs, weight, transposed)
+    else:
+        outputs = grouped(step, inputs)
+    join_bias(step, outputs)
+    layer(step, inputs, outputs)
+    return (x[0], outputs, *map(fixed, step.sizes()[2:]))
+
+
+def depthwise(step: Step, inputs: Axis, weight: Axes, transposed: bool) -> Axis:
+    """Output channels of a convolution that takes every channel by itself."""
+    multiplier = step.sizes()[1] // len(inputs)
+    outputs = np.repeat(inputs, multiplier)
+    step.units.join(weight[0], inputs if transposed else outputs)
+    step.units.pin(weight[1])
+    step.edit("groups", lambda kept: kept.count(inputs))
+    return outputs
+
+
+def grouped(step: Step, inputs: Axis) -> Axis:
+    """Refuse a convolution in groups of several channels unless all of them stay."""
+    outputs = step.units.fresh(step.sizes()[1])
+    step.units.compute(outputs)
+    groups = step.argument("groups")
+    for axis in (inputs, outputs):
+        step.need(axis, f"it takes {len(inputs)} channels in {groups} groups")
+    return outputs
+
+
+def embedding(step: Step) -> Value:
+    """Weight (entries, o) and indices (...) -> (..., o)."""
+    entries, outputs = step.axes("weight")
+    step.units.pin(entries)
+    step.units.compute(outputs)
+    layer(step, None, outputs)
+    return (*step.axes("indices"), outputs)
+
+
+def channelwise(step: Step) -> Value:
+    """Batch and instance norm, PReLU: (N, C, ...) and numbers for each channel."""
+    x, *own = step.inputs()
+    for (axis,) in own:
+        if len(axis) > 1:
+            step.units.join(axis, x[1] if len(x) > 1 else x[0])
+    return x
+
+
+def layer_norm(step: Step) -> Value:
+    """Normalises over the last axes, over those of their channels that are kept."""
+    x, *own = step.inputs()
+    last = x[len(x) - len(step.argument("normalized_shape")) :]
+    for axes in own:
+        for axis, one in zip(axes, last, strict=True):
+            step.units.join(axis, one)
+    step.resize("normalized_shape", last)
+    return x
+
+
+def group_norm(step: Step) -> Value:
+    """Every group of channels loses its own last ones, so that none changes its group."""
+    x, *own = step.inputs()
+    groups, channels = step.argument("num_groups"), x[1]
+    for (axis,) in own:
+        step.units.join(axis, channels)
+    if groups == len(channels):
+        step.edit("num_groups", lambda kept: kept.count(channels))
+        return x
+    members = np.split(channels, groups)
+    for member in members:
+        step.units.bound(member)
+
+    def check(kept: Kept) -> bool:
+        return len({kept.count(member) for member in members}) == 1
+
+    step.require(check, "its groups would keep unequal numbers of channels")
+    return x
+
+
+RULES: dict[str, Rule] = {
+    "linear": linear,
+    "conv1d": convolution,
+    "conv2d": convolution,
+    "conv3d": convolution,
+    "convolution": convolution,
+    "conv_transpose1d": convolution,
+    "conv_transpose2d": convolution,
+    "conv_transpose3d": convolution,
+    "embedding": embedding,
+    "batch_norm": channelwise,
+    "instance_norm": channelwise,
+    "prelu": channelwise,
+    "layer_norm": layer_norm,
+    "group_norm": group_norm,
+}

@@ -1,0 +1,151 @@
+"""The configuration of one federation: the TOML file that `edgetailor serve` is given."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+
+from profiles.cost_model.submodel_choice import Budgets
+from profiles.errors import InputError
+from profiles.units import parse_bytes
+from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.submodels.training_config import TrainingConfig
+from toolkit.toml_files import Place, Table, Tier, checked_spec, read_table, repeated
+
+Positive = Annotated[int, Field(ge=1)]
+AUTO = "auto"
+"""In place of a submodel: each device gets the strongest that fits it."""
+
+
+def _bytes(given: object) -> int:
+    try:
+        return parse_bytes(str(given))  # a bare number too is refused: megabytes may be meant
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
+Size = Annotated[int, Field(ge=1), BeforeValidator(_bytes)]
+"""Bytes, written like "256MB"."""
+
+
+class DeviceKind(Tier):
+    """A kind of device: `count` devices that all train `submodel`, or with AUTO what fits each.
+
+    One that reports that it cannot gets `fallback` from the next round on. The budgets of a planned
+    device: `memory` of the agent's process and `bandwidth` of a round in bytes, `step_time` of a
+    batch in seconds.
+    """
+
+    count: Positive = 1
+    fallback: str | None = None
+    memory: Size | None = None
+    step_time: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
+    bandwidth: Size | None = None
+
+    @field_validator("submodel")
+    @classmethod
+    def _is_spec(cls, text: str) -> str:
+        return text if text == AUTO else checked_spec(text)
+
+    @field_validator("fallback")
+    @classmethod
+    def _is_spec_too(cls, text: str | None) -> str | None:
+        return None if text is None else checked_spec(text)
+
+    @model_validator(mode="after")
+    def _budgets_plan(self) -> Self:
+        if not self.planned and self.budgets != Budgets():
+            raise ValueError(
+                f'memory, step_time and bandwidth are budgets to plan by; set submodel = "{AUTO}"'
+            )
+        return self
+
+    @property
+    def planned(self) -> bool:
+        """Whether each device of this kind gets a submodel of its own."""
+        return self.submodel == AUTO
+
+    @property
+    def budgets(self) -> Budgets:
+        """What a device of this kind may spend."""
+        return Budgets(memory=self.memory, step=self.step_time, traffic=self.bandwidth)
+
+
+class CoordinatorConfig(Table):
+    """All of the file; after `load_config` its paths are absolute.
+
+    `deadline_s` is in seconds, `port` 0 means any free one; a join token enrols new devices for
+    `token_days` after it was made.
+    """
+
+    model: str
+    weights: Path | None = None
+    input_shape: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    rounds: Positive
+    held_out: Path
+    state: Path = Path("state")
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8123
+    seed: Annotated[int, Field(ge=0)] = 0
+    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    token_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
+    training: TrainingConfig = TrainingConfig()
+    aggregation: AggregationPolicy = AggregationPolicy()
+    devices: Annotated[tuple[DeviceKind, ...], Field(min_length=1)]
+
+    @field_validator("training", "aggregation", mode="wrap")
+    @classmethod
+    def _name_table(
+        cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> Any:
+        try:
+            return handler(value)
+        except InputError as error:
+            raise InputError(f"[{info.field_name}] {error}") from None
+
+    @model_validator(mode="after")
+    def _unique_kinds(self) -> Self:
+        twice = repeated([kind.name for kind in self.devices])
+        if twice:
+            raise ValueError(f"devices are named twice: {twice}; give each its own name")
+        return self
+
+    @property
+    def expected_devices(self) -> int:
+        """How many devices the fleet has."""
+        return sum(kind.count for kind in self.devices)
+
+    def kind(self, name: str) -> DeviceKind:
+        """The kind called `name`."""
+        return next(kind for kind in self.devices if kind.name == name)
+
+
+def load_config(path: Path) -> CoordinatorConfig:
+    """Read the TOML file at `path`; relative paths in it start from its folder.
+
+    Raises InputError, one sentence that names file, key, what came and what is allowed.
+    """
+    config = read_table(path, CoordinatorConfig, _known_keys)
+    places = {key: getattr(config, key) for key in ("weights", "held_out", "state")}
+    folder = path.resolve().parent
+    return config.model_copy(
+        update={key: folder / place for key, place in places.items() if place is not None}
+    )
+
+
+def _known_keys(place: Place) -> list[str]:
+    table = place[0] if len(place) > 1 else ""
+    known: dict[str, Iterable[str]] = {
+        "training": TrainingConfig.__dataclass_fields__,
+        "aggregation": AggregationPolicy.__dataclass_fields__,
+        "devices": DeviceKind.model_fields,
+    }
+    return list(known.get(str(table), CoordinatorConfig.model_fields))

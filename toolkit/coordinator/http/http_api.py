@@ -1,0 +1,293 @@
+"""The coordinator over HTTP: the routes of device_agent/formats/protocol.py."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from device_agent.formats.protocol import (
+    API,
+    Fallback,
+    JoinReply,
+    JoinRequest,
+    Problem,
+    Progress,
+    Receipt,
+    Status,
+    SubmodelFailure,
+    Work,
+)
+from device_agent.formats.update import UpdateRecord
+from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.http.strict_json import StrictRoute
+from toolkit.coordinator.refusals import RefusalError, cut_off, not_authorised
+from toolkit.coordinator.rounds.upload_validation import too_large
+from toolkit.coordinator.storage.device_registry import Device
+
+PIECE = 1 << 18
+SCHEMAS = "#/components/schemas/{name}"
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+_bearer = HTTPBearer(auto_error=False, description="A join token, device secret or operator token.")
+
+
+def _credentials(
+    given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+) -> str:
+    if given is None:
+        raise not_authorised(
+            "Say who you are: send `Authorization: Bearer ...` with the device's secret, or with "
+            "a token."
+        )
+    return given.credentials
+
+
+def _coordinator(request: Request) -> Coordinator:
+    found: Coordinator = request.app.state.coordinator
+    return found
+
+
+Credentials = Annotated[str, Depends(_credentials)]
+Service = Annotated[Coordinator, Depends(_coordinator)]
+
+
+def _device(secret: Credentials, service: Service) -> Device:
+    return service.authenticate(secret)
+
+
+Caller = Annotated[Device, Depends(_device)]
+
+router = APIRouter(
+    prefix=API,
+    route_class=StrictRoute,
+    responses={
+        401: {"model": Problem, "description": "Nobody is known by this token or secret"},
+        422: {"model": Problem, "description": "What was sent cannot be used"},
+    },
+)
+_conflict: dict[int | str, dict[str, Any]] = {
+    409: {"model": Problem, "description": "It does not fit the round as it is now"},
+}
+
+
+@router.post(
+    "/devices",
+    summary="Join",
+    description="Enrol a device with a join token. The secret in the reply is given once; joining "
+    "again with the same key gives the same device and a new secret.",
+    responses={
+        403: {
+            "model": Problem,
+            "description": "`code` tells which: token-unknown, token-expired, token-used-up, "
+            "other-kind, bad-signature, skewed-clock",
+        }
+    },
+)
+def join(body: JoinRequest, token: Credentials, service: Service) -> JoinReply:
+    """Enrol a device."""
+    return service.join(token, body)
+
+
+@router.get(
+    "/work",
+    summary="Ask for work",
+    description="What this device should do now; ask again after training, or while waiting.",
+)
+def work(device: Caller, service: Service) -> Work:
+    """What the device should do now."""
+    return service.work(device)
+
+
+@router.get(
+    "/files/{sha256}",
+    summary="Fetch a file",
+    description="The bytes of one file of the bundle that this device is offered now.",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"application/octet-stream": {}}},
+        404: {"model": Problem, "description": "This device is offered no such file now"},
+    },
+)
+def file(sha256: str, device: Caller, service: Service) -> StreamingResponse:
+    """Stream one file."""
+    path, size = service.file(device, sha256)
+    return StreamingResponse(
+        _pieces(_opened(path)),
+        media_type="application/octet-stream",
+        headers={"Content-Length": str(size)},
+    )
+
+
+def _opened(path: Path) -> BinaryIO:
+    # Opened before the answer starts: once open, the end of the round cannot take it away.
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        raise RefusalError(404, "no-such-file", "The round of this file is over.") from None
+
+
+def _pieces(opened: BinaryIO) -> Iterator[bytes]:
+    with opened:
+        while piece := opened.read(PIECE):
+            yield piece
+
+
+@router.post(
+    "/progress",
+    summary="Say how it goes",
+    description="What the device is doing, for whoever watches the fleet.",
+    status_code=204,
+)
+def progress(body: Progress, device: Caller, service: Service) -> None:
+    """Note what the device is doing."""
+    service.progress(device, body)
+
+
+@router.post(
+    "/problems",
+    summary="Report that training fails",
+    description="The device cannot train its submodel; the reply says from which round on it gets "
+    "a smaller one, where the coordinator has one for it.",
+)
+def problem(body: SubmodelFailure, device: Caller, service: Service) -> Fallback:
+    """Note that a device cannot train its submodel."""
+    return service.problem(device, body)
+
+
+@router.post(
+    "/leave",
+    summary="Leave",
+    description="End this device's membership: its secret ends, and its place is free.",
+    status_code=204,
+)
+def leave(device: Caller, service: Service) -> None:
+    """Let a device go."""
+    service.leave(device)
+
+
+@router.put(
+    "/rounds/{round}/tensors",
+    summary="Send the tensors",
+    description="The bytes of update.safetensors. The update counts once its update.json came.",
+    status_code=204,
+    responses=_conflict | {413: {"model": Problem, "description": "More than the bundle needs"}},
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/octet-stream": {"schema": {"type": "string"}}},
+        }
+    },
+)
+async def put_tensors(round: int, request: Request, device: Caller, service: Service) -> None:
+    """Stream the tensors to disk."""
+    with await run_in_threadpool(service.receive, device, round) as part:
+        async for piece in _body(request):
+            if not part.write(piece):
+                raise too_large(part.limit)
+        await run_in_threadpool(service.keep, device, part)
+
+
+@router.post(
+    "/rounds/{round}/update",
+    summary="Send the update",
+    description="update.json, after its tensors. Sending the very same again is fine.",
+    responses=_conflict,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": {"$ref": SCHEMAS.format(name="UpdateRecord")}}
+            },
+        }
+    },
+)
+async def post_update(round: int, request: Request, device: Caller, service: Service) -> Receipt:
+    """Check the update and count it."""
+    body = await request.body()  # bounded by the guard
+    return await run_in_threadpool(service.take, device, round, body)
+
+
+async def _body(request: Request) -> AsyncIterator[bytes]:
+    try:
+        async for piece in request.stream():
+            yield piece
+    except ClientDisconnect:
+        raise cut_off() from None
+
+
+@router.get(
+    "/status",
+    summary="See the fleet",
+    description="Devices, rounds and how good the global model is; for devices and the operator.",
+)
+def status(token: Credentials, service: Service) -> Status:
+    """The whole fleet."""
+    service.check_operator(token)
+    return service.status()
+
+
+def create_app(coordinator: Coordinator, lifespan: Lifespan | None = None) -> FastAPI:
+    """The app that serves `coordinator`; its documentation is at /docs."""
+    app = FastAPI(
+        title="EdgeTailor coordinator",
+        description="Devices enrol, fetch bundles, train them and send updates back.",
+        version="1",
+        lifespan=lifespan,
+    )
+    app.state.coordinator = coordinator
+    app.include_router(router)
+    app.add_exception_handler(RefusalError, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_problem)
+    app.add_exception_handler(Exception, _fault)
+    _describe_update(app)
+    return app
+
+
+def _describe_update(app: FastAPI) -> None:
+    """Add the schema of update.json, which msgspec reads rather than FastAPI."""
+    _, schemas = msgspec.json.schema_components([UpdateRecord], ref_template=SCHEMAS)
+    document = app.openapi()  # made once and kept by the app
+    document["components"]["schemas"] |= schemas
+
+
+def _problem(status: int, problem: Problem) -> JSONResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse(asdict(problem), status_code=status, headers=headers)
+
+
+def _refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RefusalError)
+    return _problem(error.status, error.problem)
+
+
+def _invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        why = first["ctx"]["error"]
+        return _problem(422, Problem(code="bad-request", message=f"The body is no JSON: {why}."))
+    place = ".".join(str(part) for part in first["loc"])
+    return _problem(422, Problem(code="bad-request", message=f"{place}: {first['msg']}."))
+
+
+def _http_problem(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is."
+    return _problem(error.status_code, Problem(code="no-such-route", message=message))
+
+
+def _fault(request: Request, error: Exception) -> JSONResponse:
+    message = "The coordinator failed at this; whoever runs it sees why. Try again later."
+    return _problem(500, Problem(code="fault", message=message))

@@ -1,0 +1,106 @@
+"""Files kept by their SHA-256, each whole on disk before anything refers to it."""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Set
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from device_agent.formats.atomic_files import fingerprint_file, write_file
+from device_agent.formats.manifest import FileEntry
+
+_PART = ".part-"
+
+
+class Part:
+    """A file being received: at most `limit` bytes, counted and hashed as they come.
+
+    Use it in a `with` block; what was not kept by then is removed.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.limit = limit
+        self.size = 0
+        self.path = folder / f"{_PART}{secrets.token_hex(8)}"
+        self._digest = hashlib.sha256()
+        self._file = self.path.open("wb")
+
+    def write(self, piece: bytes) -> bool:
+        """Append `piece`; False, writing nothing, where that would pass the limit."""
+        if self.size + len(piece) > self.limit:
+            return False
+        self.size += len(piece)
+        self._digest.update(piece)
+        self._file.write(piece)
+        return True
+
+    def finish(self) -> FileEntry:
+        """Bring everything to disk; returns size (bytes) and SHA-256."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return FileEntry(size=self.size, sha256=self._digest.hexdigest())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+class Blobs:
+    """A folder of files named by their SHA-256. Not locked: the store does that."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".*"):  # of a process that was stopped while writing
+            left.unlink()
+
+    def path(self, sha256: str) -> Path:
+        """Where the file with this hash lies."""
+        return self.folder / sha256
+
+    def is_whole(self, sha256: str) -> bool:
+        """Whether the file with this hash is there, and as it was written."""
+        try:
+            return fingerprint_file(self.path(sha256)).sha256 == sha256
+        except OSError:
+            return False
+
+    def put(self, data: bytes) -> FileEntry:
+        """Keep `data`; writing it again changes nothing."""
+        entry = FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        if not self.is_whole(entry.sha256):
+            write_file(self.path(entry.sha256), data)
+            self._sync()
+        return entry
+
+    def adopt(self, part: Part) -> FileEntry:
+        """Keep a received file."""
+        entry = part.finish()
+        os.replace(part.path, self.path(entry.sha256))
+        self._sync()
+        return entry
+
+    def keep_only(self, wanted: Set[str]) -> None:
+        """Drop every file whose hash is not in `wanted`; files being received stay."""
+        for path in self.folder.iterdir():
+            if path.name not in wanted and not path.name.startswith("."):
+                path.unlink()
+
+    def _sync(self) -> None:
+        """Make the renames so far survive a power cut."""
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

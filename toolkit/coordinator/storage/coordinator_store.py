@@ -1,0 +1,222 @@
+"""What the coordinator must not forget: the database and a folder of files by hash.
+
+A file is on disk before a row refers to it, and a row is gone before its file is dropped, so a
+stop at any moment leaves a state to go on from.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from device_agent.formats.manifest import FileEntry
+from device_agent.formats.protocol import RoundResult
+from device_agent.formats.update import UpdateRecord
+from profiles.documents.bundle_profile import Profile
+from profiles.documents.profile_reading import same_hardware
+from profiles.errors import InputError
+from toolkit.coordinator.storage.blobs import Blobs, Part
+from toolkit.coordinator.storage.database import Database
+from toolkit.coordinator.storage.device_registry import Registry
+
+Bundle = dict[str, FileEntry]
+DATABASE = "state.sqlite3"
+FILES = "files"
+
+
+class Store:
+    """The state folder of one federation.
+
+    Raises InputError where another process has it open, and where it is none or incomplete.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"The `state` folder {folder} cannot be made ({error.strerror}): set another."
+            ) from None
+        _check_whole(folder)
+        self._database = Database(folder / DATABASE)
+        self.blobs = Blobs(folder / FILES)
+        self.registry = Registry(self._database)
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._database.close()
+
+    def settle(self, key: str, value: str) -> str:
+        """Remember `value` under `key` the first time; returns what is remembered."""
+        with self._database.transaction() as db:
+            db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, value))
+            row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+            return str(row[0])
+
+    def known(self, key: str) -> str | None:
+        """What is remembered under `key`, if anything is."""
+        with self._database.transaction() as db:
+            row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_bundles(
+        self, round_: int, bundles: Mapping[str, Mapping[str, bytes]]
+    ) -> dict[str, Bundle]:
+        """Keep the bundles of `round_` by submodel, and none of earlier rounds' files."""
+        with self._database.exclusively():
+            kept = {
+                submodel: {name: self.blobs.put(data) for name, data in files.items()}
+                for submodel, files in bundles.items()
+            }
+            with self._database.transaction() as db:
+                db.execute("DELETE FROM bundles")
+                db.execute("DELETE FROM uploads")
+                db.executemany(
+                    "INSERT INTO bundles VALUES (?, ?, ?, ?, ?)",
+                    [
+                        (round_, submodel, name, entry.size, entry.sha256)
+                        for submodel, files in kept.items()
+                        for name, entry in files.items()
+                    ],
+                )
+            self._drop_files()
+            return kept
+
+    def bundles(self, round_: int) -> dict[str, Bundle]:
+        """The bundles of `round_` by submodel; empty where that round has not been opened.
+
+        Empty too where a file of them is missing or damaged, so that they are made again.
+        """
+        found: dict[str, Bundle] = {}
+        with self._database.transaction() as db:
+            rows = db.execute(
+                "SELECT submodel, name, size, sha256 FROM bundles WHERE round = ?", (round_,)
+            ).fetchall()
+        for submodel, name, size, sha256 in rows:
+            found.setdefault(submodel, {})[name] = FileEntry(size=size, sha256=sha256)
+        whole = all(
+            self.blobs.is_whole(e.sha256) for files in found.values() for e in files.values()
+        )
+        return found if whole else {}
+
+    def keep_upload(self, device: str, part: Part) -> FileEntry:
+        """Keep the received tensors of `device`, in place of any it sent before."""
+        with self._database.exclusively():
+            entry = self.blobs.adopt(part)
+            with self._database.transaction() as db:
+                db.execute("INSERT OR REPLACE INTO uploads VALUES (?, ?)", (device, entry.sha256))
+                db.execute(
+                    "UPDATE devices SET bytes_up = bytes_up + ? WHERE id = ?", (entry.size, device)
+                )
+            self._drop_files()
+            return entry
+
+    def upload(self, device: str) -> str | None:
+        """SHA-256 of the tensors that `device` sent last in this round."""
+        with self._database.transaction() as db:
+            row = db.execute("SELECT sha256 FROM uploads WHERE device = ?", (device,))
+            found = row.fetchone()
+        return None if found is None else str(found[0])
+
+    def add_update(self, round_: int, device: str, sha256: str, record: bytes) -> None:
+        """Count an update (hash of its tensors, its update.json) towards `round_`."""
+        with self._database.transaction() as db:
+            db.execute(
+                "INSERT OR IGNORE INTO updates VALUES (?, ?, ?, ?)",
+                (round_, device, sha256, record),
+            )
+
+    def drop_damaged(self, round_: int) -> list[str]:
+        """Forget the updates of `round_` whose tensors are missing or damaged; returns whose."""
+        found = [device for device, sha, _ in self.updates(round_) if not self.blobs.is_whole(sha)]
+        with self._database.transaction() as db:
+            db.executemany(
+                "DELETE FROM updates WHERE round = ? AND device = ?",
+                [(round_, device) for device in found],
+            )
+        return found
+
+    def updates(self, round_: int) -> list[tuple[str, str, bytes]]:
+        """(device, hash of its tensors, update.json) of `round_`, in a steady order."""
+        with self._database.transaction() as db:
+            return db.execute(
+                "SELECT device, sha256, record FROM updates WHERE round = ? ORDER BY device",
+                (round_,),
+            ).fetchall()
+
+    def profiles(self, device: str) -> list[Profile]:
+        """What the rounds of `device` took, from the first on, on the machine that it is now.
+
+        A device may move to another machine with its state folder; what was measured on the one
+        before stays in its updates' records, and is left out here.
+        """
+        with self._database.transaction() as db:
+            rows = db.execute(
+                "SELECT record FROM updates WHERE device = ? ORDER BY round", (device,)
+            ).fetchall()
+        records = (msgspec.json.decode(record, type=UpdateRecord) for (record,) in rows)
+        found = [record.profile for record in records if record.profile is not None]
+        return [one for one in found if same_hardware(one.machine, found[-1].machine)]
+
+    def rounds_trained(self) -> dict[str, int]:
+        """How many rounds each device's update was taken in."""
+        with self._database.transaction() as db:
+            rows = db.execute("SELECT device, count(*) FROM updates GROUP BY device")
+            return dict(rows.fetchall())
+
+    def add_result(self, result: RoundResult, model: bytes) -> None:
+        """Keep the global model after a round together with how good it is."""
+        with self._database.exclusively():
+            entry = self.blobs.put(model)
+            with self._database.transaction() as db:
+                db.execute(
+                    "INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?, ?)",
+                    (result.round, result.accuracy, result.loss, result.updates, entry.sha256),
+                )
+            self._drop_files()
+
+    def history(self) -> list[RoundResult]:
+        """The results so far, from round 0."""
+        with self._database.transaction() as db:
+            rows = db.execute(
+                "SELECT round, accuracy, loss, updates FROM history ORDER BY round"
+            ).fetchall()
+        return [RoundResult(round=r, accuracy=a, loss=x, updates=n) for r, a, x, n in rows]
+
+    def model(self) -> bytes | None:
+        """The latest global model, if there is one. Raises InputError where its file is damaged."""
+        with self._database.exclusively():
+            with self._database.transaction() as db:
+                row = db.execute("SELECT model FROM history ORDER BY round DESC LIMIT 1")
+                found = row.fetchone()
+            if found is None:
+                return None
+            path = self.blobs.path(found[0])
+            if not self.blobs.is_whole(found[0]):
+                raise InputError(
+                    f"{path}, the global model, is missing or damaged: put a copy of it back. "
+                    "global.safetensors in the state folder is one where its SHA-256 is that name."
+                )
+            return path.read_bytes()
+
+    def _drop_files(self) -> None:
+        """Drop what no row refers to, and the updates that are folded in."""
+        with self._database.transaction() as db:
+            rows = db.execute(
+                "SELECT sha256 FROM bundles UNION SELECT sha256 FROM uploads "
+                "UNION SELECT sha256 FROM updates "
+                "WHERE round > (SELECT coalesce(max(round), 0) FROM history) "
+                "UNION SELECT * FROM (SELECT model FROM history ORDER BY round DESC LIMIT 1)"
+            ).fetchall()
+        self.blobs.keep_only({row[0] for row in rows})
+
+
+def _check_whole(folder: Path) -> None:
+    """Raise InputError for a federation whose database is gone: it would begin anew unasked."""
+    database, files = folder / DATABASE, folder / FILES
+    gone = not database.exists() or (database.is_file() and not database.stat().st_size)
+    if gone and files.is_dir() and any(files.iterdir()):
+        raise InputError(
+            f"{folder} holds the files of a federation, and {DATABASE} is missing or empty: put a "
+            "copy of it back, or set another `state` folder."
+        )

@@ -1,0 +1,125 @@
+"""The federation of the demo: one coordinator and one agent a device, as real processes."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.formats.protocol import Status
+from profiles.errors import EdgeTailorError
+from toolkit.coordinator.federation_config import DeviceKind
+from toolkit.coordinator.server import ADDRESS, OPERATOR, token_file
+from toolkit.demo import demo_settings
+from toolkit.demo.child_processes import Child, Processes
+from toolkit.demo.demo_folder import DemoFolder
+from toolkit.demo.demo_settings import Member
+from toolkit.demo.live_display import Show
+
+SERVER = "toolkit.cli"
+AGENT = "device_agent.cli"
+START_S = 120.0
+"""How long the coordinator may take to come up."""
+SILENCE_S = 60.0
+"""How long a running coordinator may leave a question unanswered."""
+END_S = 60.0
+"""How long processes may take to end after the last round."""
+LOOK_S = 0.5
+SEEDS = 1000
+"""Devices of one demo have seeds from seed * SEEDS up."""
+
+
+def start_coordinator(
+    folder: DemoFolder, processes: Processes, kinds: Sequence[DeviceKind], rounds: int, seed: int
+) -> tuple[Child, CoordinatorClient]:
+    """Start `edgetailor serve` on a free port; returns it and the operator's link to it.
+
+    Raises EdgeTailorError where it is not there after `START_S` seconds.
+    """
+    folder.config.write_text(config_text(folder, kinds, rounds, seed))
+    child = processes.start("coordinator", SERVER, ["serve", folder.config])
+    address = folder.coordinator / ADDRESS
+    until = time.monotonic() + START_S
+    while not address.exists():
+        if time.monotonic() > until:
+            raise EdgeTailorError(f"coordinator is not up after {START_S:.0f} s; see {child.log}.")
+        processes.pause(0.1)
+    token = (folder.coordinator / OPERATOR).read_text().strip()
+    link = CoordinatorClient(
+        address.read_text().strip(), token, _quiet, patience_s=SILENCE_S, sleep=processes.pause
+    )
+    return child, link
+
+
+def start_agents(
+    folder: DemoFolder, processes: Processes, members: Sequence[Member], url: str, seed: int
+) -> list[Child]:
+    """Let every device join, then start its agent."""
+    joining = [processes.start(m.name, AGENT, join_arguments(folder, m, url)) for m in members]
+    processes.finish(joining, END_S)
+    return [
+        processes.start(member.name, AGENT, run_arguments(folder, member, SEEDS * seed + number))
+        for number, member in enumerate(members)
+    ]
+
+
+def watch(link: CoordinatorClient, pause: Callable[[float], None], show: Show) -> None:
+    """Show the fleet until its last round is over."""
+    while (status := link.status()).state != "finished":
+        show(status)
+        pause(LOOK_S)
+    show(status)
+
+
+def finish(
+    link: CoordinatorClient, processes: Processes, coordinator: Child, agents: Sequence[Child]
+) -> Status:
+    """Let the agents end, then the coordinator; returns the fleet's last status."""
+    processes.finish(agents, END_S)
+    status = link.status()
+    processes.stop(coordinator, END_S)
+    return status
+
+
+def config_text(folder: DemoFolder, kinds: Iterable[DeviceKind], rounds: int, seed: int) -> str:
+    """The coordinator's TOML file; its paths start from its own folder."""
+    top = {
+        "model": demo_settings.MODEL,
+        "input_shape": list(demo_settings.INPUT_SHAPE),
+        "rounds": rounds,
+        "held_out": _relative(folder.held_out, folder),
+        "state": _relative(folder.coordinator, folder),
+        "port": 0,
+        "seed": seed,
+    }
+    lines = [*_table(top), "", "[training]", *_table(asdict(demo_settings.TRAINING))]
+    for kind in kinds:
+        lines += ["", "[[devices]]", *_table(kind.model_dump(exclude_none=True))]
+    return "\n".join(lines) + "\n"
+
+
+def join_arguments(folder: DemoFolder, member: Member, url: str) -> list[object]:
+    """What `edgetailor-agent` gets to enrol `member`."""
+    token = token_file(folder.coordinator, member.kind.name)
+    state = folder.state_of(member.name)
+    return ["join", url, "--token-file", token, "--name", member.name, "--state", state]
+
+
+def run_arguments(folder: DemoFolder, member: Member, seed: int) -> list[object]:
+    """What `edgetailor-agent` gets to take part in the rounds as `member`."""
+    data, state = folder.data_of(member.name), folder.state_of(member.name)
+    return ["run", "--data", data, "--state", state, "--threads", 1, "--seed", seed]
+
+
+def _relative(path: Path, folder: DemoFolder) -> str:
+    return str(path.relative_to(folder.root))
+
+
+def _table(values: dict[str, object]) -> list[str]:
+    """TOML lines; JSON's texts, numbers and lists are TOML's too."""
+    return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+
+
+def _quiet(line: str) -> None:
+    """The display shows what is worth saying."""

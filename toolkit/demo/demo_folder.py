@@ -1,0 +1,57 @@
+"""The one folder that a demo leaves behind, and how an earlier one is told from other folders."""
+
+import shutil
+from pathlib import Path
+
+from device_agent.formats.atomic_files import refuse_existing
+from profiles.errors import InputError
+from toolkit.coordinator.round_worker import MODEL
+
+MARKER = ".edgetailor-demo"
+CURVE = "accuracy.png"
+
+
+class DemoFolder:
+    """Where everything is. `root` is absolute, so that child processes may be anywhere."""
+
+    def __init__(self, out: Path) -> None:
+        self.root = out.absolute()
+        self.config = self.root / "coordinator.toml"
+        self.coordinator = self.root / "coordinator"
+        self.data = self.root / "data"
+        self.held_out = self.data / "held-out.npz"
+        self.devices = self.root / "devices"
+        self.bundles = self.root / "bundles"
+        self.profiles = self.root / "profiles"
+        self.logs = self.root / "logs"
+        self.model = self.root / MODEL
+        self.curve = self.root / CURVE
+        self.report = self.root / "report.json"
+
+    def create(self, force: bool) -> None:
+        """Make the folder and those in it.
+
+        Raises InputError where it exists, or with `force` where it exists and no demo made it.
+        """
+        refuse_existing(self.root, force)
+        if self.root.exists():
+            self._remove()
+        for folder in (self.data, self.devices, self.bundles, self.profiles, self.logs):
+            folder.mkdir(parents=True)
+        (self.root / MARKER).write_text("Made by `edgetailor demo`, which may replace it.\n")
+
+    def _remove(self) -> None:
+        if not (self.root / MARKER).is_file():
+            raise InputError(
+                f"{self.root} is not the folder of an earlier demo, so --force leaves it alone: "
+                "give another place with --out."
+            )
+        shutil.rmtree(self.root)
+
+    def state_of(self, device: str) -> Path:
+        """State folder of the agent of `device`."""
+        return self.devices / device
+
+    def data_of(self, device: str) -> Path:
+        """Local data of `device`."""
+        return self.data / f"{device}.npz"

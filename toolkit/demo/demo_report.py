@@ -1,0 +1,140 @@
+"""The demo's outcome: a table for people, a document for programs."""
+
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from profiles.documents.bundle_profile import Duration
+from profiles.text_formatting import counted
+from toolkit.demo.demo_result import DemoResult, DeviceReport
+
+REPORT_VERSION = 1
+COLUMNS = (
+    "samples", "params", "capacity", "down\nMB", "up\nMB", "forward\nms", "backprop\nms",
+    "peak\nMB",
+)  # fmt: skip
+UNKNOWN = "-"
+UNSTEADY = "~"
+SPREAD = 2.0
+"""How many times the median p90 may be before a time is marked as unsteady."""
+
+
+def show(result: DemoResult) -> None:
+    """Print the table, how it ended and where everything is, to stdout."""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(table(result), soft_wrap=False)
+    for line in notes(result):
+        console.print(line, style="dim")
+    console.print()
+    console.print(
+        f"Accuracy {result.accuracy:.1%} on {result.held_out_samples} held-out digits after "
+        f"{counted(result.rounds, 'round')}, in {duration(result.elapsed_s)}",
+        style="bold",
+    )
+    console.print(f"curve: {result.curve}")
+    console.print(f"everything: {result.out}")
+
+
+def table(result: DemoResult) -> Table:
+    """A line for each device, within 80 columns."""
+    made = Table(
+        "device", "submodel", box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
+    )
+    for column in COLUMNS:
+        made.add_column(column, justify="right")
+    for device in result.devices:
+        made.add_row(device.name, device.submodel, *figures(device))
+    return made
+
+
+def figures(device: DeviceReport) -> tuple[str, ...]:
+    """The cells of `COLUMNS`."""
+    profile = device.profile
+    return (
+        f"{device.samples:,}",
+        f"{device.params:,}",
+        f"{device.capacity:.2f}",
+        megabytes(device.bytes_down),
+        megabytes(device.bytes_up),
+        _mark(profile.forward) + milliseconds(profile.forward.median_s),
+        _mark(profile.forward, profile.train) + milliseconds(profile.backprop_s),
+        UNKNOWN if profile.peak_bytes is None else f"{profile.peak_bytes / 1e6:.0f}",
+    )
+
+
+def _mark(*measured: Duration) -> str:
+    """`UNSTEADY` where one of the times that a figure is made of was."""
+    return UNSTEADY if any(d.p90_s > SPREAD * d.median_s for d in measured) else ""
+
+
+def notes(result: DemoResult) -> list[str]:
+    """What the table's figures mean."""
+    profile = result.devices[0].profile
+    lines = [
+        f"down, up: all rounds together. forward, backprop: one batch of {profile.batch_size}, one "
+        "thread.",
+        "peak: process peak, the whole agent with Python and its runtime.",
+    ]
+    if any(_mark(d.profile.forward, d.profile.train) for d in result.devices):
+        lines.append(
+            f"{UNSTEADY}: unsteady; the slowest tenth of the runs took over twice the median."
+        )
+    if any(device.profile.peak_bytes is None for device in result.devices):
+        lines.append(f"{UNKNOWN}: not measurable on this system.")
+    return lines
+
+
+def as_json(result: DemoResult) -> dict[str, Any]:
+    """One object; sizes in bytes, times in seconds, accuracy and capacity as shares."""
+    profile = result.devices[0].profile
+    return {
+        "version": REPORT_VERSION,
+        "folder": str(result.out),
+        "accuracy_curve": str(result.curve),
+        "seed": result.seed,
+        "all_full": result.all_full,
+        "rounds": result.rounds,
+        "elapsed_s": round(result.elapsed_s, 1),
+        "held_out_samples": result.held_out_samples,
+        "accuracy": result.accuracy,
+        "history": [asdict(entry) for entry in result.history],
+        "batch_size": profile.batch_size,
+        "threads": profile.method.threads,
+        "machine": msgspec.to_builtins(profile.machine),
+        "devices": [device_json(device) for device in result.devices],
+    }
+
+
+def device_json(device: DeviceReport) -> dict[str, Any]:
+    """One device's entry; what could not be measured is null."""
+    return {
+        "device": device.name,
+        "submodel": device.submodel,
+        "samples": device.samples,
+        "params": device.params,
+        "capacity": device.capacity,
+        "bytes_down": device.bytes_down,
+        "bytes_up": device.bytes_up,
+        "forward_s": device.profile.forward.median_s,
+        "backprop_s": device.profile.backprop_s,
+        "process_peak_bytes": device.profile.peak_bytes,
+    }
+
+
+def megabytes(count: int) -> str:
+    """Bytes as a bare number of MB."""
+    return f"{count / 1e6:.2f}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as a bare number of ms."""
+    return f"{seconds * 1e3:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,47 @@
+"""What the demo trains, on which fleet and how: every number that one may want to tune."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from toolkit.coordinator.federation_config import DeviceKind
+from toolkit.submodels.training_config import TrainingConfig
+
+MODEL = "toolkit.models:digits_cnn"
+INPUT_SHAPE = (1, 8, 8)
+TRAINING = TrainingConfig(
+    batch_size=16, epochs=6, learning_rate=0.03, momentum=0.9, round_decay=0.85
+)
+FLEET = (
+    DeviceKind(name="desktop", submodel="full", count=3),
+    DeviceKind(name="tablet", submodel="cp:2.0", count=1),
+    DeviceKind(name="phone", submodel="low-rank:0.5", count=2),
+    DeviceKind(name="board", submodel="slice:units.2", count=2),
+)
+HELD_OUT = 0.2
+"""Share of the digits that no device gets: the global model is judged on them."""
+ALPHA = 0.5
+"""Dirichlet concentration of the split; the smaller, the fewer classes a device sees."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One device of the fleet."""
+
+    name: str
+    kind: DeviceKind
+
+
+def fleet(all_full: bool) -> tuple[DeviceKind, ...]:
+    """The kinds of device; with `all_full` the same devices, each with the whole model."""
+    if all_full:
+        return tuple(kind.model_copy(update={"submodel": "full"}) for kind in FLEET)
+    return FLEET
+
+
+def members(kinds: Sequence[DeviceKind]) -> list[Member]:
+    """Every device of the fleet, named desktop-1, desktop-2, tablet-1 and so on."""
+    return [
+        Member(f"{kind.name}-{number}", kind)
+        for kind in kinds
+        for number in range(1, kind.count + 1)
+    ]

@@ -1,0 +1,113 @@
+"""The fleet while it trains: a live picture in a terminal, else one line a round, on stderr."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from device_agent.formats.protocol import DeviceStatus, RoundResult, Status
+
+Show = Callable[[Status], None]
+Say = Callable[[str], None]
+STYLES = {"training": "green", "uploading": "cyan", "downloading": "cyan", "waiting": "dim"}
+
+
+@contextmanager
+def display(devices: Sequence[str], say: Say, start: float) -> Iterator[Show]:
+    """Give a function that shows a status; `say` prints a line where there is no terminal.
+
+    `start` is when the demo began, in seconds of `time.monotonic`.
+    """
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield Lines(say).show
+        return
+    picture = Picture(devices, start)
+    with Live(picture, console=console, transient=True):
+        yield picture.show
+
+
+class Lines:
+    """One line for each kind whose graphs are made, then one for each round that is over."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._told = 0
+        self._ready = 0
+
+    def show(self, status: Status) -> None:
+        """Tell what is new in `status`."""
+        for result in status.history[self._told :]:
+            self._say(told(result, status.rounds))
+        # The first round begins as soon as the last graph is made, between two looks.
+        ready = status.kinds if status.round else status.kinds_ready
+        if ready > self._ready:
+            self._say(graphs(ready, status.kinds))
+            self._ready = ready
+        self._told = len(status.history)
+
+
+class Picture:
+    """The round, the time and a line a device, in the order of the names `devices`."""
+
+    def __init__(self, devices: Sequence[str], start: float) -> None:
+        self._devices, self._start = devices, start
+        self._status: Status | None = None
+
+    def show(self, status: Status) -> None:
+        """Show `status` from now on."""
+        self._status = status
+
+    def __rich__(self) -> Group:
+        elapsed = f"{time.monotonic() - self._start:.0f} s"
+        if self._status is None:
+            return Group(Text(f"Waiting for the coordinator · {elapsed}"))
+        head = Text.assemble((stage(self._status), "bold"), f" · {elapsed}", accuracy(self._status))
+        return Group(head, Text(), self._table(self._status))
+
+    def _table(self, status: Status) -> Table:
+        known = {device.name: device for device in status.devices}
+        table = Table("device", "submodel", "state", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("loss", justify="right")
+        for name in self._devices:
+            table.add_row(*row(name, known.get(name)))
+        return table
+
+
+def told(result: RoundResult, rounds: int) -> str:
+    """A finished round as a line."""
+    head = f"Round {result.round} of {rounds}" if result.round else "Before training"
+    return f"{head}: accuracy {result.accuracy:.1%}, loss {result.loss:.4f}"
+
+
+def stage(status: Status) -> str:
+    """What the fleet is at."""
+    if status.state == "finished":
+        return f"All {status.rounds} rounds are over"
+    if status.round == 0:
+        there = f"{len(status.devices)} of {status.expected_devices} devices"
+        return f"{graphs(status.kinds_ready, status.kinds)}, {there}"
+    return f"Round {status.round} of {status.rounds}, {status.state}"
+
+
+def graphs(ready: int, kinds: int) -> str:
+    """How far the graphs are, before the first round."""
+    return f"Making graphs of training steps, {ready} of {kinds} kinds"
+
+
+def accuracy(status: Status) -> str:
+    """The global model's accuracy after its last round, once there is one."""
+    return f" · global accuracy {status.history[-1].accuracy:.1%}" if status.history else ""
+
+
+def row(name: str, device: DeviceStatus | None) -> tuple[Text, ...]:
+    """A device's line; one that has not enrolled yet has its name only."""
+    if device is None:
+        return Text(name), Text(""), Text("starting", style="dim"), Text("")
+    loss = "" if device.loss is None else f"{device.loss:.4f}"
+    state = Text(device.state, style=STYLES.get(device.state, ""))
+    return Text(name), Text(device.submodel), state, Text(loss)

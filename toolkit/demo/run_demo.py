@@ -1,0 +1,123 @@
+"""The demo from the first scan to the report."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from device_agent.formats.atomic_files import write_file
+from device_agent.formats.protocol import Status
+from profiles.documents.bundle_profile import Profile
+from profiles.errors import InputError
+from toolkit.demo import demo_fleet, demo_settings, digits_data, submodel_costs
+from toolkit.demo.accuracy_chart import draw
+from toolkit.demo.child_processes import Processes, interruptible
+from toolkit.demo.demo_folder import DemoFolder
+from toolkit.demo.demo_report import as_json
+from toolkit.demo.demo_result import DemoResult, DeviceReport
+from toolkit.demo.demo_settings import Member
+from toolkit.demo.live_display import display
+from toolkit.terminal_output import Stages
+
+
+def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) -> DemoResult:
+    """Train one model on a whole fleet on this machine, and leave everything in the folder `out`.
+
+    `all_full` gives every device the full model. Raises InputError where `out` exists (with
+    `force`: where no demo made it), EdgeTailorError where a process of the fleet fails. However
+    it ends, no process stays behind.
+    """
+    if seed < 0:
+        raise InputError(f"A seed is a whole number from 0 up; it is {seed}.")
+    folder = DemoFolder(out)
+    folder.create(force)
+    job = Job(folder, demo_settings.members(demo_settings.fleet(all_full)), rounds, seed)
+    with interruptible(), Processes(folder.logs) as processes:
+        held_out, samples = job.deal_out()
+        status = job.federate(processes)
+        profiles = job.measure(processes)
+    devices = device_reports(job.members, samples, status, profiles)
+    result = DemoResult(
+        out=out,
+        seed=seed,
+        all_full=all_full,
+        held_out_samples=held_out,
+        elapsed_s=time.monotonic() - job.start,
+        history=tuple(status.history),
+        devices=devices,
+    )
+    draw(result, folder.curve)
+    write_file(folder.report, json.dumps(as_json(result), indent=1).encode() + b"\n")
+    return result
+
+
+@dataclass(frozen=True)
+class Job:
+    """One demo under way; `start` in seconds of `time.monotonic`."""
+
+    folder: DemoFolder
+    members: Sequence[Member]
+    rounds: int
+    seed: int
+    say: Callable[[str], None] = field(default_factory=Stages)
+    start: float = field(default_factory=time.monotonic)
+
+    def deal_out(self) -> tuple[int, list[int]]:
+        """Write the data files; returns how many samples are held out and each device's number."""
+        self.say(f"Dealing the digits out to {len(self.members)} devices")
+        digits = digits_data.digits()
+        held_out, parts = digits_data.deal(
+            digits.y, len(self.members), demo_settings.HELD_OUT, demo_settings.ALPHA, self.seed
+        )
+        digits[held_out].save(self.folder.held_out)
+        for member, part in zip(self.members, parts, strict=True):
+            digits[part].save(self.folder.data_of(member.name))
+        return len(held_out), [len(part) for part in parts]
+
+    def federate(self, processes: Processes) -> Status:
+        """All rounds, and what they leave: the bundles and the global model."""
+        folder, members = self.folder, self.members
+        self.say("Starting the coordinator")
+        kinds = list({member.kind.name: member.kind for member in members}.values())
+        coordinator, link = demo_fleet.start_coordinator(
+            folder, processes, kinds, self.rounds, self.seed
+        )
+        self.say(f"Starting {len(members)} agents while the coordinator makes training graphs")
+        agents = demo_fleet.start_agents(folder, processes, members, link.url, self.seed)
+        with display([member.name for member in members], self.say, self.start) as show:
+            demo_fleet.watch(link, processes.pause, show)
+        status = demo_fleet.finish(link, processes, coordinator, agents)
+        submodel_costs.keep_bundles(folder, members)
+        shutil.copyfile(folder.coordinator / folder.model.name, folder.model)
+        return status
+
+    def measure(self, processes: Processes) -> dict[str, Profile]:
+        """Profiles by submodel."""
+        self.say("Measuring each submodel, one after another")
+        return submodel_costs.measure(self.folder, processes, self.members)
+
+
+def device_reports(
+    members: Sequence[Member],
+    samples: Sequence[int],
+    status: Status,
+    profiles: Mapping[str, Profile],
+) -> tuple[DeviceReport, ...]:
+    """Everything known about each device, in the order of the fleet."""
+    sizes = submodel_costs.sizes(members)
+    seen = {device.name: device for device in status.devices}
+    return tuple(
+        DeviceReport(
+            name=member.name,
+            submodel=member.kind.submodel,
+            samples=count,
+            params=sizes[member.kind.submodel].params,
+            capacity=sizes[member.kind.submodel].capacity,
+            bytes_down=seen[member.name].bytes_down,
+            bytes_up=seen[member.name].bytes_up,
+            profile=profiles[member.kind.submodel],
+        )
+        for member, count in zip(members, samples, strict=True)
+    )

@@ -1,0 +1,117 @@
+"""A family of bundles in one go: several submodels of one model, each for a tier of devices."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from exporters.programs.program import Report, silent
+from profiles.errors import EdgeTailorError, InputError
+from toolkit.exporting.model_export import (
+    EXPORT_VERSION,
+    Exported,
+    Request,
+    as_json,
+    check_places,
+    export_from,
+    load_origin,
+    save_weights,
+)
+from toolkit.toml_files import Place, Table, Tier, read_table, repeated
+
+
+class TierFile(Table):
+    """All of a file of tiers."""
+
+    tiers: Annotated[tuple[Tier, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _unique(self) -> Self:
+        twice = repeated([tier.name for tier in self.tiers])
+        if twice:
+            raise ValueError(f"tiers are named twice: {twice}; give each its own name")
+        return self
+
+
+@dataclass(frozen=True)
+class TierResult:
+    """What became of one tier: a bundle, or the error that it ended with."""
+
+    tier: Tier
+    exported: Exported | None = None
+    error: EdgeTailorError | None = None
+
+
+def read_tiers(path: Path) -> tuple[Tier, ...]:
+    """The tiers in the TOML file at `path`. Raises InputError naming file and key."""
+    return read_table(path, TierFile, _known_keys).tiers
+
+
+def tiers_of(specs: Sequence[str]) -> tuple[Tier, ...]:
+    """A tier for each of `specs`, named after it: `low-rank:0.25,keep=3` as low-rank-0.25-keep-3.
+
+    Raises InputError where two have one name.
+    """
+    tiers = tuple(
+        Tier.model_construct(name=re.sub(r"[^\w.]+", "-", spec).strip("-."), submodel=spec)
+        for spec in specs
+    )
+    twice = repeated([tier.name for tier in tiers])
+    if twice:
+        raise InputError(f"Several submodels would be written to {twice}; give each of them once.")
+    return tiers
+
+
+def export_tiers(
+    request: Request, tiers: Sequence[Tier], report: Report = silent
+) -> list[TierResult]:
+    """Export each of `tiers` to a folder of its name under `request.out`.
+
+    One that fails does not stop the others. Raises InputError or ModelError where none can be
+    exported; then nothing is written.
+    """
+    requests = [replace(request, spec=t.submodel, out=request.out / t.name) for t in tiers]
+    for own in requests:
+        check_places(own)
+    origin = load_origin(request, report)
+    results = []
+    for tier, own in zip(tiers, requests, strict=True):
+        try:
+            exported = export_from(origin, own, named(tier.name, report))
+            results.append(TierResult(tier, exported))
+        except EdgeTailorError as error:
+            report(f"{tier.name}: failed")
+            results.append(TierResult(tier, error=error))
+    save_weights(origin, request)
+    return results
+
+
+def named(tier: str, report: Report) -> Report:
+    """`report`, hearing of whom it hears."""
+    return lambda stage: report(f"{tier}: {stage}")
+
+
+def exit_code(results: Sequence[TierResult]) -> int:
+    """The worst of all; 0 where none failed."""
+    return max((result.error.exit_code for result in results if result.error), default=0)
+
+
+def tiers_as_json(results: Sequence[TierResult]) -> dict[str, object]:
+    """The document that `export --json` prints of several bundles."""
+    return {"version": EXPORT_VERSION, "bundles": [_as_json(result) for result in results]}
+
+
+def _as_json(result: TierResult) -> dict[str, object]:
+    found: dict[str, object] = {"name": result.tier.name, "submodel": result.tier.submodel}
+    if result.exported is not None:
+        found |= {k: v for k, v in as_json(result.exported).items() if k != "version"}
+    if result.error is not None:
+        found |= {"error": str(result.error), "exit_code": result.error.exit_code}
+    return found
+
+
+def _known_keys(place: Place) -> list[str]:
+    return list(Tier.model_fields if len(place) > 1 else TierFile.model_fields)

@@ -1,0 +1,192 @@
+"""Layers of factor matrices U, V in place of dense ones, and the way between the two.
+
+A weight of `groups` groups unrolls to matrices W_g (rows, columns) with W_g = U_g V_g^T. For a
+convolution (n, m / groups, kh, kw) these are FedHM's (m / groups * kh, n / groups * kw), for a 1-D
+convolution (n, m / groups, k) they are (m / groups * k, n / groups), for a matrix (n, m) its
+transpose.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from toolkit.factorization.decompose_weights import unroll
+from toolkit.factorization.factorizer import Factorizer
+from toolkit.submodels.matrix_product import Product
+from toolkit.submodels.weighted_layers import Convolution, keep_settings
+
+
+def groups_of(weight: Tensor, groups: int) -> tuple[Tensor, ...]:
+    """The matrices W_g that `weight` unrolls to."""
+    return tuple(unroll(part) for part in weight.chunk(groups))
+
+
+def factor_weights(
+    factorizer: Factorizer, name: str, weight: Tensor, rank: int, groups: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Weights of the layers `u` and `v` that stand for a dense `weight` called `name`.
+
+    (groups * r, m / groups, kh, 1) and (n, r, 1, kw); the last axes are missing where the weight
+    has none. r is `rank`, or the matrices' own where that is less.
+    """
+    pairs = [
+        factorizer.truncated(f"{name}/{group}", matrix, rank)
+        for group, matrix in enumerate(groups_of(weight, groups))
+    ]
+    us, vs = zip(*pairs, strict=True)
+    rank = us[0].shape[1]
+    kernel, columns = weight.shape[2:], weight.shape[3:]
+    per_group = weight.shape[0] // groups
+    u_shape = (weight.shape[1], *kernel[:1], *(1 for _ in columns), rank)
+    v_shape = (per_group, *(1 for _ in kernel[:1]), *columns, rank)
+    u = torch.cat([side.reshape(u_shape).movedim(-1, 0) for side in us])
+    return u.contiguous(), torch.cat([side.reshape(v_shape).movedim(-1, 1) for side in vs])
+
+
+def factor_matrices(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """U (groups, rows, r) and V (groups, columns, r) of the weights of `u` and `v`.
+
+    Raises ValueError where the two do not belong together.
+    """
+    rank = v.shape[1]
+    if u.dim() != v.dim() or rank < 1 or u.shape[0] % rank or v.shape[0] % (u.shape[0] // rank):
+        raise ValueError(f"{tuple(u.shape)} and {tuple(v.shape)} are no factors of one rank")
+    groups = u.shape[0] // rank
+    left = u.reshape(groups, rank, -1).transpose(1, 2)
+    right = v.reshape(groups, v.shape[0] // groups, rank, -1).movedim(2, -1)
+    return left, right.reshape(groups, -1, rank)
+
+
+def aligned(u: Tensor, v: Tensor) -> Product | Tensor:
+    """Model shape alignment, FedHM eq. 1: U V^T in the dense layout.
+
+    A product where there is one group, the dense tensor where there are several. Raises ValueError
+    where the weights `u` and `v` do not belong together.
+    """
+    groups = factor_matrices(u, v)[0].shape[0]
+    if groups == 1:
+        return product(u, v)
+    pairs = zip(u.chunk(groups), v.chunk(groups), strict=True)
+    return torch.cat([product(a, b).dense() for a, b in pairs])
+
+
+def product(u: Tensor, v: Tensor) -> Product:
+    """U V^T of one group in the dense layout; see `aligned`."""
+    if u.dim() == 2:
+        return Product(v, u, shape=(v.shape[0], u.shape[1]), axes=(0, 1))
+    rows, columns = u.shape[:3], v.shape[3:]
+    if u.shape[3:].numel() != 1 or v.shape[2] != 1:
+        raise ValueError(f"{tuple(u.shape)}, {tuple(v.shape)} are no (r, m, kh, 1), (n, r, 1, kw)")
+    return Product(
+        u.reshape(rows).permute(1, 2, 0),
+        v.squeeze(2).transpose(0, 1),
+        shape=(v.shape[0], *rows[1:], *columns),
+        axes=(1, 2, 0, 3)[: u.dim()],
+    )
+
+
+def composed_weight(layer: nn.Module) -> Tensor:
+    """The dense weight, for a model that looks at its layers, like stock transformer encoders."""
+    found = aligned(layer.u.weight, layer.v.weight)  # type: ignore[arg-type, union-attr]
+    return found.dense() if isinstance(found, Product) else found
+
+
+def own_bias(layer: nn.Module) -> Tensor | None:
+    """The bias that the layer `v` adds."""
+    return layer.v.bias  # type: ignore[return-value, union-attr]
+
+
+class FactorizedConvolution(nn.Module):
+    """A kh x 1 convolution `u` to `rank` channels a group, then a 1 x kw convolution `v`.
+
+    A 1-D convolution becomes one with its kernel and one of kernel 1.
+    """
+
+    weight = property(composed_weight)
+    bias = property(own_bias)
+
+    def __init__(self, dense: Convolution, rank: int) -> None:
+        super().__init__()
+        keep_settings(self, dense)
+        inner = rank * dense.groups
+        self.u = one_axis(dense, 0, dense.in_channels, inner, bias=False)
+        self.v = one_axis(dense, 1, inner, dense.out_channels, bias=False)
+        self.v.register_parameter("bias", bias_of(dense))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, m, H, W) -> (N, n, H', W')."""
+        return self.v(self.u(x))  # type: ignore[no-any-return]
+
+
+def bias_of(dense: Convolution | nn.Linear) -> nn.Parameter | None:
+    """The layer's own bias, frozen or not."""
+    return dict(dense.named_parameters(recurse=False)).get("bias")
+
+
+def one_axis(dense: Convolution, axis: int, inputs: int, outputs: int, bias: bool) -> nn.Module:
+    """A convolution with `dense`'s kernel on one axis (0 the first, 1 the second) and 1 elsewhere.
+
+    Stride, padding and dilation of the other axis are left to the convolution for that axis.
+    """
+
+    def only(values: Sequence[int], other: int) -> tuple[int, ...]:
+        return tuple(v if place == axis else other for place, v in enumerate(values))
+
+    padding = dense.padding
+    make: Any = type(dense)
+    made: nn.Module = make(
+        inputs,
+        outputs,
+        only(dense.kernel_size, 1),
+        stride=only(dense.stride, 1),
+        padding=padding if isinstance(padding, str) else only(padding, 0),
+        dilation=only(dense.dilation, 1),
+        groups=dense.groups,
+        bias=bias,
+        padding_mode=dense.padding_mode,
+    )
+    return made
+
+
+class FactorizedLinear(nn.Module):
+    """A linear layer `u` to `rank` features, then a linear layer `v`."""
+
+    weight = property(composed_weight)
+    bias = property(own_bias)
+
+    def __init__(self, dense: nn.Linear, rank: int) -> None:
+        super().__init__()
+        keep_settings(self, dense)
+        self.u = nn.Linear(dense.in_features, rank, bias=False)
+        self.v = nn.Linear(rank, dense.out_features, bias=False)
+        self.v.register_parameter("bias", bias_of(dense))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, ..., m) -> (N, ..., n)."""
+        return self.v(self.u(x))  # type: ignore[no-any-return]
+
+
+class FactorizedRecurrence(nn.Module):
+    """A recurrent layer whose weight matrices are the products of `u` (r, m) and `v` (n, r).
+
+    It computes with the products: they are fewer numbers to train and send, not fewer to compute.
+    """
+
+    def __init__(self, dense: nn.RNNBase, ranks: Mapping[str, int]) -> None:
+        super().__init__()
+        keep_settings(self, dense)
+        own = dict(dense.named_parameters())
+        # Products as large as a new layer's weights: larger ones explode over many steps.
+        sizes = {k: (*own[k].shape, r) for k, r in ranks.items()}
+        self.u = nn.ParameterDict({k: torch.randn(r, m) / m**0.5 for k, (_, m, r) in sizes.items()})
+        self.v = nn.ParameterDict({k: torch.randn(n, r) / r**0.5 for k, (n, _, r) in sizes.items()})
+        self.rest = nn.ParameterDict({k: p for k, p in own.items() if k not in ranks})
+        self._dense = (dense,)  # in a tuple, so that its own weights are no parameters of this
+
+    def forward(self, *arguments: Tensor) -> object:
+        """As the recurrent layer itself."""
+        composed = {name: self.v[name] @ self.u[name] for name in self.u}
+        return functional_call(self._dense[0], {**composed, **dict(self.rest)}, arguments)

@@ -1,0 +1,46 @@
+"""The submodels of a model that a plan looks at: every family, at sizes apart enough to matter."""
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from exporters.programs.capture import capture
+from profiles.errors import ModelError, SpecError
+from toolkit.submodels.cut_points import CutPoint, Cutter
+
+RATIOS = (0.5, 0.25, 0.125)
+"""Rank ratios, FedHM's."""
+WIDTHS = (0.75, 0.5, 0.25, 0.125)
+RATES = (2.0, 4.0, 8.0)
+"""Compression rates of CP factors; TDPFed's is 2."""
+INSIDE = 0.25
+"""Rank ratio inside slices."""
+APART = 0.85
+"""A slice is looked at if its load is at most this share of the one before."""
+
+
+def specs(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> Iterator[str]:
+    """Specs of all submodels to look at; a model may refuse some of them."""
+    yield "full"
+    yield from (f"low-rank:{ratio:g}" for ratio in RATIOS)
+    yield from (f"width:{ratio:g}" for ratio in WIDTHS)
+    cuts = [f"slice:{point.module}" for point in useful_cuts(model, sample_shape, batch)]
+    yield from cuts
+    yield from (f"{cut}+low-rank:{INSIDE:g}" for cut in cuts[::2])
+    yield from (f"cp:{rate:g}" for rate in RATES)
+    yield "pfedme"
+
+
+def useful_cuts(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> Iterator[CutPoint]:
+    """Cut points whose slices differ enough; none where the model cannot be cut."""
+    try:
+        cutter = Cutter(capture(model, sample_shape))
+    except (ModelError, SpecError):
+        return
+    last = float(cutter.load(cutter.captured.training, batch))
+    # `slice:MODULE` takes the last place ahead of a module.
+    for point in {point.module: point for point in cutter.points}.values():
+        load = cutter.load(cutter.trained(point.place), batch)
+        if load <= APART * last:
+            last = load
+            yield point

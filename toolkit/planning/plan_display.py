@@ -1,0 +1,194 @@
+"""A plan for people, and as JSON."""
+
+import math
+from collections.abc import Callable, Iterable
+from textwrap import fill
+from typing import Any
+
+from rich.console import Console
+
+from profiles.cost_model.submodel_choice import Candidate, Figure, Row
+from profiles.documents.device_profile import DeviceProfile, built_in, load_device
+from profiles.errors import NothingFitsError
+from profiles.text_formatting import size
+from toolkit.planning.plan import Planned
+from toolkit.terminal_output import table
+
+PLAN_VERSION = 1
+Written = Callable[[str, float], str]
+"""(resource, needed) -> the budget that allows it, as its owner sets it."""
+MOST_PLACES = 6
+
+
+def show_plan(planned: Planned) -> None:
+    """All candidates, best first, with what each takes, and why each was passed over."""
+    console = Console(highlight=False)
+    console.print(f"{planned.device.name}: {allowed(planned)}", markup=False)
+    strengths = {row.candidate.strength for row in planned.plan.rows}
+    rows = table("submodel", "strength", "memory", "step", "sent")
+    for row in planned.plan.rows:
+        one = row.candidate
+        step = "unknown" if one.step is None else span(one.step, milliseconds)
+        memory = span(one.memory, size)
+        strength = distinct(one.strength, strengths)
+        rows.add_row(one.submodel, strength, memory, step, size(one.traffic))
+    console.print(rows)
+    say(
+        "memory and step: predicted - upper bound, which a budget must allow; memory is the "
+        "agent's process at its peak, step one batch, sent both ways in a round"
+    )
+    print()
+    for row in planned.plan.rows:
+        say(f"{row.candidate.submodel}: {why(row, planned.plan.chosen)}")
+    for other in planned.impossible:
+        reason = other.reason.removeprefix(f"{other.submodel!r}: ")
+        say(f"{other.submodel}: not possible: {reason}")
+    for note in planned.notes:
+        say(f"note: {note}")
+
+
+def distinct(value: float, others: Iterable[float]) -> str:
+    """A strength with two decimals, or more until it reads like no other one, nor like 0 or 1."""
+    if value == round(value, 2):
+        return f"{value:.2f}"
+    different = {0.0, 1.0, *others} - {value}
+    for places in range(2, MOST_PLACES):
+        text = f"{value:.{places}f}"
+        if all(f"{other:.{places}f}" != text for other in different):
+            return text
+    return f"{value:.{MOST_PLACES}f}"
+
+
+def say(sentence: str) -> None:
+    """A sentence in lines of the terminal's width."""
+    width = Console().width
+    print(fill(sentence, width, subsequent_indent="  ", break_long_words=False))
+
+
+def allowed(planned: Planned) -> str:
+    """The budgets, for people."""
+    budgets = planned.budgets
+    parts = [] if budgets.memory is None else [f"{size(budgets.memory)} of memory"]
+    if budgets.step is not None:
+        parts.append(f"{milliseconds(budgets.step)} a step")
+    if budgets.traffic is not None:
+        parts.append(f"{size(budgets.traffic)} sent in a round")
+    return ", ".join(parts)
+
+
+def span(figure: Figure, unit: Callable[[float], str]) -> str:
+    """A prediction and its upper bound, with one unit where they share it."""
+    low, high = unit(figure.value).split(), unit(figure.upper).split()
+    return " ".join([f"{low[0]}-{high[0]}", high[1]] if low[1] == high[1] else [*low, "-", *high])
+
+
+def milliseconds(seconds: float) -> str:
+    """A time for people."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def amount(resource: str, value: float) -> str:
+    """So much of a resource."""
+    return milliseconds(value) if resource == "step-time" else size(value)
+
+
+def as_option(resource: str, needed: float) -> str:
+    """A budget that allows `needed`, on the command line."""
+    return f"--{resource} {budget(resource, needed)}"
+
+
+def as_key(resource: str, needed: float) -> str:
+    """A budget that allows `needed`, in a federation's TOML file."""
+    value = budget(resource, needed)
+    return f"{resource.replace('-', '_')} = " + (value if resource == "step-time" else f'"{value}"')
+
+
+def why(row: Row, chosen: Candidate | None, written: Written = as_option) -> str:
+    """Why a candidate was passed over: the binding constraint first, and what would admit it."""
+    if row.candidate == chosen:
+        return "chosen"
+    if not row.excesses:
+        weaker = chosen is not None and row.candidate.strength < chosen.strength
+        return "fits, but weaker" if weaker else "fits, as strong, but needs more"
+    over = ", ".join(f"{e.resource}: over by {amount(e.resource, e.over)}" for e in row.excesses)
+    needs = " ".join(written(e.resource, e.needed) for e in row.excesses)
+    return f"{over} (would fit with {needs})"
+
+
+def budget(resource: str, needed: float) -> str:
+    """The smallest budget that allows `needed`, as one writes it: rounded up."""
+    if resource == "step-time":
+        places = 2 - math.floor(math.log10(needed))
+        return f"{math.ceil(needed * 10**places) / 10**places:g}"
+    return f"{math.ceil(needed / 1e5) / 10:g}MB"
+
+
+def check_fits(planned: Planned, written: Written = as_option) -> None:
+    """Raise NothingFitsError where nothing does, saying what would."""
+    if planned.plan.chosen is not None:
+        return
+    nearest = planned.plan.nearest
+    if nearest is None:
+        raise NothingFitsError("The model gives none of the submodels to choose from.")
+    raise NothingFitsError(
+        f"Nothing fits {planned.device.name}. {nearest.candidate.submodel} comes nearest; "
+        f"{why(nearest, None, written)}."
+    )
+
+
+def as_json(planned: Planned) -> dict[str, Any]:
+    """The document that `plan --json` prints."""
+    budgets, chosen = planned.budgets, planned.plan.chosen
+    return {
+        "version": PLAN_VERSION,
+        "device": planned.device.name,
+        "budgets": {
+            "memory_bytes": budgets.memory,
+            "step_s": budgets.step,
+            "traffic_bytes": budgets.traffic,
+        },
+        "chosen": None if chosen is None else chosen.submodel,
+        "candidates": [row_as_json(row, chosen) for row in planned.plan.rows],
+        "impossible": [
+            {"submodel": one.submodel, "reason": one.reason} for one in planned.impossible
+        ],
+        "notes": list(planned.notes),
+    }
+
+
+def row_as_json(row: Row, chosen: Candidate | None) -> dict[str, Any]:
+    """A candidate."""
+    one = row.candidate
+    return {
+        "submodel": one.submodel,
+        "strength": one.strength,
+        "memory_bytes": round(one.memory.value),
+        "memory_upper_bytes": round(one.memory.upper),
+        "step_s": None if one.step is None else one.step.value,
+        "step_upper_s": None if one.step is None else one.step.upper,
+        "traffic_bytes": one.traffic,
+        "fits": not row.excesses,
+        "binding": None if row.binding is None else row.binding.resource,
+        "exceeded": [
+            {"budget": e.resource, "over": e.over, "smallest_admitting": e.needed}
+            for e in row.excesses
+        ],
+        "verdict": why(row, chosen),
+    }
+
+
+def show_profiles() -> None:
+    """The built-in device profiles."""
+    rows = table("profile", "device", "memory", "cores")
+    rows.columns[1].justify = "left"
+    for name in built_in():
+        device = load_device(name)
+        memory = "unknown" if device.memory_bytes is None else size(device.memory_bytes)
+        rows.add_row(name, title(device), memory, str(device.cores or "unknown"))
+    Console(highlight=False).print(rows)
+    print("published figures; none is calibrated, so that plans from them know no times")
+
+
+def title(device: DeviceProfile) -> str:
+    """What a person calls the device."""
+    return device.title or device.name

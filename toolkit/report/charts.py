@@ -1,0 +1,233 @@
+"""A report as pictures: stacked bars, one a submodel, and the course of sustained runs."""
+
+import io
+import re
+import warnings
+from collections.abc import Sequence
+from typing import IO, Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from profiles.documents.bundle_profile import Sustained
+from toolkit.report.phase_costs import Part, Report, over_budget
+
+INK, MUTED, GRID, PAPER = "#1c2430", "#5b6676", "#dfe3e8", "#fefefe"
+BUDGET, PREDICTED = "#c2272e", "#7a5bb0"
+ON_BARS = "#11161d"
+"""What is written on the bars, whose colours are light on any screen."""
+COLOURS: dict[Part, str] = {
+    "idle": "#b9c2cc",
+    "stages": "#4fb8aa",
+    "forward": "#7fb0e8",
+    "backprop": "#f0a05a",
+}
+NAMES: dict[Part, str] = {
+    "idle": "idle process",
+    "stages": "forward stages",
+    "forward": "forward pass",
+    "backprop": "backpropagation",
+}
+THEMED = {
+    INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper", BUDGET: "budget",
+    PREDICTED: "predicted", **{colour: part for part, colour in COLOURS.items()},
+}  # fmt: skip
+"""Colours that the page sets anew for a dark screen, and their names there."""
+
+WIDTH_IN, ROW_IN, BESIDES_IN = 8.6, 0.68, 0.85
+NARROW = 0.075
+"""A part narrower than this share of the axis has no room for its figure."""
+
+
+def draw_png(report: Report) -> bytes:
+    """Both stacks as a PNG."""
+    rows = len(report.costs)
+    height = 2 * (ROW_IN * rows + BESIDES_IN) + 1.25
+    drawn = Figure(figsize=(WIDTH_IN, height), dpi=144, facecolor=PAPER)
+    drawn.set_layout_engine("constrained", w_pad=0.15, h_pad=0.1)
+    about = report.costs[0].profile
+    heading = drawn.suptitle(
+        f"One batch of {about.batch_size} on {name_of(report)}",
+        x=0.018, ha="left", fontsize=13, weight="bold", color=INK,
+    )  # fmt: skip
+    heading.set_parse_math(False)
+    memory, time = drawn.subplots(2, 1)
+    draw_memory(memory, report)
+    draw_time(time, report)
+    memory.set_title("Memory at the peak of the process", loc="left", fontsize=11, color=INK)
+    time.set_title("Time", loc="left", fontsize=11, color=INK)
+    drawn.legend(
+        handles=[Patch(color=colour, label=name) for colour, name in keys(report).items()],
+        loc="outside lower left", ncols=6, frameon=False, fontsize=9,
+        handlelength=1, handleheight=1, columnspacing=1.4, borderpad=0.1, labelcolor=INK,
+    )  # fmt: skip
+    made = io.BytesIO()
+    save(drawn, made, format="png")
+    return made.getvalue()
+
+
+def name_of(report: Report) -> str:
+    """The machine in a few words."""
+    about = report.machine
+    return clipped(about.model or about.processor or about.architecture, 60)
+
+
+def clipped(text: str, length: int) -> str:
+    """`text` where a picture has room for `length` characters."""
+    return text if len(text) <= length else f"{text[: length - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def keys(report: Report) -> dict[str, str]:
+    """What the colours mean, those that are there."""
+    shown = {part for cost in report.costs for part, _ in (*cost.memory, *cost.time)}
+    found = {COLOURS[part]: NAMES[part] for part in COLOURS if part in shown}
+    if any(cost.predicted for cost in report.costs):
+        found[PREDICTED] = "predicted peak"
+    return found
+
+
+def draw_memory(axes: Axes, report: Report) -> None:
+    """Process peaks in MB, with what was predicted below each and the budget across."""
+    frame(axes, report)
+    known = [cost.peak or 0 for cost in report.costs] + [c.predicted or 0 for c in report.costs]
+    axes.set_xlim(0, 1.3 * max([*known, report.budget or 0, 1]) / 1e6)
+    for row, cost in enumerate(report.costs):
+        stack(axes, row, [(part, size / 1e6) for part, size in cost.memory])
+        if cost.peak is None:
+            note(axes, 0, row, "not measurable", MUTED)
+            continue
+        over = over_budget(report, cost)
+        excess = f", {over / 1e6:.1f} MB over" if over is not None and over > 0 else ""
+        mark = "  \N{BLACK LEFT-POINTING SMALL TRIANGLE} peak" if cost is report.highest else ""
+        ahead = max(cost.peak, cost.predicted or 0) / 1e6
+        said = f"{cost.peak / 1e6:.1f} MB{excess}{mark}"
+        note(axes, ahead, row, said, BUDGET if excess else INK, weight="bold")
+        if cost.predicted is not None:
+            axes.barh(row + 0.37, cost.predicted / 1e6, 0.1, color=PREDICTED)
+    if report.budget is not None:
+        axes.axvline(report.budget / 1e6, color=BUDGET, linestyle=(0, (4, 3)), linewidth=1.4)
+        axes.annotate(
+            f"budget {report.budget / 1e6:.0f} MB",
+            (report.budget / 1e6, 1), (0, 3), xycoords=("data", "axes fraction"),
+            textcoords="offset points", ha="center", fontsize=9, color=BUDGET,
+        )  # fmt: skip
+    axes.set_xlabel("MB", color=MUTED, loc="left")
+
+
+def draw_time(axes: Axes, report: Report) -> None:
+    """Medians for one batch, and how far the training step varies (p10 to p90)."""
+    frame(axes, report)
+    longest = max(cost.seconds for cost in report.costs)
+    unit, per_s = ("s", 1.0) if longest >= 10 else ("ms", 1e3)
+    ends = [c.seconds - c.train.median_s + c.train.p90_s for c in report.costs]
+    axes.set_xlim(0, 1.2 * max(*ends, longest, 1e-9) * per_s)
+    for row, (cost, end) in enumerate(zip(report.costs, ends, strict=True)):
+        stack(axes, row, [(part, seconds * per_s) for part, seconds in cost.time])
+        before = cost.seconds - cost.train.median_s
+        axes.plot(
+            [(before + cost.train.p10_s) * per_s, end * per_s], [row + 0.37] * 2,
+            color=INK, linewidth=1.3, marker="|", markersize=5,
+        )  # fmt: skip
+        doubt = ", unstable" if cost.unstable else ""
+        doubt = ", INVALID" if cost.profile.validity.invalid else doubt
+        said = f"{short(cost.seconds * per_s)} {unit}{doubt}"
+        note(axes, max(end, cost.seconds) * per_s, row, said, INK, weight="bold")
+    axes.set_xlabel(f"{unit}; line: p10 to p90 of the training step", color=MUTED, loc="left")
+
+
+def draw_sustained(axes: Axes, found: Sustained) -> None:
+    """Step time over time, and temperature where it is known."""
+    minutes = [point.at_s / 60 for point in found.points]
+    steps = [point.step.median_s * 1e3 for point in found.points]
+    axes.plot(minutes, steps, color=COLOURS["backprop"], linewidth=1.8, marker=".")
+    axes.set_ylim(0, 1.15 * max(steps))
+    axes.set_xlabel("minutes", color=MUTED, loc="left")
+    axes.set_ylabel("ms a step", color=COLOURS["backprop"])
+    plain(axes)
+    axes.grid(axis="both", color=GRID)
+    heat = [p.temperature_c for p in found.points if p.temperature_c is not None]
+    if len(heat) == len(minutes):
+        other = axes.twinx()
+        other.plot(minutes, heat, color=BUDGET, linewidth=1.2, linestyle=(0, (4, 2)))
+        other.set_ylabel("degrees C", color=BUDGET)
+        plain(other)
+
+
+def frame(axes: Axes, report: Report) -> None:
+    """Rows, one a submodel, from the top."""
+    names = [clipped(cost.submodel, 40) for cost in report.costs]
+    axes.set_ylim(len(names) - 0.45, -0.55)
+    axes.set_yticks(range(len(names)), names, fontsize=10)
+    for text in axes.get_yticklabels():
+        text.set_parse_math(False)
+    plain(axes)
+    axes.grid(axis="x", color=GRID)
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+
+
+def plain(axes: Axes) -> None:
+    """No box, muted figures."""
+    axes.set_axisbelow(True)
+    axes.set_facecolor("none")
+    axes.spines[:].set_visible(False)
+    axes.tick_params(colors=MUTED, labelsize=9)
+
+
+def short(value: float) -> str:
+    """A number with as many digits as can be read at a glance."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def stack(axes: Axes, row: int, parts: Sequence[tuple[Part, float]]) -> None:
+    """Parts one after another, each with its figure where there is room."""
+    left = 0.0
+    room = NARROW * axes.get_xlim()[1]
+    for part, value in parts:
+        axes.barh(row, value, 0.58, left=left, color=COLOURS[part], edgecolor=PAPER, linewidth=0.8)
+        if value > room:
+            # Its ground keeps the budget's line off the figure.
+            ground = {"facecolor": COLOURS[part], "edgecolor": "none", "pad": 1.0}
+            axes.text(
+                left + value / 2, row, short(value), ha="center", va="center", fontsize=9,
+                color=ON_BARS, bbox=ground,
+            )  # fmt: skip
+        left += value
+
+
+def note(axes: Axes, at: float, row: int, text: str, colour: str, weight: str = "normal") -> None:
+    """A few words behind the end of a bar."""
+    axes.annotate(
+        text, (at, row), (6, 0), textcoords="offset points", va="center", fontsize=9,
+        color=colour, weight=weight, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.0},
+    )  # fmt: skip
+
+
+def svg(drawn: Figure, name: str, described: str) -> str:
+    """`drawn` as an element of a page that sets its colours; `name` keeps its ids its own."""
+    made = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        save(drawn, made, format="svg", transparent=True, metadata={"Date": None})
+    text = made.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # several pictures share a page, and ids do not
+    text = re.sub(r"('[^']*', )+(sans-serif)", "system-ui, sans-serif", text)
+    for colour, theme in THEMED.items():
+        text = text.replace(colour, f"var(--{theme})")
+    text = text.replace("<svg ", f'<svg role="img" aria-label="{described}" ', 1)
+    text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", text).replace("xlink:href", "href")
+    return re.sub(r'(<svg [^>]*?) width="[^"]*pt" height="[^"]*pt"', r"\1", text, count=1)
+
+
+def save(drawn: Figure, to: IO[str] | IO[bytes], **how: Any) -> None:
+    """Write `drawn`; that a font lacks a letter of a device's name is no reason to warn."""
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        drawn.savefig(to, **how)
+
+
+def panel(rows: int) -> tuple[Figure, Axes]:
+    """An empty figure for a page, with room for so many bars."""
+    drawn = Figure(figsize=(WIDTH_IN, ROW_IN * rows + BESIDES_IN), layout="constrained")
+    return drawn, drawn.add_subplot()

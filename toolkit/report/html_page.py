@@ -1,0 +1,251 @@
+"""A report as one HTML file that needs no network: pictures, and tables of the same numbers."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from matplotlib.figure import Figure
+
+from device_agent.profiling.profile_text import (
+    COLUMNS,
+    LEGEND,
+    UNKNOWN,
+    conditions,
+    label,
+    megabytes,
+    row,
+)
+from profiles.documents.bundle_profile import UNSTABLE_SPREAD, Profile
+from toolkit.report.charts import (
+    COLOURS,
+    NAMES,
+    THEMED,
+    draw_memory,
+    draw_sustained,
+    draw_time,
+    keys,
+    name_of,
+    panel,
+    svg,
+)
+from toolkit.report.page_style import STYLE
+from toolkit.report.phase_costs import Cost, Report, over_budget
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""What the page may load: nothing but its own style."""
+
+BARS = "Bars of {}, one a submodel; the table below has the same numbers"
+MEMORY_NOTE = (
+    "Process peak: the highest resident memory of a process that does nothing else, Python and "
+    "the runtime with it. Each colour is what its phase needs beyond those before it, so the right "
+    "end of a colour is that phase's own peak. The thin bar below is what the bundle's manifest "
+    "predicts."
+)
+TIME_NOTE = (
+    "Medians for one batch. Backpropagation is the training step minus the forward pass of the "
+    "part that is trained; forward stages record the activations that it starts from, which a "
+    "round does once for all of its epochs. The line below reaches from p10 to p90 of the training "
+    "step."
+)
+
+
+def page(report: Report) -> str:
+    """The whole document."""
+    about = report.costs[0].profile
+    title = f"What a training step costs on {name_of(report)}"
+    rows = len(report.costs)
+    memory, time = panel(rows), panel(rows)
+    draw_memory(memory[1], report)
+    draw_time(time[1], report)
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f"<p class=under>{escape(setting(about))}</p>",
+        headline(report),
+        *warnings(report),
+        section(
+            *("Memory", MEMORY_NOTE, legend(report)),
+            picture(memory[0], "memory", BARS.format("memory")),
+            memory_table(report),
+        ),
+        section(
+            *("Time", TIME_NOTE, picture(time[0], "time", BARS.format("time"))),
+            time_table(report),
+        ),
+        section("Every phase", " ".join(LEGEND), *(phases(cost, report) for cost in report.costs)),
+        *(course(cost) for cost in report.costs),
+        section("How it was measured", "", method(about)),
+    ]
+    return (
+        f"<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(parts)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def picture(drawn: Figure, name: str, described: str) -> str:
+    """A drawing that narrow screens scroll and do not shrink; `described` for screen readers."""
+    return f"<div class=wide>{svg(drawn, name, described)}</div>"
+
+
+def setting(about: Profile) -> str:
+    """Under what the figures hold."""
+    return (
+        f"One batch of {about.batch_size}, {about.method.threads or 'all'} "
+        f"thread{'' if about.method.threads == 1 else 's'}, {about.machine.runtime}, measured "
+        f"{about.measured_at[:10]}"
+    )
+
+
+def headline(report: Report) -> str:
+    """The peak, and what it means for the budget."""
+    highest = report.highest
+    if highest is None or highest.peak is None:
+        return f"<p class=peak>The process peak was {UNKNOWN} on this machine.</p>"
+    said = (
+        f"<strong>{megabytes(highest.peak)}</strong> at the peak: "
+        f"<b>{escape(highest.submodel)}</b>, {escape(highest.decisive or '')}"
+    )
+    over = over_budget(report, highest)
+    if over is None:
+        return f"<p class=peak>{said}</p>"
+    excesses = [over_budget(report, cost) for cost in report.costs]
+    within = [excess for excess in excesses if excess is not None and excess <= 0]
+    fits = f"{len(within)} of {len(report.costs)} fit the budget of {megabytes(report.budget)}"
+    verdict = f"{megabytes(over)} over; {fits}" if over > 0 else f"{megabytes(-over)} to spare"
+    return f"<p class='peak{' over' if over > 0 else ''}'>{said}<br>{verdict}</p>"
+
+
+def warnings(report: Report) -> Iterable[str]:
+    """Figures that are not to be relied on."""
+    for cost in report.costs:
+        for reason in cost.profile.validity.invalid:
+            yield f"<p class=warning>Not valid: {escape(f'{cost.submodel}, {reason}')}.</p>"
+    varying = [f"{c.submodel} ({', '.join(c.unstable)})" for c in report.costs if c.unstable]
+    if varying:
+        yield (
+            f"<p class=note>Times of {escape(', '.join(varying))} vary by more than "
+            f"{UNSTABLE_SPREAD:.0%} of their median from p10 to p90: something else ran on the "
+            "machine.</p>"
+        )
+
+
+def section(title: str, text: str, *content: str) -> str:
+    """A heading, a paragraph and what follows."""
+    said = f"<p>{escape(text)}</p>" if text else ""
+    return "\n".join([f"<section>\n<h2>{escape(title)}</h2>", said, *content, "</section>"])
+
+
+def legend(report: Report) -> str:
+    """What the colours mean, those that are there."""
+    items = (
+        f"<li><i style='background:var(--{THEMED[colour]})'></i>{name}</li>"
+        for colour, name in keys(report).items()
+    )
+    return f"<ul class=legend>{''.join(items)}</ul>"
+
+
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose first column names the row."""
+    columns = "".join(f"<th scope=col>{escape(name)}</th>" for name in head)
+    body = "\n".join(
+        f"<tr><th scope=row>{escape(first)}</th>"
+        + "".join(f"<td>{escape(cell)}</td>" for cell in rest)
+        + "</tr>"
+        for first, *rest in rows
+    )
+    return (
+        f"<div class=wide><table>\n<caption>{escape(caption)}</caption>\n<thead><tr>{columns}</tr>"
+        f"</thead>\n<tbody>\n{body}\n</tbody>\n</table></div>"
+    )
+
+
+def memory_table(report: Report) -> str:
+    """All that the picture of memory shows."""
+    rows = [
+        [
+            cost.submodel,
+            *(plain_megabytes(dict(cost.memory).get(part)) for part in COLOURS),
+            plain_megabytes(cost.peak),
+            plain_megabytes(cost.predicted),
+        ]
+        for cost in report.costs
+    ]
+    head = ["submodel", *NAMES.values(), "peak", "predicted"]
+    return table("MB; each part is what it needs beyond those before it", head, rows)
+
+
+def time_table(report: Report) -> str:
+    """All that the picture of time shows."""
+    parts = [part for part in COLOURS if part != "idle"]
+    rows = [
+        [
+            cost.submodel,
+            *(milliseconds(dict(cost.time).get(part)) for part in parts),
+            *(milliseconds(s) for s in (cost.seconds, cost.train.p10_s, cost.train.p90_s)),
+        ]
+        for cost in report.costs
+    ]
+    head = ["submodel", *(NAMES[part] for part in parts), "batch", "step p10", "step p90"]
+    return table("ms for one batch", head, rows)
+
+
+def plain_megabytes(count: int | None) -> str:
+    """Bytes as a bare number of MB; a dash where there is none."""
+    return "-" if count is None else f"{count / 1e6:.1f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Seconds as a bare number of ms; a dash where there is none."""
+    return "-" if seconds is None else f"{seconds * 1e3:.2f}"
+
+
+def phases(cost: Cost, report: Report) -> str:
+    """Every phase of a submodel; that at the peak is open from the start."""
+    rows = []
+    for phase in cost.profile.phases:
+        first, *figures = row(phase)
+        rows.append([f"{first} (peak)" if label(phase) == cost.decisive else first, *figures])
+    made = table(f"Phases of {cost.submodel}", ["phase", *COLUMNS[1:]], rows)
+    opened = " open" if cost is report.highest else ""
+    said = f"{cost.submodel}: {megabytes(cost.peak)}, {milliseconds(cost.seconds)} ms a batch"
+    return f"<details{opened}><summary>{escape(said)}</summary>\n{made}</details>"
+
+
+def course(cost: Cost) -> str:
+    """The sustained run of a submodel, if there was one."""
+    found = cost.profile.sustained
+    if found is None:
+        return ""
+    drawn, axes = panel(3)
+    draw_sustained(axes, found)
+    text = (
+        f"{found.duration_s:.0f} s without a pause: {found.first.median_s * 1e3:.1f} ms a step in "
+        f"the first {found.window_s:.0f} s, {found.last.median_s * 1e3:.1f} ms in the last "
+        f"({found.slowdown:+.1%})."
+    )
+    name = f"sustained-{cost.profile.structure[:8]}"
+    made = picture(drawn, name, "Time of a training step over the minutes of a sustained run")
+    return section(f"Sustained training of {cost.submodel}", text, made)
+
+
+def method(about: Profile) -> str:
+    """Machine, versions and method, of the first profile: all are alike."""
+    machine, how = about.machine, about.method
+    memory = None if machine.memory_bytes is None else f"{machine.memory_bytes / 1e9:.1f} GB"
+    facts = {
+        "Machine": machine.model,
+        "Processor": f"{machine.processor or machine.architecture}, {machine.cpu_count} cores",
+        "Memory": memory,
+        "System": f"{machine.system}, Python {machine.python}",
+        "Versions": ", ".join([machine.runtime, *(f"{n} {v}" for n, v in about.versions.items())]),
+        "Clock": how.clock,
+        "Runs": f"{how.runs} counted, {how.warm_up_runs} before that to warm up, each phase in a "
+        "process of its own" if how.source == "profile" else f"{how.runs} steps of a round",
+        "Runtime's memory": how.arena,
+        "Conditions": conditions(about.before, about.after),
+    }  # fmt: skip
+    items = (f"<dt>{n}</dt><dd>{escape(fact)}</dd>" for n, fact in facts.items() if fact)
+    return f"<dl>{''.join(items)}</dl>"

@@ -1,0 +1,175 @@
+"""What became slower or larger between two profiles of one bundle."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from device_agent.profiling.profile_text import label, table
+from profiles.documents.bundle_profile import Duration, Profile
+from profiles.documents.profile_merging import refuse_other_bundle, refuse_other_method
+from profiles.documents.profile_reading import machine_differences, same_hardware
+from profiles.errors import InputError, RegressionError, UnstableError
+
+DIFF_VERSION = 1
+SHORTEST_S = 1e-9
+"""A time of less, or no byte, is not something to be larger than."""
+Verdict = Literal["same", "better", "worse", "within spread", "unstable"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One figure before and after: seconds of a phase, or bytes of its process peak."""
+
+    phase: str
+    unit: Literal["s", "bytes"]
+    before: float
+    after: float
+    verdict: Verdict
+
+    @property
+    def share(self) -> float:
+        """By how much it grew: 0.1 is 10% more."""
+        return self.after / self.before - 1 if self.before > SHORTEST_S else 0.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every figure that both profiles hold, and what of the machine's software differs."""
+
+    submodel: str
+    allowed: float
+    changes: tuple[Change, ...]
+    differences: tuple[str, ...]
+
+
+def compare(
+    before: Profile, after: Profile, allowed: float, other_machine: bool = False
+) -> Comparison:
+    """What changed from `before` to `after`, of which the share `allowed` is no matter.
+
+    Raises InputError where they are of other bundles, other methods or, unless `other_machine`
+    allows it, other machines; UnstableError where one was throttled.
+    """
+    if not other_machine and not same_hardware(before.machine, after.machine):
+        found = ", ".join(machine_differences(before.machine, after.machine))
+        raise InputError(
+            f"The two were measured on different machines, by {found}: measure both on one, or "
+            "compare them all the same with --other-machine."
+        )
+    refuse_other_bundle(before, after)
+    refuse_other_method(before, after)
+    for profile in (before, after):
+        if reasons := profile.validity.invalid:
+            raise UnstableError(
+                f"The profile of {profile.measured_at} is not of full speed "
+                f"({'; '.join(reasons)}): measure again."
+            )
+    return Comparison(
+        submodel=before.submodel,
+        allowed=allowed,
+        changes=tuple(_changes(before, after, allowed)),
+        differences=tuple(machine_differences(before.machine, after.machine)),
+    )
+
+
+def require_no_regression(found: Comparison) -> None:
+    """Raise RegressionError naming what became slower or larger than is allowed.
+
+    Raises UnstableError where nothing did for certain, but a time that is unstable may have.
+    """
+    if worse := _named(found, "worse"):
+        raise RegressionError(
+            f"{found.submodel} became worse by more than {found.allowed:.1%}: {worse}."
+        )
+    if unsure := _named(found, "unstable"):
+        raise UnstableError(
+            f"Whether {found.submodel} became slower cannot be told: {unsure}, and these times are "
+            "unstable. Measure both again with more --runs while the machine does nothing else, or "
+            "give folders of several profiles each."
+        )
+
+
+def _named(found: Comparison, verdict: Verdict) -> str:
+    return ", ".join(
+        f"{change.phase} {change.share:+.1%} {'time' if change.unit == 's' else 'peak memory'}"
+        for change in found.changes
+        if change.verdict == verdict
+    )
+
+
+def _changes(before: Profile, after: Profile, allowed: float) -> Iterator[Change]:
+    unstable = {*before.validity.unstable, *after.validity.unstable}
+    for one, other in zip(before.phases, after.phases, strict=True):
+        times = one.steady, other.steady
+        medians = times[0].median_s, times[1].median_s
+        verdict = _verdict(*medians, allowed, _apart(times))
+        if one.name in unstable and medians[1] > medians[0] * (1 + allowed):
+            verdict = "unstable"
+        yield Change(label(one), "s", *medians, verdict)
+    for one, other in zip(before.phases, after.phases, strict=True):
+        if one.memory is not None and other.memory is not None:
+            peaks = one.memory.peak_bytes, other.memory.peak_bytes
+            if peaks[0] is not None and peaks[1] is not None:
+                verdict = _verdict(peaks[0], peaks[1], allowed, True)
+                yield Change(label(one), "bytes", peaks[0], peaks[1], verdict)
+
+
+def _apart(times: Sequence[Duration]) -> bool:
+    """Whether each median is outside the other's p10 to p90: chance alone seldom does that."""
+    one, other = times
+    return not (
+        one.p10_s <= other.median_s <= one.p90_s or other.p10_s <= one.median_s <= other.p90_s
+    )
+
+
+def _verdict(before: float, after: float, allowed: float, apart: bool) -> Verdict:
+    if abs(after - before) <= allowed * before:
+        return "same"
+    if not apart:
+        return "within spread"
+    return "worse" if after > before else "better"
+
+
+def as_json(found: Comparison) -> dict[str, Any]:
+    """One object; seconds of a batch and bytes of the process peak, by phase."""
+    return {
+        "version": DIFF_VERSION,
+        "submodel": found.submodel,
+        "allowed": found.allowed,
+        "differences": list(found.differences),
+        "changes": [
+            {
+                "phase": change.phase,
+                f"before_{change.unit}": change.before,
+                f"after_{change.unit}": change.after,
+                "change": change.share,
+                "verdict": change.verdict,
+            }
+            for change in found.changes
+        ],
+    }
+
+
+def lines(found: Comparison) -> list[str]:
+    """The comparison as plain text of 80 columns."""
+    figures = [
+        (_name(c), _figure(c.before, c.unit), _figure(c.after, c.unit), f"{c.share:+.1%}")
+        for c in found.changes
+    ]
+    head, *rows = table([("", "before", "after", "change"), *figures])
+    verdicts = ["" if c.verdict == "same" else f"  {c.verdict}" for c in found.changes]
+    said = [f"{found.submodel}: worse is more than {found.allowed:.1%} slower or larger", head]
+    said += [row + verdict for row, verdict in zip(rows, verdicts, strict=True)]
+    if any(change.verdict == "within spread" for change in found.changes):
+        said.append("within spread: a median lies within the other's p10 to p90; measure longer")
+    if any(change.verdict == "unstable" for change in found.changes):
+        said.append("unstable: in one of the two its times vary too much to tell; measure again")
+    return said + [f"note: other {difference}" for difference in found.differences]
+
+
+def _name(change: Change) -> str:
+    return change.phase if change.unit == "s" else f"{change.phase}, peak"
+
+
+def _figure(value: float, unit: str) -> str:
+    return f"{value * 1e3:.2f} ms" if unit == "s" else f"{value / 1e6:.1f} MB"

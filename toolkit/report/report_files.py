@@ -1,0 +1,59 @@
+"""Writing a report's files, and saying on a terminal what is in them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from device_agent.formats.atomic_files import write_file
+from device_agent.profiling.profile_text import megabytes
+from profiles.text_formatting import size
+from toolkit.report.charts import draw_png
+from toolkit.report.html_page import milliseconds, page, plain_megabytes
+from toolkit.report.phase_costs import Report, over_budget
+from toolkit.terminal_output import table
+
+
+def write(report: Report, out: Path | None, png: Path | None) -> None:
+    """The page at `out` and the picture at `png`, those that are wanted."""
+    if out is not None:
+        write_file(out, page(report).encode())
+    if png is not None:
+        write_file(png, draw_png(report))
+
+
+def show(report: Report, written: Sequence[Path]) -> None:
+    """The report's figures as a table, and the files."""
+    console = Console(highlight=False, soft_wrap=True)
+    rows = table("submodel", "peak MB", "predicted", "stages ms", "forward", "backprop", "batch")
+    for cost in report.costs:
+        time = dict(cost.time)
+        rows.add_row(
+            cost.submodel,
+            plain_megabytes(cost.peak),
+            plain_megabytes(cost.predicted),
+            *(milliseconds(time.get(part)) for part in ("stages", "forward", "backprop")),
+            milliseconds(cost.seconds),
+        )
+    console.print(rows)
+    for line in verdicts(report):
+        console.print(line, markup=False)
+    for path in written:
+        console.print(f"written: {path} ({size(path.stat().st_size)})", markup=False)
+
+
+def verdicts(report: Report) -> list[str]:
+    """Where the peak is, and who is over the budget."""
+    highest = report.highest
+    said = [] if highest is None else [f"peak: {highest.submodel}, {highest.decisive}"]
+    for cost in report.costs:
+        over = over_budget(report, cost)
+        if over is not None and over > 0:
+            said.append(
+                f"over the budget of {megabytes(report.budget)}: {cost.submodel}, by "
+                f"{megabytes(over)}"
+            )
+        said += [f"not valid: {cost.submodel}, {why}" for why in cost.profile.validity.invalid]
+        if cost.unstable:
+            said.append(f"unstable times: {cost.submodel}, {', '.join(cost.unstable)}")
+    return said

@@ -1,0 +1,215 @@
+"""Places where a captured model can be cut in two, and the cutting itself.
+
+A cut point is a place in the execution order where exactly one value that depends on the samples
+is needed later: that activation is all that has to be recorded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from exporters.programs.captured import Captured
+from exporters.programs.recorded_graph import (
+    attributes_read,
+    input_node,
+    is_impure,
+    module_of,
+    output_node,
+    writes_in_place,
+)
+from profiles.errors import ModelError
+from toolkit.submodels.capacity import activations, elements, parameter_count
+
+
+@dataclass(frozen=True)
+class CutPoint:
+    """The place behind the `place`-th operator: `node`'s value is the only one needed later.
+
+    `module` is the first module with parameters behind it, or the parameter itself where the model
+    reads one of its own, outside of all modules.
+    """
+
+    place: int
+    node: Node
+    module: str
+
+    @property
+    def recorded(self) -> int:
+        """Numbers recorded for one sample."""
+        return elements(self.node, 1)
+
+
+aten = torch.ops.aten
+
+
+def is_batch(graph: GraphModule, node: Node) -> bool:
+    """Whether `node` is the number of samples: either side of any cut knows it by itself."""
+    if node.target is not aten.sym_size.int:
+        return False
+    return bool(node.meta["val"] == input_node(graph).meta["val"].shape[0])
+
+
+def steps(graph: GraphModule) -> list[Node]:
+    """The nodes that compute something from the samples, in order of execution."""
+    start = input_node(graph)
+    dependent = {start}
+    ordered = []
+    for node in graph.graph.nodes:
+        if is_batch(graph, node):
+            continue
+        if node.op in ("call_function", "call_method") and dependent & set(node.all_input_nodes):
+            dependent.add(node)
+            ordered.append(node)
+    return ordered
+
+
+def cut_points(graph: GraphModule) -> list[CutPoint]:
+    """All cut points from the input side to the output side, the ends excluded.
+
+    Only those with parameters on both sides, where one float tensor for each sample crosses, are
+    of use; the rest are left out. So are those with one tensor read on both sides: it would be
+    frozen and trained at once.
+    """
+    ordered = steps(graph)
+    place = {node: i for i, node in enumerate(ordered)}
+    last_use = {
+        node: max(
+            (place.get(u, len(ordered)) for u in node.users if not is_batch(graph, u)), default=-1
+        )
+        for node in (input_node(graph), *ordered)
+    }
+    uses = tensor_uses(graph)
+    weighted = sorted({i for read in uses.values() for i in read})
+    spans = [(min(read), max(read)) for read in uses.values()]
+    found = []
+    for i, node in enumerate(ordered[:-1]):
+        crossing = [n for n, last in last_use.items() if last > i and place.get(n, -1) <= i]
+        later = [w for w in weighted if w > i]
+        shared = any(first <= i < last for first, last in spans)
+        useful = later and weighted[0] <= i and is_recordable(graph, node) and not shared
+        if crossing == [node] and useful:
+            first = later[0]
+            own = next(name for name, places in uses.items() if first in places)
+            found.append(CutPoint(i, node, module_of(ordered[first]) or own))
+    return found
+
+
+def tensor_uses(graph: GraphModule) -> dict[str, list[int]]:
+    """Places at which each tensor of the model is read, or what is computed from it alone."""
+    place = {node: i for i, node in enumerate(steps(graph))}
+    behind: dict[Node, set[str]] = {}
+    uses: dict[str, list[int]] = {}
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            behind[node] = {str(node.target)}
+            continue
+        read = set().union(*(behind.get(source, ()) for source in node.all_input_nodes))
+        if node in place:
+            for name in read:
+                uses.setdefault(name, []).append(place[node])
+        else:
+            behind[node] = read
+    return uses
+
+
+def is_recordable(graph: GraphModule, node: Node) -> bool:
+    """Whether the value of `node` is one float tensor with the batch in front."""
+    value, batch = node.meta["val"], input_node(graph).meta["val"].shape[0]
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() == 0:
+        return False
+    return isinstance(value.shape[0], torch.SymInt) and bool(value.shape[0] == batch)
+
+
+def subgraph(graph: GraphModule, after: int, upto: int) -> GraphModule:
+    """Operators behind place `after` up to and including `upto`, as a graph of one input.
+
+    Place -1 stands for the samples themselves.
+    """
+    ordered = steps(graph)
+    source = input_node(graph) if after < 0 else ordered[after]
+    skipped, wanted = set(ordered[: after + 1]), set(ordered[: upto + 1])
+    part = Graph()
+    copies = {source: part.placeholder("x")}
+    copies[source].meta = dict(source.meta)
+    for node in graph.graph.nodes:
+        if node.op in ("placeholder", "output") or node in skipped or node is source:
+            continue
+        if is_batch(graph, node):
+            copies[node] = part.call_function(aten.sym_size.int, (copies[source], 0))
+            copies[node].meta = dict(node.meta)
+        elif node in wanted or node not in set(ordered):
+            copies[node] = part.node_copy(node, lambda n: copies[n])
+    part.output(copies[ordered[upto]])
+    cut = GraphModule(graph, part)
+    part.eliminate_dead_code(is_impure_node=is_impure)
+    cut.recompile()
+    return cut
+
+
+class Cutter:
+    """Cuts one captured model; the training and the inference graph at the same places."""
+
+    def __init__(self, captured: Captured) -> None:
+        """Raise ModelError where the two graphs do not correspond operator by operator."""
+        self.captured = captured
+        training, inference = steps(captured.training), steps(captured.inference)
+        if [n.target for n in training] != [n.target for n in inference]:
+            raise ModelError(
+                "The model runs other operators when it trains than when it predicts, so that "
+                "one place cannot be found in both; it cannot be sliced."
+            )
+        writing = next((n for n in training if writes_in_place(n)), None)
+        if writing is not None:
+            raise ModelError(
+                f"The model writes in place ({writing.target} in {module_of(writing)!r}), so that "
+                "what crosses a cut cannot be told; it cannot be sliced."
+            )
+        if output_node(captured.training) is not training[-1]:
+            raise ModelError("The model's output is not its last operator; it cannot be sliced.")
+        self.end = len(training) - 1
+        self.points = cut_points(captured.training)
+
+    def trained(self, after: int) -> GraphModule:
+        """What is behind place `after`, as it trains."""
+        return subgraph(self.captured.training, after, self.end)
+
+    def predicting(self, after: int) -> GraphModule:
+        """What is behind place `after`, as it predicts."""
+        return subgraph(self.captured.inference, after, self.end)
+
+    def frozen(self, after: int, upto: int) -> GraphModule:
+        """Operators between two places, as they predict."""
+        return subgraph(self.captured.inference, after, upto)
+
+    def load(self, part: GraphModule, batch: int) -> int:
+        """Trained parameters plus activations of `part`: what its capacity counts."""
+        return parameter_count(part, self.captured.parameters) + activations(part, batch)
+
+    def held(self, stage: GraphModule, batch: int) -> int:
+        """All parameters plus activations of `stage`: what it takes to run it."""
+        return parameter_count(stage, self.captured.frozen) + self.load(stage, batch)
+
+    def stages(self, upto: int, limit: int, batch: int) -> list[GraphModule]:
+        """The operators up to place `upto` in as few stages as `limit` allows; -1 takes none.
+
+        `limit` bounds parameters plus activations of a stage; a single stretch between two cut
+        points that is larger stays whole.
+        """
+        if upto < 0:
+            return []
+        places = [*(point.place for point in self.points if point.place < upto), upto]
+        bounds = [-1]
+        for place, following in zip(places, [*places[1:], None], strict=True):
+            end = place if following is None else following
+            if following is None or self.held(self.frozen(bounds[-1], end), batch) > limit:
+                bounds.append(place)
+        return [self.frozen(a, b) for a, b in pairwise(bounds)]
+
+
+def tensors_read(parts: Sequence[GraphModule]) -> list[str]:
+    """Names of all tensors that `parts` read, without repetition."""
+    return list(dict.fromkeys(name for part in parts for name in attributes_read(part)))
