@@ -13,9 +13,7 @@ from profiles.errors import EdgeTailorError
 
 @contextmanager
 def refused(code: str, **values: object) -> Iterator[pytest.ExceptionInfo[EdgeTailorError]]:
-    """The block raises an error with this `code` whose values include `values`.
-
-    """
+    """The block raises an error with this `code` whose values include `values`."""
     with pytest.raises(EdgeTailorError) as caught:
         yield caught
     error = caught.value
