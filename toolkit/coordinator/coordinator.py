@@ -256,7 +256,7 @@ class Coordinator:
             manifest = self._manifest(device)
         if new:
             uploaded = self.store.upload(device.id)
-            upload_validation.check_update(device.id, record, manifest, uploaded, self.store.blobs)
+            upload_validation.check_upload(device.id, record, manifest, uploaded, self.store.blobs)
             with self.lock:
                 self.rounds.check(device.id, round_, record.bundle, digest)
                 self.store.add_update(round_, device.id, record.file.sha256, body)
