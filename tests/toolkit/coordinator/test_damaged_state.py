@@ -144,7 +144,7 @@ def test_damaged_bundles_are_made_again(config: CoordinatorConfig, tmp_path: Pat
 def test_a_damaged_global_model_ends_the_server(config: CoordinatorConfig) -> None:
     (path,) = named(config, "SELECT model FROM history ORDER BY round DESC LIMIT 1")
     path.write_bytes(b"?")
-    server = Server(config, VectorModel(), Path("fleet.toml"), lambda line: None)
+    server = Server(config, VectorModel(), Path("fleet.toml"))
     with pytest.raises(InputError, match="the global model, is missing or damaged: put a copy"):
         server.run()
     shutil.copy(config.state / "global.safetensors", path)
