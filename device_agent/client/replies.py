@@ -11,7 +11,16 @@ from urllib3.exceptions import HTTPError
 
 from device_agent.client.addresses import one_word
 from device_agent.client.client_errors import PreparingError, UnreachableError, reason
-from device_agent.formats.protocol import NOTHING_FITS, PREPARING, JoinReply, Problem
+from device_agent.formats.protocol import (
+    ALREADY_SENT,
+    NO_SUCH_FILE,
+    NOTHING_FITS,
+    OTHER_BUNDLE,
+    PREPARING,
+    ROUND_CLOSED,
+    JoinReply,
+    Problem,
+)
 from profiles.errors import AuthorisationError, ClientError, NothingFitsError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
 from profiles.text_formatting import one_line
@@ -27,7 +36,7 @@ LONGEST_RETRY_S = 60.0
 """How often one that prepares is asked: where it does not say, and at the least."""
 LATER = frozenset({408, 429, 500, 502, 503, 504})
 """HTTP statuses that waiting may cure."""
-ROUND_OVER = frozenset({"round-over", "wrong-bundle", "already-sent", "no-such-file"})
+ROUND_OVER = frozenset({ROUND_CLOSED, OTHER_BUNDLE, ALREADY_SENT, NO_SUCH_FILE})
 """Codes of refusals that only mean that the rounds went on without this device."""
 
 
@@ -35,8 +44,7 @@ class RefusedError(UpdateError):
     """The coordinator understood and refused; `code` is its word for programs."""
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.message)
-        self.code = problem.code
+        super().__init__(problem.message, code=problem.code)
         if self.code == NOTHING_FITS:
             self.exit_code = NothingFitsError.exit_code
 
@@ -82,7 +90,7 @@ def refuse(response: urllib3.BaseHTTPResponse, url: str, what: str) -> NoReturn:
         raise not_a_coordinator(url, f"{what} gave HTTP {response.status}{where}")
     problem = replace(problem, message=one_line(problem.message, MESSAGE_LENGTH))
     if response.status in (401, 403):
-        raise AuthorisationError(problem.message)
+        raise AuthorisationError(problem.message, code=problem.code)
     raise RefusedError(problem)
 
 

@@ -99,13 +99,13 @@ def test_openssl_agrees_with_key_and_signature(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "status", "code"),
     [
-        ({"timestamp": 0}, 403, "bad-signature"),
-        ({"signature": "AAAA"}, 403, "bad-signature"),
-        ({"public_key": DeviceKey.new().public}, 403, "bad-signature"),
-        ({"public_key": "????"}, 422, "bad-key"),
-        ({"machine": {"cpu_count": "many"}}, 422, "bad-machine"),
-        ({"machine": MACHINE | {"cpu_count": "many"}}, 422, "bad-machine"),
-        ({"machine": MACHINE | {"system": "x" * 5000}}, 422, "bad-machine"),
+        ({"timestamp": 0}, 403, "join.bad-signature"),
+        ({"signature": "AAAA"}, 403, "join.bad-signature"),
+        ({"public_key": DeviceKey.new().public}, 403, "join.bad-signature"),
+        ({"public_key": "????"}, 422, "join.bad-key"),
+        ({"machine": {"cpu_count": "many"}}, 422, "join.bad-machine"),
+        ({"machine": MACHINE | {"cpu_count": "many"}}, 422, "join.bad-machine"),
+        ({"machine": MACHINE | {"system": "x" * 5000}}, 422, "join.bad-machine"),
     ],
 )
 def test_requests_that_are_not_the_key_holders(
@@ -121,7 +121,7 @@ def test_requests_that_are_not_the_key_holders(
 def test_a_request_signed_for_another_token(server: Server) -> None:
     request = DeviceKey.new().join_request(token(server.config, "desktop"), "desk", MACHINE)
     answer = ask(server, request, token(server.config, "board"))
-    assert (answer.status, answer.json()["code"]) == (403, "bad-signature")
+    assert (answer.status, answer.json()["code"]) == (403, "join.bad-signature")
 
 
 def test_what_join_says_can_be_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +149,8 @@ def test_what_join_says_can_be_looked_up(tmp_path: Path, monkeypatch: pytest.Mon
     with running(configured(tmp_path / "c", f"token_days = 0.0000001\n{CONFIG}")) as server:
         refused(server, DeviceKey.new(), desktop)
     assert set(said) == {
-        "token-unknown", "other-kind", "token-used-up", "bad-signature", "skewed-clock",
-        "token-expired",
+        "join.unknown-token", "join.other-kind", "join.used-up-token", "join.bad-signature",
+        "join.skewed-clock", "join.expired-token",
     }  # fmt: skip
     for code, message in said.items():
         assert documented(code).match(message), (code, message)
