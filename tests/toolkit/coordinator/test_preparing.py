@@ -73,7 +73,7 @@ main()
 Process = subprocess.Popen[str]
 
 
-def assert_soon(condition: Callable[[], bool], seconds: float = 30) -> None:
+def assert_soon(condition: Callable[[], bool], seconds: float = 120) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -168,7 +168,7 @@ def test_an_agent_waits_for_the_start_and_joins_while_others_are_planned_for(
             f"Coordinator at {url} is still preparing; asking every 5 s until it is ready\n"
         )
         (folder / "loaded").touch()
-        stdout, rest = agent.communicate(timeout=30)
+        stdout, rest = agent.communicate(timeout=120)
     assert (agent.returncode, stdout.split(":")[0]) == (0, "desk-1")
     assert rest.startswith(f"Joined {url} as desk-1 ")
     done = run("edgetailor-agent", "status", "--state", "a", cwd=folder)
