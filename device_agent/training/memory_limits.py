@@ -10,7 +10,12 @@ from pathlib import Path
 
 from device_agent.formats.manifest import Manifest
 from device_agent.system.process_memory import status_field
-from device_agent.training.memory_estimate import SESSION_BYTES, training_bytes
+from device_agent.training.memory_estimate import session_bytes, training_bytes
+from profiles.cost_model.memory_rule import (
+    RUNTIME_CODE_BYTES,
+    START_VARIATION_BYTES,
+    TRAINING_RESERVE_BYTES,
+)
 from profiles.errors import DoesNotFitError, LimitError
 
 OPTION = "--max-memory"
@@ -19,16 +24,10 @@ DATA = "the limit of data (ulimit -d)"
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
-CODE_BYTES = 10 << 20
-"""Of the runtime's libraries this much is brought into memory by the first run of a graph."""
 STACK_BYTES = 8 << 20
 """Address space that Linux sets aside for each thread; next to none of it is ever used."""
 LEAST = {resource.RLIMIT_AS: 170 * 10**6, resource.RLIMIT_DATA: 80 * 10**6}
 """What the agent takes of each before it trains anything, as measured on x86-64 with one thread."""
-VARYING_BYTES = 1 << 20
-"""The idle agent differs by this from start to start."""
-TRAINING_BYTES = 6 << 20
-"""What reading the bundle and the data and a run of several stages take besides the signatures."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def needed_bytes(manifest: Manifest, validating: bool) -> tuple[int, str] | None
     None where the bundle does not say it for each of them.
     """
     found = training_bytes(manifest, validating)
-    return found and (found[0] + TRAINING_BYTES, found[1])
+    return found and (found[0] + TRAINING_RESERVE_BYTES, found[1])
 
 
 def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> None:
@@ -165,15 +164,15 @@ def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> N
             f"and {tightest.name} allows {allowed}"
         )
     # Of what is left a submodel gets what the training itself does not take.
-    fitting = tightest.left - TRAINING_BYTES
+    fitting = tightest.left - TRAINING_RESERVE_BYTES
     smaller = (
         f", or take a submodel whose peak memory is {fitting // 10**5 / 10}MB at most"
-        if fitting > SESSION_BYTES.get(manifest.runtime, 0)
+        if fitting > session_bytes(manifest)
         else ""
     )
     raise DoesNotFitError(
         f"{manifest.submodel} does not fit: {why}. Allow at least "
-        f"{megabytes(peak + tightest.used + VARYING_BYTES)}{smaller}."
+        f"{megabytes(peak + tightest.used + START_VARIATION_BYTES)}{smaller}."
     )
 
 
@@ -210,7 +209,7 @@ def enforce_memory_limit(
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     stacks = STACK_BYTES * ((threads or os.cpu_count() or 1) - 1) * sessions
-    limit = idle.data + max(0, max_memory - idle.resident - CODE_BYTES) + stacks
+    limit = idle.data + max(0, max_memory - idle.resident - RUNTIME_CODE_BYTES) + stacks
     known = [value for value in (soft, hard) if value != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *known]), hard))
     try:
