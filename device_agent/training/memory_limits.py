@@ -1,6 +1,5 @@
 """How much memory this process may use, and whether a bundle's training fits into it."""
 
-import math
 import os
 import resource
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from profiles.cost_model.memory_rule import (
     TRAINING_RESERVE_BYTES,
 )
 from profiles.errors import DoesNotFitError, LimitError
+from profiles.text_formatting import bytes_as_option
 
 OPTION = "--max-memory"
 SPACE = "the limit of the address space (ulimit -v)"
@@ -86,8 +86,8 @@ def check_memory() -> None:
         limit = _soft(kind)
         if limit is not None and limit < LEAST[kind]:
             raise LimitError(
-                f"The agent with its runtime takes {megabytes(LEAST[kind])} before it trains "
-                f"anything, and {name} allows {megabytes(limit)}. Allow more than that."
+                f"The agent with its runtime takes {bytes_as_option(LEAST[kind])} before it trains "
+                f"anything, and {name} allows {bytes_as_option(limit)}. Allow more than that."
             )
 
 
@@ -132,8 +132,8 @@ def check_idle(limits: list[Ceiling]) -> None:
     for ceiling in limits:
         if ceiling.left <= 0:
             raise LimitError(
-                f"{ceiling.name} allows {megabytes(ceiling.limit)}, and the agent takes "
-                f"{megabytes(ceiling.used)} before any training: allow more than that."
+                f"{ceiling.name} allows {bytes_as_option(ceiling.limit)}, and the agent takes "
+                f"{bytes_as_option(ceiling.used)} before any training: allow more than that."
             )
 
 
@@ -155,24 +155,25 @@ def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> N
     tightest = min(limits, key=lambda ceiling: ceiling.left)
     if peak <= tightest.left:
         return
-    used, allowed = megabytes(tightest.used), megabytes(tightest.limit)
+    used, allowed = bytes_as_option(tightest.used), bytes_as_option(tightest.limit)
     if tightest.left <= 0:
         why = f"the idle agent alone takes {used}, and {tightest.name} allows {allowed}"
     else:
         why = (
-            f"running {running} takes {megabytes(peak)} on top of the {used} of the idle agent, "
-            f"and {tightest.name} allows {allowed}"
+            f"running {running} takes {bytes_as_option(peak)} on top of the {used} of the idle "
+            f"agent, and {tightest.name} allows {allowed}"
         )
     # Of what is left a submodel gets what the training itself does not take.
     fitting = tightest.left - TRAINING_RESERVE_BYTES
+    most = bytes_as_option(fitting, round_down=True)
     smaller = (
-        f", or take a submodel whose peak memory is {fitting // 10**5 / 10}MB at most"
+        f", or take a submodel whose peak memory is {most} at most"
         if fitting > session_bytes(manifest)
         else ""
     )
     raise DoesNotFitError(
         f"{manifest.submodel} does not fit: {why}. Allow at least "
-        f"{megabytes(peak + tightest.used + START_VARIATION_BYTES)}{smaller}."
+        f"{bytes_as_option(peak + tightest.used + START_VARIATION_BYTES)}{smaller}."
     )
 
 
@@ -216,8 +217,3 @@ def enforce_memory_limit(
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def megabytes(count: int) -> str:
-    """Bytes for people, as `--max-memory` takes them, rounded up."""
-    return f"{math.ceil(count / 1e5) / 10:.1f}MB"
