@@ -40,6 +40,7 @@ def parse_bytes(text: str) -> int:
             code="option.invalid-size",
             text=text[:LONGEST_SHOWN],
         )
+    # Very long numbers become infinite here, which the limit refuses.
     amount = float(found[1]) * unit
     if not (amount < LARGEST and round(amount)):
         raise InputError(

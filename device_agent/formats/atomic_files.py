@@ -45,6 +45,7 @@ def write_file(path: Path, data: bytes, mode: int = 0o644) -> None:
 def stream_file(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o644) -> None:
     """Replace `path` atomically, as `write_file` does, with what `write` writes to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # The temporary file is in the same folder: a rename is atomic within one file system only.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with naming(path), os.fdopen(handle, "wb") as file:
@@ -55,7 +56,7 @@ def stream_file(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o6
             os.fsync(file.fileno())
         os.replace(name, path)
         sync_folder(path.parent)
-    except BaseException:
+    except BaseException:  # also on an interrupt, so that no temporary files remain
         Path(name).unlink(missing_ok=True)
         raise
 
@@ -133,7 +134,7 @@ def write_folder(
     try:
         for name, data in files.items():
             write_file(made / name, data)
-        made.chmod(0o755)
+        made.chmod(0o755)  # mkdtemp makes folders that only the user can read
         if out.exists():
             # A folder that is not empty cannot be replaced by a rename, so move the old one away.
             old = Path(tempfile.mkdtemp(dir=staging, prefix=f".{out.name}.old."))

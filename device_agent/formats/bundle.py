@@ -63,6 +63,7 @@ class Bundle:
                 code="bundle.unreadable-weights",
                 file=WEIGHTS,
             ) from None
+        # The hash of the file matches the manifest, but the manifest may describe other tensors.
         for name, array in tensors.items():
             entry = self.entry(name)
             if array.shape != entry.shape or array.dtype.name != entry.dtype:
@@ -107,6 +108,7 @@ def manifest_bytes(folder: Path) -> bytes:
 def read_manifest(data: bytes, origin: Path | str) -> Manifest:
     """Decode a manifest. Raises BundleError for a malformed one or another format version."""
     try:
+        # Read the version first: another format may have fields that this one refuses as unknown.
         version = decode_json(data, dict[str, object]).get("version")
         if version != FORMAT_VERSION:
             raise BundleError(
@@ -130,6 +132,7 @@ def check_file(path: Path, size: int, sha256: str) -> None:
         raise BundleError(
             f"{path} is missing. {REPAIR}", code="bundle.missing-file", file=path.name
         )
+    # Compare sizes first: it is fast, and a truncated copy gets a more useful message.
     found = path.stat().st_size
     if found != size:
         how = "it was truncated" if found < size else "something was appended to it"

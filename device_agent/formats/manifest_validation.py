@@ -70,6 +70,7 @@ def _tensors(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
                 tensor=entry.name,
                 shape=list(entry.shape),
             )
+        # A name such as layer.weight has no empty parts; a path such as ../../x has.
         if entry.stands_for is not None and not all(entry.stands_for.split(".")):
             yield BundleError(
                 f"{origin} says that {entry.name!r} stands for {entry.stands_for!r}, which is not "
@@ -128,6 +129,7 @@ def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
 
 def _schedule(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     """Yield an error for instructions that run or read something that does not exist yet."""
+    # The order of the schedule matters: an instruction may only read what an earlier one recorded.
     recorded = {SAMPLES}
     for instruction in manifest.schedule:
         for name in _signatures_of(instruction):

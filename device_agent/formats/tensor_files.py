@@ -56,6 +56,7 @@ def _tensor(file: BinaryIO, begin: int, entry: Tensor, name: str) -> np.ndarray:
     if entry.dtype not in DTYPES:
         raise SafetensorError(f"{name!r} has type {entry.dtype}; the type must be F32 or I64")
     file.seek(begin + entry.data_offsets[0])
+    # fromfile allocates the array itself, so there is no copy as with frombuffer(file.read()).
     found = np.fromfile(file, DTYPES[entry.dtype], math.prod(entry.shape))
     if found.size < math.prod(entry.shape):
         raise SafetensorError(f"{name!r} is truncated")
@@ -75,6 +76,7 @@ def write_tensors(
         begin, end = end, end + array.nbytes
         header[name] = Tensor(names[array.dtype], array.shape, (begin, end))
     about = msgspec.json.encode(header)
+    # JSON allows trailing spaces; they align the first tensor.
     about += b" " * (-len(about) % ALIGNMENT)
 
     def write(file: BinaryIO) -> None:

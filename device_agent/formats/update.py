@@ -215,6 +215,7 @@ def read_update(folder: str | Path) -> tuple[UpdateRecord, dict[str, np.ndarray]
             found=record.version,
             supported=UPDATE_VERSION,
         )
+    # A hash that differs usually means an incomplete copy, so the advice is to copy again.
     if fingerprint(data) != record.file:
         raise UpdateError(
             f"{folder / TENSORS} is not the file that {RECORD} describes (size or SHA-256 differ): "

@@ -27,6 +27,7 @@ def description() -> str:
 def without_remarks() -> Iterator[None]:
     """Drop LiteRT's INFO lines from stderr; all other output appears after the block."""
     try:
+        # LiteRT writes from C++ to the file descriptor, which sys.stderr cannot redirect.
         stderr, room = os.dup(2), os.memfd_create("stderr")
     except (AttributeError, OSError):  # no stderr, or not Linux
         yield
@@ -73,6 +74,7 @@ class LitertSession:
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See Session."""
+        # LiteRT writes its INFO lines in the first run only; redirecting takes time.
         with nullcontext() if self._ran else without_remarks():
             results = self._run(feeds)
         self._ran = True

@@ -25,6 +25,7 @@ def session_options(threads: int) -> onnxruntime.SessionOptions:
     # reuse keeps the memory of a dead tensor until another tensor of the same shape needs it.
     options.enable_mem_pattern = False
     options.enable_mem_reuse = False
+    # By default, waiting threads spin, which keeps the processor busy without any work.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # A session would keep a large folded constant from run to run, for example the zeros that an
     # embedding's gradient is added to. Computed in each run, it exists for a moment only.

@@ -78,6 +78,7 @@ class MappedArray:
             return
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            # Rows of a Fortran-ordered array are not contiguous, so only the map can read them.
             if order != "F":
                 self._path, self._offset, self._handle = path, offset, os.dup(file.fileno())
                 weakref.finalize(self, os.close, self._handle)
@@ -228,5 +229,5 @@ class NpyWriter:
 
 def take(handle: int, size: int) -> None:
     """Reserve `size` bytes of disk space for the file, without holes."""
-    if hasattr(os, "posix_fallocate"):
+    if hasattr(os, "posix_fallocate"):  # macOS has no such call; writing may fail late there
         os.posix_fallocate(handle, 0, size)

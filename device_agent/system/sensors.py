@@ -65,6 +65,7 @@ def governor(root: Path = SYS) -> str | None:
 
 def clock_hz(root: Path = SYS) -> int | None:
     """Clock of the fastest core now: measured by the hardware, otherwise as set by the kernel."""
+    # cpuinfo_cur_freq is measured, but many kernels let only root read it.
     for name in ("cpuinfo_cur_freq", "scaling_cur_freq"):
         found = [_number(path) for path in root.glob(f"devices/system/cpu/cpu*/cpufreq/{name}")]
         if known := [value for value in found if value]:
@@ -74,6 +75,7 @@ def clock_hz(root: Path = SYS) -> int | None:
 
 def throttle(root: Path = SYS) -> Throttle | None:
     """What slows the processor: Raspberry Pi flags, cooling devices, x86 counters."""
+    # Each kind of machine has only some of the three sources, so all of them are combined.
     word = _pi_word(root)
     cooling = list(_cooling(root))
     events = [_number(path) for path in root.glob(COUNTERS)]

@@ -65,6 +65,7 @@ class Arena:
         if not any(gap[0] >= wanted for gap in self.gaps):
             self.extend(wanted)
         block = self.remove(next(gap for gap in self.gaps if gap[0] >= wanted))
+        # ONNX Runtime (BFCArena) gives the whole gap away unless the rest is worth keeping.
         if block.size >= 2 * wanted:
             self.split(block, wanted)
         block.free = False
@@ -82,6 +83,7 @@ class Arena:
 
     def extend(self, wanted: int) -> None:
         """Request another region of at least `wanted` bytes."""
+        # A region that had to grow for this request does not double the next one.
         enough = self.next_region >= wanted
         while self.next_region < wanted:
             self.next_region *= 2
@@ -137,6 +139,7 @@ def arena_bytes(buffers: Iterable[Buffer], runs: int = 3) -> int:
     for _ in range(runs):
         held: dict[int, Block] = {}
         for place in sorted({*births, *deaths}):
+            # A node allocates its outputs before the buffers that it reads last are freed.
             for number in births[place]:
                 held[number] = arena.take(needed[number].size)
             for number in deaths[place]:

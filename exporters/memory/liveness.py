@@ -92,6 +92,7 @@ def graph_liveness(graph: Graph) -> Liveness:
     order = execution_order(graph)
     own = {value for node in order for value in node.outputs}
     results = set(graph.outputs)
+    # An operator may overwrite a buffer only if it is the last reader, so count all reads.
     unread = Counter(value for node in order for value in reads(node))
     root: dict[Value, Value] = {}
     birth: dict[Value, int] = {}
@@ -158,6 +159,7 @@ def execution_order(graph: Graph) -> list[Node]:
     It is depth first from the final nodes, the last one first. Among the inputs of a node, the one
     that is last in the file is visited first.
     """
+    # ONNX Runtime turns Constant nodes into initializers before it orders the others.
     nodes = [node for node in graph if node.op_type != "Constant"]
     number = {node: place for place, node in enumerate(nodes)}
     ahead = {
@@ -181,7 +183,7 @@ def execution_order(graph: Graph) -> list[Node]:
 
 def bodies(node: Node) -> Iterator[Graph]:
     """The graphs inside `node`, such as the body of a loop."""
-    for attribute in node.attributes.values():
+    for attribute in node.attributes.values():  # Scan and Loop have one graph, If has two
         if attribute.type == ir.AttributeType.GRAPH:
             yield attribute.as_graph()
 

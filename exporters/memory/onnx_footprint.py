@@ -43,6 +43,7 @@ def footprint(graph: bytes, batch: int) -> Footprint:
     """
     model = onnx.load_from_string(graph)
     found = liveness(model, batch)
+    # The agent provides the memory of outputs, so they are not in the arena.
     outputs = {value.name for value in model.graph.output}
     arena = arena_bytes(buffer for buffer in found.buffers if buffer.name not in outputs)
     given = found.inputs + sum(len(tensor.raw_data) for tensor in model.graph.initializer)

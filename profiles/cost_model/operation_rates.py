@@ -59,6 +59,7 @@ class Rates:
         """
         if len(self.timings[0].sizes) == 1 or len(self.timings) < 3:
             return 0.0
+        # Leave-one-out residuals of a Gaussian process in closed form (Rasmussen & Williams 5.12).
         errors = self.weights / np.diag(self.inverse)
         return min(MOST_DOUBT, float(np.sqrt(np.mean(errors**2))))
 
@@ -86,6 +87,7 @@ class Rates:
         design = np.column_stack(
             [np.ones(len(self.places)), self.places - self.places.mean(axis=0)]
         )
+        # The penalty keeps slopes near 0 if there are few timings; the constant is not penalised.
         penalty = np.diag([0.0, *[SLOPE] * self.places.shape[1]])
         return np.linalg.solve(design.T @ design + penalty, design.T @ self.logs)
 

@@ -72,6 +72,7 @@ def predict_memory(work: Workload, overhead: MemoryOverhead) -> Figure:
         ]
         return training_growth(held, state, overhead.session_bytes)
 
+    # Recording stages run before training, so only the largest of them matters.
     stages = [growth([stage], stage.state) for stage in work.recording]
     most = max([growth(work.training, work.state), *stages])
     return Figure(overhead.idle_bytes + most, overhead.idle_bytes + upper_bound(most))
@@ -106,6 +107,7 @@ class TimeModel:
         kinds: dict[str, float] = defaultdict(float)
         total = 0.0
         for one in signatures:
+            # Every run costs a fixed time, and some more for each array that enters or leaves.
             around = self.calibration.run_s + self.calibration.port_s * one.ports
             total += one.times * around
             for operation in one.operations:

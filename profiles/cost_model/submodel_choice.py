@@ -123,6 +123,7 @@ def preference(candidate: Candidate) -> tuple[float, float, float, int, str]:
 
 def excesses(candidate: Candidate, budgets: Budgets) -> tuple[Excess, ...]:
     """The budgets that `candidate` exceeds, the largest relative excess first."""
+    # Bytes and seconds cannot be compared, but their ratios to the budgets can.
     found = []
     for resource in RESOURCES:
         needed, budget = candidate.needs(resource), budgets.of(resource)

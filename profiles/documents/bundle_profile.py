@@ -297,6 +297,7 @@ def this_machine(runtime: str) -> Machine:
 def _processor() -> str | None:
     """Name of the processor. ARM kernels report the model of the board instead."""
     text = _read(PROC / "cpuinfo")
+    # All cores of a machine usually have the same name, so the first is enough.
     names = [line.partition(":")[2] for line in text.splitlines() if line.startswith("model name")]
     return names[0].strip() if names else None
 

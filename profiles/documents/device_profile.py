@@ -100,7 +100,7 @@ def decoded(
             found = decode_json(content, DeviceProfile)
         else:
             found = msgspec.toml.decode(content, type=DeviceProfile)
-        datetime.date.fromisoformat(found.date)
+        datetime.date.fromisoformat(found.date)  # msgspec only checks that it is text
     except (msgspec.MsgspecError, ValueError) as error:
         raise InputError(
             f"{origin} is not a device profile: {error}. Write one with "

@@ -111,6 +111,7 @@ def _phase(same: Sequence[Phase]) -> Phase:
 
 
 def _duration(same: Sequence[Duration]) -> Duration:
+    # p10 and p90 take the extremes of all runs: the merged spread covers each single spread.
     return Duration(
         median_s=median(duration.median_s for duration in same),
         p10_s=min(duration.p10_s for duration in same),

@@ -55,7 +55,7 @@ def bad_data(folder: Path) -> str:
 
 REFUSED = {
     "no bundle": r"nowhere is not a bundle: manifest\.json cannot be read",
-    "damaged bundle": r"train\.onnx was altered: its SHA-256 is not the manifest's",
+    "damaged bundle": r"train\.onnx was altered: its SHA-256 differs from the manifest",
     "no data": r"nowhere\.npz does not exist; give an \.npz file with x and y\.",
     "bad data": r"bad\.npz: the label 8 is outside the model's classes 0 to 7\.",
     "out exists": r"update exists already: give another place",
