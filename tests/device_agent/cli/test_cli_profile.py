@@ -135,7 +135,7 @@ def test_profile_refuses(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> N
     (copy / "predict.onnx").write_bytes(b"no graph")
     rewrite(copy, lambda manifest: None)
     assert "predict.onnx is refused by onnxruntime" in refusal(agent("profile", copy))
-    assert "'10min' is none" in refusal(agent("profile", copy, "--sustained", "10min"))
+    assert "Invalid time span '10min'" in refusal(agent("profile", copy, "--sustained", "10min"))
     (tmp_path / "kept.json").write_text("mine")
     said = refusal(agent("profile", copy, "--out", "kept.json"))
     assert said == "kept.json exists already: give another place, or --force to replace it."
