@@ -9,6 +9,7 @@ from device_agent.federation.owner_limits import OwnerLimits
 from device_agent.formats.protocol import Progress
 from device_agent.system import sensors
 from device_agent.training.schedule_interpreter import Every
+from profiles.text_formatting import format_duration
 
 LOOK_S = 2.0
 """How often the limits are looked at while work goes on, in seconds."""
@@ -57,16 +58,9 @@ class Pauses:
             told = reason
             self._sleep(PAUSED_LOOK_S)
             reason = self._reason(paused=True)
-        self._say(f"Going on after a pause of {_duration(time.monotonic() - began)}.")
+        self._say(f"Going on after a pause of {format_duration(time.monotonic() - began)}.")
         if then is not None:
             self._tell(then)
 
     def _reason(self, paused: bool) -> str | None:
         return self._limits.reason(self._now().time(), paused=paused, root=self._root)
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if not minutes:
-        return f"{seconds:.0f} s"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"

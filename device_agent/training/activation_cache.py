@@ -10,6 +10,7 @@ import numpy as np
 
 from device_agent.system.disk_space import MappedArray, NpyWriter, Written, open_npy, room
 from profiles.errors import StorageError
+from profiles.text_formatting import format_bytes
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -51,8 +52,8 @@ class Recording:
             self._held = np.empty((samples, *shape), FLOAT32)
         else:
             raise StorageError(
-                f"Recording activations takes {size / 1e6:.1f} MB at {path.parent}, where "
-                f"{free / 1e6:.1f} MB are free: free some space or use fewer samples."
+                f"Recording activations takes {format_bytes(size)} at {path.parent}, where "
+                f"{format_bytes(free)} are free: free some space or use fewer samples."
             )
 
     @property

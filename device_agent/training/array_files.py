@@ -22,6 +22,7 @@ from device_agent.system.disk_space import (
 )
 from device_agent.system.process_memory import ran_out
 from profiles.errors import DataError, StorageError
+from profiles.text_formatting import format_bytes
 
 LABELS, SAMPLES = "y", "x"
 PIECE_BYTES = 1 << 22
@@ -157,8 +158,8 @@ def _unpacked(path: Path, member: IO[bytes], name: str, size: int, to: Path | No
     free = room(to.parent)
     if size > free:
         raise StorageError(
-            f"{path} is compressed; unpacking {name} takes {size / 1e6:.1f} MB at {to.parent}, "
-            f"where {free / 1e6:.1f} MB are free: free some space, or store the arrays with "
+            f"{path} is compressed; unpacking {name} takes {format_bytes(size)} at {to.parent}, "
+            f"where {format_bytes(free)} are free: free some space, or store the arrays with "
             "np.savez, which are used in place."
         )
     to.mkdir(exist_ok=True)

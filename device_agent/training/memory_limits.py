@@ -1,6 +1,5 @@
 """How much memory this process may use, and whether a bundle's training fits into it."""
 
-import math
 import os
 import resource
 from collections.abc import Iterator
@@ -10,8 +9,14 @@ from pathlib import Path
 
 from device_agent.formats.manifest import Manifest
 from device_agent.system.process_memory import status_field
-from device_agent.training.memory_estimate import SESSION_BYTES, training_bytes
+from device_agent.training.memory_estimate import session_bytes, training_bytes
+from profiles.cost_model.memory_rule import (
+    RUNTIME_CODE_BYTES,
+    START_VARIATION_BYTES,
+    TRAINING_RESERVE_BYTES,
+)
 from profiles.errors import DoesNotFitError, LimitError
+from profiles.text_formatting import bytes_as_option
 
 OPTION = "--max-memory"
 SPACE = "the limit of the address space (ulimit -v)"
@@ -19,16 +24,10 @@ DATA = "the limit of data (ulimit -d)"
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
-CODE_BYTES = 10 << 20
-"""Of the runtime's libraries this much is brought into memory by the first run of a graph."""
 STACK_BYTES = 8 << 20
 """Address space that Linux sets aside for each thread; next to none of it is ever used."""
 LEAST = {resource.RLIMIT_AS: 170 * 10**6, resource.RLIMIT_DATA: 80 * 10**6}
 """What the agent takes of each before it trains anything, as measured on x86-64 with one thread."""
-VARYING_BYTES = 1 << 20
-"""The idle agent differs by this from start to start."""
-TRAINING_BYTES = 6 << 20
-"""What reading the bundle and the data and a run of several stages take besides the signatures."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,8 @@ def check_memory() -> None:
         limit = _soft(kind)
         if limit is not None and limit < LEAST[kind]:
             raise LimitError(
-                f"The agent with its runtime takes {megabytes(LEAST[kind])} before it trains "
-                f"anything, and {name} allows {megabytes(limit)}. Allow more than that."
+                f"The agent with its runtime takes {bytes_as_option(LEAST[kind])} before it trains "
+                f"anything, and {name} allows {bytes_as_option(limit)}. Allow more than that."
             )
 
 
@@ -133,8 +132,8 @@ def check_idle(limits: list[Ceiling]) -> None:
     for ceiling in limits:
         if ceiling.left <= 0:
             raise LimitError(
-                f"{ceiling.name} allows {megabytes(ceiling.limit)}, and the agent takes "
-                f"{megabytes(ceiling.used)} before any training: allow more than that."
+                f"{ceiling.name} allows {bytes_as_option(ceiling.limit)}, and the agent takes "
+                f"{bytes_as_option(ceiling.used)} before any training: allow more than that."
             )
 
 
@@ -144,7 +143,7 @@ def needed_bytes(manifest: Manifest, validating: bool) -> tuple[int, str] | None
     None where the bundle does not say it for each of them.
     """
     found = training_bytes(manifest, validating)
-    return found and (found[0] + TRAINING_BYTES, found[1])
+    return found and (found[0] + TRAINING_RESERVE_BYTES, found[1])
 
 
 def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> None:
@@ -156,24 +155,25 @@ def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> N
     tightest = min(limits, key=lambda ceiling: ceiling.left)
     if peak <= tightest.left:
         return
-    used, allowed = megabytes(tightest.used), megabytes(tightest.limit)
+    used, allowed = bytes_as_option(tightest.used), bytes_as_option(tightest.limit)
     if tightest.left <= 0:
         why = f"the idle agent alone takes {used}, and {tightest.name} allows {allowed}"
     else:
         why = (
-            f"running {running} takes {megabytes(peak)} on top of the {used} of the idle agent, "
-            f"and {tightest.name} allows {allowed}"
+            f"running {running} takes {bytes_as_option(peak)} on top of the {used} of the idle "
+            f"agent, and {tightest.name} allows {allowed}"
         )
     # Of what is left a submodel gets what the training itself does not take.
-    fitting = tightest.left - TRAINING_BYTES
+    fitting = tightest.left - TRAINING_RESERVE_BYTES
+    most = bytes_as_option(fitting, round_down=True)
     smaller = (
-        f", or take a submodel whose peak memory is {fitting // 10**5 / 10}MB at most"
-        if fitting > SESSION_BYTES.get(manifest.runtime, 0)
+        f", or take a submodel whose peak memory is {most} at most"
+        if fitting > session_bytes(manifest)
         else ""
     )
     raise DoesNotFitError(
         f"{manifest.submodel} does not fit: {why}. Allow at least "
-        f"{megabytes(peak + tightest.used + VARYING_BYTES)}{smaller}."
+        f"{bytes_as_option(peak + tightest.used + START_VARIATION_BYTES)}{smaller}."
     )
 
 
@@ -210,15 +210,10 @@ def enforce_memory_limit(
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     stacks = STACK_BYTES * ((threads or os.cpu_count() or 1) - 1) * sessions
-    limit = idle.data + max(0, max_memory - idle.resident - CODE_BYTES) + stacks
+    limit = idle.data + max(0, max_memory - idle.resident - RUNTIME_CODE_BYTES) + stacks
     known = [value for value in (soft, hard) if value != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *known]), hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def megabytes(count: int) -> str:
-    """Bytes for people, as `--max-memory` takes them, rounded up."""
-    return f"{math.ceil(count / 1e5) / 10:.1f}MB"

@@ -130,12 +130,12 @@ def test_strict_prints_and_then_fails(
 
 
 def test_profile_refuses(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
-    assert "nowhere is no bundle" in refusal(agent("profile", "nowhere"))
+    assert "nowhere is not a bundle" in refusal(agent("profile", "nowhere"))
     copy = shutil.copytree(bundle_of("full"), tmp_path / "bundle")
     (copy / "predict.onnx").write_bytes(b"no graph")
     rewrite(copy, lambda manifest: None)
     assert "predict.onnx is refused by onnxruntime" in refusal(agent("profile", copy))
-    assert "'10min' is none" in refusal(agent("profile", copy, "--sustained", "10min"))
+    assert "Invalid time span '10min'" in refusal(agent("profile", copy, "--sustained", "10min"))
     (tmp_path / "kept.json").write_text("mine")
     said = refusal(agent("profile", copy, "--out", "kept.json"))
     assert said == "kept.json exists already: give another place, or --force to replace it."

@@ -146,8 +146,8 @@ def test_a_disk_that_is_full_at_every_write(
             break
         assert message.startswith(str(folder)), (full_at, message)
         assert message.endswith(
-            ": No space left on device; free some space there and give the same command again; "
-            "training goes on where it was."
+            ": No space left on device; free some space there and run the same command again; "
+            "training resumes."
         )
         landed = (
             folder / "new" / "update"
@@ -237,7 +237,7 @@ def test_a_disk_that_is_really_small(
     errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
     if code:
         assert len(errors) == 1
-        assert re.search(r"No space left on device; free some space there and give the", errors[0])
+        assert re.search(r"No space left on device; free some space there and run the", errors[0])
     train_bundle(bundle_of("slice"), str(data), tmp_path / "whole", threads=1)
     assert everything(tmp_path / "result") == everything(tmp_path / "whole")
 

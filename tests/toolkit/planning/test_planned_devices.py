@@ -15,10 +15,11 @@ from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.membership import join, leave
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.protocol import JoinRequest, SubmodelFailure
-from device_agent.training.memory_limits import TRAINING_BYTES, needed_bytes
+from device_agent.training.memory_limits import needed_bytes
 from edgetailor import export, split
 from made_calibration import DEVICE
-from profiles.cost_model.prediction import X86_OVERHEAD, memory
+from profiles.cost_model.memory_rule import TRAINING_RESERVE_BYTES, UNCALIBRATED
+from profiles.cost_model.prediction import predict_memory
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError
 from toolkit.coordinator.devices.submodel_assignment import Planner
@@ -228,14 +229,14 @@ def test_nothing_is_measured_for_a_federation_that_is_over(
             '[[devices]]\nname = "a"\nsubmodel = "full"\nmemory = "1GB"\n',
             r'budgets to plan by; set submodel = "auto"',
         ),
-        (f'{PHONE}memory = "120"\n', r"`devices\[0\]\.memory` .*A size is a number and a unit"),
-        (f"{PHONE}memory = 120\n", r"`devices\[0\]\.memory` is 120: A size is a number and a unit"),
+        (f'{PHONE}memory = "120"\n', r"`devices\[0\]\.memory` .*Invalid size '120': write"),
+        (f"{PHONE}memory = 120\n", r"`devices\[0\]\.memory` is 120: Invalid size '120': write"),
         (
             f"{PHONE}memory = 1.5\n",
-            r"`devices\[0\]\.memory` is 1\.5: A size is a number and a unit",
+            r"`devices\[0\]\.memory` is 1\.5: Invalid size '1\.5': write",
         ),
         (f"{PHONE}memory = true\n", r"`devices\[0\]\.memory` is true"),
-        (f"{PHONE}bandwidth = 9\n", r"`devices\[0\]\.bandwidth` is 9: A size is a number and a"),
+        (f"{PHONE}bandwidth = 9\n", r"`devices\[0\]\.bandwidth` is 9: Invalid size '9': write"),
         (f"{PHONE}step_time = 0\n", r"`devices\[0\]\.step_time` is 0"),
         (f"{PHONE}step_tme = 1\n", r"no key `devices\[0\]\.step_tme`; .*memory, step_time"),
     ],
@@ -302,8 +303,8 @@ def test_the_agent_does_not_refuse_what_a_plan_admits(spec: str, tmp_path: Path)
     manifest = open_bundle(out).manifest
     found = needed_bytes(manifest, validating=False)
     assert found is not None
-    admitted = candidate(known, DEVICE).memory.upper - X86_OVERHEAD.idle_bytes
+    admitted = candidate(known, DEVICE).memory.upper - UNCALIBRATED.idle_bytes
     assert admitted >= found[0] + 6e6
     # One goes by the manifest, the other by the graphs, without their few constants.
-    growth = memory(known.work, X86_OVERHEAD).value - X86_OVERHEAD.idle_bytes
-    assert 0 <= found[0] - TRAINING_BYTES - growth < 10_000
+    growth = predict_memory(known.work, UNCALIBRATED).value - UNCALIBRATED.idle_bytes
+    assert 0 <= found[0] - TRAINING_RESERVE_BYTES - growth < 10_000
