@@ -1,4 +1,4 @@
-"""Judging a bundle on this device: what it predicts before, or without, any training."""
+"""Evaluating a bundle on this device without training it."""
 
 import tempfile
 from collections.abc import Mapping
@@ -19,14 +19,27 @@ def evaluate_bundle(
     threads: int = 0,
     personal: Mapping[str, np.ndarray] | None = None,
 ) -> Evaluation:
-    """Run the signature `evaluate` of the bundle in `folder` over the local `data`.
+    """Evaluate the submodel of a bundle on local data.
 
-    Activations are recorded first where the schedule says so. A personal model is judged where the
-    bundle has one, that in `personal` or else as it begins. Raises BundleError or DataError.
+    If the schedule records activations, they are recorded first.
+
+    Args:
+        folder: The bundle.
+        data: The data source: a file, a folder or `module:callable`.
+        threads: Threads of the runtime; 0 for one per core.
+        personal: Personal tensors of an earlier round. Without them the bundle's personal model,
+            if it has one, starts from its initial state.
+
+    Returns:
+        Loss and number of correct predictions.
+
+    Raises:
+        BundleError: The bundle cannot be used or has no signature for evaluation.
+        DataError: The data do not fit the bundle.
     """
     bundle = open_bundle(Path(folder))
     local = local_data(bundle, data)
     with tempfile.TemporaryDirectory() as scratch:
         run = ScheduleRun(bundle, local, Path(scratch), threads, 0, dict(personal or {}), quiet)
         run.prepare()
-        return run.judge(training_of(bundle), np.arange(len(local)))
+        return run.evaluate(training_of(bundle), np.arange(len(local)))

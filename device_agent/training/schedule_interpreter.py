@@ -13,8 +13,8 @@ from device_agent.formats.manifest import LOSS, SAMPLES, Initialise, Record, Tra
 from device_agent.formats.update import DIVERGED
 from device_agent.runtime.runtime_choice import Session
 from device_agent.training.activation_cache import Recording
+from device_agent.training.batching import batches
 from device_agent.training.checkpoint import Checkpoint, Checkpoints, Position
-from device_agent.training.local_data import batches
 from device_agent.training.signature_runs import SignatureRuns
 from profiles.errors import UpdateError
 
@@ -205,7 +205,9 @@ class ScheduleRun(SignatureRuns):
         wanted = {port.state for port in signature.outputs}
         if not wanted <= self.personal.keys():
             session = self.open(instruction.signature)
-            self.take(signature, session.run(self.feeds(signature, SAMPLES, np.empty(0, int), {})))
+            self.update_state(
+                signature, session.run(self.feeds(signature, SAMPLES, np.empty(0, int), {}))
+            )
             self.personal = {name: self.state[name] for name in wanted if name is not None}
             self.release()
         self.advance()
@@ -218,7 +220,7 @@ class ScheduleRun(SignatureRuns):
             self.one_epoch(instruction, sessions)
             if len(self.held_out):
                 sessions.clear()  # the graph that judges takes their place in memory
-                self.at.validation.append(self.judge(instruction, self.held_out))
+                self.at.validation.append(self.evaluate(instruction, self.held_out))
             if self.at.epoch < instruction.epochs:
                 self.checkpoint()
             self.report(instruction)
@@ -234,7 +236,7 @@ class ScheduleRun(SignatureRuns):
         for indices in parts[self.at.batch :]:
             self.on_batch()
             begun = time.perf_counter()
-            losses = self.one_batch(instruction, sessions, self.trained[indices])
+            losses = self.train_batch(instruction, sessions, self.trained[indices])
             self.batch_seconds.append(time.perf_counter() - begun)
             self.at.loss_sum += sum(losses)
             if not math.isfinite(self.at.loss_sum):
@@ -260,7 +262,7 @@ class ScheduleRun(SignatureRuns):
         """An open session for every signature that `instruction` runs."""
         return {step.signature: self.open(step.signature) for step in instruction.steps}
 
-    def one_batch(
+    def train_batch(
         self, instruction: Train, sessions: Mapping[str, Session], indices: np.ndarray
     ) -> list[float]:
         """All steps on the samples `indices`; returns the losses that they report."""
@@ -270,7 +272,7 @@ class ScheduleRun(SignatureRuns):
             for _ in range(step.times):
                 feeds = self.feeds(signature, instruction.source, indices, step.inputs)
                 results = sessions[step.signature].run(feeds)
-                self.take(signature, results)
+                self.update_state(signature, results)
                 if LOSS in results:
                     losses.append(float(results[LOSS]))
         self.at.steps += 1

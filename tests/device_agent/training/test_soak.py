@@ -16,7 +16,7 @@ PROGRAM = """
 import json, os, shutil, sys
 from pathlib import Path
 given = json.loads(sys.argv[1])
-from device_agent import memory
+from device_agent.system import process_memory as memory
 from device_agent.federation.device_state import DeviceState
 from device_agent.formats.atomic_files import fingerprint, fingerprint_file
 from device_agent.formats.manifest import MANIFEST
