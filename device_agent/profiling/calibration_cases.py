@@ -15,7 +15,7 @@ MAX_MACS = 24e6
 """Multiply-accumulates of a convolution case. A case with a single image may have more."""
 
 CONVOLUTIONS = (
-    # input channels, output channels, kernel, image: networks with more channels have smaller images
+    # input channels, output channels, kernel, image. Layers with more channels get smaller images.
     *((3, 16, 3, 32), (16, 16, 3, 32), (16, 64, 3, 32), (64, 16, 3, 32), (64, 64, 3, 32)),
     *((8, 8, 3, 16), (16, 32, 3, 16), (32, 32, 3, 16), (32, 32, 3, 8), (64, 64, 3, 8)),
     *((128, 128, 3, 16), (64, 64, 3, 16), (128, 128, 3, 8), (256, 256, 3, 8), (256, 256, 3, 4)),
@@ -30,8 +30,8 @@ LINE_CONVOLUTIONS = (
     *((64, 256, 3, 8), (256, 64, 3, 8), (128, 512, 3, 4), (512, 128, 3, 4)),
 )
 WEIGHT_GRADIENTS = (
-    # output channels, images, width and height of the gradient, dilation. The dilation is the number
-    # of input channels of the layer.
+    # output channels, images, width and height of the gradient, dilation, which is the number of
+    # input channels of the layer
     *((16, 32, 32, 8), (16, 32, 16, 32), (64, 32, 8, 32), (64, 32, 8, 128), (128, 32, 4, 128)),
     *((16, 16, 32, 32), (64, 16, 16, 32), (512, 32, 4, 32), (32, 16, 16, 128), (8, 32, 8, 8)),
     *((64, 4, 32, 32), (256, 32, 4, 128), (64, 32, 16, 8), (32, 32, 4, 32)),

@@ -1,4 +1,4 @@
-"""Local data files. Arrays are memory-mapped, not loaded, because they may be larger than memory."""
+"""Local data files. Arrays may be larger than memory, so they are memory-mapped, not loaded."""
 
 import math
 import shutil
