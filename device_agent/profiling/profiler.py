@@ -3,11 +3,11 @@
 Each is measured in a fresh child process (measure.py), so that none sees another's memory.
 """
 
+import logging
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -38,12 +38,8 @@ from profiles.errors import BundleError, UnstableError
 LOOK_EVERY_S = 0.5
 """How often the sensors are read while a child runs."""
 
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-
-
-def quiet(line: str) -> None:
-    """Tell nobody."""
 
 
 def profile_bundle(
@@ -53,7 +49,6 @@ def profile_bundle(
     runs: int = RUNS,
     sustained_s: float = 0.0,
     sysfs: Path = sensors.SYS,
-    say: Say = quiet,
 ) -> Profile:
     """Measure the bundle in `folder` with `threads` threads (0: one for each core).
 
@@ -62,7 +57,7 @@ def profile_bundle(
     """
     bundle = open_bundle(folder)
     before = sensors.conditions(sysfs)
-    children = Children(bundle, threads, runs, sysfs, say)
+    children = Children(bundle, threads, runs, sysfs)
     phases = tuple(children.measure(task) for task in tasks(bundle))
     sustained = children.sustain(sustained_s) if sustained_s else None
     about = bundle.manifest
@@ -100,13 +95,12 @@ class Children:
     threads: int
     runs: int
     sysfs: Path
-    say: Say
     throttled: list[str] = field(default_factory=list)
 
     def measure(self, task: Task) -> Phase:
         """Time and memory of `task`."""
         name = " + ".join(task.signatures)
-        self.say(f"Measuring {name}")
+        log.info("Measuring %s", name)
         found = self._child(task, Measurement)
         return Phase(
             name=name,
@@ -120,7 +114,7 @@ class Children:
 
     def sustain(self, lasting_s: float) -> Sustained:
         """The training's steps for `lasting_s` seconds."""
-        self.say(f"Training for {lasting_s:.0f} s without a pause")
+        log.info("Training for %.0f s without a pause", lasting_s)
         task = next(task for task in tasks(self.bundle) if task.role == "train")
         return self._child(task, Sustained, lasting_s)
 
