@@ -122,7 +122,7 @@ def _do(job: Job) -> None:
     schedule_interpreter.CHECKPOINT_S = job.checkpoint_s
     die_at(job)
     personal = Path(job.personal) if job.personal else None
-    train_alone(Path(job.bundle), job.data, Path(job.out), personal, lambda line: None, threads=1)
+    train_alone(Path(job.bundle), job.data, Path(job.out), personal, threads=1)
 
 
 def _serve() -> None:

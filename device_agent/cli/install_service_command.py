@@ -34,7 +34,7 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
             say(note)
         return
     DeviceState(options.state).member()
-    systemd_service.install(options, user, say)
+    systemd_service.install(options, user)
     if note is not None:
         say(note)
     if user:

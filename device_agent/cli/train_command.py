@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 import msgspec
 
-from device_agent.cli.console import say
 from device_agent.cli.options import (
     data_option,
     json_option,
@@ -58,12 +57,10 @@ def train(
         data,
         out,
         personal,
-        say,
         threads=threads,
         seed=seed,
         validation=validation,
         max_memory=max_memory,
-        on_epoch=lambda epoch, epochs, loss: say(f"epoch {epoch} of {epochs}: loss {loss:.4f}"),
         force=force,
     )
     if as_json:

@@ -1,6 +1,7 @@
 """Waiting while the owner's limits ask for it."""
 
 import datetime
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from device_agent.formats.protocol import Progress
 from device_agent.system import sensors
 from device_agent.training.schedule_interpreter import Every
 
+log = logging.getLogger(__name__)
 LOOK_S = 2.0
 """How often the limits are looked at while work goes on, in seconds."""
 PAUSED_LOOK_S = 10.0
@@ -26,14 +28,13 @@ class Pauses:
     def __init__(
         self,
         limits: OwnerLimits,
-        say: Callable[[str], None],
         tell: Callable[[Progress], None],
         sleep: Callable[[float], None],
         now: Callable[[], datetime.datetime] = datetime.datetime.now,
         root: Path = sensors.SYS,
     ) -> None:
         limits.check(root)
-        self._limits, self._say, self._tell, self._sleep = limits, say, tell, sleep
+        self._limits, self._tell, self._sleep = limits, tell, sleep
         self._now, self._root = now, root
         self._look = Every(LOOK_S)
 
@@ -51,13 +52,13 @@ class Pauses:
         told = None
         while reason is not None:
             if reason != told:
-                self._say(f"Paused: {reason}.")
+                log.info("Paused: %s.", reason)
             if reason != told or remind.due():
                 self._tell(Progress(state="paused", note=reason))
             told = reason
             self._sleep(PAUSED_LOOK_S)
             reason = self._reason(paused=True)
-        self._say(f"Going on after a pause of {_duration(time.monotonic() - began)}.")
+        log.info("Going on after a pause of %s.", _duration(time.monotonic() - began))
         if then is not None:
             self._tell(then)
 

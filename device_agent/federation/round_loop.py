@@ -1,5 +1,6 @@
 """A device that has joined: round after round until there are no more."""
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -14,14 +15,14 @@ from device_agent.federation.pauses import Pauses
 from device_agent.federation.training_attempts import ENOUGH, Attempts, FailedError, wait_after
 from device_agent.formats.protocol import FileOffer, Progress, Work
 from device_agent.formats.update import RECORD, TENSORS
-from device_agent.log_format import Line
+from device_agent.log_format import fields
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.local_data import check_source
 from device_agent.training.memory_limits import Usage, ceilings, check_idle
 from device_agent.training.schedule_interpreter import Every
 from profiles.text_formatting import counted, have_joined, in_a_row
 
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
 FIRST_POLL_S = 0.25
 LONGEST_POLL_S = 2.0
 JITTER = 0.2
@@ -29,14 +30,13 @@ JITTER = 0.2
 GIVEN_UP_S = 3600.0
 ASK_S = 60.0
 """How often a training asks whether its round is still open, in seconds."""
-CLOSED = "Round {} closed before this device was done: its training is dropped."
+CLOSED = "Round %d closed before this device was done: its training is dropped."
 NO_LIMITS = OwnerLimits()
 
 
 def run(
     state: Path,
     data: str,
-    say: Say,
     *,
     threads: int = 0,
     seed: int = 0,
@@ -69,14 +69,15 @@ def run(
         sleep(seconds * random.uniform(1 - JITTER, 1 + JITTER))
 
     link = CoordinatorClient(
-        identity.url, identity.secret, say, patience_s=patience_s, sleep=rest, alive=alive
+        identity.url, identity.secret, patience_s=patience_s, sleep=rest, alive=alive
     )
     how = Training(data, threads, seed, validation, max_memory, idle)
-    member = _Member(folder, link, how, Pauses(limits, say, link.progress, rest), say, rest, alive)
+    member = _Member(folder, link, how, Pauses(limits, link.progress, rest), rest, alive)
     alive()
     with folder.held():
         sent = member.all_rounds()
-    say(f"The last round is over; {counted(sent, 'update')} sent since this agent started.")
+    updates = counted(sent, "update")
+    log.info("The last round is over; %s sent since this agent started.", updates)
     return sent
 
 
@@ -105,12 +106,11 @@ class _Member:
         link: CoordinatorClient,
         how: Training,
         pauses: Pauses,
-        say: Say,
         rest: Callable[[float], None],
         alive: Callable[[], None],
     ) -> None:
         self._folder, self._link, self._how, self._pauses = folder, link, how, pauses
-        self._say, self._rest, self._alive = say, rest, alive
+        self._rest, self._alive = rest, alive
         self._attempts = Attempts(folder.attempts)
         self._given_up: int | None = None
         self._given_up_at = 0.0
@@ -128,7 +128,7 @@ class _Member:
             self._pauses.wait()
             work = self._link.work()
             if work.joined != joined and work.expected:
-                self._say(f"Waiting: {have_joined(work.joined, work.expected)}.")
+                log.info("Waiting: %s.", have_joined(work.joined, work.expected))
             joined = work.joined
             if work.state == "finished":
                 return sent
@@ -154,21 +154,21 @@ class _Member:
         except RefusedError as refusal:
             if not refusal.round_over:
                 raise
-            text = f"Round {work.round} went on without this device. {refusal}"
-            self._say(Line(text, round=work.round))
+            text = "Round %d went on without this device. %s"
+            log.info(text, work.round, refusal, extra=fields(round=work.round))
             return False
         except _ClosedError:
-            self._say(Line(CLOSED.format(work.round), round=work.round))
+            log.info(CLOSED, work.round, extra=fields(round=work.round))
             return False
-        self._say(Line(f"Round {work.round}: the update was taken.", round=work.round))
+        log.info("Round %d: the update was taken.", work.round, extra=fields(round=work.round))
         return True
 
     def _fetch(self, offer: FileOffer, to: Path) -> None:
-        self._say(f"Fetching {offer.name} ({offer.size} bytes)")
+        log.info("Fetching %s (%d bytes)", offer.name, offer.size)
         self._link.download(offer, to)
 
     def _train(self, round_: int) -> None:
-        self._say(Line(f"Round {round_}: training", round=round_))
+        log.info("Round %d: training", round_, extra=fields(round=round_))
         self._tell(Progress(state="training"))
         self._round, self._ask = round_, Every(ASK_S)
         with self._attempts.attempt(self._folder.submodel(), round_):
@@ -183,7 +183,6 @@ class _Member:
                 idle=self._how.idle,
                 personal=self._folder.personal(),
                 keep=self._folder.keep_personal,
-                say=self._say,
                 on_epoch=self._on_epoch,
                 on_batch=self._on_batch,
                 profiled=True,
@@ -203,8 +202,6 @@ class _Member:
         return work.round > self._round or work.state != "train"
 
     def _on_epoch(self, epoch: int, epochs: int, loss: float) -> None:
-        text = f"epoch {epoch} of {epochs}: loss {loss:.4f}"
-        self._say(Line(text, epoch=epoch, epochs=epochs, loss=loss))
         self._tell(Progress(state="training", loss=loss))
 
     def _send(self, round_: int) -> None:
@@ -224,11 +221,11 @@ class _Member:
         """Wait before the next attempt, or ask for a smaller submodel and let the round go."""
         failure = failed.failure
         often = "" if failed.final else f" {in_a_row(failure.failures)}"
-        text = f"Training {failure.submodel} failed{often}: {failed}"
-        self._say(Line(text, level="warning", round=failed.round, submodel=failure.submodel))
+        about = fields(round=failed.round, submodel=failure.submodel)
+        log.warning("Training %s failed%s: %s", failure.submodel, often, failed, extra=about)
         if failure.failures < ENOUGH and not failed.final:
             wait = wait_after(failure.failures)
-            self._say(f"Trying again in {wait:.0f} s.")
+            log.info("Trying again in %.0f s.", wait)
             self._rest(wait)
             return
         fallback = self._link.report(failure)
@@ -239,4 +236,4 @@ class _Member:
             then = f"From round {fallback.round} on this device trains {fallback.submodel}."
             if fallback.round == failed.round:  # it opens anew
                 self._given_up = None
-        self._say(f"Told the coordinator. {then}")
+        log.info("Told the coordinator. %s", then)

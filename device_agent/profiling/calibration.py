@@ -7,12 +7,13 @@ device when no other program uses it.
 
 import datetime
 import json
+import logging
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from profiles.documents.bundle_profile import this_machine
 from profiles.documents.calibration_record import SHORTEST_S, Calibration, MemoryOverhead, Timing
 from profiles.documents.device_profile import FIGURES, DeviceProfile
 
+log = logging.getLogger(__name__)
 GRAPHS = Path(__file__).with_name("calibration_graphs")
 LENGTH_S = 40.0
 """How long operations are timed for in all."""
@@ -44,12 +46,6 @@ NODES = 64
 STEPS = (16, 272)
 """Short and long runs of the graph `loop`, whose body has `BODY_NODES` nodes."""
 BODY_NODES = 2
-
-Report = Callable[[str], None]
-
-
-def quiet(stage: str) -> None:
-    """Tell nobody."""
 
 
 def arrays(shapes: Mapping[str, Shape]) -> dict[str, np.ndarray]:
@@ -183,16 +179,16 @@ def without_profiler(timings: Sequence[Timing], node_s: float) -> tuple[Timing, 
     )
 
 
-def calibrate(threads: int = 0, length_s: float = LENGTH_S, report: Report = quiet) -> Calibration:
+def calibrate(threads: int = 0, length_s: float = LENGTH_S) -> Calibration:
     """Calibrate this device with `threads` threads (0: one for each core).
 
-    `length_s` seconds go to operations, a few more to the rest. `report` hears of each stage.
+    `length_s` seconds go to operations, a few more to the rest. Each stage is logged.
     """
-    report("what a run itself takes, a few seconds")
+    log.info("what a run itself takes, a few seconds")
     small = overheads(threads)
-    report(f"operations, about {length_s:.0f} s")
+    log.info("operations, about %.0f s", length_s)
     timings = timed(cases(), threads, length_s)
-    report("memory of the runtime")
+    log.info("memory of the runtime")
     return Calibration(
         runtime=DESCRIPTION,
         threads=threads,

@@ -4,11 +4,11 @@ Each is measured in a fresh child process (`measure_process.py`), so that the me
 count for another.
 """
 
+import logging
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -39,12 +39,8 @@ from profiles.errors import BundleError, UnstableError
 SENSOR_INTERVAL_S = 0.5
 """Time between two readings of the sensors while a child process runs."""
 
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-
-
-def quiet(line: str) -> None:
-    """Tell nobody."""
 
 
 def profile_bundle(
@@ -54,7 +50,6 @@ def profile_bundle(
     runs: int = RUNS,
     sustained_s: float = 0.0,
     sysfs: Path = sensors.SYS,
-    say: Say = quiet,
 ) -> Profile:
     """Measure the bundle in `folder` with `threads` threads (0: one for each core).
 
@@ -63,7 +58,7 @@ def profile_bundle(
     """
     bundle = open_bundle(folder)
     before = sensors.conditions(sysfs)
-    children = Children(bundle, threads, runs, sysfs, say)
+    children = Children(bundle, threads, runs, sysfs)
     phases = tuple(children.measure(task) for task in tasks(bundle))
     sustained = children.sustain(sustained_s) if sustained_s else None
     about = bundle.manifest
@@ -106,13 +101,12 @@ class Children:
     threads: int
     runs: int
     sysfs: Path
-    say: Say
     throttled: list[str] = field(default_factory=list)
 
     def measure(self, task: Task) -> Phase:
         """Measure time and memory of `task`."""
         name = " + ".join(task.signatures)
-        self.say(f"Measuring {name}")
+        log.info("Measuring %s", name)
         found = self._child(task, Measurement)
         return Phase(
             name=name,
@@ -126,7 +120,7 @@ class Children:
 
     def sustain(self, lasting_s: float) -> Sustained:
         """Repeat the training step for `lasting_s` seconds."""
-        self.say(f"Training for {lasting_s:.0f} s without a pause")
+        log.info("Training for %.0f s without a pause", lasting_s)
         task = next(task for task in tasks(self.bundle) if task.role == "train")
         return self._child(task, Sustained, lasting_s)
 

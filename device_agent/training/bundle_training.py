@@ -1,5 +1,6 @@
 """Training a bundle on this device: its data, limits and checkpoints, and the update."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,11 +33,12 @@ from device_agent.training.memory_limits import (
 )
 from device_agent.training.personal_model import personal_entries
 from device_agent.training.round_profile import RoundProfile
-from device_agent.training.schedule_interpreter import OnEpoch, Say, ScheduleRun, quiet, silent
+from device_agent.training.schedule_interpreter import OnEpoch, ScheduleRun, quiet
 from device_agent.training.signature_runs import OnBatch, at_once
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import LimitError, UpdateError
 
+log = logging.getLogger(__name__)
 Keep = Callable[[Mapping[str, np.ndarray]], object]
 """Takes the new personal tensors, before the update appears; twice where a kill came between."""
 
@@ -66,7 +68,6 @@ def train_bundle(
     keep: Keep = forget,
     on_epoch: OnEpoch = quiet,
     on_batch: OnBatch = at_once,
-    say: Say = silent,
     force: bool = False,
     profiled: bool = False,
     idle: Usage | None = None,
@@ -97,11 +98,10 @@ def train_bundle(
                 check_place(out, force)
             local = local_data(bundle, data, scratch / UNPACKED)
             for remark in local.remarks:
-                say(remark)
+                log.warning(remark)
             run = ScheduleRun(
                 *(bundle, local, scratch, threads, seed, dict(personal or {}), on_epoch),
                 held_out=held_out(len(local), validation),
-                say=say,
                 on_batch=on_batch,
                 spare_bytes=spare_bytes(bundle.manifest, validation > 0, limits),
             )

@@ -1,6 +1,7 @@
 """Runs the schedule of a bundle. It knows only signatures and instructions, no submodel families."""
 
 import json
+import logging
 import math
 import time
 from array import array
@@ -11,6 +12,7 @@ import numpy as np
 
 from device_agent.formats.manifest import LOSS, SAMPLES, Initialise, Record, Train
 from device_agent.formats.update import DIVERGED
+from device_agent.log_format import fields
 from device_agent.runtime.runtime_choice import Session
 from device_agent.training.activation_cache import Recording
 from device_agent.training.batching import batches
@@ -18,10 +20,9 @@ from device_agent.training.checkpoint import Checkpoint, Checkpoints, Position
 from device_agent.training.signature_runs import SignatureRuns
 from profiles.errors import UpdateError
 
+log = logging.getLogger(__name__)
 OnEpoch = Callable[[int, int, float], None]
 """Called after each local epoch with its number from 1, the number of epochs and the mean loss."""
-
-Say = Callable[[str], None]
 
 CHECKPOINT_S = 120.0
 """Time between checkpoints within an epoch or a recording: the most work that a kill can cost."""
@@ -31,10 +32,6 @@ PROGRESS_S = 30.0
 
 def quiet(epoch: int, epochs: int, loss: float) -> None:
     """Tell nobody."""
-
-
-def silent(line: str) -> None:
-    """Say nothing."""
 
 
 class Every:
@@ -64,7 +61,6 @@ class ScheduleRun(SignatureRuns):
 
     on_epoch: OnEpoch = quiet
     checkpoints: Checkpoints | None = None
-    say: Say = silent
     spare_bytes: int = 0
     at: Position = field(default_factory=Position, init=False)
     batch_seconds: "array[float]" = field(default_factory=lambda: array("d"), init=False)
@@ -102,7 +98,7 @@ class ScheduleRun(SignatureRuns):
         self.at, self.state = found.position, found.state
         self.personal.update(found.personal)
         self.dropout.bit_generator.state = json.loads(self.at.dropout)
-        self.say(f"Going on where this training was interrupted: {self.place()}.")
+        log.info("Going on where this training was interrupted: %s.", self.place())
 
     def place(self) -> str:
         """Describe the current position, for a message."""
@@ -162,7 +158,7 @@ class ScheduleRun(SignatureRuns):
     def tell(self, what: str, batch: int, count: int) -> None:
         """Report progress, at most once every `PROGRESS_S` seconds."""
         if self.telling.due():
-            self.say(f"{what}: batch {batch} of {count}")
+            log.info("%s: batch %d of %d", what, batch, count)
 
     def record(self, instruction: Record) -> None:
         """Run one frozen stage over all samples and store its activations.
@@ -268,9 +264,12 @@ class ScheduleRun(SignatureRuns):
     def report(self, instruction: Train) -> None:
         """Report the results of the epoch that has just ended."""
         epoch, epochs = self.at.epoch, instruction.epochs
-        self.on_epoch(epoch, epochs, self.at.losses[-1])
+        loss = self.at.losses[-1]
+        about = fields(epoch=epoch, epochs=epochs, loss=loss)
+        log.info("epoch %d of %d: loss %.4f", epoch, epochs, loss, extra=about)
+        self.on_epoch(epoch, epochs, loss)
         if self.at.validation:
-            self.say(f"epoch {epoch} of {epochs}: validation {self.at.validation[-1]}")
+            log.info("epoch %d of %d: validation %s", epoch, epochs, self.at.validation[-1])
 
     def sessions(self, instruction: Train) -> dict[str, Session]:
         """Open a session for each signature that `instruction` runs."""

@@ -1,6 +1,7 @@
 """A round without a coordinator: a bundle that was copied here, an update to copy back."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from device_agent.training.bundle_training import train_bundle
 from device_agent.training.personal_model import personal_entries, read_personal, write_personal
 from device_agent.training.schedule_interpreter import OnEpoch, quiet
 
+log = logging.getLogger(__name__)
 LOST = (
     "This bundle has a personal model, which ends with this round: --personal FILE.safetensors "
     "keeps it."
@@ -22,8 +24,7 @@ def train_alone(
     bundle: Path,
     data: str,
     out: Path,
-    personal: Path | None,
-    say: Callable[[str], None],
+    personal: Path | None = None,
     *,
     threads: int = 0,
     seed: int = 0,
@@ -34,12 +35,12 @@ def train_alone(
 ) -> UpdateRecord:
     """Train as `train_bundle` does, from and to the personal model in the file `personal`.
 
-    Without the file a personal model is lost, and `say` is told so. Raises InputError for a file of
+    Without the file a personal model is lost, which is logged. Raises InputError for a file of
     another submodel, and the errors of training; then the file is as it was.
     """
     manifest = read_manifest(manifest_bytes(bundle), bundle / MANIFEST)
     if personal is None and personal_entries(manifest):
-        say(LOST)
+        log.warning(LOST)
     keep = personal if personal_entries(manifest) else None
 
     def keep_own(tensors: Mapping[str, np.ndarray]) -> None:
@@ -56,7 +57,6 @@ def train_alone(
         max_memory=max_memory,
         personal=None if keep is None else read_personal(keep, manifest),
         keep=keep_own,
-        say=say,
         on_epoch=on_epoch,
         force=force,
     ).record

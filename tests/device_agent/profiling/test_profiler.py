@@ -20,6 +20,7 @@ from device_agent.profiling.measure_messages import Task, tasks
 from device_agent.profiling.measure_process import make_action, prepare_run, summarise
 from device_agent.profiling.profiler import profile_bundle, require_stable
 from device_agent.runtime.runtime_choice import Session
+from log_messages import logged
 from made_profiles import full
 from profiles.documents.bundle_profile import Profile, Validity
 from profiles.documents.timing_statistics import duration
@@ -193,11 +194,13 @@ def once_a_child_runs(root: Path, flags: str) -> None:
 def profiled(bundle: Path, root: Path, flags: str) -> Profile:
     """A profile during whose training step the flags become `flags`."""
 
-    def say(line: str) -> None:
-        if line == "Measuring train":
-            threading.Thread(target=once_a_child_runs, args=(root, flags)).start()
+    class Starter(list[str]):
+        def append(self, line: str) -> None:
+            if line == "Measuring train":
+                threading.Thread(target=once_a_child_runs, args=(root, flags)).start()
 
-    return profile_bundle(bundle, 1, runs=5, sysfs=root, say=say)
+    with logged(messages=Starter()):
+        return profile_bundle(bundle, 1, runs=5, sysfs=root)
 
 
 @pytest.mark.parametrize(("flags", "reason"), [("4", "throttled"), ("10000", "under-voltage")])

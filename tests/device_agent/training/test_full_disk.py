@@ -128,7 +128,7 @@ def test_a_disk_that_is_full_at_every_write(
 
     def train(folder: Path) -> None:
         own = folder / "own" / "personal.safetensors"
-        train_alone(bundle, data, folder / "new" / "update", own, print, threads=1)
+        train_alone(bundle, data, folder / "new" / "update", own, threads=1)
 
     whole = tmp_path / "whole"
     train(whole)

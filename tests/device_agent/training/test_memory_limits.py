@@ -60,7 +60,7 @@ memory.reset_peak()
 def work():
     from pathlib import Path
     from device_agent.training.standalone_training import train_alone
-    train_alone(Path(given["bundle"]), given["data"], Path("update"), None, lambda line: None,
+    train_alone(Path(given["bundle"]), given["data"], Path("update"),
                 threads=1, max_memory=allowed)
     click.echo(json.dumps({"idle": idle["VmRSS"], "peak": memory.peak_bytes()}))
 

@@ -15,6 +15,7 @@ from device_agent.training.bundle_training import train_bundle
 from device_agent.training.checkpoint import CHECKPOINT, training_folder
 from device_agent.training.schedule_interpreter import ScheduleRun
 from killing import Job, Trainer, training_process
+from log_messages import logged
 from profiles.errors import InputError
 from refusals import refused
 
@@ -152,14 +153,16 @@ def test_what_is_done_is_not_done_again(
         ScheduleRun, "open", lambda run, name: (opened.append(name), original(run, name))[1]
     )
     heard: list[int] = []
-    said: list[str] = []
-    record = train_bundle(
-        job.bundle, job.data, out, threads=1, say=said.append,
-        on_epoch=lambda epoch, of, loss: heard.append(epoch),
-    ).record  # fmt: skip
+    with logged() as said:
+        record = train_bundle(
+            job.bundle, job.data, out, threads=1,
+            on_epoch=lambda epoch, of, loss: heard.append(epoch),
+        ).record  # fmt: skip
     assert opened == ["train"]
     assert heard == [3, 4]
-    assert said == ["Going on where this training was interrupted: epoch 3, batch 1."]
+    assert [line for line in said if not line.startswith("epoch")] == [
+        "Going on where this training was interrupted: epoch 3, batch 1."
+    ]
     assert record == train_bundle(job.bundle, job.data, tmp_path / "whole", threads=1).record
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stopped", "whole"]
 
@@ -189,8 +192,8 @@ def test_other_inputs_start_afresh(jobs: dict[str, Job], tmp_path: Path, change:
         case "lost":
             for recording in place.glob("*.npy"):
                 recording.unlink()
-    said: list[str] = []
-    train_bundle(bundle, data, out, threads=1, say=said.append, **options)
+    with logged() as said:
+        train_bundle(bundle, data, out, threads=1, **options)
     train_bundle(bundle, data, tmp_path / "whole", threads=1, **options)
     assert not any("Going on" in line for line in said)
     assert everything(out) == everything(tmp_path / "whole")
@@ -210,10 +213,10 @@ def test_a_disk_that_altered_a_file_costs_time_only(
     if part is not None:
         data[int(part * len(data))] ^= 16
     path.write_bytes(b"" if part is None else data)
-    said: list[str] = []
-    train_bundle(job.bundle, job.data, out, threads=1, say=said.append)
+    with logged() as said:
+        train_bundle(job.bundle, job.data, out, threads=1)
     train_bundle(job.bundle, job.data, tmp_path / "whole", threads=1)
-    assert said == []
+    assert [line for line in said if not line.startswith("epoch")] == []
     assert everything(out) == everything(tmp_path / "whole")
     assert not place.exists()
 

@@ -79,13 +79,9 @@ def joined(config: CoordinatorConfig, url: str, state: Path) -> Identity:
     while True:
         try:
             bearer = token(config, "phone")
-            return join(url, bearer, state.name, state, quiet, measure=lambda *_: DEVICE)
+            return join(url, bearer, state.name, state, measure=lambda *_: DEVICE)
         except ClientError:
             continue
-
-
-def quiet(line: str) -> None:
-    pass
 
 
 def test_killed_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
@@ -105,7 +101,7 @@ def test_killed_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
         enrolled[name] = joined(config, url, tmp_path / name)
         (tmp_path / "c" / "changed").touch()  # who has a submodel keeps it
         patient = {"sleep": lambda seconds: time.sleep(0.1)}
-        sent[name] = round_loop.run(tmp_path / name, data, quiet, **patient)
+        sent[name] = round_loop.run(tmp_path / name, data, **patient)
 
     with killed_again_and_again(tmp_path / "c", random.Random(seed)) as kills:
         threads = [threading.Thread(target=take_part, args=(name,)) for name in names]
