@@ -9,7 +9,7 @@ from pathlib import Path
 from device_agent.federation.owner_limits import OwnerLimits
 from device_agent.formats.protocol import Progress
 from device_agent.system import sensors
-from device_agent.training.schedule_interpreter import Every
+from device_agent.system.interval_timer import IntervalTimer
 
 log = logging.getLogger(__name__)
 LOOK_S = 2.0
@@ -36,7 +36,7 @@ class Pauses:
         limits.check(root)
         self._limits, self._tell, self._sleep = limits, tell, sleep
         self._now, self._root = now, root
-        self._look = Every(LOOK_S)
+        self._look = IntervalTimer(LOOK_S)
 
     def between_batches(self, then: Progress) -> None:
         """`wait`, looking at the limits every `LOOK_S` seconds only."""
@@ -48,7 +48,7 @@ class Pauses:
         reason = self._reason(paused=False)
         if reason is None:
             return
-        began, remind = time.monotonic(), Every(REMIND_S)
+        began, remind = time.monotonic(), IntervalTimer(REMIND_S)
         told = None
         while reason is not None:
             if reason != told:

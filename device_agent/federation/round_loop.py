@@ -16,10 +16,10 @@ from device_agent.federation.training_attempts import ENOUGH, Attempts, FailedEr
 from device_agent.formats.protocol import FileOffer, Progress, Work
 from device_agent.formats.update import RECORD, TENSORS
 from device_agent.log_format import fields
+from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.local_data import check_source
 from device_agent.training.memory_limits import Usage, ceilings, check_idle
-from device_agent.training.schedule_interpreter import Every
 from profiles.text_formatting import counted, have_joined, in_a_row
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class _Member:
         self._given_up: int | None = None
         self._given_up_at = 0.0
         self._doing = Progress(state="waiting")
-        self._round, self._ask = 0, Every(ASK_S)
+        self._round, self._ask = 0, IntervalTimer(ASK_S)
 
     def all_rounds(self) -> int:
         """Take part until the last round is over; returns how many updates were taken."""
@@ -170,7 +170,7 @@ class _Member:
     def _train(self, round_: int) -> None:
         log.info("Round %d: training", round_, extra=fields(round=round_))
         self._tell(Progress(state="training"))
-        self._round, self._ask = round_, Every(ASK_S)
+        self._round, self._ask = round_, IntervalTimer(ASK_S)
         with self._attempts.attempt(self._folder.submodel(), round_):
             train_bundle(
                 self._folder.bundle,

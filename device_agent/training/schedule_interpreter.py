@@ -1,4 +1,4 @@
-"""Runs the schedule of a bundle. It knows only signatures and instructions, no submodel families."""
+"""Runs the schedule of a bundle. It knows signatures and instructions, but no submodel families."""
 
 import json
 import logging
@@ -14,6 +14,7 @@ from device_agent.formats.manifest import LOSS, SAMPLES, Initialise, Record, Tra
 from device_agent.formats.update import DIVERGED
 from device_agent.log_format import fields
 from device_agent.runtime.runtime_choice import Session
+from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.activation_cache import Recording
 from device_agent.training.batching import batches
 from device_agent.training.checkpoint import Checkpoint, Checkpoints, Position
@@ -31,21 +32,7 @@ PROGRESS_S = 30.0
 
 
 def quiet(epoch: int, epochs: int, loss: float) -> None:
-    """Tell nobody."""
-
-
-class Every:
-    """Tells when `seconds` have passed since it last did, by a clock that never jumps."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._last = seconds, time.monotonic()
-
-    def due(self) -> bool:
-        """Whether they have passed; then they begin anew."""
-        now = time.monotonic()
-        due = now - self._last >= self._seconds
-        self._last = now if due else self._last
-        return due
+    """Ignore the result of the epoch."""
 
 
 @dataclass
@@ -67,7 +54,7 @@ class ScheduleRun(SignatureRuns):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.saving, self.telling = Every(CHECKPOINT_S), Every(PROGRESS_S)
+        self.saving, self.telling = IntervalTimer(CHECKPOINT_S), IntervalTimer(PROGRESS_S)
 
     def go(self) -> None:
         """Run the schedule from the current position to its end."""
@@ -98,7 +85,7 @@ class ScheduleRun(SignatureRuns):
         self.at, self.state = found.position, found.state
         self.personal.update(found.personal)
         self.dropout.bit_generator.state = json.loads(self.at.dropout)
-        log.info("Going on where this training was interrupted: %s.", self.place())
+        log.info("Continuing the interrupted training at %s.", self.place())
 
     def place(self) -> str:
         """Describe the current position, for a message."""

@@ -39,9 +39,9 @@ for name, bundle in given["bundles"].items():
         ))
 profile_text.summary(profiler.profile_bundle(Path(given["bundles"]["slice"]), 1))
 state = Path("state")
-membership.join(given["url"], Path(given["token"]).read_text().strip(), "desk", state, print)
-sent = round_loop.run(state, given["local"], print, threads=1, patience_s=60)
-fleet = fleet_status.fleet_status(state, print)
+membership.join(given["url"], Path(given["token"]).read_text().strip(), "desk", state)
+sent = round_loop.run(state, given["local"], threads=1, patience_s=60)
+fleet = fleet_status.fleet_status(state)
 result = {
     "sent": sent,
     "state": fleet.state,

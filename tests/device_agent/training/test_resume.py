@@ -161,7 +161,7 @@ def test_what_is_done_is_not_done_again(
     assert opened == ["train"]
     assert heard == [3, 4]
     assert [line for line in said if not line.startswith("epoch")] == [
-        "Going on where this training was interrupted: epoch 3, batch 1."
+        "Continuing the interrupted training at epoch 3, batch 1."
     ]
     assert record == train_bundle(job.bundle, job.data, tmp_path / "whole", threads=1).record
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stopped", "whole"]
@@ -195,7 +195,7 @@ def test_other_inputs_start_afresh(jobs: dict[str, Job], tmp_path: Path, change:
     with logged() as said:
         train_bundle(bundle, data, out, threads=1, **options)
     train_bundle(bundle, data, tmp_path / "whole", threads=1, **options)
-    assert not any("Going on" in line for line in said)
+    assert not any("Continuing" in line for line in said)
     assert everything(out) == everything(tmp_path / "whole")
     assert not place.exists()
 
