@@ -85,7 +85,7 @@ class ScheduleRun(SignatureRuns):
         self.at, self.state = found.position, found.state
         self.personal.update(found.personal)
         self.dropout.bit_generator.state = json.loads(self.at.dropout)
-        log.info("Continuing the interrupted training at %s.", self.place())
+        log.info("Continuing the interrupted training: %s.", self.place())
 
     def place(self) -> str:
         """Describe the current position, for a message."""

@@ -1,4 +1,4 @@
-"""Training under a limit of memory: the weak slice runs where the whole model cannot."""
+"""Training under a memory limit: a small slice trains where the whole model does not fit."""
 
 import json
 import re
@@ -100,7 +100,10 @@ print(before - memory.resident_bytes())
 
 @dataclass(frozen=True)
 class Ended:
-    """How a training ended, and for one that ended well how far memory grew from what, in bytes."""
+    """How a training process ended.
+
+    `growth` is the growth of its memory in bytes from `idle`; None if the training failed.
+    """
 
     code: int
     stderr: str
@@ -109,7 +112,7 @@ class Ended:
 
 
 def train(bundle: Path, data: Path, folder: Path, space: int = 0, allowed: int = 0) -> Ended:
-    """Train in a process that may grow by `space` bytes of addresses, or by `allowed` of memory."""
+    """Train in a process that may grow by `space` bytes of address space or `allowed` of memory."""
     given = {"bundle": str(bundle), "data": str(data), "space": space, "allowed": allowed}
     folder.mkdir(exist_ok=True)
     done = subprocess.run(
@@ -123,7 +126,7 @@ def train(bundle: Path, data: Path, folder: Path, space: int = 0, allowed: int =
 
 
 def make(folder: Path) -> None:
-    """The bundles of the whole model and of the weak slice, and 128 samples."""
+    """Export the whole model and the weak slice, and write 128 samples."""
     model = load_model(MODEL, seed=0)
     source = from_model(model)
     for name, spec in (("full", "full"), ("weak", WEAK)):
@@ -141,7 +144,7 @@ def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def between(resnet: Path) -> int:
-    """Bytes that are enough for the weak slice and too few for the whole model."""
+    """A limit in bytes that is enough for the weak slice but too low for the whole model."""
     needs = [needed_bytes(open_bundle(resnet / name).manifest, False) for name in ("weak", "full")]
     weak, full = (need[0] for need in needs if need is not None)
     assert full > 1.5 * weak
@@ -149,7 +152,7 @@ def between(resnet: Path) -> int:
 
 
 def unpredicted(bundle: Path, to: Path) -> Path:
-    """A copy of `bundle` that does not say what memory it needs."""
+    """A copy of `bundle` whose manifest does not predict its memory."""
 
     def change(manifest: dict) -> None:  # type: ignore[type-arg]
         for signature in manifest["signatures"].values():
@@ -183,7 +186,7 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
     )
     assert everything(tmp_path / "full") == {}
 
-    # Were it not refused, it would be killed or told that there is no memory.
+    # Without the check, the training runs out of memory or is killed.
     blind = unpredicted(resnet / "full", tmp_path / "blind")
     killed = train(blind, data, tmp_path / "killed", **{kind: limit})
     assert killed.code in (5, -6, -9, -11), killed.stderr
@@ -197,7 +200,7 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
 
 
 @pytest.mark.parametrize("allowed", [1, 16 << 20])
-def test_memory_that_runs_out_early_is_said_in_one_sentence(
+def test_running_out_of_memory_early_prints_one_sentence(
     resnet: Path, tmp_path: Path, allowed: int
 ) -> None:
     blind = unpredicted(resnet / "full", tmp_path / "blind")
@@ -212,7 +215,7 @@ def test_memory_that_runs_out_early_is_said_in_one_sentence(
 
 
 def train_limited(kind: int, limit: int, bundle: Path, data: Path, cwd: Path) -> Done:
-    """Train in a process that the system holds to `limit` bytes of `kind`."""
+    """Train in a process with a system limit of `limit` bytes on the resource `kind`."""
     words = command("edgetailor-agent", "train", bundle, "--data", data, "--out", "u")
     done = subprocess.run(
         [*words, "--threads", "1"], cwd=cwd, env=environment(OMP_NUM_THREADS="4"), text=True,
@@ -230,7 +233,7 @@ def train_limited(kind: int, limit: int, bundle: Path, data: Path, cwd: Path) ->
     ],
     ids=["-v", "-d"],
 )
-def test_a_limit_below_the_agents_own_is_said_before_anything_is_loaded(
+def test_a_limit_below_the_agents_own_need_is_refused_before_loading_anything(
     kind: int, option: str, limits: tuple[int, ...], tmp_path: Path
 ) -> None:
     least = f"{AGENT_BYTES[kind] // 10**6}.0MB"
@@ -245,7 +248,7 @@ def test_a_limit_below_the_agents_own_is_said_before_anything_is_loaded(
 
 
 @pytest.mark.parametrize("kind", [resource.RLIMIT_AS, resource.RLIMIT_DATA], ids=["-v", "-d"])
-def test_under_the_least_limit_the_agent_still_speaks(
+def test_the_agent_reports_errors_under_the_lowest_accepted_limit(
     bundle_of: BundleOf, kind: int, tmp_path: Path
 ) -> None:
     data = write_data(tmp_path / "local.npz")
@@ -259,7 +262,7 @@ def assert_sentence(stderr: str, pattern: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["full", "low-rank", "slice", "cp"])
-def test_training_stays_within_what_is_foreseen(
+def test_training_stays_within_the_prediction(
     bundle_of: BundleOf, tmp_path: Path, family: str
 ) -> None:
     data = write_data(tmp_path / "local.npz", count=200)
@@ -269,18 +272,18 @@ def test_training_stays_within_what_is_foreseen(
     found = train(bundle, data, tmp_path / "run")
     assert found.growth is not None, found.stderr
     assert found.growth <= need[0]
-    # A limit a ninth above the whole process's peak is not refused.
+    # A limit of a ninth above the peak of the whole process is accepted.
     assert found.idle + need[0] <= (found.idle + found.growth) / 0.9
 
 
-def test_what_large_arrays_took_goes_back_at_once() -> None:
+def test_the_memory_of_large_arrays_is_returned_at_once() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LARGE], env=environment(), capture_output=True, text=True
     )
     assert int(done.stdout) > 19_000_000, done.stderr
 
 
-def test_what_is_trained_stays_where_memory_runs_out(
+def test_progress_is_kept_when_memory_runs_out(
     bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     longer = shutil.copytree(bundle_of("slice"), tmp_path / "bundle")
@@ -342,7 +345,7 @@ def test_a_limit_below_the_idle_agent_leaves_no_submodel(bundle_of: BundleOf) ->
 
 
 def test_the_submodel_that_a_refusal_asks_for_fits(bundle_of: BundleOf) -> None:
-    """At the peak that it names, to a tenth of a megabyte, and no higher."""
+    """A submodel with the named peak fits, and one with a tenth of a megabyte more does not."""
     manifest = open_bundle(bundle_of("full")).manifest
     limit = Ceiling("--max-memory", 80_000_000, 61_234_567)
 
@@ -412,7 +415,7 @@ def test_the_kernel_leaves_room_for_the_stacks_of_all_open_sessions(bundle_of: B
 def test_what_fits_once_fits_round_after_round(
     bundle_of: BundleOf, tmp_path: Path, spec: str, threads: int
 ) -> None:
-    """What the runtime keeps from one training to the next is not counted on top of the next."""
+    """Memory that the runtime keeps after a training is not counted twice for the next one."""
     write_data(tmp_path / "local.npz")
     done = subprocess.run(
         [sys.executable, "-c", ROUNDS, bundle_of(spec), tmp_path / "local.npz", str(threads)],
