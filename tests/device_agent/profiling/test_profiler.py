@@ -154,7 +154,9 @@ def test_a_slice_gets_a_synthetic_recording(
         assert counted(bundle.folder, task, tmp_path, monkeypatch) == [2]
 
 
-def test_every_training_step_starts_from_the_initial_state(bundle_of: BundleOf, tmp_path: Path) -> None:
+def test_every_training_step_starts_from_the_initial_state(
+    bundle_of: BundleOf, tmp_path: Path
+) -> None:
     bundle = open_bundle(bundle_of("full"))
     task = Task(role="train", signatures=("train",))
     run = prepare_run(bundle, task, tmp_path, 1)
@@ -217,9 +219,7 @@ def test_a_run_with_throttling_is_invalid(
     assert f"{reason} during train" in error.value.values["reasons"]
 
 
-def test_throttling_before_the_run_does_not_count(
-    bundle_of: BundleOf, tmp_path: Path
-) -> None:
+def test_throttling_before_the_run_does_not_count(bundle_of: BundleOf, tmp_path: Path) -> None:
     found = profiled(bundle_of("full"), pi(tmp_path, "50000"), "50000")
     assert found.validity.invalid == ()
 

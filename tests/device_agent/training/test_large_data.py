@@ -253,7 +253,9 @@ def test_a_file_that_is_truncated_during_training(bundle_of: BundleOf, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["local.npz"]
 
 
-def test_data_with_a_single_class_cause_a_warning(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
+def test_data_with_a_single_class_cause_a_warning(
+    agent: Agent, bundle_of: BundleOf, tmp_path: Path
+) -> None:
     x, _ = samples(9, seed=0)
     np.savez(tmp_path / "local.npz", x=x, y=np.full(9, 3))
     done = agent("train", bundle_of("full"), "--data", "local.npz", "--out", "update")

@@ -254,7 +254,9 @@ NO_HEADER = "its header is not one of a .npy file"
         (b"", NO_HEADER),
     ],
 )
-def test_data_that_are_no_arrays(tmp_path: Path, data: bytes, message: str, compression: int) -> None:
+def test_data_that_are_no_arrays(
+    tmp_path: Path, data: bytes, message: str, compression: int
+) -> None:
     path = tmp_path / "local.npz"
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("x.npy", data)

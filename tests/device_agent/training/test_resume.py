@@ -168,7 +168,9 @@ def test_a_resumed_training_does_not_repeat_finished_epochs(
 
 
 @pytest.mark.parametrize("change", ["data", "seed", "validation", "bundle", "damaged", "lost"])
-def test_a_training_with_other_inputs_starts_from_the_beginning(jobs: dict[str, Job], tmp_path: Path, change: str) -> None:
+def test_a_training_with_other_inputs_starts_from_the_beginning(
+    jobs: dict[str, Job], tmp_path: Path, change: str
+) -> None:
     job = jobs["slice"]
     out = interrupted(job, tmp_path)
     bundle, data, options = job.bundle, job.data, dict[str, object]()

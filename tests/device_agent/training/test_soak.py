@@ -53,7 +53,7 @@ print(json.dumps(seen))
 
 
 def play(folder: Path, bundles: list[Path], rounds: int) -> list[tuple[int, int]]:
-    """Run `rounds` rounds with `bundles` in turn; return resident bytes and open files after each."""
+    """Run `rounds` rounds with `bundles` in turn. Return the memory and open files after each."""
     given = {
         "bundles": [str(bundle) for bundle in bundles],
         "data": str(write_data(folder / "local.npz", count=40)),
