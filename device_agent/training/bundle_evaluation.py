@@ -9,7 +9,8 @@ import numpy as np
 from device_agent.formats.bundle import open_bundle, training_of
 from device_agent.formats.update import Evaluation
 from device_agent.training.bundle_training import local_data
-from device_agent.training.schedule_interpreter import ScheduleRun, quiet
+from device_agent.training.schedule_interpreter import ScheduleRun
+from device_agent.training.training_options import TrainingOptions
 
 
 def evaluate_bundle(
@@ -27,6 +28,7 @@ def evaluate_bundle(
     bundle = open_bundle(Path(folder))
     local = local_data(bundle, data)
     with tempfile.TemporaryDirectory() as scratch:
-        run = ScheduleRun(bundle, local, Path(scratch), threads, 0, dict(personal or {}), quiet)
+        options = TrainingOptions(threads=threads)
+        run = ScheduleRun(bundle, local, Path(scratch), options, dict(personal or {}))
         run.prepare()
         return run.judge(training_of(bundle), np.arange(len(local)))

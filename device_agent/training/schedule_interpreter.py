@@ -30,8 +30,8 @@ PROGRESS_S = 30.0
 """Seconds between two lines about the same epoch or recording."""
 
 
-def quiet(epoch: int, epochs: int, loss: float) -> None:
-    """Tell nobody."""
+def ignore_epoch(epoch: int, epochs: int, loss: float) -> None:
+    """Do nothing."""
 
 
 class Every:
@@ -56,7 +56,7 @@ class ScheduleRun(SignatureRuns):
     may hold what the disk cannot. `batch_seconds` are the times of this process's training batches.
     """
 
-    on_epoch: OnEpoch = quiet
+    on_epoch: OnEpoch = ignore_epoch
     checkpoints: Checkpoints | None = None
     spare_bytes: int = 0
     at: Position = field(default_factory=Position, init=False)
@@ -225,7 +225,7 @@ class ScheduleRun(SignatureRuns):
 
         Raises UpdateError at the first loss that is not finite: nothing good comes after it.
         """
-        order = np.random.default_rng([self.seed, self.at.epoch])
+        order = np.random.default_rng([self.options.seed, self.at.epoch])
         parts = batches(len(self.trained), instruction.batch_size, order)
         for indices in parts[self.at.batch :]:
             self.on_batch()

@@ -23,6 +23,7 @@ from device_agent.formats.update import Evaluation
 from device_agent.runtime.runtime_choice import Session, open_session
 from device_agent.training.activation_cache import Recording
 from device_agent.training.local_data import LocalData, batches, classes_in
+from device_agent.training.training_options import TrainingOptions
 from profiles.errors import BundleError
 
 OnBatch = Callable[[], None]
@@ -58,8 +59,7 @@ class SignatureRuns:
     bundle: Bundle
     local: LocalData
     scratch: Path
-    threads: int
-    seed: int
+    options: TrainingOptions
     personal: dict[str, np.ndarray]
     held_out: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), kw_only=True)
     on_batch: OnBatch = field(default=at_once, kw_only=True)
@@ -69,7 +69,7 @@ class SignatureRuns:
 
     def __post_init__(self) -> None:
         # Apart from the order of the samples, which is the same with and without dropout.
-        self.dropout = np.random.default_rng([self.seed, 1])
+        self.dropout = np.random.default_rng([self.options.seed, 1])
 
     @cached_property
     def trained(self) -> np.ndarray:
@@ -84,7 +84,7 @@ class SignatureRuns:
         self.state.update(self.bundle.load(e.name for e in missing if e.stored))
         self.state.update({e.name: self.unstored(e) for e in missing if not e.stored})
         runtime, graph = self.bundle.manifest.runtime, self.bundle.graph(name)
-        session = open_session(runtime, graph, name, self.threads)
+        session = open_session(runtime, graph, name, self.options.threads)
         check_ports(session, signature, f"{graph}, signature {name!r}")
         return session
 
