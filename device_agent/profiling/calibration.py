@@ -1,8 +1,8 @@
-"""The calibration of a device: about a minute of small graphs, timed one operation at a time.
+"""Calibrates a device: times single operations in small graphs, for about a minute.
 
-Nothing of any model is run. Every operation is timed by the runtime's own profiler inside a small
-graph, as it will run inside a training step, and what counts is the least of several runs: what the
-device can do when nothing else runs on it.
+No part of a model runs. The runtime's own profiler times every operation inside a small graph, as
+it would run inside a training step. The fastest of several runs count: they show the speed of the
+device when no other program uses it.
 """
 
 import datetime
@@ -39,7 +39,7 @@ RUNS = (4, 200)
 """Least and most runs of a case, the first of which warms up."""
 SHORT_RUNS = 300
 OTHERS = 2**21
-"""Numbers gone over between two runs: 8 MB, more than a core's own caches hold."""
+"""Numbers written between two runs: 8 MB, more than the private caches of a core hold."""
 SUFFIX = "_kernel_time"
 NODES = 64
 """Nodes of the graphs `row` and `side`."""
@@ -60,7 +60,7 @@ class TimedGraph:
     def __init__(self, name: str, threads: int, folder: Path) -> None:
         self._others = np.zeros(OTHERS, np.float32)
         options = session_options(threads)
-        # As it stands in the file: the names of its nodes say what they are.
+        # An optimised graph has other nodes, whose names no longer tell the operation.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.enable_profiling = True
         options.profile_file_prefix = str(folder / name)
@@ -69,22 +69,23 @@ class TimedGraph:
         )
 
     def run(self, shapes: Mapping[str, Shape], seconds: float) -> None:
-        """Run with inputs of these shapes for about `seconds`, within `RUNS`."""
+        """Run repeatedly for about `seconds`, within the limits of `RUNS`."""
         feeds = arrays(shapes)
         least, most = RUNS
         end = time.monotonic() + seconds
         for done in range(most):
             if done >= least and time.monotonic() >= end:
                 break
-            # Between two runs of a layer comes the rest of a step: caches hold something else.
+            # In a training step other layers run between two runs of a layer and evict its data
+            # from the caches. Writing another array has the same effect.
             self._others += 1
             self._session.run(None, feeds)
 
     def timings(self) -> list[Timing]:
-        """Time of each operation that was run, at each of its sizes; nodes of a kind are averaged.
+        """Time of each operation at each of its sizes, averaged over the nodes of that kind.
 
-        The profiler cuts off microseconds: the mean of the quickest runs is right, the least is
-        too small.
+        The profiler truncates to whole microseconds. The minimum would therefore be too small, so
+        the mean of the fastest runs is used.
         """
         file = Path(self._session.end_profiling())
         events = json.loads(file.read_bytes())
@@ -103,17 +104,17 @@ class TimedGraph:
 
 
 def quickest(seconds: Sequence[float]) -> float:
-    """Mean of the quickest quarter."""
+    """Mean of the fastest quarter of the runs."""
     return float(np.mean(sorted(seconds)[: max(1, len(seconds) // 4)]))
 
 
 def shapes_of(event: Mapping[str, Any], end: str) -> list[Shape]:
-    """Shapes of the inputs or outputs that a profiler's event tells of."""
+    """Shapes of the inputs or outputs in an event of the profiler; `end` is "input" or "output"."""
     return [tuple(*one.values()) for one in event["args"][f"{end}_type_shape"]]
 
 
 def timed(all_cases: Iterable[Case], threads: int, length_s: float) -> list[Timing]:
-    """Timings of the operations in `all_cases`, in about `length_s` seconds."""
+    """Time the operations of `all_cases` for about `length_s` seconds in total."""
     left = list(all_cases)
     end = time.monotonic() + length_s
     with tempfile.TemporaryDirectory() as scratch:
@@ -127,7 +128,7 @@ def timed(all_cases: Iterable[Case], threads: int, length_s: float) -> list[Timi
 
 
 def least(name: str, shapes: Mapping[str, Shape], threads: int) -> float:
-    """Least seconds of a whole run as the agent makes it."""
+    """Shortest duration in seconds of a whole run, with a session as the agent opens it."""
     session = OnnxSession(GRAPHS / f"{name}.onnx", threads)
     feeds = arrays(shapes)
     seconds = []
@@ -140,7 +141,7 @@ def least(name: str, shapes: Mapping[str, Shape], threads: int) -> float:
 
 @dataclass(frozen=True)
 class Overheads:
-    """Seconds that a run takes besides its operations; see Calibration."""
+    """Time of a run in addition to its operations, in seconds; see Calibration."""
 
     run_s: float
     port_s: float
@@ -149,10 +150,12 @@ class Overheads:
 
 
 def overheads(threads: int) -> Overheads:
-    """What runs of next to nothing take, told apart by graphs that differ in one thing."""
-    one = least("product", {"x": (1, 1, 1), "w": (1, 1, 1)}, threads)  # one node, three ports
-    row = least("row", {"x": (1,)}, threads)  # many nodes, two ports
-    side = least("side", {f"x{n}": (1,) for n in range(NODES)}, threads)  # and two ports each
+    """Measure the overheads with tiny graphs that differ in a single property."""
+    one = least("product", {"x": (1, 1, 1), "w": (1, 1, 1)}, threads)  # 1 node, 3 ports
+    row = least("row", {"x": (1,)}, threads)  # NODES nodes, 2 ports
+    side = least(
+        "side", {f"x{n}": (1,) for n in range(NODES)}, threads
+    )  # NODES nodes, 2 ports each
     node_s = max(0.0, row - one) / (NODES - 1)
     port_s = max(0.0, side - row) / (2 * NODES - 2)
     few, many = (least("loop", {"s0": (1,), "x": (steps, 1)}, threads) for steps in STEPS)
@@ -165,9 +168,9 @@ def overheads(threads: int) -> Overheads:
 
 
 def without_profiler(timings: Sequence[Timing], node_s: float) -> tuple[Timing, ...]:
-    """`timings` as they are when nobody looks: the profiler itself takes about a microsecond.
+    """Subtract the time that the profiler itself adds, about a microsecond per operation.
 
-    How long exactly, the smallest operation says, which takes `node_s` outside the profiler.
+    The smallest operation takes `node_s` without the profiler, so its timing shows the exact time.
     """
     smallest = min(timing.seconds for timing in timings)
     least_s = max(node_s, SHORTEST_S)
@@ -199,7 +202,10 @@ def calibrate(threads: int = 0, length_s: float = LENGTH_S) -> Calibration:
 
 
 def memory_overhead() -> MemoryOverhead | None:
-    """What the runtime holds besides tensors, found by a process of its own."""
+    """Memory of the agent and its runtime without tensors, measured in a fresh process.
+
+    None if the system does not report it.
+    """
     command = [sys.executable, "-m", "device_agent.profiling.idle_memory_process"]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode != 0:
@@ -208,7 +214,16 @@ def memory_overhead() -> MemoryOverhead | None:
 
 
 def device_profile(name: str, calibration: Calibration, folder: Path) -> DeviceProfile:
-    """This device as the planner sees it; what is free on the disk is asked of `folder`."""
+    """Create the profile that the planner reads.
+
+    Args:
+        name: Name of the device.
+        calibration: The device's calibration.
+        folder: A folder on the disk that stores bundles. Its free space is recorded.
+
+    Returns:
+        The profile. Figures that the system does not report are None.
+    """
     machine = this_machine(DESCRIPTION)
     found = DeviceProfile(
         name=name,

@@ -14,6 +14,7 @@ from device_agent.formats.update import UpdateRecord, check_place, check_trained
 from device_agent.runtime.runtime_choice import describe
 from device_agent.system.disk_space import storage_error
 from device_agent.system.process_memory import map_large_blocks, ran_out
+from device_agent.training.batching import held_out
 from device_agent.training.checkpoint import (
     CHECKPOINT,
     UNPACKED,
@@ -21,7 +22,7 @@ from device_agent.training.checkpoint import (
     key_of,
     working_folder,
 )
-from device_agent.training.local_data import LocalData, held_out, load_data, name_of
+from device_agent.training.local_data import LocalData, load_data, name_of
 from device_agent.training.memory_estimate import open_at_once
 from device_agent.training.memory_limits import (
     Usage,

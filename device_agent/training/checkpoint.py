@@ -1,7 +1,7 @@
-"""Checkpoints of one training, so that a kill at any moment costs minutes and changes nothing.
+"""Checkpoints of a training. A killed training resumes from the last one with the same result.
 
-They lie in a folder beside the update that is trained, `.NAME.training`, together with the recorded
-activations and whatever else is written on the way. The folder goes when the update is there.
+The checkpoint is in the training folder `.NAME.training` beside the update NAME, together with the
+recorded activations and other temporary files. The folder is deleted when the update is complete.
 """
 
 import fcntl
@@ -24,22 +24,32 @@ from profiles.json_decoding import decode_json
 
 CHECKPOINT = "checkpoint.safetensors"
 UNPACKED = "data"
-"""Folder of local data that could not be used in their place."""
+"""Subfolder for local data that had to be unpacked or converted."""
 
 STATE, PERSONAL = "state:", "personal:"
+"""Prefixes of tensor names in the checkpoint file."""
 WORTH_KEEPING = (OSError, MemoryError, LimitError, StorageError)
-"""Trouble that may be over at the next start."""
+"""Errors that may not occur at the next start, so the checkpoint is kept."""
 
 Tensors = dict[str, np.ndarray]
 
 
 class Position(msgspec.Struct, kw_only=True):
-    """How far a training has come: `batch` batches into `epoch` epochs of `instruction`.
+    """How far a training has come.
 
-    `losses` are the means of whole epochs, `loss_sum` the sum of the `loss_count` that the present
-    one's steps gave. `recorded` are the recordings that are complete on disk, by name, `recording`
-    names the one that is being written and `begun` is what it holds; `dropout` is its generator's
-    state.
+    Attributes:
+        instruction: Number of finished instructions of the schedule.
+        epoch: Number of finished epochs of the current instruction.
+        batch: Number of finished batches of the current epoch or recording.
+        steps: Number of finished training batches.
+        loss_sum: Sum of the losses in the current epoch.
+        loss_count: Number of losses in `loss_sum`.
+        losses: Mean loss of each finished epoch.
+        validation: Evaluation after each finished epoch.
+        recorded: Recordings that are complete on disk, by name.
+        recording: Name of the recording that is being written.
+        begun: Size and digest of the part of it that is on disk.
+        dropout: State of the random generator for dropout, as JSON.
     """
 
     instruction: int = 0
@@ -57,7 +67,13 @@ class Position(msgspec.Struct, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct):
-    """What a training goes on from; `state` and `personal` are the tensors that it held."""
+    """A position in a training, and the tensors that the training held there.
+
+    Attributes:
+        position: How far the training has come.
+        state: Tensors that the signatures read and replace.
+        personal: Personal tensors; empty if `state` contains them.
+    """
 
     position: Position
     state: Tensors
@@ -65,20 +81,28 @@ class Checkpoint(msgspec.Struct):
 
 
 class Checkpoints:
-    """The newest checkpoint in `folder` of the training that `key` and `personal` make."""
+    """The checkpoint file of one training in the folder `folder`.
+
+    A training is identified by `key`, a hash of its inputs, and by the personal tensors that it
+    starts with. A checkpoint of another training is ignored.
+    """
 
     def __init__(self, folder: Path, key: str, personal: Tensors) -> None:
         self.folder = folder
         self._key = key
-        self._keys = [self._of(personal)]
+        self._keys = [self._key_with(personal)]
         self._path = folder / CHECKPOINT
 
     def also_for(self, personal: Tensors) -> None:
-        """Let later checkpoints be found with the tensors that this training ended with too."""
-        self._keys.append(self._of(personal))
+        """Let a training that starts with the tensors `personal` use later checkpoints too.
 
-    def _of(self, personal: Tensors) -> str:
-        """The key with what the device held before: a SHA-256."""
+        When a training ends, its new personal tensors are stored before the update is written. If
+        the process is killed in between, the next start has the new tensors instead of the old.
+        """
+        self._keys.append(self._key_with(personal))
+
+    def _key_with(self, personal: Tensors) -> str:
+        """SHA-256 of the key and of the personal tensors."""
         digest = hashlib.sha256(self._key.encode())
         for name in sorted(personal):
             digest.update(name.encode())
@@ -86,7 +110,7 @@ class Checkpoints:
         return digest.hexdigest()
 
     def save(self, made: Checkpoint) -> None:
-        """Replace the checkpoint, in one step."""
+        """Replace the checkpoint atomically."""
         tensors = {STATE + name: array for name, array in made.state.items()}
         tensors |= {PERSONAL + name: array for name, array in made.personal.items()}
         position = msgspec.json.encode(made.position).decode()
@@ -94,7 +118,11 @@ class Checkpoints:
         write_tensors(self._path, tensors, about | {"digest": _digest(position, tensors)})
 
     def latest(self) -> Checkpoint | None:
-        """The checkpoint, where there is one of this training; all else in the folder goes."""
+        """Load the checkpoint, and delete all files that it does not need.
+
+        Returns:
+            The checkpoint; None if there is no intact one of this training.
+        """
         found = self._read()
         wanted = {UNPACKED}
         if found is not None:
@@ -115,14 +143,14 @@ class Checkpoints:
             if about["digest"] != _digest(about["position"], tensors):
                 return None
         except (OSError, SafetensorError, msgspec.MsgspecError, KeyError, TypeError):
-            return None  # none yet, or damaged: the training starts afresh
+            return None  # missing or damaged: the training starts from the beginning
         if not all(made.still_in(self.folder / name) for name, made in _files(position).items()):
             return None
-        return Checkpoint(position, _starting(STATE, tensors), _starting(PERSONAL, tensors))
+        return Checkpoint(position, _with_prefix(STATE, tensors), _with_prefix(PERSONAL, tensors))
 
 
 def _digest(position: str, tensors: Mapping[str, np.ndarray]) -> str:
-    """Tells a checkpoint from one that a failing disk has altered: a BLAKE2b."""
+    """BLAKE2b of a checkpoint, which detects a file that a failing disk altered."""
     digest = hashlib.blake2b(position.encode(), digest_size=16)
     for name in sorted(tensors):
         digest.update(name.encode())
@@ -131,14 +159,14 @@ def _digest(position: str, tensors: Mapping[str, np.ndarray]) -> str:
 
 
 def _files(position: Position) -> dict[str, Written]:
-    """The files that a training at `position` goes on from, and what they held."""
+    """The recordings that a training at `position` needs, by file name."""
     files = dict(position.recorded)
     if position.recording is not None and position.begun is not None:
         files[position.recording] = position.begun
     return {f"{name}.npy": written for name, written in files.items()}
 
 
-def _starting(prefix: str, tensors: Mapping[str, np.ndarray]) -> Tensors:
+def _with_prefix(prefix: str, tensors: Mapping[str, np.ndarray]) -> Tensors:
     return {
         name.removeprefix(prefix): array
         for name, array in tensors.items()
@@ -147,21 +175,30 @@ def _starting(prefix: str, tensors: Mapping[str, np.ndarray]) -> Tensors:
 
 
 def key_of(parts: object) -> str:
-    """SHA-256 of what a training is made of, anything that JSON can say."""
+    """SHA-256 of the inputs of a training, given as values that JSON can hold."""
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 
 def training_folder(out: Path) -> Path:
-    """Where the training of the update `out` keeps what it writes on the way."""
+    """The training folder of the update `out`."""
     return out.parent / f".{out.name}.training"
 
 
 @contextmanager
 def working_folder(out: Path) -> Iterator[Path]:
-    """The training folder of `out`, for this process alone, until the training has ended.
+    """Create and lock the training folder of an update for the duration of a training.
 
-    It stays after a failure only where there is something to go on from and the trouble may pass.
-    Raises InputError where another process trains `out`.
+    The folder is deleted at the end. After a failure it stays if it holds a checkpoint from which
+    a later start could succeed.
+
+    Args:
+        out: The update to train.
+
+    Yields:
+        The training folder.
+
+    Raises:
+        InputError: Another process is training `out`.
     """
     folder = training_folder(out)
     started_here = not (folder / CHECKPOINT).exists()
@@ -170,8 +207,10 @@ def working_folder(out: Path) -> Iterator[Path]:
         try:
             yield folder
         except BaseException as error:
-            passing = isinstance(error, WORTH_KEEPING) or not isinstance(error, Exception)
-            kept = passing or not (started_here or isinstance(error, UpdateError))
+            # Ctrl-C and the like are no Exception. If an earlier process made the checkpoint, bad
+            # input of this start does not devalue it, but a diverged training would diverge again.
+            temporary = isinstance(error, WORTH_KEEPING) or not isinstance(error, Exception)
+            kept = temporary or not (started_here or isinstance(error, UpdateError))
             if not (kept and (folder / CHECKPOINT).exists()):
                 _clear(folder)
             raise
@@ -186,14 +225,17 @@ def _locked(folder: Path, out: Path) -> Iterator[None]:
         yield
     except BlockingIOError:
         raise InputError(
-            f"Another process is training {out}: wait until it has ended, or give another place."
+            f"Another process is training {out}. Wait until it has ended, or choose another output "
+            "folder.",
+            code="update.already-training",
+            path=str(out),
         ) from None
     finally:
         os.close(handle)
 
 
 def _clear(folder: Path) -> None:
-    """Delete a training folder, its checkpoint last: until then the training can be taken up."""
+    """Delete a training folder, the checkpoint last: a restart can resume until it is gone."""
     for path in folder.iterdir():
         if path.name != CHECKPOINT:
             remove(path)
@@ -201,7 +243,7 @@ def _clear(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or a folder with all that is in it."""
+    """Delete a file, or a folder with its contents."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

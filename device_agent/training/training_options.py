@@ -18,7 +18,8 @@ class TrainingOptions:
         threads: Threads of the runtime. 0 means one for each core.
         seed: Seed for the order of the samples and for dropout. With one thread, the same seed
             gives the same update, bit for bit.
-        validation: Share of the samples, in [0, 1), that is held out and evaluated after each epoch.
+        validation: Share of the samples, in [0, 1), that is held out and evaluated
+            after each epoch.
         max_memory: Bytes of memory that this process may use. None means no limit of the owner's.
     """
 

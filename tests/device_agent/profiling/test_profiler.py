@@ -17,7 +17,7 @@ from bundles import BundleOf
 from commands import environment
 from device_agent.formats.bundle import open_bundle, structure, training_of
 from device_agent.profiling.measure_messages import Task, tasks
-from device_agent.profiling.measure_process import action_of, course, ready_run
+from device_agent.profiling.measure_process import make_action, prepare_run, summarise
 from device_agent.profiling.profiler import profile_bundle, require_stable
 from device_agent.runtime.runtime_choice import Session
 from log_messages import logged
@@ -25,13 +25,14 @@ from made_profiles import full
 from profiles.documents.bundle_profile import Profile, Validity
 from profiles.documents.timing_statistics import duration
 from profiles.errors import UnstableError
+from refusals import refused
 
 MB = 10**6
 
 # Prints the peak above the idle process and how its pages grew, after a known allocation.
 ALLOCATE = """
 import json, mmap, resource, sys
-from device_agent import memory
+from device_agent.system import process_memory as memory
 
 size, path = int(sys.argv[1]), sys.argv[2]
 memory.reset_peak()
@@ -83,7 +84,7 @@ def test_the_course_of_a_device_that_slows_down() -> None:
     at = np.arange(0, 300, 0.5)
     took = 0.1 * (1 + np.floor(at) / 100)
     read = {number: (40.0 + number, 10**9) for number in range(60)}
-    found = course(at, took, 5.0, read)
+    found = summarise(at, took, 5.0, read)
     assert found.window_s == 60
     assert found.first.median_s == pytest.approx(0.1 * 1.295)
     assert found.last.median_s == pytest.approx(0.1 * (1 + 2.695))
@@ -91,7 +92,7 @@ def test_the_course_of_a_device_that_slows_down() -> None:
     assert [point.at_s for point in found.points] == [5.0 * number for number in range(60)]
     assert found.points[1].step.median_s == pytest.approx(0.1 * 1.07)
     assert {point.step.runs for point in found.points} == {10}
-    short = course(np.array([0.0, 1.0]), np.array([1.0, 2.0]), 1.0, {0: (None, None)})
+    short = summarise(np.array([0.0, 1.0]), np.array([1.0, 2.0]), 1.0, {0: (None, None)})
     assert (short.window_s, short.first.median_s, short.last.median_s) == (1.5, 1.5, 2.0)
 
 
@@ -113,7 +114,7 @@ def counted(bundle: Path, task: Task, tmp_path: Path, monkeypatch: pytest.Monkey
     """How often two actions of `task` run each of its signatures."""
     sessions: list[Counting] = []
     opened = open_bundle(bundle)
-    run = ready_run(opened, task, tmp_path, 1)
+    run = prepare_run(opened, task, tmp_path, 1)
     plain = run.open
 
     def opening(name: str) -> Counting:
@@ -121,7 +122,7 @@ def counted(bundle: Path, task: Task, tmp_path: Path, monkeypatch: pytest.Monkey
         return sessions[-1]
 
     monkeypatch.setattr(run, "open", opening)
-    action = action_of(task, run)
+    action = make_action(task, run)
     action()
     action()
     return [session.runs for session in sessions]
@@ -156,8 +157,8 @@ def test_a_slice_is_fed_a_recording_that_nothing_recorded(
 def test_every_training_step_begins_at_the_first_state(bundle_of: BundleOf, tmp_path: Path) -> None:
     bundle = open_bundle(bundle_of("full"))
     task = Task(role="train", signatures=("train",))
-    run = ready_run(bundle, task, tmp_path, 1)
-    action = action_of(task, run)
+    run = prepare_run(bundle, task, tmp_path, 1)
+    action = make_action(task, run)
     first = dict(run.state)
     action()
     once = dict(run.state)
@@ -210,8 +211,10 @@ def test_a_run_during_which_throttling_set_in_is_invalid(
     assert found.before.throttled == ()
     assert f"{reason} during train" in found.validity.invalid
     assert f"{reason} during predict" not in found.validity.invalid
-    with pytest.raises(UnstableError, match=f"not those of full speed: {reason} during train"):
+    with refused("measurement.throttled") as error:
         require_stable(found)
+    assert isinstance(error.value, UnstableError)
+    assert f"{reason} during train" in error.value.values["reasons"]
 
 
 def test_a_quiet_run_is_valid_whatever_happened_since_boot(
@@ -225,8 +228,9 @@ def test_strict() -> None:
     require_stable(full())
     varying = Validity(unstable=("predict", "train"))
     unstable = msgspec.structs.replace(full(), validity=varying)
-    with pytest.raises(
-        UnstableError, match=r"times of forward pass, training step vary by more than 26%"
-    ):
+    with refused(
+        "measurement.unstable", phases=["forward pass", "training step"], spread=0.26
+    ) as error:
         require_stable(unstable)
+    assert isinstance(error.value, UnstableError)
     assert UnstableError.exit_code == 7

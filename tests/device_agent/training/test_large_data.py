@@ -24,9 +24,11 @@ from commands import Agent, environment, refusal
 from device_agent.formats.update import read_update
 from device_agent.system.disk_space import MappedArray, open_npy
 from device_agent.training import array_files
-from device_agent.training.bundle_training import train_bundle
-from device_agent.training.local_data import LocalData, classes_in, held_out, load_data
+from device_agent.training.batching import classes_in, held_out
+from device_agent.training.local_data import LocalData, load_data
 from profiles.errors import DataError, StorageError
+from refusals import refused
+from trainings import train_bundle
 
 MB = 1 << 20
 
@@ -83,12 +85,12 @@ import json, sys
 given = json.loads(sys.argv[1])
 from pathlib import Path
 import device_agent.runtime.onnx_runtime
-from device_agent import memory
-from device_agent.training.bundle_training import train_bundle
+from device_agent.system import process_memory as memory
+from device_agent.training.standalone_training import train
 memory.reset_peak()
 idle = memory.resident_bytes()
-done = train_bundle(given["bundle"], given["data"], "update", threads=1)
-print(json.dumps({"samples": done.record.samples, "growth": memory.peak_bytes() - idle}))
+done = train(given["bundle"], given["data"], "update", threads=1)
+print(json.dumps({"samples": done.samples, "growth": memory.peak_bytes() - idle}))
 """
 
 
@@ -142,8 +144,10 @@ def test_unpacking_needs_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     np.savez_compressed(tmp_path / "local.npz", x=x, y=y)
     monkeypatch.setattr(array_files, "IN_MEMORY_BYTES", 100)
     monkeypatch.setattr(array_files, "room", lambda folder: 1000)
-    with pytest.raises(StorageError, match=r"local\.npz is compressed; unpacking x\.npy takes"):
+    with refused("storage.too-little-space", needed_bytes=x.nbytes + 128, free_bytes=1000) as error:
         load(tmp_path / "local.npz", tmp_path / "unpacked")
+    assert isinstance(error.value, StorageError)
+    assert "local.npz is compressed. Unpacking x.npy needs" in str(error.value)
     load(tmp_path / "plain.npz", tmp_path / "unpacked")
 
 
@@ -170,7 +174,10 @@ def test_every_piece_is_looked_at(
     monkeypatch.setattr(array_files, "PIECE_BYTES", 500)
     x, y = samples(50, seed=0)
     {"x": x, "y": y}[name][row] = value
-    with pytest.raises(DataError, match="not finite" if name == "x" else f"the label {value} is"):
+    code, values = "data.label-out-of-range", {"label": value}
+    if name == "x":
+        code, values = "data.not-finite", {"sample": row, "number": str(np.float32(value))}
+    with refused(code, **values):
         load(as_folder(tmp_path / "local", x, y))
 
 
@@ -179,22 +186,34 @@ def test_pieces_cover_all_once() -> None:
     for size in (1, 80, 81, 799, 10**6):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(array_files, "PIECE_BYTES", size)
-            parts = [array[rows] for rows in array_files.pieces(array)]
+            parts = [array[rows] for rows in array_files.row_slices(array)]
         np.testing.assert_array_equal(np.concatenate(parts), array)
         assert max(part.nbytes for part in parts) <= max(size, 80)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "code", "values", "message"),
     [
-        ("no labels", r"local is not a readable \.npz file, and as a folder it lacks y\.npy; it"),
-        ("truncated", r"local is no folder of readable \.npy files: it is truncated\."),
-        ("objects", r"local is no folder of readable \.npy files: it holds pickled objects\."),
-        ("text", r"local is no folder of readable \.npy files: "),
-        ("one array", r"x\.npy is not a readable \.npz file: .*\. Single arrays go into a folder,"),
+        ("no labels", "data.missing-array", {"array": "y"}, "as a folder it lacks y.npy"),
+        (
+            "truncated",
+            "data.unreadable-file",
+            {"reason": "it is truncated"},
+            "local is not a folder of readable .npy files",
+        ),
+        (
+            "objects",
+            "data.unreadable-file",
+            {"reason": "it holds pickled objects"},
+            "local is not a folder of readable .npy files",
+        ),
+        ("text", "data.unreadable-file", {}, "local is not a folder of readable .npy files"),
+        ("one array", "data.unreadable-file", {}, "x.npy is not a readable .npz file"),
     ],
 )
-def test_folders_that_hold_no_data(tmp_path: Path, change: str, message: str) -> None:
+def test_folders_that_hold_no_data(
+    tmp_path: Path, change: str, code: str, values: dict[str, object], message: str
+) -> None:
     x, y = samples(9, seed=0)
     place = path = as_folder(tmp_path / "local", x, y)
     match change:
@@ -208,8 +227,9 @@ def test_folders_that_hold_no_data(tmp_path: Path, change: str, message: str) ->
             (path / "x.npy").write_text("1, 2\n")
         case "one array":
             place = path / "x.npy"
-    with pytest.raises(DataError, match=message):
+    with refused(code, path=str(place), **values) as error:
         load(place)
+    assert message in str(error.value)
 
 
 def test_an_empty_array_is_mapped_as_one(tmp_path: Path) -> None:
@@ -239,7 +259,8 @@ def test_one_class_alone_is_remarked(agent: Agent, bundle_of: BundleOf, tmp_path
     done = agent("train", bundle_of("full"), "--data", "local.npz", "--out", "update")
     assert done.code == 0
     assert done.stderr.startswith(
-        "local.npz: every sample is of the class 3; of the others the model learns nothing here.\n"
+        "local.npz: every sample has the class 3. The model learns nothing here about the other "
+        "classes.\n"
         "epoch 1 of 2: loss "
     )
 
@@ -297,8 +318,8 @@ def test_too_little_to_validate(agent: Agent, bundle_of: BundleOf, tmp_path: Pat
         "train", bundle_of("full"), "--data", "few.npz", "--out", "u", "--validation", "0.1"
     )
     assert refusal(done) == (
-        "Validating on 0.1 of 4 samples leaves 4 to train and 0 to validate; at least 2 and 1 are "
-        "needed."
+        "Validating on 0.1 of 4 samples leaves 4 to train on and 0 to validate on. At least 2 and "
+        "1 are needed."
     )
     assert everything(tmp_path) == before
 

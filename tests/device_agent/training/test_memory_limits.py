@@ -20,12 +20,11 @@ from device_agent.formats.update import read_update
 from device_agent.runtime.onnx_runtime import OnnxSession
 from device_agent.system.process_memory import status_field
 from device_agent.training import memory_limits
-from device_agent.training.bundle_training import train_bundle
 from device_agent.training.checkpoint import CHECKPOINT, training_folder
 from device_agent.training.memory_estimate import open_at_once
 from device_agent.training.memory_limits import (
+    AGENT_BYTES,
     CODE_BYTES,
-    LEAST,
     STACK_BYTES,
     Ceiling,
     Usage,
@@ -37,7 +36,9 @@ from device_agent.training.memory_limits import (
 )
 from edgetailor import TrainingConfig, export, load_model, split
 from profiles.errors import LimitError
+from refusals import refused
 from toolkit.submodels.global_model import from_model
+from trainings import train_bundle
 
 MODEL, SHAPE = "toolkit.models:resnet20", (3, 32, 32)
 WEAK = "slice:blocks.6"
@@ -45,7 +46,7 @@ MB = r"\d+\.\dMB"
 PROGRAM = """
 import json, resource, sys
 given = json.loads(sys.argv.pop())
-from device_agent import memory
+from device_agent.system import process_memory as memory
 from device_agent.cli.console import run
 import click, device_agent.training.standalone_training, device_agent.runtime.onnx_runtime
 idle = {name: memory.status_field(name) for name in ("VmRSS", "VmSize")}
@@ -58,9 +59,8 @@ memory.reset_peak()
 @click.command()
 def work():
     from pathlib import Path
-    from device_agent.training.standalone_training import train_alone
-    train_alone(Path(given["bundle"]), given["data"], Path("update"),
-                threads=1, max_memory=allowed)
+    from device_agent.training.standalone_training import train
+    train(Path(given["bundle"]), given["data"], Path("update"), threads=1, max_memory=allowed)
     click.echo(json.dumps({"idle": idle["VmRSS"], "peak": memory.peak_bytes()}))
 
 run(work, "edgetailor-agent")
@@ -74,11 +74,13 @@ from pathlib import Path
 from device_agent.formats.bundle import open_bundle
 from device_agent.training.memory_limits import VARYING_BYTES, Usage, needed_bytes
 from device_agent.training.bundle_training import train_bundle
+from device_agent.training.training_options import TrainingOptions
 bundle, data, threads = sys.argv[1:]
 idle, kept = Usage.now(), {}
 allowed = idle.resident + needed_bytes(open_bundle(Path(bundle)).manifest, False)[0] + VARYING_BYTES
+options = TrainingOptions(threads=int(threads), max_memory=allowed)
 for number in range(3):
-    train_bundle(Path(bundle), data, Path("update"), threads=int(threads), max_memory=allowed,
+    train_bundle(Path(bundle), data, Path("update"), options,
                  personal=kept, keep=kept.update, idle=idle, force=True)
 print("done")
 """
@@ -86,7 +88,7 @@ print("done")
 
 LARGE = """
 import numpy as np
-from device_agent import memory
+from device_agent.system import process_memory as memory
 memory.map_large_blocks()
 first = np.ones(6_000_000, np.float32)  # glibc's threshold would rise to its size, freed
 del first
@@ -171,14 +173,14 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
     assert weak.growth is not None
     assert weak.growth <= limit
 
-    refused = train(resnet / "full", data, tmp_path / "full", **{kind: limit})
-    assert refused.code == 5
+    full = train(resnet / "full", data, tmp_path / "full", **{kind: limit})
+    assert full.code == 5
     name = "--max-memory" if kind == "allowed" else r"the limit of the address space \(ulimit -v\)"
     assert_sentence(
-        refused.stderr,
-        rf"full does not fit: running train takes {MB} on top of the {MB} of the idle agent, and "
-        rf"{name} allows {MB}\. Allow at least {MB}, or take a submodel whose peak memory is {MB} "
-        r"at most\.",
+        full.stderr,
+        rf"full does not fit: running train needs {MB} in addition to the {MB} of the idle agent, "
+        rf"but {name} allows only {MB}\. Allow at least {MB}, or take a submodel with a peak "
+        rf"memory of at most {MB}\.",
     )
     assert everything(tmp_path / "full") == {}
 
@@ -232,14 +234,14 @@ def train_limited(kind: int, limit: int, bundle: Path, data: Path, cwd: Path) ->
 def test_a_limit_below_the_agents_own_is_said_before_anything_is_loaded(
     kind: int, option: str, limits: tuple[int, ...], tmp_path: Path
 ) -> None:
-    least = f"{LEAST[kind] // 10**6}.0MB"
-    for limit in memory_limits:
+    least = f"{AGENT_BYTES[kind] // 10**6}.0MB"
+    for limit in limits:
         done = train_limited(kind, limit * 10**6, Path("b"), Path("d"), tmp_path)
         assert done.code == 5, (limit, done.stderr)
         assert_sentence(
             done.stderr,
-            rf"The agent with its runtime takes {least} before it trains anything, and the limit "
-            rf"of (the )?{option} allows {limit}\.0MB\. Allow more than that\.",
+            rf"The agent with its runtime needs {least} before any training, but the limit of "
+            rf"(the )?{option} allows only {limit}\.0MB\. Raise this limit\.",
         )
 
 
@@ -248,7 +250,7 @@ def test_under_the_least_limit_the_agent_still_speaks(
     bundle_of: BundleOf, kind: int, tmp_path: Path
 ) -> None:
     data = write_data(tmp_path / "local.npz")
-    done = train_limited(kind, LEAST[kind], bundle_of("full"), data, tmp_path)
+    done = train_limited(kind, AGENT_BYTES[kind], bundle_of("full"), data, tmp_path)
     assert done.code == 5
     assert_sentence(done.stderr, r"full does not fit: .*\. Allow at least [\d.]+MB\.")
 
@@ -309,25 +311,35 @@ def test_the_tightest_limit_is_named(bundle_of: BundleOf) -> None:
     wide, tight = Ceiling("wide", 10**12, 10**6), Ceiling("tight", 75_000_000, 58_000_000)
     check_fits(manifest, False, [wide])
     check_fits(manifest, False, [])
-    with pytest.raises(
-        LimitError, match=r"58\.0MB of .*, and tight allows 75\.0MB\. .* 10\.7MB at"
-    ):
+    with refused(
+        "memory.does-not-fit",
+        limit="tight",
+        limit_bytes=75_000_000,
+        idle_bytes=58_000_000,
+        fitting_peak_bytes=10_700_000,
+    ) as error:
         check_fits(manifest, False, [wide, tight])
+    assert isinstance(error.value, LimitError)
+    assert re.search(
+        r"58\.0MB of .*, but tight allows only 75\.0MB\. .* at most 10\.7MB\.$", str(error.value)
+    )
 
 
 def test_a_limit_below_the_idle_agent_leaves_no_submodel(bundle_of: BundleOf) -> None:
     manifest = open_bundle(bundle_of("slice")).manifest
     low = Ceiling("ulimit", 2**20, 2**26)
-    with pytest.raises(LimitError, match=r"ulimit allows 1\.1MB\. Allow at least [\d.]+MB\.$"):
+    with refused("memory.does-not-fit", limit="ulimit", fitting_peak_bytes=None) as error:
         check_fits(manifest, False, [low])
-    with pytest.raises(
-        LimitError, match=r"not fit: the idle agent alone takes 67\.2MB, and ulimit"
-    ):
-        check_fits(manifest, False, [low])
-    # No submodel does with less than the runtime's own.
+    assert re.search(
+        r"not fit: the idle agent alone uses 67\.2MB, but ulimit allows only 1\.1MB\. Allow at "
+        r"least [\d.]+MB\.$",
+        str(error.value),
+    )
+    # The runtime's first session alone needs more than what is left.
     little = Ceiling("ulimit", 2**26 + 12_000_000, 2**26)
-    with pytest.raises(LimitError, match=r"the idle agent, and ulimit .* at least [\d.]+MB\.$"):
+    with refused("memory.does-not-fit", limit="ulimit", fitting_peak_bytes=None) as error:
         check_fits(manifest, False, [little])
+    assert re.search(r"the idle agent, but ulimit .* at least [\d.]+MB\.$", str(error.value))
 
 
 def test_the_submodel_that_a_refusal_asks_for_fits(bundle_of: BundleOf) -> None:
@@ -339,13 +351,14 @@ def test_the_submodel_that_a_refusal_asks_for_fits(bundle_of: BundleOf) -> None:
         train = msgspec.structs.replace(manifest.signatures["train"], peak_bytes=peak)
         return msgspec.structs.replace(manifest, signatures={"train": train})
 
-    with pytest.raises(LimitError) as refused:
+    with refused("memory.does-not-fit") as error:
         check_fits(asking(50_000_000), False, [limit])
-    named = re.search(r"peak memory is ([\d.]+)MB at most", str(refused.value))
+    named = re.search(r"peak memory of at most ([\d.]+)MB", str(error.value))
     assert named is not None
     most = round(float(named[1]) * 10**6)
+    assert error.value.values["fitting_peak_bytes"] == most
     check_fits(asking(most), False, [limit])
-    with pytest.raises(LimitError):
+    with refused("memory.does-not-fit"):
         check_fits(asking(most + 10**5), False, [limit])
 
 

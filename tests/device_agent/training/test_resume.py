@@ -11,12 +11,13 @@ import pytest
 
 from bundles import BundleOf, everything, rewrite, write_data
 from device_agent.training import schedule_interpreter
-from device_agent.training.bundle_training import train_bundle
 from device_agent.training.checkpoint import CHECKPOINT, training_folder
 from device_agent.training.schedule_interpreter import ScheduleRun
 from killing import Job, Trainer, training_process
 from log_messages import logged
 from profiles.errors import InputError
+from refusals import refused
+from trainings import train_bundle
 
 EPOCHS = 4
 SAMPLES = 130
@@ -249,7 +250,7 @@ def test_trouble_with_the_data_keeps_the_training(jobs: dict[str, Job], tmp_path
     job = jobs["slice"]
     out = interrupted(job, tmp_path)
     before = everything(tmp_path)
-    with pytest.raises(InputError, match="does not exist"):
+    with refused("data.missing-file", path=str(tmp_path / "unplugged.npz")):
         train_bundle(job.bundle, str(tmp_path / "unplugged.npz"), out, threads=1)
     assert everything(tmp_path) == before
 
@@ -258,8 +259,9 @@ def test_one_process_a_training(jobs: dict[str, Job], tmp_path: Path) -> None:
     job = jobs["slice"]
 
     def second(epoch: int, of: int, loss: float) -> None:
-        with pytest.raises(InputError, match=r"Another process is training .*out: wait until"):
+        with refused("update.already-training", path=str(tmp_path / "out")) as error:
             train_bundle(job.bundle, job.data, tmp_path / "out", threads=1)
+        assert isinstance(error.value, InputError)
 
     train_bundle(job.bundle, job.data, tmp_path / "out", threads=1, on_epoch=second)
 
