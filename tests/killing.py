@@ -117,12 +117,12 @@ def die_at(job: Job) -> None:
 
 def _do(job: Job) -> None:
     from device_agent.training import schedule_interpreter
-    from device_agent.training.standalone_training import train_alone
+    from device_agent.training.standalone_training import train
 
     schedule_interpreter.CHECKPOINT_S = job.checkpoint_s
     die_at(job)
     personal = Path(job.personal) if job.personal else None
-    train_alone(Path(job.bundle), job.data, Path(job.out), personal, threads=1)
+    train(job.bundle, job.data, job.out, personal=personal, threads=1)
 
 
 def _serve() -> None:

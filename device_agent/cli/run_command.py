@@ -42,7 +42,7 @@ def run_command(**given: Any) -> None:
     Waits for the coordinator where it is away. What is set for the owner's sake pauses the work,
     also in the middle of training.
     """
-    options = RunOptions(**given)
+    options = RunOptions.from_flat(**given)
     signal.signal(signal.SIGTERM, _end)
     notifier = Notifier()
 
@@ -63,20 +63,10 @@ def run_command(**given: Any) -> None:
 
 
 def _run(options: RunOptions, notifier: Notifier) -> int:
-    from device_agent.federation.device_state import default_state
     from device_agent.federation.round_loop import run
 
     os.nice(options.nice)
-    return run(
-        options.state or default_state(),
-        options.data,
-        threads=options.threads,
-        seed=options.seed,
-        validation=options.validation,
-        max_memory=options.max_memory,
-        limits=options.limits,
-        alive=notifier.alive,
-    )
+    return run(options, alive=notifier.alive)
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:

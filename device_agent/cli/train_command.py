@@ -50,13 +50,13 @@ def train(
     \b
     edgetailor-agent train bundles/phone --data local.npz --out update
     """
-    from device_agent.training.standalone_training import train_alone
+    from device_agent.training.standalone_training import train as train_alone
 
     record = train_alone(
         bundle,
         data,
         out,
-        personal,
+        personal=personal,
         threads=threads,
         seed=seed,
         validation=validation,

@@ -122,7 +122,7 @@ class DeviceState:
             )
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keep every other agent off this folder; what one that was killed left unfinished goes.
 
         Raises InputError where another agent is at work on it, or where it cannot be written.

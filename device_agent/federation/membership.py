@@ -73,7 +73,7 @@ def join(
     folder.check_writable()
     moving = known is not None and not same
     key = folder.replacing_key if moving else folder.key
-    with folder.held():
+    with folder.locked():
         identity = _enrol(link, token, name, key, lambda: measure(name, state))
         if known is not None and moving:
             _tell_old(known)

@@ -15,7 +15,8 @@ from device_agent.formats.manifest import SAFE_LIMIT, SAMPLES, Record, label_dty
 from device_agent.profiling.measure_messages import Measurement, Request, Task
 from device_agent.system import process_memory, sensors
 from device_agent.training.local_data import LocalData
-from device_agent.training.schedule_interpreter import ScheduleRun, quiet
+from device_agent.training.schedule_interpreter import ScheduleRun
+from device_agent.training.training_options import TrainingOptions
 from profiles.documents.bundle_profile import WARM_UP, Memory, Point, Sustained
 from profiles.documents.timing_statistics import duration
 from profiles.errors import EdgeTailorError
@@ -64,7 +65,7 @@ def prepare_run(bundle: Bundle, task: Task, scratch: Path, threads: int) -> Sche
         for entry in bundle.manifest.tensors
         if entry.role == "personal"
     }
-    run = ScheduleRun(bundle, local, scratch, threads, 0, personal, quiet)
+    run = ScheduleRun(bundle, local, scratch, TrainingOptions(threads=threads), personal)
     source = source_of(task, bundle)
     if source != SAMPLES:
         shape = (len(local), *recorded_shape(bundle, source))

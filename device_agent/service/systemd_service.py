@@ -109,7 +109,7 @@ def unit_text(options: RunOptions, place: Place, version: int) -> str:
         "Restart=on-failure",
         *_restarts(version),
         *([] if place.user else [f"User={_owner(options.state)}"]),
-        *_memory(options.max_memory),
+        *_memory(options.training.max_memory),
         "",
         *HARDENED.splitlines(),
         *([] if place.user else _hardened(options.state, Path(options.data))),

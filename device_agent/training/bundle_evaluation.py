@@ -9,12 +9,13 @@ import numpy as np
 from device_agent.formats.bundle import open_bundle, training_of
 from device_agent.formats.update import Evaluation
 from device_agent.training.bundle_training import local_data
-from device_agent.training.schedule_interpreter import ScheduleRun, quiet
+from device_agent.training.schedule_interpreter import ScheduleRun
+from device_agent.training.training_options import Data, TrainingOptions
 
 
 def evaluate_bundle(
     folder: str | Path,
-    data: str,
+    data: Data,
     *,
     threads: int = 0,
     personal: Mapping[str, np.ndarray] | None = None,
@@ -25,7 +26,7 @@ def evaluate_bundle(
 
     Args:
         folder: The bundle.
-        data: The data source: a file, a folder or `module:callable`.
+        data: A file, a folder, `module:callable`, or the arrays x and y.
         threads: Threads of the runtime; 0 for one per core.
         personal: Personal tensors of an earlier round. Without them the bundle's personal model,
             if it has one, starts from its initial state.
@@ -40,6 +41,7 @@ def evaluate_bundle(
     bundle = open_bundle(Path(folder))
     local = local_data(bundle, data)
     with tempfile.TemporaryDirectory() as scratch:
-        run = ScheduleRun(bundle, local, Path(scratch), threads, 0, dict(personal or {}), quiet)
+        options = TrainingOptions(threads=threads)
+        run = ScheduleRun(bundle, local, Path(scratch), options, dict(personal or {}))
         run.prepare()
         return run.evaluate(training_of(bundle), np.arange(len(local)))

@@ -1,6 +1,7 @@
 """Local training data: loaded from files or from the owner's function, and checked."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import numpy as np
 from device_agent.formats.manifest import Dtype
 from device_agent.system.disk_space import MappedArray
 from device_agent.training.array_files import (
+    LABELS,
+    SAMPLES,
     FileArray,
     as_array,
     convert_to_int64,
@@ -18,6 +21,8 @@ from device_agent.training.array_files import (
 )
 from device_agent.training.data_checks import MIN_SAMPLES, check_arrays, check_types
 from device_agent.training.data_functions import call_function, is_reference, load_function
+from device_agent.training.training_options import Data
+from profiles.errors import DataError
 
 LARGE_VALUE = 100.0
 """Models are designed for inputs around 1. A larger value may be why a training diverges."""
@@ -77,7 +82,7 @@ class LocalData:
 
 
 def load_data(
-    source: str,
+    source: Data,
     sample_shape: tuple[int, ...],
     classes: int,
     dtype: Dtype = "float32",
@@ -91,8 +96,9 @@ def load_data(
     Files are memory-mapped, so they may be larger than memory.
 
     Args:
-        source: An .npz file with `x` and `y`, a folder with x.npy and y.npy, or a function
-            `module:callable` that returns x and y.
+        source: An .npz file with `x` and `y`, a folder with x.npy and y.npy, a function
+            `module:callable` that returns x and y, or the arrays: a pair (x, y), or a mapping with
+            the keys `x` and `y`.
         sample_shape: Shape of one sample.
         classes: Number of the model's outputs.
         dtype: Type of the samples that the model requires. If it is int64, int32 is converted.
@@ -111,7 +117,9 @@ def load_data(
     """
     x_found: FileArray
     y_found: FileArray
-    if is_reference(source):
+    if not isinstance(source, str | Path):
+        x_found, y_found = given_arrays(source)
+    elif isinstance(source, str) and is_reference(source):
         x_found, y_found = call_function(source)
     else:
         x_found, y_found = read_arrays(Path(source), unpack_to)
@@ -128,9 +136,53 @@ def load_data(
 
     x, y = as_array(x_found), as_array(y_found)
     remarks = check_arrays(
-        x, y, sample_shape, classes, source, dtype, limit, least, labels, add_piece
+        x, y, sample_shape, classes, name_of(source), dtype, limit, least, labels, add_piece
     )
     return LocalData(x, y, mapped, digest.hexdigest(), remarks)
+
+
+def name_of(source: Data) -> str:
+    """What error messages call `source`."""
+    return str(source) if isinstance(source, str | Path) else "data"
+
+
+def given_arrays(source: object) -> tuple[np.ndarray, np.ndarray]:
+    """Take samples and labels from a pair of arrays, or from a mapping with `x` and `y`.
+
+    Raises:
+        DataError: `source` is something else, or an array is missing or is not a numpy array.
+    """
+    if isinstance(source, Mapping):
+        for name in (SAMPLES, LABELS):
+            if name not in source:
+                raise DataError(
+                    f"data has no array {name!r}. It must hold x (samples) and y (labels).",
+                    code="data.missing-array",
+                    array=name,
+                )
+        x, y = source[SAMPLES], source[LABELS]
+    elif isinstance(source, tuple) and len(source) == 2:
+        x, y = source
+    else:
+        kind = type(source).__name__
+        raise DataError(
+            f"data is a {kind}. Pass a path, module:callable, a pair of arrays (x, y) or a mapping "
+            "with x and y.",
+            code="data.wrong-kind",
+            kind=kind,
+        )
+    for name, array in ((SAMPLES, x), (LABELS, y)):
+        # numpy drops the mask of a masked array without a warning.
+        if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+            kind = type(array).__name__
+            raise DataError(
+                f"data: {name} must be a numpy array; it is a {kind}. Convert it with "
+                "numpy.asarray. Remove or fill masked samples first.",
+                code="data.not-an-array",
+                array=name,
+                kind=kind,
+            )
+    return x, y
 
 
 def check_source(source: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs the schedule of a bundle. It knows signatures and instructions, but no submodel families."""
+"""Runs the schedule of a bundle: its signatures and instructions, whatever the submodel family."""
 
 import json
 import logging
@@ -31,8 +31,8 @@ PROGRESS_S = 30.0
 """Time between two progress messages about the same epoch or recording."""
 
 
-def quiet(epoch: int, epochs: int, loss: float) -> None:
-    """Ignore the result of the epoch."""
+def ignore_epoch(epoch: int, epochs: int, loss: float) -> None:
+    """Do nothing."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class ScheduleRun(SignatureRuns):
         batch_seconds: Durations of the training batches that this process ran.
     """
 
-    on_epoch: OnEpoch = quiet
+    on_epoch: OnEpoch = ignore_epoch
     checkpoints: Checkpoints | None = None
     spare_bytes: int = 0
     at: Position = field(default_factory=Position, init=False)
@@ -228,7 +228,7 @@ class ScheduleRun(SignatureRuns):
         Raises UpdateError at the first loss that is not finite, because training cannot recover.
         """
         # The order depends only on seed and epoch, so a resumed epoch sees the same batches.
-        order = np.random.default_rng([self.seed, self.at.epoch])
+        order = np.random.default_rng([self.options.seed, self.at.epoch])
         parts = batches(len(self.trained), instruction.batch_size, order)
         for indices in parts[self.at.batch :]:
             self.on_batch()

@@ -24,6 +24,7 @@ from device_agent.runtime.runtime_choice import Session, open_session
 from device_agent.training.activation_cache import Recording
 from device_agent.training.batching import batches, classes_in
 from device_agent.training.local_data import LocalData
+from device_agent.training.training_options import TrainingOptions
 from profiles.errors import BundleError
 
 OnBatch = Callable[[], None]
@@ -69,8 +70,7 @@ class SignatureRuns:
         bundle: The bundle.
         local: The device's samples and labels.
         scratch: Folder for recordings.
-        threads: Threads of the runtime; 0 for one per core.
-        seed: Seed for the order of the samples and for dropout.
+        options: Threads and seed of the training.
         personal: Personal tensors of an earlier round, by name.
         held_out: Indices of the samples that are evaluated and not trained on.
         on_batch: Called before each batch.
@@ -82,8 +82,7 @@ class SignatureRuns:
     bundle: Bundle
     local: LocalData
     scratch: Path
-    threads: int
-    seed: int
+    options: TrainingOptions
     personal: dict[str, np.ndarray]
     held_out: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), kw_only=True)
     on_batch: OnBatch = field(default=at_once, kw_only=True)
@@ -94,7 +93,7 @@ class SignatureRuns:
     def __post_init__(self) -> None:
         # A generator separate from that of the sample order, so that a model with dropout sees the
         # samples in the same order as one without.
-        self.dropout = np.random.default_rng([self.seed, 1])
+        self.dropout = np.random.default_rng([self.options.seed, 1])
 
     @cached_property
     def trained(self) -> np.ndarray:
@@ -112,7 +111,7 @@ class SignatureRuns:
         self.state.update(self.bundle.load(e.name for e in missing if e.stored))
         self.state.update({e.name: self.unstored(e) for e in missing if not e.stored})
         runtime, graph = self.bundle.manifest.runtime, self.bundle.graph(name)
-        session = open_session(runtime, graph, name, self.threads)
+        session = open_session(runtime, graph, name, self.options.threads)
         check_ports(session, signature, f"{graph}, signature {name!r}")
         return session
 

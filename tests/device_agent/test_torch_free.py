@@ -29,10 +29,12 @@ import device_agent.cli
 from device_agent.federation import fleet_status, membership, round_loop
 from device_agent.formats.bundle import open_bundle
 from device_agent.profiling import measure_messages, measure_process, profile_text, profiler
-from device_agent.training.bundle_training import train_bundle
+from device_agent.federation.run_options import RunOptions
+from device_agent.training.standalone_training import train
+from device_agent.training.training_options import TrainingOptions
 
 for name, bundle in given["bundles"].items():
-    train_bundle(Path(bundle), given["data"], Path(name), threads=1)
+    train(Path(bundle), given["data"], Path(name), threads=1)
     for task in measure_messages.tasks(open_bundle(Path(bundle))):
         measure_process.measure(measure_messages.Request(
             folder=bundle, task=task, threads=1, runs=5, sustained_s=0, sysfs="/sys", started_s=0,
@@ -40,7 +42,8 @@ for name, bundle in given["bundles"].items():
 profile_text.summary(profiler.profile_bundle(Path(given["bundles"]["slice"]), 1))
 state = Path("state")
 membership.join(given["url"], Path(given["token"]).read_text().strip(), "desk", state)
-sent = round_loop.run(state, given["local"], threads=1, patience_s=60)
+options = RunOptions(data=given["local"], state=state, training=TrainingOptions(threads=1))
+sent = round_loop.run(options, patience_s=60)
 fleet = fleet_status.fleet_status(state)
 result = {
     "sent": sent,

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save
 
 from bundles import BundleOf, everything
 from commands import NUMBER, Agent, refusal
-from device_agent.training.bundle_training import train_bundle
+from trainings import train_bundle
 
 X = np.zeros(2, np.float32)
 

@@ -12,8 +12,8 @@ from bundles import BundleOf
 from device_agent.federation.owner_limits import OwnerLimits, QuietHours
 from device_agent.federation.pauses import Pauses
 from device_agent.formats.protocol import Progress
-from device_agent.training.bundle_training import train_bundle
 from profiles.errors import InputError
+from trainings import train_bundle
 
 NOON = datetime(2026, 6, 1, 12)
 minutes = st.integers(0, 24 * 60 - 1)

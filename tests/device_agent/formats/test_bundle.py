@@ -14,8 +14,8 @@ from bundles import FAMILIES, BundleOf, rewrite
 from device_agent.formats.atomic_files import fingerprint_file
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.manifest import MANIFEST, WEIGHTS
-from device_agent.training.bundle_training import train_bundle
 from profiles.errors import BundleError
+from trainings import train_bundle
 
 Manifest = dict[str, Any]
 

@@ -26,10 +26,13 @@ from device_agent.formats.manifest import Record, uploaded
 from device_agent.formats.update import read_update
 from device_agent.runtime.runtime_choice import Session
 from device_agent.training.activation_cache import Recording
-from device_agent.training.bundle_training import ScheduleRun, quiet, train_bundle
+from device_agent.training.bundle_training import ScheduleRun
 from device_agent.training.local_data import LocalData
+from device_agent.training.schedule_interpreter import ignore_epoch
+from device_agent.training.training_options import TrainingOptions
 from profiles.errors import BundleError, DataError, EdgeTailorError, InputError, UpdateError
 from refusals import refused
+from trainings import train_bundle
 
 SAMPLES = 21
 BATCHES = SAMPLES // BATCH  # the remaining sample joins the last batch
@@ -82,7 +85,7 @@ def give_up(epoch: int, epochs: int, loss: float) -> None:
 def test_a_failure_leaves_nothing_behind(
     bundle: Path, data: str, tmp_path: Path, kind: str
 ) -> None:
-    used, source, on_epoch, error = bundle, data, quiet, EdgeTailorError
+    used, source, on_epoch, error = bundle, data, ignore_epoch, EdgeTailorError
     match kind:
         case "diverged":
             used, error = diverging(bundle, tmp_path / "bundle"), UpdateError
@@ -163,7 +166,7 @@ class Watched(ScheduleRun):
 
 
 def watched(bundle: Bundle, scratch: Path, samples_: LocalData) -> Watched:
-    run = Watched(bundle, samples_, scratch, 1, 0, {}, quiet)
+    run = Watched(bundle, samples_, scratch, TrainingOptions(threads=1), {})
     run.watch()
     return run
 
@@ -265,7 +268,7 @@ def test_the_personal_model_starts_where_it_was_left(
     bundle = open_bundle(bundle_of("cp"))
     entries = [e for e in bundle.manifest.tensors if e.role == "personal"]
     kept = {e.name: np.full(e.shape, 0.5, np.float32) for e in entries}
-    run = ScheduleRun(bundle, local, tmp_path, 1, 0, dict(kept), quiet)
+    run = ScheduleRun(bundle, local, tmp_path, TrainingOptions(threads=1), dict(kept))
     run.initialise(bundle.manifest.schedule[0])  # type: ignore[arg-type]
     run.open("personal_step")
     assert all(np.array_equal(run.state[name], kept[name]) for name in kept)

@@ -20,9 +20,9 @@ from bundles import BundleOf, everything, samples, write_data
 from commands import Done, command, environment, refusal
 from device_agent.system.disk_space import storage_error
 from device_agent.training.array_files import IN_MEMORY_BYTES
-from device_agent.training.bundle_training import train_bundle
-from device_agent.training.standalone_training import train_alone
+from device_agent.training.standalone_training import train as train_alone
 from profiles.errors import StorageError
+from trainings import train_bundle
 
 MOST_WRITES = 400
 
@@ -128,7 +128,7 @@ def test_a_disk_that_is_full_at_every_write(
 
     def train(folder: Path) -> None:
         own = folder / "own" / "personal.safetensors"
-        train_alone(bundle, data, folder / "new" / "update", own, threads=1)
+        train_alone(bundle, data, folder / "new" / "update", personal=own, threads=1)
 
     whole = tmp_path / "whole"
     train(whole)

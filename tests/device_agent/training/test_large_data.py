@@ -25,10 +25,10 @@ from device_agent.formats.update import read_update
 from device_agent.system.disk_space import MappedArray, open_npy
 from device_agent.training import array_files
 from device_agent.training.batching import classes_in, held_out
-from device_agent.training.bundle_training import train_bundle
 from device_agent.training.local_data import LocalData, load_data
 from profiles.errors import DataError, StorageError
 from refusals import refused
+from trainings import train_bundle
 
 MB = 1 << 20
 
@@ -86,11 +86,11 @@ given = json.loads(sys.argv[1])
 from pathlib import Path
 import device_agent.runtime.onnx_runtime
 from device_agent.system import process_memory as memory
-from device_agent.training.bundle_training import train_bundle
+from device_agent.training.standalone_training import train
 memory.reset_peak()
 idle = memory.resident_bytes()
-done = train_bundle(given["bundle"], given["data"], "update", threads=1)
-print(json.dumps({"samples": done.record.samples, "growth": memory.peak_bytes() - idle}))
+done = train(given["bundle"], given["data"], "update", threads=1)
+print(json.dumps({"samples": done.samples, "growth": memory.peak_bytes() - idle}))
 """
 
 

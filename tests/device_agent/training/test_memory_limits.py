@@ -20,7 +20,6 @@ from device_agent.formats.update import read_update
 from device_agent.runtime.onnx_runtime import OnnxSession
 from device_agent.system.process_memory import status_field
 from device_agent.training import memory_limits
-from device_agent.training.bundle_training import train_bundle
 from device_agent.training.checkpoint import CHECKPOINT, training_folder
 from device_agent.training.memory_estimate import open_at_once
 from device_agent.training.memory_limits import (
@@ -39,6 +38,7 @@ from edgetailor import TrainingConfig, export, load_model, split
 from profiles.errors import LimitError
 from refusals import refused
 from toolkit.submodels.global_model import from_model
+from trainings import train_bundle
 
 MODEL, SHAPE = "toolkit.models:resnet20", (3, 32, 32)
 WEAK = "slice:blocks.6"
@@ -59,9 +59,8 @@ memory.reset_peak()
 @click.command()
 def work():
     from pathlib import Path
-    from device_agent.training.standalone_training import train_alone
-    train_alone(Path(given["bundle"]), given["data"], Path("update"),
-                threads=1, max_memory=allowed)
+    from device_agent.training.standalone_training import train
+    train(Path(given["bundle"]), given["data"], Path("update"), threads=1, max_memory=allowed)
     click.echo(json.dumps({"idle": idle["VmRSS"], "peak": memory.peak_bytes()}))
 
 run(work, "edgetailor-agent")
@@ -75,11 +74,13 @@ from pathlib import Path
 from device_agent.formats.bundle import open_bundle
 from device_agent.training.memory_limits import VARYING_BYTES, Usage, needed_bytes
 from device_agent.training.bundle_training import train_bundle
+from device_agent.training.training_options import TrainingOptions
 bundle, data, threads = sys.argv[1:]
 idle, kept = Usage.now(), {}
 allowed = idle.resident + needed_bytes(open_bundle(Path(bundle)).manifest, False)[0] + VARYING_BYTES
+options = TrainingOptions(threads=int(threads), max_memory=allowed)
 for number in range(3):
-    train_bundle(Path(bundle), data, Path("update"), threads=int(threads), max_memory=allowed,
+    train_bundle(Path(bundle), data, Path("update"), options,
                  personal=kept, keep=kept.update, idle=idle, force=True)
 print("done")
 """

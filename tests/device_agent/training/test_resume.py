@@ -11,13 +11,13 @@ import pytest
 
 from bundles import BundleOf, everything, rewrite, write_data
 from device_agent.training import schedule_interpreter
-from device_agent.training.bundle_training import train_bundle
 from device_agent.training.checkpoint import CHECKPOINT, training_folder
 from device_agent.training.schedule_interpreter import ScheduleRun
 from killing import Job, Trainer, training_process
 from log_messages import logged
 from profiles.errors import InputError
 from refusals import refused
+from trainings import train_bundle
 
 EPOCHS = 4
 SAMPLES = 130

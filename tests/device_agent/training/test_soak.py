@@ -22,6 +22,7 @@ from device_agent.formats.atomic_files import fingerprint, fingerprint_file
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol import FileOffer
 from device_agent.training.bundle_training import train_bundle
+from device_agent.training.training_options import TrainingOptions
 from device_agent.formats.update import read_update
 
 state = DeviceState(Path("state"))
@@ -44,7 +45,8 @@ for number in range(given["rounds"]):
         to.write_bytes(sources[offer.sha256])
 
     assert state.trained(state.collect(offers, fetch)) is None
-    train_bundle(state.bundle, given["data"], state.update, threads=1, seed=number, validation=0.2,
+    options = TrainingOptions(threads=1, seed=number, validation=0.2)
+    train_bundle(state.bundle, given["data"], state.update, options,
                  personal=state.personal(), keep=state.keep_personal)
     assert read_update(state.update)[0].base == about["base"]
     seen.append((memory.resident_bytes(), len(os.listdir("/proc/self/fd"))))

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.federation import round_loop
+from device_agent.federation.run_options import RunOptions
 from device_agent.formats.update import write_update
 from log_messages import logged
 from profiles.errors import ClientError, EdgeTailorError
@@ -40,7 +41,6 @@ from vector_fleet import (
 
 
 def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_loop, "train_bundle", train_vector)
     monkeypatch.chdir(tmp_path)
     config, model, told = configured(tmp_path), VectorModel(), list[str]()
     made: list[int] = []
@@ -61,9 +61,9 @@ def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         threads = [
             threading.Thread(
                 target=round_loop.run,
-                args=(tmp_path / str(n), "held_out.npz"),
+                args=(RunOptions(data="held_out.npz", state=tmp_path / str(n)),),
                 name=f"agent {n}",
-                kwargs={"sleep": lambda seconds: time.sleep(0.02)},
+                kwargs={"train": train_vector, "sleep": lambda seconds: time.sleep(0.02)},
             )
             for n in range(3)
         ]
@@ -74,7 +74,7 @@ def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             for thread in threads:
                 thread.join(30)
         with logged() as later:
-            assert round_loop.run(tmp_path / "0", "held_out.npz") == 0
+            assert round_loop.run(RunOptions(data="held_out.npz", state=tmp_path / "0")) == 0
         assert later == ["The last round is over; 0 updates sent since this agent started."]
         operator = CoordinatorClient(
             server.url, (config.state / "operator.token").read_text().strip()

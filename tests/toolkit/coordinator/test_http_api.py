@@ -12,6 +12,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.federation import membership, round_loop
 from device_agent.federation.device_keys import DeviceKey
+from device_agent.federation.run_options import RunOptions
 from device_agent.formats.protocol import JoinRequest
 from log_messages import logged
 from profiles.errors import AuthorisationError, InputError
@@ -52,7 +53,7 @@ def test_joining_again(fleet: Fleet, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="belongs to the coordinator"):
         membership.join("http://elsewhere:1", "t", "x", state)
     with pytest.raises(InputError, match="belongs to no coordinator yet"):
-        round_loop.run(tmp_path, "data.npz")
+        round_loop.run(RunOptions(data="data.npz", state=tmp_path))
 
 
 def test_other_requests_get_a_problem_too(fleet: Fleet) -> None:

@@ -23,6 +23,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import round_loop
 from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.membership import join, leave, machine_line
+from device_agent.federation.run_options import RunOptions
 from device_agent.formats.protocol import JoinRequest, SubmodelFailure
 from log_messages import logged
 from profiles.errors import AuthorisationError, ClientError, InputError
@@ -277,8 +278,8 @@ def test_a_folder_that_cannot_be_written_stays_a_members(
     join(server.url, token(server.config, "board"), "desk", state)
     # As on a read-only disk; root may write into folders of any mode.
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != state)
-    data = str(server.config.held_out)
-    for call in (lambda: leave(state), lambda: round_loop.run(state, data)):
+    options = RunOptions(data=str(server.config.held_out), state=state)
+    for call in (lambda: leave(state), lambda: round_loop.run(options)):
         with pytest.raises(InputError, match=r"a cannot be written: .* Nothing was changed\."):
             call()
     assert [d.state for d in server.coordinator.status().devices] == ["enrolled"]

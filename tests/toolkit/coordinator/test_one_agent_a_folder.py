@@ -10,6 +10,7 @@ import pytest
 from bundles import everything
 from device_agent.federation import round_loop
 from device_agent.federation.membership import join, leave
+from device_agent.federation.run_options import RunOptions
 from killing import Job, die_at
 from profiles.errors import InputError
 from toolkit.coordinator.server import Server
@@ -57,30 +58,27 @@ def test_a_join_that_is_killed_at_any_write(server: Server, tmp_path: Path, befo
     assert write > 8
 
 
-def test_one_agent_a_folder(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
-) -> None:
+def test_one_agent_a_folder(server: Server, tmp_path: Path, said: list[str]) -> None:
     state, going_on = tmp_path / "a", threading.Event()
-    data = str(server.config.held_out)
+    options = RunOptions(data=str(server.config.held_out), state=state)
 
     def train(*arguments: object, **options: object) -> object:
         assert going_on.wait(20)
         return train_vector(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(round_loop, "train_bundle", train)
     bearer = token(server.config, "board")
     join(server.url, bearer, "desk", state)
     agent = threading.Thread(
-        target=round_loop.run, args=(state, data), kwargs={"sleep": lambda _: None}
+        target=round_loop.run, args=(options,), kwargs={"train": train, "sleep": lambda _: None}
     )
     agent.start()
     assert_soon(lambda: "Round 1: training" in said)
     with pytest.raises(InputError, match=BUSY):
-        round_loop.run(state, data)
+        round_loop.run(options)
     with pytest.raises(InputError, match=BUSY):
         join(server.url, bearer, "desk", state, replace=True)
     assert join(server.url, bearer, "desk", state).device == "board-1"  # changes nothing
     going_on.set()
     agent.join(30)
     assert said[-1] == "The last round is over; 3 updates sent since this agent started."
-    assert round_loop.run(state, data) == 0
+    assert round_loop.run(options) == 0

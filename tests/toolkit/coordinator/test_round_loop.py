@@ -21,6 +21,7 @@ from device_agent.federation import owner_limits, pauses, round_loop, training_a
 from device_agent.federation.fleet_status import lines
 from device_agent.federation.membership import join, leave
 from device_agent.federation.owner_limits import OwnerLimits
+from device_agent.federation.run_options import RunOptions
 from device_agent.federation.training_attempts import KILLED, Attempts
 from device_agent.formats.protocol import DeviceStatus, SubmodelFailure
 from log_messages import logged
@@ -62,6 +63,11 @@ def soon(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def options(folder: Path, state: str = "state", limits: OwnerLimits | None = None) -> RunOptions:
+    data = LOCAL.format(folder)
+    return RunOptions(data=data, state=folder / state, limits=limits or OwnerLimits())
+
+
 def quick(seconds: float) -> None:
     time.sleep(0.01)
 
@@ -87,14 +93,13 @@ def test_a_pause_in_the_middle_of_training(
             batches.append(number)
         return train_vector(folder, data, out, personal=personal, keep=keep)
 
-    monkeypatch.setattr(round_loop, "train_bundle", train)
     monkeypatch.setattr(owner_limits.sensors, "charging", lambda root: power[0])
     monkeypatch.setattr(pauses, "LOOK_S", 0)
     limits = OwnerLimits(only_when_charging=True)
     agent = threading.Thread(
         target=round_loop.run,
-        args=(tmp_path / "state", LOCAL.format(tmp_path)),
-        kwargs={"sleep": quick, "limits": limits},
+        args=(options(tmp_path, limits=limits),),
+        kwargs={"sleep": quick, "train": train},
     )
     agent.start()
     soon(lambda: desk(server).state == "paused")
@@ -164,10 +169,9 @@ def test_who_misses_a_deadline_drops_the_round_and_takes_up_the_next(
                 raise AssertionError("the round is over, and training goes on")
             return train_vector(folder, data, out, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(round_loop, "train_bundle", train)
-        monkeypatch.setattr(round_loop, "ASK_S", 0)
+        monkeypatch.setattr(round_loop, "ROUND_CHECK_S", 0)
         with logged() as said:
-            sent = round_loop.run(tmp_path / "slow", LOCAL.format(tmp_path), sleep=quick)
+            sent = round_loop.run(options(tmp_path, "slow"), train=train, sleep=quick)
         assert sent == 1
         assert desk(server).note is None
     assert shown[1:3] == [
@@ -177,7 +181,7 @@ def test_who_misses_a_deadline_drops_the_round_and_takes_up_the_next(
     assert [line for line in said if not line.startswith("Fetching")] == [
         "Round 1: training",
         "Round 1 closed before this device was done: its training is dropped.",
-        "Round 2: training", "Round 2: the update was taken.",
+        "Round 2: training", "Round 2: the update was accepted.",
         "The last round is over; 1 update sent since this agent started.",
     ]  # fmt: skip
     assert [line for line in told if "missed" in line] == [
@@ -201,8 +205,7 @@ def test_a_smaller_submodel_after_three_failures(
         waits.append(seconds)
         time.sleep(0.01)
 
-    monkeypatch.setattr(round_loop, "train_bundle", train)
-    sent = round_loop.run(tmp_path / "state", LOCAL.format(tmp_path), sleep=sleep)
+    sent = round_loop.run(options(tmp_path), train=train, sleep=sleep)
     assert sent == 3
     failed = "Training full failed {}: full does not fit."
     start = said.index("Round 1: training")
@@ -211,9 +214,9 @@ def test_a_smaller_submodel_after_three_failures(
         "Round 1: training", failed.format("2 times in a row"), "Trying again in 20 s.",
         "Round 1: training", failed.format("3 times in a row"),
         "Told the coordinator. From round 1 on this device trains slice:0.2.",
-        "Round 1: training", "Round 1: the update was taken.",
-        "Round 2: training", "Round 2: the update was taken.",
-        "Round 3: training", "Round 3: the update was taken.",
+        "Round 1: training", "Round 1: the update was accepted.",
+        "Round 2: training", "Round 2: the update was accepted.",
+        "Round 3: training", "Round 3: the update was accepted.",
         "The last round is over; 3 updates sent since this agent started.",
     ]  # fmt: skip
     first, second = (wait for wait in waits if wait > 5)
@@ -270,7 +273,6 @@ def test_what_does_not_fit_is_refused_once(
             raise KeyboardInterrupt
         time.sleep(0.01)
 
-    monkeypatch.setattr(round_loop, "train_bundle", train)
     lines = [
         "Round 1: training", "Training full failed: full does not fit.",
         "Told the coordinator. From round 1 on this device trains slice:0.2.",
@@ -278,14 +280,14 @@ def test_what_does_not_fit_is_refused_once(
     ]  # fmt: skip
     if refused == "any":
         with pytest.raises(KeyboardInterrupt):
-            round_loop.run(tmp_path / "state", LOCAL.format(tmp_path), sleep=sleep)
+            round_loop.run(options(tmp_path), train=train, sleep=sleep)
         lines += [
             "Training slice:0.2 failed: slice:0.2 does not fit.",
             "Told the coordinator. It has no smaller submodel for this device; trying again in the "
             "next round.",
         ]
     else:
-        assert round_loop.run(tmp_path / "state", LOCAL.format(tmp_path), sleep=sleep) == 3
+        assert round_loop.run(options(tmp_path), train=train, sleep=sleep) == 3
     start = said.index("Round 1: training")
     told = [line for line in said[start:] if not line.startswith("Fetching")]
     assert told[: len(lines)] == lines
@@ -305,8 +307,7 @@ def test_kills_are_reported_when_it_is_started_again(
         submodel="full", round=1, failures=2, reason=KILLED, boot=training_attempts._boot_id()
     )
     Attempts(path)._write(record)
-    monkeypatch.setattr(round_loop, "train_bundle", train_vector)
-    assert round_loop.run(tmp_path / "state", LOCAL.format(tmp_path), sleep=quick) == 3
+    assert round_loop.run(options(tmp_path), train=train_vector, sleep=quick) == 3
     assert said[:2] == [
         f"Training full failed 3 times in a row: {KILLED}",
         "Told the coordinator. From round 1 on this device trains slice:0.2.",
