@@ -69,7 +69,7 @@ def prepare_run(bundle: Bundle, task: Task, scratch: Path, threads: int) -> Sche
     source = source_of(task, bundle)
     if source != SAMPLES:
         shape = (len(local), *recorded_shape(bundle, source))
-        run.recordings[source] = recording = run.recording(source, 0)
+        run.recordings[source] = recording = run.open_recording(source, 0)
         recording.append(generator.standard_normal(shape, dtype=np.float32))
         recording.close()
     return run

@@ -19,7 +19,7 @@ from device_agent.training.checkpoint import (
     CHECKPOINT,
     UNPACKED,
     Checkpoints,
-    key_of,
+    training_key,
     working_folder,
 )
 from device_agent.training.local_data import LocalData, load_data, name_of
@@ -127,7 +127,7 @@ def train_bundle(
                     written_before = resume(run)
                     check_place(out, force or written_before)
                     measured = RoundProfile() if profiled else None
-                    run.go()
+                    run.run_schedule()
                 profile = None
                 if measured is not None:
                     profile = measured.finish(bundle, options.threads, run.batch_seconds)
@@ -209,8 +209,8 @@ def resume(run: ScheduleRun) -> bool:
         options.validation,
         describe(run.bundle.manifest.runtime),
     )
-    run.checkpoints = Checkpoints(run.scratch, key_of(about), run.personal)
-    found = run.checkpoints.latest()
+    run.checkpoints = Checkpoints(run.scratch, training_key(about), run.personal)
+    found = run.checkpoints.load()
     if found is None:
         return False
     run.resume(found)
@@ -225,26 +225,26 @@ def finish(
     Raises:
         UpdateError: The loss or a tensor is not finite.
     """
-    about, losses = run.bundle.manifest, run.at.losses
+    about, losses = run.bundle.manifest, run.position.losses
     record = UpdateRecord(
         bundle=run.bundle.sha256,
         base=about.base,
         submodel=about.submodel,
         samples=len(run.trained),
-        steps=run.at.steps,
+        steps=run.position.steps,
         loss_first=losses[0],
         loss_last=losses[-1],
         tensors=uploaded(about.tensors),
         file=FileEntry(size=0, sha256=""),
         profile=profile,
-        validation=tuple(run.at.validation),
+        validation=tuple(run.position.validation),
     )
     tensors = {entry.name: run.state[entry.name] for entry in record.tensors}
     check_trained(record, tensors)
     kept = {entry.name: run.state[entry.name] for entry in personal_entries(about)}
     if kept and run.checkpoints is not None:
         # After `keep`, a restart reads the new personal tensors: it must find this checkpoint too.
-        run.checkpoints.also_for(kept)
-        run.checkpoint()
+        run.checkpoints.accept_personal(kept)
+        run.save_checkpoint()
     keep(kept)
     return Trained(write_update(out, record, tensors, force, run.scratch), kept)

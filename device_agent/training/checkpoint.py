@@ -93,7 +93,7 @@ class Checkpoints:
         self._keys = [self._key_with(personal)]
         self._path = folder / CHECKPOINT
 
-    def also_for(self, personal: Tensors) -> None:
+    def accept_personal(self, personal: Tensors) -> None:
         """Let a training that starts with the tensors `personal` use later checkpoints too.
 
         When a training ends, its new personal tensors are stored before the update is written. If
@@ -117,7 +117,7 @@ class Checkpoints:
         about = {"keys": " ".join(self._keys), "position": position}
         write_tensors(self._path, tensors, about | {"digest": _digest(position, tensors)})
 
-    def latest(self) -> Checkpoint | None:
+    def load(self) -> Checkpoint | None:
         """Load the checkpoint, and delete all files that it does not need.
 
         Returns:
@@ -174,7 +174,7 @@ def _with_prefix(prefix: str, tensors: Mapping[str, np.ndarray]) -> Tensors:
     }
 
 
-def key_of(parts: object) -> str:
+def training_key(parts: object) -> str:
     """SHA-256 of the inputs of a training, given as values that JSON can hold."""
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 

@@ -191,7 +191,7 @@ def test_slice_holds_one_stage_at_a_time(
         run.record(stage)
         assert run.state == {}
         assert [path.name for path in tmp_path.iterdir()] == [f"{stage.target}.npy"]
-    run.go()
+    run.run_schedule()
     for name, held in run.held:
         ports = bundle.manifest.signatures[name].inputs
         assert held == {port.state for port in ports if port.state is not None}
