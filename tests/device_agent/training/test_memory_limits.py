@@ -20,8 +20,8 @@ from device_agent.formats.update import read_update
 from device_agent.runtime.onnx_runtime import OnnxSession
 from device_agent.system.process_memory import status_field
 from device_agent.training import memory_limits
-from device_agent.training.checkpoint import CHECKPOINT, training_folder
 from device_agent.training.memory_estimate import open_at_once
+from device_agent.training.memory_fit import check_fits, needed_bytes
 from device_agent.training.memory_limits import (
     AGENT_BYTES,
     CODE_BYTES,
@@ -30,10 +30,9 @@ from device_agent.training.memory_limits import (
     Usage,
     ceilings,
     cgroup_limit,
-    check_fits,
     enforce_memory_limit,
-    needed_bytes,
 )
+from device_agent.training.training_folder import CHECKPOINT, training_folder
 from edgetailor import TrainingConfig, export, load_model, split
 from profiles.errors import LimitError
 from refusals import refused
@@ -72,7 +71,8 @@ import sys
 import device_agent.runtime.onnx_runtime
 from pathlib import Path
 from device_agent.formats.bundle import open_bundle
-from device_agent.training.memory_limits import VARYING_BYTES, Usage, needed_bytes
+from device_agent.training.memory_fit import VARYING_BYTES, needed_bytes
+from device_agent.training.memory_limits import Usage
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.training_options import TrainingOptions
 bundle, data, threads = sys.argv[1:]

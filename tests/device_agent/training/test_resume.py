@@ -11,8 +11,8 @@ import pytest
 
 from bundles import BundleOf, everything, rewrite, write_data
 from device_agent.training import schedule_interpreter
-from device_agent.training.checkpoint import CHECKPOINT, training_folder
 from device_agent.training.schedule_interpreter import ScheduleRun
+from device_agent.training.training_folder import CHECKPOINT, training_folder
 from killing import Job, Trainer, training_process
 from log_messages import logged
 from profiles.errors import InputError
