@@ -58,6 +58,7 @@ def measure_overhead() -> MemoryOverhead | None:
         (session_growth(name, kept) - smallest) / (COPIES * extra)
         for name, extra in EXTRA_NODES.items()
     ]
+    # A planner must not underestimate, so the larger of the two estimates is used.
     return MemoryOverhead(
         idle_bytes=IDLE, session_bytes=session, node_bytes=max(0, round(max(nodes)))
     )

@@ -142,7 +142,8 @@ def measure(request: Request) -> Measurement | Sustained:
     Returns:
         A Sustained if the request asks for a sustained run, otherwise a Measurement.
     """
-    process_memory.map_large_blocks()
+    process_memory.map_large_blocks()  # as a training does
+    # A process starts with the peak of its parent, which must not count here.
     resettable = process_memory.reset_peak()
     idle = process_memory.pages()
     bundle = open_bundle(Path(request.folder))

@@ -154,6 +154,7 @@ class Children:
             try:
                 while True:
                     try:
+                        # After a timeout, `communicate` may be called again without losing output.
                         answered, errors = child.communicate(timeout=SENSOR_INTERVAL_S)
                         break
                     except subprocess.TimeoutExpired:

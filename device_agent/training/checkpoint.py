@@ -122,6 +122,7 @@ class Checkpoints:
         try:
             with safe_open(self._path, framework="numpy") as file:
                 about = file.metadata()
+            # The key is in the header, so another training's tensors are not even read.
             if self._keys[0] not in about["keys"].split():
                 return None
             position = decode_json(about["position"], Position)
@@ -130,6 +131,7 @@ class Checkpoints:
                 return None
         except (OSError, SafetensorError, msgspec.MsgspecError, KeyError, TypeError):
             return None  # missing or damaged: the training starts from the beginning
+        # A recording on disk may be damaged or deleted independently of the checkpoint.
         if not all(made.still_in(self.folder / name) for name, made in _files(position).items()):
             return None
         return Checkpoint(position, _with_prefix(STATE, tensors), _with_prefix(PERSONAL, tensors))

@@ -33,6 +33,7 @@ class ResumableRun(SignatureRuns):
         """Store a checkpoint of the current position."""
         if self.checkpoints is None:
             return
+        # A recording that no later instruction reads is deleted after this checkpoint.
         needed = self.sources_from(self.position.instruction)
         self.position.recorded = {
             name: made.written
@@ -40,6 +41,7 @@ class ResumableRun(SignatureRuns):
             if made.written is not None and name in needed
         }
         self.position.dropout = json.dumps(self.dropout.bit_generator.state)
+        # Frozen tensors never change, so a resumed training reads them from the bundle.
         frozen = {e.name for e in self.bundle.manifest.tensors if e.role == "frozen"}
         state = {name: array for name, array in self.state.items() if name not in frozen}
         if self.position.recording is not None:

@@ -118,6 +118,8 @@ class ScheduleRun(ResumableRun):
                 self.position.recording, self.position.begun = instruction.target, target.written
                 self.save_checkpoint()
         target.close()
+        # The session holds the weights of this stage. Without it the next one would need memory
+        # for two stages.
         del session
         self.release()
         self.position.recording = self.position.begun = None
@@ -140,6 +142,7 @@ class ScheduleRun(ResumableRun):
         """Compute initial personal tensors, unless the device has them from an earlier round."""
         signature = self.bundle.manifest.signatures[instruction.signature]
         wanted = {port.state for port in signature.outputs}
+        # All or none: tensors of one personal model belong together.
         if not wanted <= self.personal.keys():
             session = self.open(instruction.signature)
             self.update_state(

@@ -60,6 +60,7 @@ def working_folder(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(folder: Path, out: Path) -> Iterator[None]:
+    # The system releases this lock when the process ends, even if it is killed.
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

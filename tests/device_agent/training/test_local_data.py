@@ -392,7 +392,7 @@ def test_a_function_that_cannot_be_loaded(source: str, reason: str) -> None:
 def test_a_function_whose_arrays_do_not_fit() -> None:
     with refused("data.wrong-shape", **shapes([4, 2], [4])) as error:
         load("owners:wrong")
-    assert str(error.value).startswith("owners:wrong: x must have the shape (n, 1, 6, 6)")
+    assert str(error.value).startswith("owners:wrong: x must be (n, 1, 6, 6)")
 
 
 @pytest.mark.usefixtures("owners")
