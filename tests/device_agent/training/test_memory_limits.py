@@ -195,7 +195,7 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
         assert_sentence(
             killed.stderr,
             r"Memory ran out while training update: .*\. Allow more memory or take a smaller "
-            r"submodel; the same command goes on where it was\.",
+            r"submodel\. The same command continues the training\.",
         )
     assert not (tmp_path / "killed" / "update").exists()
 
@@ -210,7 +210,7 @@ def test_running_out_of_memory_early_prints_one_sentence(
     assert_sentence(
         done.stderr,
         r"Memory ran out while training update: [^:].*\. Allow more memory or take a smaller "
-        r"submodel; the same command goes on where it was\.",
+        r"submodel\. The same command continues the training\.",
     )
     assert everything(tmp_path / "out") == {}
 
@@ -298,8 +298,10 @@ def test_progress_is_kept_when_memory_runs_out(
         return original(session, feeds)
 
     monkeypatch.setattr(OnnxSession, "run", run)
-    with pytest.raises(LimitError, match="the same command goes on where it was"):
+    with refused("memory.ran-out", update=str(out)) as error:
         train_bundle(longer, data, out, threads=1, on_epoch=lambda *epoch: heard.append(epoch))
+    assert isinstance(error.value, LimitError)
+    assert "The same command continues the training." in str(error.value)
     assert (training_folder(out) / CHECKPOINT).is_file()
     monkeypatch.undo()
     later: list[int] = []
