@@ -1,8 +1,12 @@
-"""How the commands put numbers and other people's errors into words."""
+"""How commands show numbers and the messages of other programs: one function for each quantity."""
 
+import math
 import textwrap
 
 WIDTH = 80
+NOT_MEASURABLE = "not measurable"
+UNKNOWN_CELL = "-"
+"""Stands in tables for a figure that is not known."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -46,10 +50,57 @@ def wrapped(head: str, text: str) -> list[str]:
     )
 
 
-def size(count: float) -> str:
-    """Bytes for people, in powers of 1000."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+def format_bytes(count: float | None) -> str:
+    """Bytes with one decimal, in powers of 1000: 512 B, 28.4 MB; None is "not measurable"."""
+    if count is None:
+        return NOT_MEASURABLE
+    if round(count) < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB"):
         count /= 1000
-    return f"{count:.1f} GB"
+        if round(count, 1) < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:.1f} TB"
+
+
+def bytes_as_option(count: float, *, round_down: bool = False) -> str:
+    """Bytes in the form that options and files take: 28.4MB, rounded up unless `round_down`."""
+    tenths = math.floor(count / 1e5) if round_down else math.ceil(count / 1e5)
+    return f"{tenths / 10:.1f}MB"
+
+
+def megabytes(count: float | None, places: int = 1) -> str:
+    """The number of megabytes alone, for a table whose header names the unit; None is a dash."""
+    return UNKNOWN_CELL if count is None else f"{count / 1e6:.{places}f}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A run time in s, ms or us: at least two decimals and three significant digits."""
+    if abs(seconds) >= 1:
+        return f"{_three_digits(seconds)} s"
+    # Steps of small models take some tenths of a millisecond: one unit for all steps reads best.
+    if abs(seconds) >= 1e-4 or not seconds:
+        return f"{_three_digits(seconds * 1e3)} ms"
+    return f"{_three_digits(seconds * 1e6)} us"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """The number of milliseconds alone, for a table whose header names the unit; None is a dash."""
+    return UNKNOWN_CELL if seconds is None else f"{seconds * 1e3:.2f}"
+
+
+def format_duration(seconds: float) -> str:
+    """An elapsed time, rounded to whole seconds or minutes: 42 s, 2 min 3 s, 1 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _three_digits(value: float) -> str:
+    """`value` with three significant digits, but no fewer than two decimals."""
+    places = 2 if value == 0 else max(2, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{places}f}"

@@ -19,6 +19,7 @@ from device_agent.formats.protocol import NEEDS_PROFILE
 from profiles.documents.bundle_profile import this_machine
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import AuthorisationError, ClientError, InputError
+from profiles.text_formatting import format_bytes
 
 log = logging.getLogger(__name__)
 Measure = Callable[[str, Path], DeviceProfile]
@@ -26,7 +27,6 @@ Measure = Callable[[str, Path], DeviceProfile]
 JOIN_PATIENCE_S = 60.0
 LEAVE_PATIENCE_S = 5.0
 """How long a coordinator that does not answer is asked again."""
-GB = 1e9
 
 
 def calibrated(name: str, folder: Path) -> DeviceProfile:
@@ -117,7 +117,7 @@ def machine_line() -> str:
         (
             f"{machine.system} on {machine.architecture}",
             f"{machine.cpu_count} cores",
-            "memory not measurable" if memory is None else f"{memory / GB:.1f} GB of memory",
+            "memory not measurable" if memory is None else f"{format_bytes(memory)} of memory",
             machine.runtime,
         )
     )

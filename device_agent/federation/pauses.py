@@ -10,6 +10,7 @@ from device_agent.federation.owner_limits import OwnerLimits
 from device_agent.formats.protocol import Progress
 from device_agent.system import sensors
 from device_agent.system.interval_timer import IntervalTimer
+from profiles.text_formatting import format_duration
 
 log = logging.getLogger(__name__)
 LOOK_S = 2.0
@@ -58,16 +59,9 @@ class Pauses:
             told = reason
             self._sleep(PAUSED_LOOK_S)
             reason = self._reason(paused=True)
-        log.info("Going on after a pause of %s.", _duration(time.monotonic() - began))
+        log.info("Going on after a pause of %s.", format_duration(time.monotonic() - began))
         if then is not None:
             self._tell(then)
 
     def _reason(self, paused: bool) -> str | None:
         return self._limits.reason(self._now().time(), paused=paused, root=self._root)
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if not minutes:
-        return f"{seconds:.0f} s"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"

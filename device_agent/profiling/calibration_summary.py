@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from device_agent.profiling.profile_text import megabytes
 from profiles.cost_model.workload import PRODUCTS, amount
 from profiles.documents.calibration_record import Timing
 from profiles.documents.device_profile import DeviceProfile
+from profiles.text_formatting import format_bytes, format_seconds
 
 SHOWN = (
     ("convolution", "convolutions"),
@@ -32,24 +32,26 @@ def summary(device: DeviceProfile, out: Path | None) -> list[str]:
     assert found is not None
     lines = [
         f"{device.name}: {found.runtime}, threads {found.threads or 'all'} of {device.cores} cores",
-        f"memory       {megabytes(device.memory_bytes)}, "
-        f"{megabytes(device.memory_available_bytes)} of it available",
-        f"disk         {megabytes(device.storage_free_bytes)} free",
+        f"memory       {format_bytes(device.memory_bytes)}, "
+        f"{format_bytes(device.memory_available_bytes)} of it available",
+        f"disk         {format_bytes(device.storage_free_bytes)} free",
     ]
     if found.memory is None:
         lines.append("agent        not measurable")
     else:
         lines.append(
-            f"agent        {megabytes(found.memory.idle_bytes)} idle, "
-            f"{megabytes(found.memory.session_bytes)} more for the first graph, "
-            f"{found.memory.node_bytes / 1e3:.1f} kB for each of its nodes"
+            f"agent        {format_bytes(found.memory.idle_bytes)} idle, "
+            f"{format_bytes(found.memory.session_bytes)} more for the first graph, "
+            f"{format_bytes(found.memory.node_bytes)} for each of its nodes"
         )
     for kind, name in SHOWN:
         matching = [t for t in found.timings if t.kind == kind]
         lines.append(f"{name}: {rates(kind, matching)}")
     lines.append(
-        f"a node {found.node_s * 1e6:.2f} us, an input or output {found.port_s * 1e6:.2f} us, "
-        f"a run {found.run_s * 1e6:.1f} us, a step of a loop {found.loop_step_s * 1e6:.2f} us"
+        f"a node {format_seconds(found.node_s)}, "
+        f"an input or output {format_seconds(found.port_s)}, "
+        f"a run {format_seconds(found.run_s)}, "
+        f"a step of a loop {format_seconds(found.loop_step_s)}"
     )
     if out is not None:
         lines.append(f"profile: {out}")

@@ -10,6 +10,14 @@ from profiles.documents.bundle_profile import (
     Role,
     Sustained,
 )
+from profiles.text_formatting import (
+    NOT_MEASURABLE,
+    UNKNOWN_CELL,
+    format_bytes,
+    format_seconds,
+    megabytes,
+    milliseconds,
+)
 
 LABELS: dict[Role, str] = {
     "stage": "stage",
@@ -19,7 +27,6 @@ LABELS: dict[Role, str] = {
     "train": "training step",
     "evaluate": "evaluation",
 }
-UNKNOWN = "not measurable"
 COLUMNS = ("", "ms", "p10", "p90", "n", "first", "cold s", "MB", "predicted")
 LEGEND = (
     "ms: median time of one batch; first: first run; cold s: process start until the",
@@ -48,7 +55,7 @@ def summary(profile: Profile) -> list[str]:
         f"{profile.method.threads or 'all'}, {about.runtime} on {about.architecture}",
         *table([COLUMNS, *(row(phase) for phase in profile.phases)]),
         *LEGEND,
-        f"backprop      {profile.backprop_s * 1e3:.2f} ms (training step minus forward pass)",
+        f"backprop      {format_seconds(profile.backprop_s)} (training step minus forward pass)",
         *memory(profile),
         f"machine       {conditions(profile.before, profile.after)}",
         *(sustained(profile.sustained) if profile.sustained else []),
@@ -86,30 +93,25 @@ def row(phase: Phase) -> tuple[str, ...]:
         milliseconds(time.p90_s),
         str(time.runs),
         milliseconds(phase.first_s),
-        "-" if phase.cold_start_s is None else f"{phase.cold_start_s:.2f}",
-        "-" if above is None else f"{above / 1e6:.1f}",
-        "-" if phase.predicted_bytes is None else f"{phase.predicted_bytes / 1e6:.1f}",
+        UNKNOWN_CELL if phase.cold_start_s is None else f"{phase.cold_start_s:.2f}",
+        megabytes(above),
+        megabytes(phase.predicted_bytes),
     )
-
-
-def milliseconds(seconds: float) -> str:
-    """`seconds` as a number of milliseconds without a unit."""
-    return f"{seconds * 1e3:.2f}"
 
 
 def memory(profile: Profile) -> list[str]:
     """The peak memory of the process, with its parts."""
     phase = profile.decisive
     if phase is None or phase.memory is None:
-        return [f"process peak  {UNKNOWN}"]
+        return [f"process peak  {NOT_MEASURABLE}"]
     found = phase.memory
     lines = [
-        f"process peak  {megabytes(found.peak_bytes)}, {label(phase)} (with Python and runtime)"
+        f"process peak  {format_bytes(found.peak_bytes)}, {label(phase)} (with Python and runtime)"
     ]
     if found.idle is not None and found.held is not None:
         lines += [
-            f"  {name:<11} anonymous {megabytes(pages.anonymous_bytes)}, "
-            f"file pages {megabytes(pages.file_bytes)}"
+            f"  {name:<11} anonymous {format_bytes(pages.anonymous_bytes)}, "
+            f"file pages {format_bytes(pages.file_bytes)}"
             for name, pages in (("idle", found.idle), ("at the end", found.held))
         ]
     return lines
@@ -129,7 +131,7 @@ def conditions(before: Conditions, after: Conditions) -> str:
     unknown = [name for name in ("temperature", "clock") if texts[name] is None]
     unknown += ["throttling"] if before.throttled is None else []
     if unknown:
-        known.append(f"{listed(unknown)} {UNKNOWN}")
+        known.append(f"{listed(unknown)} {NOT_MEASURABLE}")
     return ", ".join(known)
 
 
@@ -155,9 +157,9 @@ def change(before: float | None, after: float | None, form: str) -> str | None:
 def sustained(found: Sustained) -> list[str]:
     """How the time of a step changed during a sustained run."""
     return [
-        f"sustained     {found.duration_s:.0f} s: step {milliseconds(found.first.median_s)} ms in "
+        f"sustained     {found.duration_s:.0f} s: step {format_seconds(found.first.median_s)} in "
         f"the first {found.window_s:.0f} s,",
-        f"              {milliseconds(found.last.median_s)} ms in the last ({found.slowdown:+.1%})",
+        f"              {format_seconds(found.last.median_s)} in the last ({found.slowdown:+.1%})",
     ]
 
 
@@ -173,8 +175,3 @@ def verdict(profile: Profile) -> list[str]:
         lines.append(f"unstable      p10 to p90 wider than {UNSTABLE_SPREAD:.0%} of the median:")
         lines += [f"              {name}" for name in unstable]
     return lines
-
-
-def megabytes(count: int | None) -> str:
-    """`count` bytes in MB, or a note that it cannot be measured."""
-    return UNKNOWN if count is None else f"{count / 1e6:.1f} MB"

@@ -11,6 +11,7 @@ import numpy as np
 
 from device_agent.system.disk_space import MappedArray, NpyWriter, Written, open_npy, room
 from profiles.errors import StorageError
+from profiles.text_formatting import format_bytes
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -64,8 +65,8 @@ class Recording:
             self._in_memory = np.empty((samples, *shape), FLOAT32)
         else:
             raise StorageError(
-                f"Recording activations needs {size / 1e6:.1f} MB in {path.parent}, but only "
-                f"{free / 1e6:.1f} MB are free. Free some space or use fewer samples.",
+                f"Recording activations needs {format_bytes(size)} in {path.parent}, but only "
+                f"{format_bytes(free)} are free. Free some space or use fewer samples.",
                 code="storage.too-little-space",
                 path=str(path.parent),
                 needed_bytes=size,

@@ -22,6 +22,7 @@ from device_agent.system.disk_space import (
 )
 from device_agent.system.process_memory import ran_out
 from profiles.errors import DataError, StorageError
+from profiles.text_formatting import format_bytes
 
 LABELS, SAMPLES = "y", "x"
 PIECE_BYTES = 1 << 22
@@ -202,8 +203,8 @@ def _unpack(path: Path, member: IO[bytes], name: str, size: int, to: Path | None
     free = room(to.parent)
     if size > free:
         raise StorageError(
-            f"{path} is compressed. Unpacking {name} needs {size / 1e6:.1f} MB in {to.parent}, but "
-            f"only {free / 1e6:.1f} MB are free. Free some space, or store the arrays with "
+            f"{path} is compressed. Unpacking {name} needs {format_bytes(size)} in {to.parent}, "
+            f"but only {format_bytes(free)} are free. Free some space, or store the arrays with "
             "np.savez: they are then used without unpacking.",
             code="storage.too-little-space",
             path=str(to.parent),

@@ -1,16 +1,23 @@
-"""What running a bundle's signatures takes above the idle agent, from what the manifest predicts.
+"""The memory that training a bundle takes, from the peaks that its manifest predicts.
 
-A signature's `peak_bytes` is that of a process which runs nothing else. What several of them that
-are open together share is held once: the runtime's first session, the state, the batch.
+`peak_bytes` of a signature is the growth of a process that runs this signature alone. The functions
+here combine the peaks of signatures that are open together by the rule in
+`profiles.cost_model.memory_rule`.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 
 from device_agent.formats.manifest import EVALUATE, Dtype, Initialise, Manifest, Port, Record, Train
+from profiles.cost_model.memory_rule import (
+    RUNTIMES,
+    UNKNOWN_RUNTIME,
+    SignatureMemory,
+    kept_of_peak,
+    state_bytes,
+    training_growth,
+)
 
-SESSION_BYTES = {"onnx": 10 << 20, "litert": 14 << 20}
-"""Code and tables that the first session of a process brings into memory, whatever its graph."""
 WIDTHS: dict[Dtype, int] = {"float32": 4, "int64": 8}
 """Bytes of a number; numpy, which knows them, takes more memory than a limit may allow."""
 
@@ -20,14 +27,14 @@ def concurrent_peak_bytes(
 ) -> int | None:
     """Growth of the process at its peak while the signatures `names` are open together, bytes.
 
-    growth = session + state + max(other inputs + outputs) + arenas and nodes of each, where the
-    tensors `kept` are in memory besides, and a personal model that is trained as it was before,
-    too. None where the manifest predicts nothing for one of them.
+    The state tensors `kept` are in memory in addition, although no signature in `names` reads them.
+    Returns None if the manifest predicts no peak for one of the signatures.
     """
-    session, batch = SESSION_BYTES.get(manifest.runtime, 0), batch_of(manifest)
-    state: dict[str, int] = {}
+    session, batch = session_bytes(manifest), batch_of(manifest)
+    sizes = {e.name: size(e.shape, e.dtype) for e in manifest.tensors}
+    state = {name: sizes[name] for name in kept}
     replaced: set[str] = set()
-    passing = own = 0
+    opened = []
     for name in names:
         signature = manifest.signatures[name]
         if signature.peak_bytes is None:
@@ -37,13 +44,22 @@ def concurrent_peak_bytes(
         read = {str(p.state): size_of(p, batch) for p in signature.inputs if p.kind == "state"}
         state |= read
         replaced |= read.keys() & {str(port.state) for port in signature.outputs}
-        passing = max(passing, inputs - sum(read.values()) + outputs)
-        own += max(0, signature.peak_bytes - session - inputs - outputs)
-    sizes = {e.name: size(e.shape, e.dtype) for e in manifest.tensors}
-    before = replaced & {e.name for e in manifest.tensors if e.role == "personal"}
-    besides = [*before, *(set(kept) - state.keys())]
-    held = sum(state.values()) + sum(sizes[name] for name in besides)
-    return session + held + passing + own
+        opened.append(
+            SignatureMemory(
+                inputs=inputs,
+                outputs=outputs,
+                state=sum(read.values()),
+                kept=kept_of_peak(signature.peak_bytes, inputs, outputs, session),
+            )
+        )
+    # A personal model that is only read is not replaced, so there is no second copy of it.
+    personal = replaced & {e.name for e in manifest.tensors if e.role == "personal"}
+    return training_growth(opened, state_bytes(state, personal), session)
+
+
+def session_bytes(manifest: Manifest) -> int:
+    """Bytes that the bundle's runtime loads with the first session of a process."""
+    return RUNTIMES.get(manifest.runtime, UNKNOWN_RUNTIME).session_bytes
 
 
 def training_bytes(manifest: Manifest, validating: bool = False) -> tuple[int, str] | None:

@@ -2,14 +2,11 @@
 
 from device_agent.formats.manifest import Manifest
 from device_agent.system.process_memory import available_bytes
-from device_agent.training.memory_estimate import SESSION_BYTES, training_bytes
-from device_agent.training.memory_limits import Ceiling, megabytes
+from device_agent.training.memory_estimate import session_bytes, training_bytes
+from device_agent.training.memory_limits import Ceiling
+from profiles.cost_model.memory_rule import START_VARIATION_BYTES, TRAINING_RESERVE_BYTES
 from profiles.errors import DoesNotFitError
-
-VARYING_BYTES = 1 << 20
-"""The memory of the idle agent varies by this amount from start to start."""
-TRAINING_BYTES = 6 << 20
-"""Memory for reading the bundle and the data and for several stages, in addition to signatures."""
+from profiles.text_formatting import bytes_as_option
 
 
 def needed_bytes(manifest: Manifest, validating: bool) -> tuple[int, str] | None:
@@ -24,7 +21,7 @@ def needed_bytes(manifest: Manifest, validating: bool) -> tuple[int, str] | None
         prediction of a signature.
     """
     found = training_bytes(manifest, validating)
-    return found and (found[0] + TRAINING_BYTES, found[1])
+    return found and (found[0] + TRAINING_RESERVE_BYTES, found[1])
 
 
 def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> None:
@@ -45,26 +42,24 @@ def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> N
     tightest = min(limits, key=lambda ceiling: ceiling.left)
     if peak <= tightest.left:
         return
-    used, allowed = megabytes(tightest.used), megabytes(tightest.limit)
+    used, allowed = bytes_as_option(tightest.used), bytes_as_option(tightest.limit)
     if tightest.left <= 0:
         why = f"the idle agent alone uses {used}, but {tightest.name} allows only {allowed}"
     else:
         why = (
-            f"running {running} needs {megabytes(peak)} in addition to the {used} of the idle "
-            f"agent, but {tightest.name} allows only {allowed}"
+            f"running {running} needs {bytes_as_option(peak)} in addition to the {used} of the "
+            f"idle agent, but {tightest.name} allows only {allowed}"
         )
-    needed = peak + tightest.used + VARYING_BYTES
+    needed = peak + tightest.used + START_VARIATION_BYTES
     # A submodel may use what is left after the training's own part.
-    fitting = tightest.left - TRAINING_BYTES
+    fitting = tightest.left - TRAINING_RESERVE_BYTES
     # No submodel needs less than the runtime's first session, so below it there is none to name.
-    possible = fitting > SESSION_BYTES.get(manifest.runtime, 0)
-    smaller = (
-        f", or take a submodel with a peak memory of at most {fitting // 10**5 / 10}MB"
-        if possible
-        else ""
-    )
+    possible = fitting > session_bytes(manifest)
+    most = bytes_as_option(fitting, round_down=True)
+    smaller = f", or take a submodel with a peak memory of at most {most}" if possible else ""
     raise DoesNotFitError(
-        f"{manifest.submodel} does not fit: {why}. Allow at least {megabytes(needed)}{smaller}.",
+        f"{manifest.submodel} does not fit: {why}. Allow at least {bytes_as_option(needed)}"
+        f"{smaller}.",
         code="memory.does-not-fit",
         submodel=manifest.submodel,
         limit=tightest.name,

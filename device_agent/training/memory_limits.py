@@ -1,6 +1,5 @@
 """The memory limits of this process."""
 
-import math
 import os
 import resource
 from collections.abc import Iterator
@@ -9,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.system.process_memory import status_field
+from profiles.cost_model.memory_rule import RUNTIME_CODE_BYTES
 from profiles.errors import LimitError
+from profiles.text_formatting import bytes_as_option
 
 OPTION = "--max-memory"
 SPACE = "the limit of the address space (ulimit -v)"
 DATA = "the limit of data (ulimit -d)"
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
-CODE_BYTES = 10 << 20
-"""Part of the runtime's libraries that the first run of a graph loads into memory."""
 STACK_BYTES = 8 << 20
 """Address space that Linux reserves for the stack of each thread. Almost none of it is used."""
 AGENT_BYTES = {resource.RLIMIT_AS: 170 * 10**6, resource.RLIMIT_DATA: 80 * 10**6}
@@ -100,8 +99,8 @@ def check_memory() -> None:
         limit = _soft_limit(kind)
         if limit is not None and limit < AGENT_BYTES[kind]:
             raise LimitError(
-                f"The agent with its runtime needs {megabytes(AGENT_BYTES[kind])} before any "
-                f"training, but {name} allows only {megabytes(limit)}. Raise this limit.",
+                f"The agent with its runtime needs {bytes_as_option(AGENT_BYTES[kind])} before any "
+                f"training, but {name} allows only {bytes_as_option(limit)}. Raise this limit.",
                 code="limit.below-agent",
                 limit=name,
                 limit_bytes=limit,
@@ -167,8 +166,8 @@ def check_idle(limits: list[Ceiling]) -> None:
     for ceiling in limits:
         if ceiling.left <= 0:
             raise LimitError(
-                f"The agent uses {megabytes(ceiling.used)} before any training, but {ceiling.name} "
-                f"allows only {megabytes(ceiling.limit)}. Raise this limit.",
+                f"The agent uses {bytes_as_option(ceiling.used)} before any training, but "
+                f"{ceiling.name} allows only {bytes_as_option(ceiling.limit)}. Raise this limit.",
                 code="limit.below-agent",
                 limit=ceiling.name,
                 limit_bytes=ceiling.limit,
@@ -198,15 +197,10 @@ def enforce_memory_limit(
     # RLIMIT_DATA counts the whole stack of every thread that a session adds to the calling thread,
     # although resident memory, which `max_memory` limits, holds almost nothing of it.
     stacks = STACK_BYTES * ((threads or os.cpu_count() or 1) - 1) * sessions
-    limit = idle.data + max(0, max_memory - idle.resident - CODE_BYTES) + stacks
+    limit = idle.data + max(0, max_memory - idle.resident - RUNTIME_CODE_BYTES) + stacks
     known = [value for value in (soft, hard) if value != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *known]), hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def megabytes(count: int) -> str:
-    """`count` bytes in megabytes, rounded up, in the form that `--max-memory` accepts."""
-    return f"{math.ceil(count / 1e5) / 10:.1f}MB"

@@ -4,13 +4,9 @@ from dataclasses import dataclass
 
 import onnx
 
-from device_agent.training import memory_estimate
 from exporters.memory.arena import arena_bytes
 from exporters.memory.liveness import Buffer, liveness
-
-SESSION_BYTES = memory_estimate.SESSION_BYTES["onnx"]
-NODE_BYTES = 5300
-"""What a session keeps for each node of the graph."""
+from profiles.cost_model.memory_rule import ONNX, run_growth
 
 
 @dataclass(frozen=True)
@@ -32,8 +28,8 @@ class Footprint:
 def footprint(graph: bytes, batch: int) -> Footprint:
     """The memory that a serialized ONNX graph needs for batches of `batch` samples, on one thread.
 
-    Inputs and outputs are arrays of the agent's, so a state is held twice during a run.
-    process = inputs + outputs + constants + arena + SESSION_BYTES + NODE_BYTES * nodes.
+    The agent owns the arrays of inputs and outputs, so the state is in memory twice during a run.
+    `profiles.cost_model.memory_rule` states the rule for `process`.
 
     Raises ExportError where a tensor's size does not follow from the batch.
     """
@@ -42,10 +38,9 @@ def footprint(graph: bytes, batch: int) -> Footprint:
     outputs = {value.name for value in model.graph.output}
     arena = arena_bytes(buffer for buffer in found.buffers if buffer.name not in outputs)
     given = found.inputs + sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    session = SESSION_BYTES + NODE_BYTES * len(model.graph.node)
     return Footprint(
         planned=given + found.planned,
         arena=arena,
-        process=given + found.outputs + arena + session,
+        process=run_growth(ONNX, given, found.outputs, arena, len(model.graph.node)),
         alive=found.at_peak(),
     )

@@ -10,21 +10,21 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from profiles.cost_model.memory_rule import (
+    UNCALIBRATED,
+    SignatureMemory,
+    kept_bytes,
+    training_growth,
+    upper_bound,
+)
 from profiles.cost_model.operation_rates import Rates
 from profiles.cost_model.submodel_choice import Figure
 from profiles.cost_model.workload import FREE, KINDS, LOOP, Operation, SignatureWork, Workload
 from profiles.documents.calibration_record import Calibration, MemoryOverhead, Timing
 from profiles.errors import InputError
 
-MEMORY_ERROR = 0.06
-"""How far above its prediction a measured growth of the process may be, relative."""
 TIME_ERROR = 0.5
 """How much longer than predicted a step may take, relative; of 37 steps up to four took longer."""
-X86_OVERHEAD = MemoryOverhead(idle_bytes=60 * 10**6, session_bytes=10 * 2**20, node_bytes=5300)
-"""Measured on x86-64 Linux with onnxruntime 1.31.1: taken for devices that were not calibrated."""
-AT_WORK_BYTES = 13 << 20
-"""What an agent at work holds besides a calibration's idle one and its graphs: a connection, an
-open bundle, data and checkpoints. Measured on x86-64: 6 MB before training, and 6 MB during it."""
 TIMED = {*KINDS.values(), "scaling", "broadcast", "accumulated"} - {FREE, LOOP}
 """Kinds that a calibration must have timed."""
 
@@ -41,23 +41,31 @@ def predict(work: Workload, calibration: Calibration | None) -> Prediction:
     """What `work` takes on a device of this `calibration`."""
     overhead = calibration.memory if calibration is not None else None
     step = None if calibration is None else Clock(calibration).batch(work.training)
-    return Prediction(memory=memory(work, overhead or X86_OVERHEAD), step=step)
+    return Prediction(memory=memory(work, overhead or UNCALIBRATED), step=step)
 
 
 def memory(work: Workload, overhead: MemoryOverhead) -> Figure:
-    """Peak of the agent's process: while it trains, or while it records a stage if that is more.
+    """Process peak of the agent: while it trains, or while it records a stage if that is more.
 
-    process = idle + session + node_bytes * nodes + arenas + inputs + outputs
+    `memory_rule` states the rule. The signatures of the training are open together, and stages one
+    at a time.
     """
 
-    def held(one: SignatureWork) -> int:
-        return one.arena + overhead.node_bytes * one.nodes
+    def growth(signatures: Sequence[SignatureWork], state: int) -> int:
+        held = [
+            SignatureMemory(
+                inputs=one.inputs,
+                outputs=one.outputs,
+                state=one.state,
+                kept=kept_bytes(one.arena, one.nodes, overhead.node_bytes),
+            )
+            for one in signatures
+        ]
+        return training_growth(held, state, overhead.session_bytes)
 
-    batch = max(s.inputs - s.state + s.outputs for s in work.training)
-    training = work.state + batch + sum(map(held, work.training))
-    stages = [s.inputs + s.outputs + held(s) for s in work.recording]
-    growth = max([training, *stages]) + overhead.session_bytes
-    return Figure(overhead.idle_bytes + growth, overhead.idle_bytes + growth * (1 + MEMORY_ERROR))
+    stages = [growth([stage], stage.state) for stage in work.recording]
+    most = max([growth(work.training, work.state), *stages])
+    return Figure(overhead.idle_bytes + most, overhead.idle_bytes + upper_bound(most))
 
 
 class Clock:

@@ -130,7 +130,7 @@ def test_strict_prints_and_then_fails(
 
 
 def test_profile_refuses(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
-    assert "nowhere is no bundle" in refusal(agent("profile", "nowhere"))
+    assert "nowhere is not a bundle" in refusal(agent("profile", "nowhere"))
     copy = shutil.copytree(bundle_of("full"), tmp_path / "bundle")
     (copy / "predict.onnx").write_bytes(b"no graph")
     rewrite(copy, lambda manifest: None)

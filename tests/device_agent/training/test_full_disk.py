@@ -22,6 +22,7 @@ from device_agent.system.disk_space import storage_error
 from device_agent.training.array_files import IN_MEMORY_BYTES
 from device_agent.training.standalone_training import train as train_alone
 from profiles.errors import StorageError
+from refusals import refused
 from trainings import train_bundle
 
 MOST_WRITES = 400
@@ -146,8 +147,8 @@ def test_a_disk_that_is_full_at_every_write(
             break
         assert message.startswith(str(folder)), (full_at, message)
         assert message.endswith(
-            ": No space left on device; free some space there and give the same command again; "
-            "training goes on where it was."
+            ": No space left on device; free some space there and run the same command again; "
+            "training resumes."
         )
         # The update is complete or absent. It may exist if only the flush of its folder failed.
         landed = folder / "new" / "update"
@@ -192,9 +193,11 @@ def test_unpacking_on_a_full_disk(
     out = tmp_path / "here" / "update"
     with monkeypatch.context() as patch:
         install(disk, patch)
-        with pytest.raises(StorageError, match=r"data/x\.npy: No space left on device; free some"):
+        with refused("storage.disk-error", errno="ENOSPC") as error:
             train_bundle(bundle, compressed, out, threads=1)
     assert disk.refused
+    assert isinstance(error.value, StorageError)
+    assert "data/x.npy: No space left on device; free some" in str(error.value)
     assert everything(tmp_path / "here") == {}
 
 
@@ -236,7 +239,7 @@ def test_a_disk_that_is_really_small(
     errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
     if code:
         assert len(errors) == 1
-        assert re.search(r"No space left on device; free some space there and give the", errors[0])
+        assert re.search(r"No space left on device; free some space there and run the", errors[0])
     train_bundle(bundle_of("slice"), str(data), tmp_path / "whole", threads=1)
     assert everything(tmp_path / "result") == everything(tmp_path / "whole")
 

@@ -231,7 +231,7 @@ def with_header(header: str, numbers: bytes, version: int = 1) -> bytes:
 
 HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s)}"
 IMPOSSIBLE = "its header names the impossible shape "
-NO_HEADER = "its header is not one of a .npy file"
+NO_HEADER = "its header is not that of a .npy file"
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])

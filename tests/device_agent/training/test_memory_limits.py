@@ -24,7 +24,6 @@ from device_agent.training.memory_estimate import open_at_once
 from device_agent.training.memory_fit import check_fits, needed_bytes
 from device_agent.training.memory_limits import (
     AGENT_BYTES,
-    CODE_BYTES,
     STACK_BYTES,
     Ceiling,
     Usage,
@@ -34,6 +33,7 @@ from device_agent.training.memory_limits import (
 )
 from device_agent.training.training_folder import CHECKPOINT, training_folder
 from edgetailor import TrainingConfig, export, load_model, split
+from profiles.cost_model.memory_rule import RUNTIME_CODE_BYTES
 from profiles.errors import LimitError
 from refusals import refused
 from toolkit.submodels.global_model import from_model
@@ -71,13 +71,15 @@ import sys
 import device_agent.runtime.onnx_runtime
 from pathlib import Path
 from device_agent.formats.bundle import open_bundle
-from device_agent.training.memory_fit import VARYING_BYTES, needed_bytes
+from device_agent.training.memory_fit import needed_bytes
 from device_agent.training.memory_limits import Usage
+from profiles.cost_model.memory_rule import START_VARIATION_BYTES
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.training_options import TrainingOptions
 bundle, data, threads = sys.argv[1:]
 idle, kept = Usage.now(), {}
-allowed = idle.resident + needed_bytes(open_bundle(Path(bundle)).manifest, False)[0] + VARYING_BYTES
+need, _ = needed_bytes(open_bundle(Path(bundle)).manifest, False)
+allowed = idle.resident + need + START_VARIATION_BYTES
 options = TrainingOptions(threads=int(threads), max_memory=allowed)
 for number in range(3):
     train_bundle(Path(bundle), data, Path("update"), options,
@@ -409,7 +411,7 @@ def test_the_kernel_leaves_room_for_the_stacks_of_all_open_sessions(bundle_of: B
     for threads, stacks in ((1, 0), (4, 2 * 3)):
         with enforce_memory_limit(allowed, threads, 2, idle):
             limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
-        assert limit == idle.data + 2 * 10**9 - CODE_BYTES + stacks * STACK_BYTES
+        assert limit == idle.data + 2 * 10**9 - RUNTIME_CODE_BYTES + stacks * STACK_BYTES
 
 
 @pytest.mark.skipif(status_field("VmRSS") is None, reason="the system does not count memory")

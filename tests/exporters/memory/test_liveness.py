@@ -15,7 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from exporters.memory.arena import GRAIN, arena_bytes
 from exporters.memory.liveness import Buffer, execution_order, liveness
-from exporters.memory.onnx_footprint import NODE_BYTES, SESSION_BYTES, footprint
+from exporters.memory.onnx_footprint import footprint
+from profiles.cost_model.memory_rule import ONNX
 from profiles.errors import ExportError
 
 BATCH = 4
@@ -337,7 +338,7 @@ def test_the_footprint_adds_what_the_agent_and_the_session_hold() -> None:
     found = footprint(graph.SerializeToString(), BATCH)
     assert found.planned == 3 * TENSOR
     assert found.arena == 4096 + TABLE
-    assert found.process == TENSOR + 4 + 4096 + TABLE + SESSION_BYTES + 3 * NODE_BYTES
+    assert found.process == TENSOR + 4 + 4096 + TABLE + ONNX.session_bytes + 3 * ONNX.node_bytes
 
 
 def test_the_footprint_counts_what_the_graph_holds() -> None:

@@ -31,6 +31,7 @@ from layer_cases import Case, Row, assert_close, combined_signature, open_sessio
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from operator_rows import ROWS
 from oracles import Device, Plan
+from profiles.cost_model.memory_rule import LITERT
 from profiles.errors import BundleError, ExportError
 from row_kinds import PICK, of
 from toolkit.submodels.global_model import from_model
@@ -42,7 +43,6 @@ pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [lit
 
 from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found]
 
-from exporters.tflite.tflite_footprint import SESSION_BYTES
 from exporters.tflite.tflite_writer import to_tflite
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.0)
@@ -239,7 +239,7 @@ def test_a_bundle_is_one_file_with_named_signatures(bundle: Path) -> None:
     train, predict = (manifest.signatures[name].peak_bytes for name in ("train", "predict"))
     assert train is not None
     assert predict is not None
-    assert train > predict > SESSION_BYTES
+    assert train > predict > LITERT.session_bytes
     found = Interpreter(str(bundle / "model.tflite")).get_signature_list()
     for name, signature in manifest.signatures.items():
         assert set(found[name]["inputs"]) == {port.name for port in signature.inputs}

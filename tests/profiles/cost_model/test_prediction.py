@@ -6,14 +6,9 @@ import msgspec
 import pytest
 
 from made_calibration import CALIBRATION, NODE_S, PORT_S, RUN_S, STEP_S
+from profiles.cost_model.memory_rule import RELATIVE_ERROR, UNCALIBRATED
 from profiles.cost_model.operation_rates import Rates
-from profiles.cost_model.prediction import (
-    MEMORY_ERROR,
-    TIME_ERROR,
-    X86_OVERHEAD,
-    Clock,
-    predict,
-)
+from profiles.cost_model.prediction import TIME_ERROR, Clock, predict
 from profiles.cost_model.workload import Operation, SignatureWork, Workload
 from profiles.documents.calibration_record import MemoryOverhead, Timing
 from profiles.errors import InputError
@@ -79,21 +74,21 @@ def test_memory_of_training() -> None:
     # Shared state, the larger batch with its results, both arenas, nine nodes, one session.
     growth = (60 + max(10 + 41, 5 + 44) + 300 + 100 + 9 + 200) * KB
     assert found.value == 1000 * KB + growth
-    assert found.upper == pytest.approx(1000 * KB + growth * (1 + MEMORY_ERROR))
+    assert found.upper == pytest.approx(1000 * KB + growth * (1 + RELATIVE_ERROR))
 
 
 def test_memory_of_a_stage_that_needs_more_than_training() -> None:
     stage = signature(name="forward_0", inputs=70 * KB, outputs=80 * KB, arena=900 * KB, nodes=3)
     found = predict(workload(signature(), recording=(stage,)), None)
-    growth = (70 + 80 + 900) * KB + 3 * X86_OVERHEAD.node_bytes + X86_OVERHEAD.session_bytes
-    assert found.memory.value == X86_OVERHEAD.idle_bytes + growth
+    growth = (70 + 80 + 900) * KB + 3 * UNCALIBRATED.node_bytes + UNCALIBRATED.session_bytes
+    assert found.memory.value == UNCALIBRATED.idle_bytes + growth
     assert found.step is None
 
 
 def test_the_upper_bound_of_memory_is_above_the_idle_agent() -> None:
     found = predict(workload(signature()), CALIBRATION).memory
-    growth = found.value - X86_OVERHEAD.idle_bytes
-    assert found.upper == pytest.approx(X86_OVERHEAD.idle_bytes + growth * (1 + MEMORY_ERROR))
+    growth = found.value - UNCALIBRATED.idle_bytes
+    assert found.upper == pytest.approx(UNCALIBRATED.idle_bytes + growth * (1 + RELATIVE_ERROR))
 
 
 def test_rates_between_timings_of_one_size() -> None:

@@ -61,7 +61,7 @@ def valid(document: Any) -> bool:
 
 def test_the_committed_schema_is_that_of_the_structs() -> None:
     assert COMMITTED.read_bytes() == profile_schema.profile_schema(), (
-        "run: python -m profiles.documents.profile_schema > profiles/profile.schema.json"
+        "run: python -m profiles.documents.profile_schema > profiles/documents/profile.schema.json"
     )
 
 

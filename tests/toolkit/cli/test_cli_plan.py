@@ -29,7 +29,7 @@ low-rank:0.5: not possible: no layer of this model gets smaller; conv: the first
 note: the runtime's memory could not be measured: what it was on x86-64 is taken
 """
 CHOSEN = f"""\
-made-up: 88.0 MB of memory, 0.4 ms a step
+made-up: 88.0 MB of memory, 0.400 ms a step
 {TABLE}full: step-time: over by 0.208 ms (would fit with --step-time 0.000609)
 slice:classifier: chosen
 width:0.5: step-time: over by 0.198 ms (would fit with --step-time 0.000599)

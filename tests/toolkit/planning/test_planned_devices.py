@@ -15,11 +15,12 @@ from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.membership import join, leave
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.protocol import JoinRequest, SubmodelFailure
-from device_agent.training.memory_fit import TRAINING_BYTES, needed_bytes
+from device_agent.training.memory_fit import needed_bytes
 from edgetailor import export, split
 from log_messages import logged
 from made_calibration import DEVICE
-from profiles.cost_model.prediction import X86_OVERHEAD, memory
+from profiles.cost_model.memory_rule import TRAINING_RESERVE_BYTES, UNCALIBRATED
+from profiles.cost_model.prediction import memory
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError
 from toolkit.coordinator.devices.submodel_assignment import Planner
@@ -302,8 +303,8 @@ def test_the_agent_does_not_refuse_what_a_plan_admits(spec: str, tmp_path: Path)
     manifest = open_bundle(out).manifest
     found = needed_bytes(manifest, validating=False)
     assert found is not None
-    admitted = candidate(known, DEVICE).memory.upper - X86_OVERHEAD.idle_bytes
+    admitted = candidate(known, DEVICE).memory.upper - UNCALIBRATED.idle_bytes
     assert admitted >= found[0] + 6e6
     # One goes by the manifest, the other by the graphs, without their few constants.
-    growth = memory(known.work, X86_OVERHEAD).value - X86_OVERHEAD.idle_bytes
-    assert 0 <= found[0] - TRAINING_BYTES - growth < 10_000
+    growth = memory(known.work, UNCALIBRATED).value - UNCALIBRATED.idle_bytes
+    assert 0 <= found[0] - TRAINING_RESERVE_BYTES - growth < 10_000
