@@ -104,7 +104,7 @@ def make_training(task: Task, run: ScheduleRun) -> Action:
         chosen = next(step for step in instruction.steps if step.signature in task.signatures)
         single = msgspec.structs.replace(chosen, times=1)
         instruction = msgspec.structs.replace(instruction, steps=(single,))
-    sessions = run.sessions(instruction)
+    sessions = run.open_sessions(instruction)
     initial, indices = dict(run.state), np.arange(len(run.local))
 
     def action() -> None:

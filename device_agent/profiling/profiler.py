@@ -70,7 +70,7 @@ def profile_bundle(
     """
     bundle = open_bundle(folder)
     before = sensors.conditions(sysfs)
-    children = Children(bundle, threads, runs, sysfs)
+    children = ChildProcesses(bundle, threads, runs, sysfs)
     phases = tuple(children.measure(task) for task in tasks(bundle))
     sustained = children.sustain(sustained_s) if sustained_s else None
     about = bundle.manifest
@@ -98,7 +98,7 @@ def profile_bundle(
 
 
 @dataclass
-class Children:
+class ChildProcesses:
     """Runs the child processes one after another, and reads the sensors in the meantime.
 
     Attributes:

@@ -156,7 +156,7 @@ class ScheduleRun(ResumableRun):
         """Run the remaining epochs of a training."""
         sessions: dict[str, Session] = {}
         while self.position.epoch < instruction.epochs:
-            sessions = sessions or self.sessions(instruction)
+            sessions = sessions or self.open_sessions(instruction)
             self.train_epoch(instruction, sessions)
             if len(self.held_out):
                 # Frees the memory of the training sessions for that of the evaluation.
@@ -205,7 +205,7 @@ class ScheduleRun(ResumableRun):
         if self.position.validation:
             log.info("epoch %d of %d: validation %s", epoch, epochs, self.position.validation[-1])
 
-    def sessions(self, instruction: Train) -> dict[str, Session]:
+    def open_sessions(self, instruction: Train) -> dict[str, Session]:
         """Open a session for each signature that `instruction` runs."""
         return {step.signature: self.open(step.signature) for step in instruction.steps}
 
