@@ -1,4 +1,4 @@
-"""How commands show numbers and the messages of other programs: one function for each quantity."""
+"""Text for people: one function for each quantity, and messages of other programs."""
 
 import math
 import textwrap
@@ -10,36 +10,36 @@ UNKNOWN_CELL = "-"
 
 
 def counted(number: int, noun: str) -> str:
-    """`number` and the noun in the form that goes with it: 1 sample, 1,797 samples."""
+    """A number with its noun in singular or plural: 1 sample, 1,797 samples."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def in_a_row(times: int) -> str:
-    """How often something happened without anything else in between."""
+    """How often something happened in a row: once, 3 times in a row."""
     return "once" if times == 1 else f"{times} times in a row"
 
 
 def have_joined(joined: int, expected: int) -> str:
-    """How far a federation is from its first round."""
+    """How many devices have joined: 1 of 3 devices has joined."""
     return f"{joined} of {counted(expected, 'device')} {'has' if joined == 1 else 'have'} joined"
 
 
 def one_line(text: str, most: int | None = None) -> str:
-    """At most `most` characters of what somebody else says; they move no terminal's cursor."""
+    """Untrusted text as one line of at most `most` characters, without control characters."""
     words = "".join(c if c.isprintable() else " " for c in text).split()
     return " ".join(words)[:most]
 
 
 def said_by(error: BaseException) -> str:
-    """What `error` of somebody else's code says, in one line."""
+    """The message of an exception from foreign code, as one line."""
     try:
         return one_line(str(error))
-    except Exception:  # its own words may fail too
+    except Exception:  # __str__ of foreign code may fail too
         return "it does not say why"
 
 
 def wrapped(head: str, text: str) -> list[str]:
-    """`text` after `head` in 80 columns, its further lines below; commands and paths stay whole."""
+    """`text` after `head` in 80 columns. Further lines are indented; words are never broken."""
     return textwrap.wrap(
         text,
         WIDTH,

@@ -32,7 +32,7 @@ MOST_ROWS = 2**48
 """Every axis of an array is shorter than this."""
 
 LATER = "free some space there and run the same command again; training resumes"
-ELSEWHERE = "give a place that can be written"
+ELSEWHERE = "give a place that may be written"
 CURES = {
     errno.ENOSPC: LATER,
     errno.EDQUOT: LATER,

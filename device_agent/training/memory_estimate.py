@@ -19,13 +19,13 @@ from profiles.cost_model.memory_rule import (
 )
 
 WIDTHS: dict[Dtype, int] = {"float32": 4, "int64": 8}
-"""Bytes of a number; numpy, which knows them, takes more memory than a limit may allow."""
+"""Bytes of a number. numpy knows them too, but loading it may exceed the memory limit."""
 
 
 def concurrent_peak_bytes(
     manifest: Manifest, names: Sequence[str], kept: Iterable[str] = ()
 ) -> int | None:
-    """Growth of the process at its peak while the signatures `names` are open together, bytes.
+    """Process peak above the idle agent while the signatures `names` are open together, in bytes.
 
     The state tensors `kept` are in memory in addition, although no signature in `names` reads them.
     Returns None if the manifest predicts no peak for one of the signatures.
@@ -63,10 +63,16 @@ def session_bytes(manifest: Manifest) -> int:
 
 
 def training_bytes(manifest: Manifest, validating: bool = False) -> tuple[int, str] | None:
-    """The most that any instruction of the schedule takes, in bytes, and what runs then.
+    """Process peak of the whole schedule above the idle agent.
 
-    With `validating` the signature `evaluate` counts too, in the place of those that train. None
-    where the manifest does not predict it for each of them.
+    Args:
+        manifest: The manifest of the bundle.
+        validating: Whether each epoch ends with a run of the signature `evaluate`, for which the
+            agent closes the training signatures but keeps their state.
+
+    Returns:
+        The peak in bytes and the signatures that are open then. None if the manifest predicts no
+        peak for one of the signatures.
     """
     groups: list[tuple[list[str], set[str]]] = []
     for instruction in manifest.schedule:
@@ -90,18 +96,18 @@ def training_bytes(manifest: Manifest, validating: bool = False) -> tuple[int, s
 
 
 def open_at_once(manifest: Manifest) -> int:
-    """The most of the runtime's sessions that an instruction of the schedule keeps open."""
+    """The largest number of sessions that an instruction of the schedule opens together."""
     trains = (i for i in manifest.schedule if isinstance(i, Train))
     return max((len({step.signature for step in i.steps}) for i in trains), default=1)
 
 
 def batch_of(manifest: Manifest) -> int:
-    """Samples of the batch that peaks are predicted for: the largest that trains."""
+    """The batch size that peaks are predicted for: the largest in the schedule."""
     return max((i.batch_size for i in manifest.schedule if isinstance(i, Train)), default=1)
 
 
 def size_of(port: Port, batch: int) -> int:
-    """Bytes of a port's array for `batch` samples."""
+    """Bytes of the array of a port for `batch` samples."""
     return size([batch if n is None else n for n in port.shape], port.dtype)
 
 

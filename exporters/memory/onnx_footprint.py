@@ -1,4 +1,4 @@
-"""The peak memory of one run of a graph in the device agent, from the graph alone."""
+"""The peak memory of one run of an ONNX graph in the agent, computed from the graph alone."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,15 @@ from profiles.cost_model.memory_rule import ONNX, run_growth
 
 @dataclass(frozen=True)
 class Footprint:
-    """Three figures, bytes; each holds what the one before it leaves out.
+    """Three figures of one run in bytes.
 
-    `planned`: tensors alive at once, inputs and constants included. `arena`: what the runtime's
-    arena takes for those that it makes itself, gaps included, outputs not. `process`: growth of the
-    process above its idle state, arena, inputs, outputs, constants and session together. `alive`
-    are the buffers at the planned peak, largest first.
+    Attributes:
+        planned: Planned tensors: all tensors that are alive at the same time, inputs and constants
+            included.
+        arena: The runtime arena for the tensors that the runtime makes, gaps included and outputs
+            not.
+        process: Process peak above the idle agent: arena, inputs, outputs, constants and session.
+        alive: The buffers alive at the planned peak, largest first.
     """
 
     planned: int
@@ -26,12 +29,17 @@ class Footprint:
 
 
 def footprint(graph: bytes, batch: int) -> Footprint:
-    """The memory that a serialized ONNX graph needs for batches of `batch` samples, on one thread.
+    """The memory that an ONNX graph needs on one thread.
 
     The agent owns the arrays of inputs and outputs, so the state is in memory twice during a run.
     `profiles.cost_model.memory_rule` states the rule for `process`.
 
-    Raises ExportError where a tensor's size does not follow from the batch.
+    Args:
+        graph: The serialized graph.
+        batch: Samples in a batch.
+
+    Raises:
+        ExportError: The size of a tensor does not follow from the batch.
     """
     model = onnx.load_from_string(graph)
     found = liveness(model, batch)

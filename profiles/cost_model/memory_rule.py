@@ -47,7 +47,7 @@ class RuntimeOverhead:
 ONNX = RuntimeOverhead(session_bytes=10 << 20, node_bytes=5300, array_copies=1)
 """Measured on x86-64 Linux with onnxruntime 1.31.1."""
 LITERT = RuntimeOverhead(session_bytes=14 << 20, node_bytes=3000, array_copies=2)
-"""Measured on x86-64 Linux. LiteRT copies inputs and outputs into tensors of its own."""
+"""LiteRT copies inputs and outputs into its own tensors, so they exist twice."""
 RUNTIMES: Mapping[str, RuntimeOverhead] = {"onnx": ONNX, "litert": LITERT}
 UNKNOWN_RUNTIME = RuntimeOverhead(session_bytes=0, node_bytes=0, array_copies=1)
 

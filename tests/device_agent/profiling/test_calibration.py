@@ -15,7 +15,7 @@ from device_agent.profiling.calibration import calibrate, device_profile
 from device_agent.profiling.calibration_cases import MAX_MACS
 from device_agent.profiling.calibration_summary import rates, summary
 from device_agent.profiling.operation_timing import fastest_mean, subtract_profiler, time_cases
-from profiles.cost_model.prediction import Clock
+from profiles.cost_model.prediction import TimeModel
 from profiles.cost_model.workload import KINDS, Operation, amount
 from profiles.documents.calibration_record import Calibration, Timing
 from profiles.documents.device_profile import load_device
@@ -142,5 +142,5 @@ def test_the_command_writes_a_profile_that_the_planner_reads(agent: Agent, tmp_p
     assert json.loads(done.stdout) == json.loads(out.read_bytes())
     assert (written.name, written.date) == ("desk", datetime.date.today().isoformat())
     assert written.calibration is not None
-    step = Clock(written.calibration).seconds(Operation("product", (1, 256, 256, 256)))
+    step = TimeModel(written.calibration).seconds(Operation("product", (1, 256, 256, 256)))
     assert 0 < step < 1

@@ -8,10 +8,10 @@ import pytest
 from made_calibration import CALIBRATION, NODE_S, PORT_S, RUN_S, STEP_S
 from profiles.cost_model.memory_rule import RELATIVE_ERROR, UNCALIBRATED
 from profiles.cost_model.operation_rates import Rates
-from profiles.cost_model.prediction import TIME_ERROR, Clock, predict
+from profiles.cost_model.prediction import TIME_ERROR, TimeModel, predict
 from profiles.cost_model.workload import Operation, SignatureWork, Workload
 from profiles.documents.calibration_record import MemoryOverhead, Timing
-from profiles.errors import InputError
+from refusals import refused
 
 KB = 1000
 
@@ -38,7 +38,7 @@ def workload(*training: SignatureWork, recording: tuple[SignatureWork, ...] = ()
 def test_time_of_two_operators() -> None:
     # A product of 32 x 64 x 64 at 1 GMAC/s, an addition of 2048 numbers at 0.5 G/s.
     step = signature(Operation("product", (1, 32, 64, 64)), Operation("arithmetic", (2048,)))
-    found = Clock(CALIBRATION).batch([step])
+    found = TimeModel(CALIBRATION).batch([step])
     by_hand = RUN_S + 5 * PORT_S + 32 * 64 * 64 * 1e-9 + 2048 * 2e-9
     assert found.value == pytest.approx(by_hand, rel=1e-6)
     # Rates that are the same everywhere leave no doubt but the model's own.
@@ -48,19 +48,16 @@ def test_time_of_two_operators() -> None:
 def test_repetitions_views_and_loops() -> None:
     inside = (Operation("loop", (256,)), Operation("arithmetic", (1000,), 256))
     step = signature(*inside, Operation("view", (1,), 3), times=5)
-    found = Clock(CALIBRATION).batch([step])
+    found = TimeModel(CALIBRATION).batch([step])
     once = RUN_S + 5 * PORT_S + 256 * STEP_S + 256 * 1000 * 2e-9 + 3 * NODE_S
     assert found.value == pytest.approx(5 * once, rel=1e-6)
 
 
 def test_a_calibration_that_lacks_a_kind_is_refused() -> None:
     some = tuple(t for t in CALIBRATION.timings if t.kind not in ("sigmoid", "padding"))
-    with pytest.raises(InputError) as refused:
-        Clock(msgspec.structs.replace(CALIBRATION, timings=some))
-    assert str(refused.value) == (
-        "The calibration times every kind of operation; this one lacks padding, sigmoid. "
-        "Calibrate the device again."
-    )
+    with refused("calibration.missing-kinds", kinds=["padding", "sigmoid"]) as caught:
+        TimeModel(msgspec.structs.replace(CALIBRATION, timings=some))
+    assert "padding, sigmoid" in str(caught.value)
 
 
 def test_memory_of_training() -> None:

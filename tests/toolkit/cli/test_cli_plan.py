@@ -165,7 +165,7 @@ def test_built_in_profiles_are_listed(tmp_path: Path) -> None:
         (("--profile", "toaster"), "Error: There is no device profile 'toaster': give a file"),
         (
             ("--profile", "android-low", "--memory", "256"),
-            "Error: Invalid value for '--memory': A size is a number and a unit",
+            "Error: Invalid value for '--memory': Invalid size '256': write a number and a unit",
         ),
         (("--profile", "android-low", "--step-time", "0"), "0.0 is not in the range x>0"),
         (("--profile", "android-low", "--step-time", "5h"), "A time is a number and ms or s, or"),

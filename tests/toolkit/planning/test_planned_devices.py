@@ -20,7 +20,7 @@ from edgetailor import export, split
 from log_messages import logged
 from made_calibration import DEVICE
 from profiles.cost_model.memory_rule import TRAINING_RESERVE_BYTES, UNCALIBRATED
-from profiles.cost_model.prediction import memory
+from profiles.cost_model.prediction import predict_memory
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError
 from toolkit.coordinator.devices.submodel_assignment import Planner
@@ -229,14 +229,14 @@ def test_nothing_is_measured_for_a_federation_that_is_over(
             '[[devices]]\nname = "a"\nsubmodel = "full"\nmemory = "1GB"\n',
             r'budgets to plan by; set submodel = "auto"',
         ),
-        (f'{PHONE}memory = "120"\n', r"`devices\[0\]\.memory` .*A size is a number and a unit"),
-        (f"{PHONE}memory = 120\n", r"`devices\[0\]\.memory` is 120: A size is a number and a unit"),
+        (f'{PHONE}memory = "120"\n', r"`devices\[0\]\.memory` .*Invalid size '120': write"),
+        (f"{PHONE}memory = 120\n", r"`devices\[0\]\.memory` is 120: Invalid size '120': write"),
         (
             f"{PHONE}memory = 1.5\n",
-            r"`devices\[0\]\.memory` is 1\.5: A size is a number and a unit",
+            r"`devices\[0\]\.memory` is 1\.5: Invalid size '1\.5': write",
         ),
         (f"{PHONE}memory = true\n", r"`devices\[0\]\.memory` is true"),
-        (f"{PHONE}bandwidth = 9\n", r"`devices\[0\]\.bandwidth` is 9: A size is a number and a"),
+        (f"{PHONE}bandwidth = 9\n", r"`devices\[0\]\.bandwidth` is 9: Invalid size '9': write"),
         (f"{PHONE}step_time = 0\n", r"`devices\[0\]\.step_time` is 0"),
         (f"{PHONE}step_tme = 1\n", r"no key `devices\[0\]\.step_tme`; .*memory, step_time"),
     ],
@@ -306,5 +306,5 @@ def test_the_agent_does_not_refuse_what_a_plan_admits(spec: str, tmp_path: Path)
     admitted = candidate(known, DEVICE).memory.upper - UNCALIBRATED.idle_bytes
     assert admitted >= found[0] + 6e6
     # One goes by the manifest, the other by the graphs, without their few constants.
-    growth = memory(known.work, UNCALIBRATED).value - UNCALIBRATED.idle_bytes
+    growth = predict_memory(known.work, UNCALIBRATED).value - UNCALIBRATED.idle_bytes
     assert 0 <= found[0] - TRAINING_RESERVE_BYTES - growth < 10_000
