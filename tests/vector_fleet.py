@@ -181,7 +181,7 @@ def assert_soon(condition: Callable[[], bool], seconds: float = 10) -> None:
 def joined(server: Server, state: Path) -> CoordinatorClient:
     """The link of a device that joined before the coordinator was started again."""
     known = msgspec.json.decode((state / "device.json").read_bytes())
-    return CoordinatorClient(server.url, known["secret"], print, patience_s=0)
+    return CoordinatorClient(server.url, known["secret"], patience_s=0)
 
 
 def enrol(server: Server, folder: Path) -> dict[str, CoordinatorClient]:
@@ -190,8 +190,8 @@ def enrol(server: Server, folder: Path) -> dict[str, CoordinatorClient]:
     for number, kind in enumerate(["desktop", "desktop", "board"]):
         state = folder / str(number)
         name = f"machine {number}"
-        joined = membership.join(server.url, token(server.config, kind), name, state, print)
-        links[joined.device] = CoordinatorClient(server.url, joined.secret, print, patience_s=0)
+        joined = membership.join(server.url, token(server.config, kind), name, state)
+        links[joined.device] = CoordinatorClient(server.url, joined.secret, patience_s=0)
     return links
 
 

@@ -1,4 +1,4 @@
-"""A device's profile as plain text."""
+"""Formats the result of a calibration as plain text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +12,22 @@ SHOWN = (
     ("convolution", "convolutions"),
     ("transposed", "transposed convolutions"),
     ("product", "matrix products"),
-    ("arithmetic", "additions and products of numbers"),
+    ("arithmetic", "element-wise arithmetic"),
     ("reduction", "sums"),
     ("transposition", "transpositions"),
 )
 
 
 def summary(device: DeviceProfile, out: Path | None) -> list[str]:
-    """What was found, and where to go from here."""
+    """Format a calibrated device.
+
+    Args:
+        device: The device with its calibration.
+        out: The file that the profile was written to, if any.
+
+    Returns:
+        Lines of text, with the next command at the end if there is a file.
+    """
     found = device.calibration
     assert found is not None
     lines = [
@@ -37,8 +45,8 @@ def summary(device: DeviceProfile, out: Path | None) -> list[str]:
             f"{format_bytes(found.memory.node_bytes)} for each of its nodes"
         )
     for kind, name in SHOWN:
-        own = [t for t in found.timings if t.kind == kind]
-        lines.append(f"{name}: {rates(kind, own)}")
+        matching = [t for t in found.timings if t.kind == kind]
+        lines.append(f"{name}: {rates(kind, matching)}")
     lines.append(
         f"a node {format_seconds(found.node_s)}, "
         f"an input or output {format_seconds(found.port_s)}, "
@@ -52,7 +60,7 @@ def summary(device: DeviceProfile, out: Path | None) -> list[str]:
 
 
 def rates(kind: str, timings: Sequence[Timing]) -> str:
-    """Slowest and fastest rate of a kind, for people."""
+    """The slowest and the fastest rate of a kind of operation, as text."""
     unit = "GMAC/s" if kind in PRODUCTS else "G numbers/s"
     found = sorted(amount(t.kind, t.sizes) / t.seconds / 1e9 for t in timings)
     return f"{found[0]:.3g} to {found[-1]:.3g} {unit}, {len(found)} sizes"

@@ -16,9 +16,9 @@ from device_agent.formats.atomic_files import fingerprint_file
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.manifest import MANIFEST, WEIGHTS
 from device_agent.formats.manifest_validation import REPAIR
-from device_agent.training.bundle_training import train_bundle
 from profiles.errors import BundleError
 from refusals import refused
+from trainings import train_bundle
 
 Manifest = dict[str, Any]
 
@@ -283,8 +283,9 @@ def test_a_manifest_that_contradicts_its_graph(copy: Path, data: str, side: str)
         port["name"] = "another"
 
     rewrite(copy, rename)
-    with pytest.raises(BundleError) as caught:
+    with refused("bundle.wrong-graph", side=side) as caught:
         train_bundle(copy, data, copy.parent / "out")
+    assert isinstance(caught.value, BundleError)
     assert "'train'" in str(caught.value)
     assert side in str(caught.value)
 

@@ -22,7 +22,6 @@ from device_agent.formats.bundle import open_bundle
 from device_agent.formats.update import read_update
 from device_agent.runtime.litert_runtime import LitertSession
 from device_agent.training.bundle_evaluation import evaluate_bundle
-from device_agent.training.bundle_training import train_bundle
 from dropping_model import CLASSES as DROPPING_CLASSES
 from dropping_model import SHAPE as DROPPING_SHAPE
 from dropping_model import Dropping
@@ -37,6 +36,7 @@ from profiles.errors import BundleError, ExportError
 from row_kinds import PICK, of
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.training_config import Loss, Optimizer
+from trainings import train_bundle
 from uncovered_rows import REFUSED, check_refused
 
 pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
@@ -311,8 +311,8 @@ def test_the_device_needs_no_training_framework(bundle: Path, tmp_path: Path) ->
     shutil.copytree(bundle, tmp_path / "bundle")
     write_data(tmp_path / "data.npz")
     code = (
-        "import sys; from device_agent.training.bundle_training import train_bundle;"
-        "train_bundle('bundle', 'data.npz', 'update', threads=1); print(*sys.modules)"
+        "import sys; from device_agent.training.standalone_training import train;"
+        "train('bundle', 'data.npz', 'update', threads=1); print(*sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

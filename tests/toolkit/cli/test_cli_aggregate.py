@@ -16,8 +16,8 @@ from command_models import digits_weights
 from commands import Done, edgetailor, refused
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.update import RECORD, TENSORS
-from device_agent.training.bundle_training import train_bundle
 from edgetailor import GlobalModel
+from trainings import train_bundle
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,7 @@ def test_whoever_asks_is_told_to_wait(
     assert said["token"] == ("SKIP", "the coordinator is still preparing")
     slept: list[float] = []
     with pytest.raises(ClientError) as error:
-        CoordinatorClient(url, "secret", print, patience_s=PATIENCE_S, sleep=slept.append).status()
+        CoordinatorClient(url, "secret", patience_s=PATIENCE_S, sleep=slept.append).status()
     assert str(error.value) == (
         f"Coordinator at {url} is still preparing: try again in a few minutes."
     )
