@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-oldest check format
+.PHONY: help setup demo test test-long test-oldest check format docs release-check
 .PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-plan
 
 help: ## list the targets
@@ -66,6 +66,20 @@ check: setup ## lint, formatting, strict types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict $(PACKAGES:%=-p %)
 	$(BIN)/lint-imports --no-logo
+
+# The documentation's tools are an extra of their own: nothing else needs them.
+DOCS := $(VENV)/.docs
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints.txt -e '.[dev,docs]'
+	@touch $@
+
+docs: $(DOCS) ## build the documentation site into site/, without a network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "Open site/index.html"
+
+release-check: setup ## build sdist and wheel, and try each extra in a fresh environment (minutes)
+	$(BIN)/python tests/release_check.py $(ARGS)
 
 format: setup ## format the code and apply the linter's safe fixes
 	$(BIN)/ruff format .

@@ -1,6 +1,6 @@
 """EdgeTailor's public API.
 
-Every name is loaded when it is first used: importing this package imports neither torch nor numpy.
+Every name is loaded when it is first used: `import edgetailor` loads neither torch nor numpy.
 
 Example:
     >>> import edgetailor as et
@@ -12,39 +12,81 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from device_agent.formats.update import UpdateRecord as UpdateRecord
+    from device_agent.formats.update import read_update as read_update
+    from device_agent.profiling.profiler import profile_bundle as profile
+    from device_agent.training.bundle_training import train_bundle as train
     from exporters.export import ExportedBundle as ExportedBundle
-    from exporters.export import compile_graphs as compile_graphs
-    from exporters.export import export as export
+    from profiles.documents.device_profile import DeviceProfile as DeviceProfile
+    from profiles.documents.device_profile import load_device as load_device
+    from profiles.errors import EdgeTailorError as EdgeTailorError
     from toolkit.aggregation.aggregate import aggregate as aggregate
     from toolkit.aggregation.aggregation_policy import AggregationPolicy as AggregationPolicy
     from toolkit.aggregation.federation import Federation as Federation
+    from toolkit.exporting.submodel_export import export as export
+    from toolkit.inspection import inspect as inspect
+    from toolkit.model_evaluation import evaluate as evaluate
+    from toolkit.planning.model_plan import plan as plan
     from toolkit.splitting import split as split
     from toolkit.submodels.global_model import GlobalModel as GlobalModel
     from toolkit.submodels.model_loading import load_model as load_model
+    from toolkit.submodels.submodel import Submodel as Submodel
     from toolkit.submodels.training_config import TrainingConfig as TrainingConfig
 
 HOMES = {
     "AggregationPolicy": "toolkit.aggregation.aggregation_policy",
+    "DeviceProfile": "profiles.documents.device_profile",
+    "EdgeTailorError": "profiles.errors",
     "ExportedBundle": "exporters.export",
     "Federation": "toolkit.aggregation.federation",
     "GlobalModel": "toolkit.submodels.global_model",
+    "Submodel": "toolkit.submodels.submodel",
     "TrainingConfig": "toolkit.submodels.training_config",
+    "UpdateRecord": "device_agent.formats.update",
     "aggregate": "toolkit.aggregation.aggregate",
-    "compile_graphs": "exporters.export",
-    "export": "exporters.export",
+    "evaluate": "toolkit.model_evaluation",
+    "export": "toolkit.exporting.submodel_export",
+    "inspect": "toolkit.inspection",
+    "load_device": "profiles.documents.device_profile",
     "load_model": "toolkit.submodels.model_loading",
+    "plan": "toolkit.planning.model_plan",
+    "profile": "device_agent.profiling.profiler:profile_bundle",
+    "read_update": "device_agent.formats.update",
     "split": "toolkit.splitting",
+    "train": "device_agent.training.bundle_training:train_bundle",
 }
-"""The module of every public name."""
+"""The module of every public name, and its name there if that differs."""
 
-__all__ = list(HOMES)
+__all__ = [
+    "AggregationPolicy",
+    "DeviceProfile",
+    "EdgeTailorError",
+    "ExportedBundle",
+    "Federation",
+    "GlobalModel",
+    "Submodel",
+    "TrainingConfig",
+    "UpdateRecord",
+    "aggregate",
+    "evaluate",
+    "export",
+    "inspect",
+    "load_device",
+    "load_model",
+    "plan",
+    "profile",
+    "read_update",
+    "split",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(HOMES[name]), name)
+    module, _, attribute = HOMES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute or name)
 
 
 def __dir__() -> list[str]:
-    return sorted(HOMES)
+    return __all__

@@ -1,5 +1,5 @@
-"""What a device is and what it can do, and what every package shares: errors, units, text.
+"""Devices and what training costs on them; and what all packages share: errors, units, text.
 
-Start with `documents/device_profile.py` (a device) and `cost_model/prediction.py` (what training
-costs there). Nothing here imports another package of the project, or torch.
+Start with `documents/device_profile.py` (a device) and `cost_model/prediction.py` (the cost of
+training on it). Nothing here imports another package of the project, or torch.
 """

@@ -1,4 +1,4 @@
-"""The one tree of errors. Each class carries the exit code that the commands end with."""
+"""All errors of EdgeTailor. Each class has the exit code that a command ends with."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ class EdgeTailorError(Exception):
 
     Attributes:
         code: A stable name for programs, for example `spec.unknown-family`. `docs/errors.md`
-            lists all of them.
-        values: What the message is about, by name, as JSON can hold it.
-        exit_code: What a command ends with.
+            lists all codes.
+        values: The values that the message names, as JSON can hold them.
+        exit_code: The exit code of a command that ends with this error.
 
     Example:
         >>> error = SpecError("Unknown family 'x'.", code="spec.unknown-family", family="x")
@@ -27,7 +27,7 @@ class EdgeTailorError(Exception):
 
 
 class InputError(EdgeTailorError):
-    """A file, argument or value that cannot be used as it is."""
+    """A file, argument or value that cannot be used."""
 
 
 class ModelError(InputError):
@@ -43,11 +43,11 @@ class DataError(InputError):
 
 
 class StorageError(DataError):
-    """A disk that is full or cannot be written where local data or a training need room."""
+    """A disk that is full, or that cannot be written, when training needs space on it."""
 
 
 class BundleError(InputError):
-    """A bundle that is incomplete, altered or of a format this version does not read."""
+    """A bundle that is incomplete, altered or in a format that this version does not read."""
 
 
 class UpdateError(InputError):
@@ -67,13 +67,13 @@ class VerificationError(EdgeTailorError):
 
 
 class LimitError(EdgeTailorError):
-    """Work that needs more memory than it may use, or than there is."""
+    """Work that needs more memory than it may use, or than the machine has."""
 
     exit_code = 5
 
 
 class DoesNotFitError(LimitError):
-    """A bundle that needs more memory than a process may use: refused before anything is tried."""
+    """A bundle that needs more memory than a process may use, refused before training."""
 
 
 class NothingFitsError(EdgeTailorError):
@@ -83,22 +83,22 @@ class NothingFitsError(EdgeTailorError):
 
 
 class UnstableError(EdgeTailorError):
-    """A measurement that cannot be relied on, where only one that can is wanted."""
+    """A measurement that is too noisy for `--strict`."""
 
     exit_code = 7
 
 
 class RegressionError(EdgeTailorError):
-    """Something became slower or larger than is allowed."""
+    """A figure that became slower or larger than allowed."""
 
     exit_code = 8
 
 
 class ClientError(EdgeTailorError):
-    """The coordinator cannot be reached, or answers something else than the protocol."""
+    """The coordinator cannot be reached, or its answer does not follow the protocol."""
 
     exit_code = 6
 
 
 class AuthorisationError(ClientError):
-    """The coordinator refused the token or the device's secret."""
+    """The coordinator refused a token or the secret of a device."""

@@ -1,4 +1,4 @@
-"""Decoding JSON of unknown origin, with one error for all that can be wrong with it."""
+"""Decoding of untrusted JSON, with one error for every way in which it can be wrong."""
 
 from typing import TypeVar
 
@@ -8,12 +8,12 @@ T = TypeVar("T")
 
 
 class MalformedError(msgspec.DecodeError):
-    """Bytes that are no JSON, or not of the type that was asked for; the message says what."""
+    """Data that is not JSON or not of the requested type; the message says where."""
 
 
 def decode_json(data: bytes | str, type: type[T]) -> T:
-    """`data` as a `type`. Raises MalformedError."""
-    # msgspec lets two errors through that are not its own.
+    """Decode `data` as `type`. Raises MalformedError."""
+    # msgspec passes on two errors that are not its own.
     try:
         return msgspec.json.decode(data, type=type)
     except UnicodeDecodeError:

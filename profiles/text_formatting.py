@@ -1,41 +1,45 @@
-"""How the commands put numbers and other people's errors into words."""
+"""Text for people: one function for each quantity, and messages of other programs."""
 
+import math
 import textwrap
 
 WIDTH = 80
+NOT_MEASURABLE = "not measurable"
+UNKNOWN_CELL = "-"
+"""Stands in tables for a figure that is not known."""
 
 
 def counted(number: int, noun: str) -> str:
-    """`number` and the noun in the form that goes with it: 1 sample, 1,797 samples."""
+    """A number with its noun in singular or plural: 1 sample, 1,797 samples."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def in_a_row(times: int) -> str:
-    """How often something happened without anything else in between."""
+    """How often something happened in a row: once, 3 times in a row."""
     return "once" if times == 1 else f"{times} times in a row"
 
 
 def have_joined(joined: int, expected: int) -> str:
-    """How far a federation is from its first round."""
+    """How many devices have joined: 1 of 3 devices has joined."""
     return f"{joined} of {counted(expected, 'device')} {'has' if joined == 1 else 'have'} joined"
 
 
 def one_line(text: str, most: int | None = None) -> str:
-    """At most `most` characters of what somebody else says; they move no terminal's cursor."""
+    """Untrusted text as one line of at most `most` characters, without control characters."""
     words = "".join(c if c.isprintable() else " " for c in text).split()
     return " ".join(words)[:most]
 
 
 def said_by(error: BaseException) -> str:
-    """What `error` of somebody else's code says, in one line."""
+    """The message of an exception from foreign code, as one line."""
     try:
         return one_line(str(error))
-    except Exception:  # its own words may fail too
+    except Exception:  # __str__ of foreign code may fail too
         return "it does not say why"
 
 
 def wrapped(head: str, text: str) -> list[str]:
-    """`text` after `head` in 80 columns, its further lines below; commands and paths stay whole."""
+    """`text` after `head` in 80 columns. Further lines are indented; words are never broken."""
     return textwrap.wrap(
         text,
         WIDTH,
@@ -46,10 +50,57 @@ def wrapped(head: str, text: str) -> list[str]:
     )
 
 
-def size(count: float) -> str:
-    """Bytes for people, in powers of 1000."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+def format_bytes(count: float | None) -> str:
+    """Bytes with one decimal, in powers of 1000: 512 B, 28.4 MB; None is "not measurable"."""
+    if count is None:
+        return NOT_MEASURABLE
+    if round(count) < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB"):
         count /= 1000
-    return f"{count:.1f} GB"
+        if round(count, 1) < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:.1f} TB"
+
+
+def bytes_as_option(count: float, *, round_down: bool = False) -> str:
+    """Bytes in the form that options and files take: 28.4MB, rounded up unless `round_down`."""
+    tenths = math.floor(count / 1e5) if round_down else math.ceil(count / 1e5)
+    return f"{tenths / 10:.1f}MB"
+
+
+def megabytes(count: float | None, places: int = 1) -> str:
+    """The number of megabytes alone, for a table whose header names the unit; None is a dash."""
+    return UNKNOWN_CELL if count is None else f"{count / 1e6:.{places}f}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A run time in s, ms or us: at least two decimals and three significant digits."""
+    if abs(seconds) >= 1:
+        return f"{_three_digits(seconds)} s"
+    # Steps of small models take some tenths of a millisecond: one unit for all steps reads best.
+    if abs(seconds) >= 1e-4 or not seconds:
+        return f"{_three_digits(seconds * 1e3)} ms"
+    return f"{_three_digits(seconds * 1e6)} us"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """The number of milliseconds alone, for a table whose header names the unit; None is a dash."""
+    return UNKNOWN_CELL if seconds is None else f"{seconds * 1e3:.2f}"
+
+
+def format_duration(seconds: float) -> str:
+    """An elapsed time, rounded to whole seconds or minutes: 42 s, 2 min 3 s, 1 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _three_digits(value: float) -> str:
+    """`value` with three significant digits, but no fewer than two decimals."""
+    places = 2 if value == 0 else max(2, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{places}f}"

@@ -1,4 +1,4 @@
-"""Sizes and time spans as people write them."""
+"""Reading sizes and time spans as people write them."""
 
 import re
 
@@ -10,30 +10,68 @@ UNITS: dict[str, int] = {
     **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)},
 }
 LARGEST = 2**63
+LONGEST_SHOWN = 100
+"""Characters of the text in the values of an error."""
 SPANS = {"s": 1, "m": 60, "h": 3600}
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a size such as 256MB, 1.5 GB (powers of 1000) or 512MiB (powers of 1024).
+    """Read a size in bytes.
 
-    Raises InputError for anything else, a size without a unit included.
+    Args:
+        text: A number and a unit: 256MB, 1.5 GB (powers of 1000) or 512MiB (powers of 1024).
+
+    Returns:
+        The size in bytes.
+
+    Raises:
+        InputError: `text` is not a size, or has no unit.
+
+    Example:
+        >>> parse_bytes("1.5kB"), parse_bytes("2 KiB")
+        (1500, 2048)
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
     unit = found and UNITS.get(found[2].upper())
     if not found or not unit:
         raise InputError(
-            f"A size is a number and a unit (kB, MB, GB, KiB, MiB, GiB), such as 256MB; "
-            f"{text!r} is none."
+            f"Invalid size {text!r}: write a number and a unit (kB, MB, GB, KiB, MiB, GiB), for "
+            "example 256MB.",
+            code="option.invalid-size",
+            text=text[:LONGEST_SHOWN],
         )
+    # Very long numbers become infinite here, which the limit refuses.
     amount = float(found[1]) * unit
     if not (amount < LARGEST and round(amount)):
-        raise InputError(f"A size is at least one byte and below 8 EiB; {text!r} is none.")
+        raise InputError(
+            f"Invalid size {text!r}: it must be at least one byte and below 8 EiB.",
+            code="option.invalid-size",
+            text=text[:LONGEST_SHOWN],
+        )
     return round(amount)
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a time span such as 90s, 10m or 1.5h. Raises InputError for anything else."""
+    """Read a time span in seconds.
+
+    Args:
+        text: A number and `s`, `m` or `h`: 90s, 10m or 1.5h.
+
+    Returns:
+        The time span in seconds.
+
+    Raises:
+        InputError: `text` is not a time span.
+
+    Example:
+        >>> parse_duration("1.5h")
+        5400.0
+    """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
     if not found:
-        raise InputError(f"A time span is a number and s, m or h, such as 10m; {text!r} is none.")
+        raise InputError(
+            f"Invalid time span {text!r}: write a number and s, m or h, for example 10m.",
+            code="option.invalid-duration",
+            text=text[:LONGEST_SHOWN],
+        )
     return float(found[1]) * SPANS[found[2]]

@@ -2,9 +2,12 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
+from log_messages import logged
 
 VARIABLE = "EDGETAILOR_TEST_SEED"
 
@@ -26,3 +29,10 @@ def seed() -> int:
     value = int(os.environ[VARIABLE])
     print(f"repeat with {VARIABLE}={value}")
     return value
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """The messages that the agent's modules log from here to the end of the test."""
+    with logged() as messages:
+        yield messages

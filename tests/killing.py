@@ -1,7 +1,9 @@
-"""Trainings in processes that can be killed at any moment, forked from one that is warmed up.
+"""Trainings in processes that a test can kill at any moment.
 
-As a program: reads jobs from stdin, one JSON object a line, and for each forks a process that does
-it and writes the process's id; an empty line asks for the status that it ended with.
+Each training is forked from one process, so that only the first one loads the libraries.
+
+As a program, this file reads jobs from stdin, one JSON object per line. For each job it forks a
+process and writes its id. An empty line then asks for the status with which the process ended.
 """
 
 import json
@@ -23,8 +25,8 @@ from commands import ROOT, environment
 class Job:
     """A training of `bundle` on `data` to `out`, with a checkpoint every `checkpoint_s` seconds.
 
-    It is killed at its write number `stop`, before or after it: flushes to disk, renames and
-    removals count.
+    If `stop` is given, the process is killed before or after its write with that number. Flushes
+    to disk, renames and deletions count as writes.
     """
 
     bundle: str
@@ -37,32 +39,32 @@ class Job:
 
 
 class Trainer:
-    """Does one job at a time."""
+    """Runs one job at a time."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
     def start(self, job: Job) -> int:
-        """Begin `job`; returns the process's id."""
-        return self._say(json.dumps(vars(job)))
+        """Start `job` and return the process's id."""
+        return self._request(json.dumps(vars(job)))
 
     def wait(self) -> int:
-        """The status that the job ended with; negative: the signal that ended it."""
-        return os.waitstatus_to_exitcode(self._say(""))
+        """Wait for the job and return its status; a negative status is the signal that ended it."""
+        return os.waitstatus_to_exitcode(self._request(""))
 
     def run(self, job: Job) -> int:
-        """Do all of `job`."""
+        """Run `job` to its end and return its status."""
         self.start(job)
         return self.wait()
 
     def kill(self, job: Job, after_s: float) -> int:
-        """Begin `job` and kill it `after_s` seconds later; returns the status."""
+        """Start `job`, kill it `after_s` seconds later, and return its status."""
         process = self.start(job)
         time.sleep(after_s)
         os.kill(process, signal.SIGKILL)
         return self.wait()
 
-    def _say(self, line: str) -> int:
+    def _request(self, line: str) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(line + "\n")
@@ -74,7 +76,7 @@ class Trainer:
 
 @contextmanager
 def training_process(folder: Path) -> Iterator[Trainer]:
-    """A Trainer whose messages go to `folder`/trainer.log."""
+    """Start a Trainer whose stderr goes to `folder`/trainer.log."""
     with (folder / "trainer.log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, __file__],
@@ -92,18 +94,18 @@ def training_process(folder: Path) -> Iterator[Trainer]:
 
 
 def die_at(job: Job) -> None:
-    """Let this process be killed at the write that `job` names."""
+    """Make this process kill itself at the write that `job` names."""
     count = 0
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: object, **options: object) -> Any:
             nonlocal count
             count += 1
-            mine = count == job.stop
-            if mine and job.before:
+            last = count == job.stop
+            if last and job.before:
                 os.kill(os.getpid(), signal.SIGKILL)
             result = call(*arguments, **options)
-            if mine:
+            if last:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
@@ -115,16 +117,15 @@ def die_at(job: Job) -> None:
 
 def _do(job: Job) -> None:
     from device_agent.training import schedule_interpreter
-    from device_agent.training.standalone_training import train_alone
+    from device_agent.training.standalone_training import train
 
     schedule_interpreter.CHECKPOINT_S = job.checkpoint_s
     die_at(job)
     personal = Path(job.personal) if job.personal else None
-    train_alone(Path(job.bundle), job.data, Path(job.out), personal, lambda line: None, threads=1)
+    train(job.bundle, job.data, job.out, personal=personal, threads=1)
 
 
 def _serve() -> None:
-
     while line := sys.stdin.readline():
         job = Job(**json.loads(line))
         process = os.fork()
@@ -138,7 +139,7 @@ def _serve() -> None:
             finally:
                 os._exit(code)
         print(process, flush=True)
-        sys.stdin.readline()  # until it is waited for, its id is no other process's
+        sys.stdin.readline()  # until waitpid the system does not give the id to another process
         print(os.waitpid(process, 0)[1], flush=True)
 
 

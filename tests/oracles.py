@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from device_agent.training.local_data import batches
+from device_agent.training.batching import batches
 
 State = dict[str, Tensor]
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import click
 import msgspec
 
-from device_agent.cli.console import say
 from device_agent.cli.options import json_option, threads_option
 
 
@@ -31,7 +30,7 @@ def calibrate(out: Path | None, name: str | None, force: bool, threads: int, as_
 
     if out is not None:
         check_file_place(out, force)
-    found = device_profile(name or platform.node(), calibrate(threads, report=say), Path.cwd())
+    found = device_profile(name or platform.node(), calibrate(threads), Path.cwd())
     content = msgspec.json.format(msgspec.json.encode(found), indent=1)
     if out is not None:
         write_file(out, content)

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import click
 
+from device_agent.log_format import PlainFormatter, show_logs
 from profiles.errors import EdgeTailorError, InputError, LimitError
 
 EXIT_CODES = """\b
@@ -37,7 +38,8 @@ def say(message: str) -> None:
 def run(command: click.Command, name: str) -> NoReturn:
     """Run `command` and exit with its code; no error shows a traceback."""
     try:
-        code = command.main(prog_name=name, standalone_mode=False)
+        with show_logs(say, PlainFormatter()):
+            code = command.main(prog_name=name, standalone_mode=False)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except SystemExit:

@@ -23,7 +23,7 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
     from device_agent.federation.device_state import DeviceState
     from device_agent.service import systemd_service
 
-    options = systemd_service.absolute(RunOptions(**given))
+    options = systemd_service.absolute(RunOptions.from_flat(**given))
     assert options.state is not None
     note = systemd_service.missing_data(options)
     if dry_run:
@@ -34,7 +34,7 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
             say(note)
         return
     DeviceState(options.state).member()
-    systemd_service.install(options, user, say)
+    systemd_service.install(options, user)
     if note is not None:
         say(note)
     if user:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import click
 
-from device_agent.cli.console import say
 from device_agent.cli.options import read_token, state_option
 
 
@@ -31,6 +30,6 @@ def join(url: str, token_file: Path, name: str, replace: bool, state: Path | Non
     from device_agent.federation.membership import join as join_coordinator
 
     folder = state or default_state()
-    identity = join_coordinator(url, read_token(token_file), name, folder, say, replace=replace)
+    identity = join_coordinator(url, read_token(token_file), name, folder, replace=replace)
     where = "" if state is None else f" --state {state}"
     click.echo(f"{identity.device}: now edgetailor-agent run --data FILE.npz{where}")

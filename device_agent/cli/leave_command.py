@@ -4,7 +4,6 @@ from pathlib import Path
 
 import click
 
-from device_agent.cli.console import say
 from device_agent.cli.options import state_option
 
 
@@ -25,7 +24,7 @@ def leave(state: Path | None, keep_personal: bool, offline: bool) -> None:
     from device_agent.federation.membership import leave as leave_coordinator
 
     folder = state or default_state()
-    known = leave_coordinator(folder, say, keep_personal=keep_personal, offline=offline)
+    known = leave_coordinator(folder, keep_personal=keep_personal, offline=offline)
     rest = f"; {folder} holds files that are not the agent's" if folder.exists() else ""
     if keep_personal:
         rest = f"; the personal model stays in {folder}"

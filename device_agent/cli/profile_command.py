@@ -1,5 +1,6 @@
 """`edgetailor-agent profile`."""
 
+import logging
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import click
 
 from device_agent.cli.console import say
 from device_agent.cli.options import Lasting, json_option, threads_option
+from device_agent.log_format import PlainFormatter, show_logs
 from profiles.documents.bundle_profile import RUNS
 
 
@@ -50,13 +52,15 @@ def profile(
     """
     from device_agent.formats.atomic_files import check_file_place, write_file
     from device_agent.profiling.profile_text import summary
-    from device_agent.profiling.profiler import profile_bundle, quiet, require_stable
+    from device_agent.profiling.profiler import profile_bundle, require_stable
     from profiles.documents.profile_reading import encode_profile
 
     if out is not None:
         check_file_place(out, force)
-    told = say if sys.stderr.isatty() or sustained_s else quiet
-    found = profile_bundle(bundle, threads, runs=runs, sustained_s=sustained_s, say=told)
+    # A log file needs no progress lines for a measurement of seconds.
+    level = logging.INFO if sys.stderr.isatty() or sustained_s else logging.WARNING
+    with show_logs(say, PlainFormatter(), level):
+        found = profile_bundle(bundle, threads, runs=runs, sustained_s=sustained_s)
     document = encode_profile(found)
     if out is not None:
         write_file(out, document)

@@ -1,5 +1,6 @@
 """`edgetailor-agent run`."""
 
+import logging
 import os
 import signal
 from pathlib import Path
@@ -11,10 +12,12 @@ import click
 from device_agent.cli.console import say
 from device_agent.cli.options import run_options
 from device_agent.federation.run_options import RunOptions, read_options
-from device_agent.log_format import Line, Log
+from device_agent.log_format import JsonFormatter, PlainFormatter, show_logs
 from device_agent.service.systemd_notify import Notifier
 from profiles.errors import EdgeTailorError
 from profiles.text_formatting import counted
+
+log = logging.getLogger(__name__)
 
 
 def _from_file(context: click.Context, option: click.Parameter, path: Path | None) -> None:
@@ -39,7 +42,7 @@ def run_command(**given: Any) -> None:
     Waits for the coordinator where it is away. What is set for the owner's sake pauses the work,
     also in the middle of training.
     """
-    options = RunOptions(**given)
+    options = RunOptions.from_flat(**given)
     signal.signal(signal.SIGTERM, _end)
     notifier = Notifier()
 
@@ -47,33 +50,23 @@ def run_command(**given: Any) -> None:
         say(line)
         notifier.status(line)
 
-    log = Log(write, options.log_json)
-    try:
-        taken = _run(options, log, notifier)
-    except EdgeTailorError as error:
-        if not options.log_json:
-            raise
-        log(Line(str(error), level="error"))
-        raise click.exceptions.Exit(error.exit_code) from None
+    formatter = JsonFormatter() if options.log_json else PlainFormatter(stamped=True)
+    with show_logs(write, formatter):
+        try:
+            taken = _run(options, notifier)
+        except EdgeTailorError as error:
+            if not options.log_json:
+                raise
+            log.error("%s", error)
+            raise click.exceptions.Exit(error.exit_code) from None
     click.echo(f"{counted(taken, 'update')} sent")
 
 
-def _run(options: RunOptions, log: Log, notifier: Notifier) -> int:
-    from device_agent.federation.device_state import default_state
+def _run(options: RunOptions, notifier: Notifier) -> int:
     from device_agent.federation.round_loop import run
 
     os.nice(options.nice)
-    return run(
-        options.state or default_state(),
-        options.data,
-        log,
-        threads=options.threads,
-        seed=options.seed,
-        validation=options.validation,
-        max_memory=options.max_memory,
-        limits=options.limits,
-        alive=notifier.alive,
-    )
+    return run(options, alive=notifier.alive)
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:

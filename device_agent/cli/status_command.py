@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 import msgspec
 
-from device_agent.cli.console import say
 from device_agent.cli.options import json_option, state_option
 
 
@@ -17,7 +16,7 @@ def status(state: Path | None, as_json: bool) -> None:
     from device_agent.federation.device_state import default_state
     from device_agent.federation.fleet_status import fleet_status, lines
 
-    found = fleet_status(state or default_state(), say)
+    found = fleet_status(state or default_state())
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1))
     else:

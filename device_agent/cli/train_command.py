@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 import msgspec
 
-from device_agent.cli.console import say
 from device_agent.cli.options import (
     data_option,
     json_option,
@@ -51,19 +50,17 @@ def train(
     \b
     edgetailor-agent train bundles/phone --data local.npz --out update
     """
-    from device_agent.training.standalone_training import train_alone
+    from device_agent.training.standalone_training import train as train_alone
 
     record = train_alone(
         bundle,
         data,
         out,
-        personal,
-        say,
+        personal=personal,
         threads=threads,
         seed=seed,
         validation=validation,
         max_memory=max_memory,
-        on_epoch=lambda epoch, epochs, loss: say(f"epoch {epoch} of {epochs}: loss {loss:.4f}"),
         force=force,
     )
     if as_json:

@@ -6,6 +6,7 @@ RefusedError         an UpdateError: it answers and says no, with the reason
 """
 
 import hashlib
+import logging
 import os
 import tempfile
 import time
@@ -48,6 +49,7 @@ from device_agent.formats.protocol import (
 from profiles.errors import AuthorisationError, ClientError
 from profiles.json_decoding import MalformedError, decode_json
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 CONNECT_S = 10.0
 READ_S = 60.0
@@ -62,7 +64,7 @@ PIECE = 1 << 18
 class CoordinatorClient:
     """Requests to the coordinator at `url`, made with `secret` (a join token or a device's secret).
 
-    While it cannot be reached, a request says so through `say` and tries again after 1, 2, 4, ...
+    While it cannot be reached, a request logs that and tries again after 1, 2, 4, ...
     60 s, for `patience_s` seconds in all; then it raises ClientError. Waits of 60 s are reported
     every hour. A coordinator that still prepares is asked as often as it says, and by a join for
     as long as that takes. `alive` is called as the bytes of a file come and go. Raises InputError
@@ -73,7 +75,6 @@ class CoordinatorClient:
         self,
         url: str,
         secret: str,
-        say: Callable[[str], None],
         *,
         patience_s: float = float("inf"),
         sleep: Callable[[float], None] = time.sleep,
@@ -82,7 +83,7 @@ class CoordinatorClient:
         self.url = check_url(url)
         self.join_unanswered = False
         self._alive = alive
-        self._say, self._patience_s, self._sleep = say, patience_s, sleep
+        self._patience_s, self._sleep = patience_s, sleep
         self._pool = urllib3.PoolManager(
             headers={
                 "Authorization": f"Bearer {check_secret(secret)}",
@@ -178,7 +179,7 @@ class CoordinatorClient:
                         "`edgetailor serve` runs there."
                     ) from None
             if wait < LONGEST_WAIT_S or waited - told >= TELL_S:
-                self._say(f"{problem}; next try in {wait:.0f} s")
+                log.info("%s; next try in %.0f s", problem, wait)
                 told = waited
             self._sleep(wait)
             waited, wait = waited + wait, min(2 * wait, LONGEST_WAIT_S)
@@ -194,7 +195,7 @@ class CoordinatorClient:
                 if waited + trouble.retry_s > patience_s:
                     raise ClientError(f"{problem}: try again in a few minutes.") from None
                 if not waited:
-                    self._say(f"{problem}; asking every {trouble.retry_s:.0f} s until it is ready")
+                    log.info("%s; asking every %.0f s until it is ready", problem, trouble.retry_s)
                 self._sleep(trouble.retry_s)
                 waited += trouble.retry_s
 

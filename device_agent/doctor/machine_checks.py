@@ -12,8 +12,9 @@ from device_agent.doctor.finding import Finding
 from device_agent.federation.device_state import DeviceState
 from device_agent.runtime import litert_runtime
 from device_agent.system import sensors
-from device_agent.training.memory_limits import ceilings, megabytes
+from device_agent.training.memory_limits import ceilings
 from profiles.errors import InputError
+from profiles.text_formatting import format_bytes
 
 LEAST_DISK = 200 * 10**6
 """Bytes that a bundle, its update and recorded activations of a small model may take."""
@@ -72,10 +73,10 @@ def _writable(state: Path) -> Finding:
 def _disk(state: Path) -> Finding:
     here = _nearest(state)
     free = shutil.disk_usage(here).free
-    detail = f"{megabytes(free)} free for {state}"
+    detail = f"{format_bytes(free)} free for {state}"
     if free < LEAST_DISK:
         return Finding.fail(
-            "disk", detail, f"free {megabytes(LEAST_DISK)}, or give another folder with --state"
+            "disk", detail, f"free {format_bytes(LEAST_DISK)}, or give another folder with --state"
         )
     return Finding.ok("disk", detail)
 
@@ -129,12 +130,12 @@ def _memory() -> Finding:
     limits = ceilings()
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if not limits:
-        least, detail = total, f"no limit below the machine's {megabytes(total)}"
+        least, detail = total, f"no limit below the machine's {format_bytes(total)}"
     else:
         tightest = min(limits, key=lambda ceiling: ceiling.limit)
-        least, detail = tightest.limit, f"{tightest.name} is {megabytes(tightest.limit)}"
+        least, detail = tightest.limit, f"{tightest.name} is {format_bytes(tightest.limit)}"
     if least < LEAST_MEMORY:
-        return Finding.fail("memory", detail, f"allow {megabytes(LEAST_MEMORY)} at least")
+        return Finding.fail("memory", detail, f"allow {format_bytes(LEAST_MEMORY)} at least")
     return Finding.ok("memory", detail)
 
 

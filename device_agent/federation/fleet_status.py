@@ -1,6 +1,6 @@
 """The fleet as the coordinator sees it, for `edgetailor-agent status`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from device_agent.client.coordinator_client import CoordinatorClient
@@ -16,13 +16,13 @@ LABEL = 27
 """The most characters that are shown of a device's id and name."""
 
 
-def fleet_status(state: Path, say: Callable[[str], None]) -> Status:
+def fleet_status(state: Path) -> Status:
     """Ask the coordinator that the device of the folder `state` belongs to.
 
     Raises InputError where it belongs to none, ClientError where nobody answers.
     """
     identity = DeviceState(state).member()
-    return CoordinatorClient(identity.url, identity.secret, say, patience_s=PATIENCE_S).status()
+    return CoordinatorClient(identity.url, identity.secret, patience_s=PATIENCE_S).status()
 
 
 def lines(status: Status) -> list[str]:

@@ -1,6 +1,7 @@
 """Becoming a member of a federation, and leaving it; each cleans up on both sides."""
 
 import importlib.metadata
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,25 +19,25 @@ from device_agent.formats.protocol import NEEDS_PROFILE
 from profiles.documents.bundle_profile import this_machine
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import AuthorisationError, ClientError, InputError
+from profiles.text_formatting import format_bytes
 
-Say = Callable[[str], None]
-Measure = Callable[[str, Path, Say], DeviceProfile]
-"""(name, a folder on the device's disk, say) -> what the device can do."""
+log = logging.getLogger(__name__)
+Measure = Callable[[str, Path], DeviceProfile]
+"""(name, a folder on the device's disk) -> what the device can do."""
 JOIN_PATIENCE_S = 60.0
 LEAVE_PATIENCE_S = 5.0
 """How long a coordinator that does not answer is asked again."""
-GB = 1e9
 
 
-def calibrated(name: str, folder: Path, say: Say) -> DeviceProfile:
+def calibrated(name: str, folder: Path) -> DeviceProfile:
     """This device's profile, measured now."""
     # Imports the runtime, which joining does not need otherwise.
     from device_agent.profiling.calibration import calibrate, device_profile
     from device_agent.profiling.calibration_summary import summary
 
-    found = device_profile(name, calibrate(0, report=say), folder)
+    found = device_profile(name, calibrate(0), folder)
     for line in summary(found, None):
-        say(line)
+        log.info(line)
     return found
 
 
@@ -45,7 +46,6 @@ def join(
     token: str,
     name: str,
     state: Path,
-    say: Say,
     *,
     replace: bool = False,
     patience_s: float = JOIN_PATIENCE_S,
@@ -67,24 +67,24 @@ def join(
     if known is not None and not replace:
         if not same:
             raise _belongs_elsewhere(known, url, state)
-        say(f"{known.name} has joined {url} already, as {known.device}.")
+        log.info("%s has joined %s already, as %s.", known.name, url, known.device)
         return known
-    link = CoordinatorClient(url, token, say, patience_s=patience_s)
+    link = CoordinatorClient(url, token, patience_s=patience_s)
     folder.check_writable()
     moving = known is not None and not same
     key = folder.replacing_key if moving else folder.key
-    with folder.held():
-        identity = _enrol(link, token, name, key, lambda: measure(name, state, say), say)
+    with folder.locked():
+        identity = _enrol(link, token, name, key, lambda: measure(name, state))
         if known is not None and moving:
-            _tell_old(known, say)
+            _tell_old(known)
             folder.change_hands()
         folder.remember(identity)
-    say(f"Joined {url} as {identity.device} ({name}); it trains {identity.submodel}.")
-    say(f"This machine: {machine_line()}.")
+    log.info("Joined %s as %s (%s); it trains %s.", url, identity.device, name, identity.submodel)
+    log.info("This machine: %s.", machine_line())
     return identity
 
 
-def leave(state: Path, say: Say, *, keep_personal: bool = False, offline: bool = False) -> Identity:
+def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) -> Identity:
     """Give up this device's place, and remove what it kept in the folder `state`.
 
     `keep_personal` leaves its personal model there; `offline` removes this side although the
@@ -95,16 +95,16 @@ def leave(state: Path, say: Say, *, keep_personal: bool = False, offline: bool =
     known = folder.member()
     folder.check_open()
     try:
-        CoordinatorClient(known.url, known.secret, say, patience_s=LEAVE_PATIENCE_S).leave()
+        CoordinatorClient(known.url, known.secret, patience_s=LEAVE_PATIENCE_S).leave()
     except AuthorisationError:
-        say(f"{known.url} does not know {known.device} any more.")
+        log.info("%s does not know %s any more.", known.url, known.device)
     except ClientError as error:
         if not offline:
             raise ClientError(
                 f"{error} Nothing was removed: leave when it is back, or with --offline now; then "
                 f"the place of {known.device} stays taken there."
             ) from None
-        say(f"{known.url} was not told: {known.device} keeps its place there.")
+        log.warning("%s was not told: %s keeps its place there.", known.url, known.device)
     folder.forget(keep_personal=keep_personal)
     return known
 
@@ -117,7 +117,7 @@ def machine_line() -> str:
         (
             f"{machine.system} on {machine.architecture}",
             f"{machine.cpu_count} cores",
-            "memory not measurable" if memory is None else f"{memory / GB:.1f} GB of memory",
+            "memory not measurable" if memory is None else f"{format_bytes(memory)} of memory",
             machine.runtime,
         )
     )
@@ -146,7 +146,6 @@ def _enrol(
     name: str,
     key: Path,
     measure: Callable[[], DeviceProfile],
-    say: Say,
 ) -> Identity:
     """Ask to join. The key is on disk before it is sent: a lost answer costs the token nothing."""
     held = _Key.at(key)
@@ -158,7 +157,7 @@ def _enrol(
         except RefusedError as refusal:
             if refusal.code != NEEDS_PROFILE:
                 raise
-            say("The coordinator plans by what a device can do: measuring, about a minute.")
+            log.info("The coordinator plans by what a device can do: measuring, about a minute.")
             profile = msgspec.to_builtins(measure())
             reply = link.join(partial(request, profile))
     except BaseException:
@@ -197,8 +196,8 @@ def _belongs_elsewhere(known: Identity, url: str, state: Path) -> InputError:
     )
 
 
-def _tell_old(known: Identity, say: Say) -> None:
+def _tell_old(known: Identity) -> None:
     try:
-        CoordinatorClient(known.url, known.secret, say, patience_s=LEAVE_PATIENCE_S).leave()
+        CoordinatorClient(known.url, known.secret, patience_s=LEAVE_PATIENCE_S).leave()
     except ClientError as error:
-        say(f"The old coordinator was not told that {known.device} has left: {error}")
+        log.warning("The old coordinator was not told that %s has left: %s", known.device, error)

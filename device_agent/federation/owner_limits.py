@@ -1,4 +1,4 @@
-"""What the owner of a device allows it to do: when it has to pause."""
+"""The owner's limits: when the agent has to pause."""
 
 import datetime
 import re
@@ -9,20 +9,24 @@ from typing import Self
 from device_agent.system import sensors
 from profiles.errors import InputError
 
-COOLER_C = 5.0
-"""How much below the limit a device cools down before it goes on, in degrees Celsius."""
+HYSTERESIS_C = 5.0
+"""How far below the limit a device cools down before it continues, in degrees Celsius."""
 
 
 @dataclass(frozen=True)
 class QuietHours:
-    """A time of every day, by the local clock; `start` is in it, `end` is not."""
+    """A time span of every day, by the local clock. `start` is included, `end` is not."""
 
     start: datetime.time
     end: datetime.time
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read 22:00-07:00. Raises InputError for anything else."""
+        """Read a time span like 22:00-07:00.
+
+        Raises:
+            InputError: `text` is not a time span, or both times are equal.
+        """
         found = re.fullmatch(r"(\d\d):(\d\d)-(\d\d):(\d\d)", text.strip())
         try:
             first, second, third, fourth = map(int, found.groups() if found else ())
@@ -31,7 +35,9 @@ class QuietHours:
             start = end = datetime.time()
         if start == end:
             raise InputError(
-                f"{text!r} are no quiet hours: write two different times like 22:00-07:00."
+                f"Invalid quiet hours {text!r}: write two different times like 22:00-07:00.",
+                code="option.invalid-quiet-hours",
+                quiet_hours=text,
             )
         return cls(start, end)
 
@@ -39,7 +45,7 @@ class QuietHours:
         return f"{self.start:%H:%M}-{self.end:%H:%M}"
 
     def covers(self, moment: datetime.time) -> bool:
-        """Whether `moment` is in them, which may go past midnight."""
+        """Whether `moment` is in the time span, which may include midnight."""
         if self.start < self.end:
             return self.start <= moment < self.end
         return moment >= self.start or moment < self.end
@@ -47,7 +53,13 @@ class QuietHours:
 
 @dataclass(frozen=True)
 class OwnerLimits:
-    """When to pause: above `max_temperature` (degrees Celsius), on battery, in `quiet_hours`."""
+    """Conditions under which the agent pauses.
+
+    Attributes:
+        max_temperature: Pause above this temperature, in degrees Celsius.
+        only_when_charging: Pause while the device runs on battery.
+        quiet_hours: Pause at this time of day.
+    """
 
     max_temperature: float | None = None
     only_when_charging: bool = False
@@ -56,9 +68,17 @@ class OwnerLimits:
     def reason(
         self, now: datetime.time, *, paused: bool = False, root: Path = sensors.SYS
     ) -> str | None:
-        """Why to pause at `now`, if there is a reason; `paused`: it already is.
+        """Find a reason to pause.
 
-        `root` is that of sysfs. What the machine does not measure is no reason.
+        Args:
+            now: The local time.
+            paused: Whether the agent is paused already. Then it stays paused until the device is
+                `HYSTERESIS_C` below the temperature limit, so that it does not pause every minute.
+            root: Root of sysfs.
+
+        Returns:
+            The reason in a few words, or None. A value that the machine does not measure is no
+            reason to pause.
         """
         if self.quiet_hours is not None and self.quiet_hours.covers(now):
             return f"quiet hours until {self.quiet_hours.end:%H:%M}"
@@ -66,15 +86,23 @@ class OwnerLimits:
             return "running on battery"
         if self.max_temperature is not None:
             degrees = sensors.temperature_c(root)
-            limit = self.max_temperature - (COOLER_C if paused else 0)
+            limit = self.max_temperature - (HYSTERESIS_C if paused else 0)
             if degrees is not None and degrees > limit:
                 return f"warmer than {self.max_temperature:g} °C"
         return None
 
     def check(self, root: Path = sensors.SYS) -> None:
-        """Raise InputError for a limit that this machine cannot keep."""
+        """Check that this machine can keep the limits.
+
+        Raises:
+            InputError: There is a temperature limit, and the machine has no temperature sensor.
+        """
         if self.max_temperature is not None and sensors.temperature_c(root) is None:
             raise InputError(
-                "This machine shows no temperature (/sys/class/thermal), so --max-temperature "
-                "cannot be kept: leave it out."
+                "This machine has no temperature sensor in /sys/class/thermal, so it cannot keep "
+                "--max-temperature. Leave that option out.",
+                code="option.no-temperature-sensor",
             )
+
+
+NO_LIMITS = OwnerLimits()

@@ -1,242 +1,255 @@
-"""A device that has joined: round after round until there are no more."""
+"""The rounds of a device that has joined: download, train and upload until the last round."""
 
+import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
-from device_agent.federation.device_state import DeviceState
-from device_agent.federation.owner_limits import OwnerLimits
+from device_agent.federation.device_state import DeviceState, default_state
 from device_agent.federation.pauses import Pauses
-from device_agent.federation.training_attempts import ENOUGH, Attempts, FailedError, wait_after
+from device_agent.federation.run_options import RunOptions
+from device_agent.federation.training_attempts import (
+    MAX_FAILURES,
+    Attempts,
+    TrainingFailedError,
+    wait_after,
+)
 from device_agent.formats.protocol import FileOffer, Progress, Work
 from device_agent.formats.update import RECORD, TENSORS
-from device_agent.log_format import Line
+from device_agent.log_format import fields
+from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.local_data import check_source
 from device_agent.training.memory_limits import Usage, ceilings, check_idle
-from device_agent.training.schedule_interpreter import Every
 from profiles.text_formatting import counted, have_joined, in_a_row
 
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
 FIRST_POLL_S = 0.25
 LONGEST_POLL_S = 2.0
 JITTER = 0.2
-"""By which share waiting is drawn longer or shorter, so that a fleet does not ask all at once."""
-GIVEN_UP_S = 3600.0
-ASK_S = 60.0
-"""How often a training asks whether its round is still open, in seconds."""
-CLOSED = "Round {} closed before this device was done: its training is dropped."
-NO_LIMITS = OwnerLimits()
+"""Each wait is up to this share longer or shorter, so that a fleet does not ask all at once."""
+SKIP_ROUND_S = 3600.0
+"""How long a round is skipped in which the training failed for good. Then it is tried again,
+because the round may be waiting for this device alone."""
+ROUND_CHECK_S = 60.0
+"""How often a running training checks whether its round is still open."""
+CLOSED = "Round %d closed before this device was done: its training is dropped."
+
+Trainer = Callable[..., object]
+"""A function that is called like `train_bundle`; tests pass their own."""
 
 
 def run(
-    state: Path,
-    data: str,
-    say: Say,
+    options: RunOptions,
     *,
-    threads: int = 0,
-    seed: int = 0,
-    validation: float = 0.0,
-    max_memory: int | None = None,
-    limits: OwnerLimits = NO_LIMITS,
+    train: Trainer = train_bundle,
     patience_s: float = float("inf"),
     sleep: Callable[[float], None] = time.sleep,
     alive: Callable[[], None] = lambda: None,
 ) -> int:
-    """Train every round on `data` (see data.py) until the coordinator says it was the last.
+    """Take part in every round until the coordinator says that it was the last.
 
-    Returns how many updates were taken. A coordinator that is away is waited for, `patience_s`
-    seconds at a time; `limits` pause it. A training that fails is tried again, until a smaller
-    submodel is asked for. `alive` is called whenever work has gone on, and while waiting.
-    `max_memory` is in bytes; `validation` see `train_bundle`.
+    The agent waits for a coordinator that is away, pauses within the owner's limits, and repeats a
+    training that failed. After three failures in a row it asks for a smaller submodel.
 
-    Raises InputError before joining, for limits that cannot be kept and where another agent is at
-    work on `state`, LimitError for a `max_memory` that is taken already, and the errors of
-    CoordinatorClient and of data that cannot be trained on, where no bundle could be at once.
+    Args:
+        options: Data, state folder, training options and the owner's limits.
+        train: Trains a bundle, as `train_bundle` does.
+        patience_s: How long each request waits for a coordinator that is away, in seconds.
+        sleep: Waits for a number of seconds.
+        alive: Called whenever work has progressed, and before each wait.
+
+    Returns:
+        How many updates the coordinator accepted.
+
+    Raises:
+        InputError: The device has not joined, a limit cannot be kept on this machine, or another
+            agent uses the state folder.
+        DataError: No bundle could be trained on these data.
+        LimitError: The agent alone already uses `max_memory`.
+        ClientError: The coordinator is away for too long, or does not accept this device.
     """
-    folder = DeviceState(state)
+    folder = DeviceState(options.state or default_state())
     identity = folder.member()
-    check_source(data)
+    check_source(options.data)
+    # Measured before the first training: afterwards the process keeps the runtime's memory.
     idle = Usage.now()
-    check_idle(ceilings(max_memory, idle))
+    check_idle(ceilings(options.training.max_memory, idle))
 
     def rest(seconds: float) -> None:
         alive()
         sleep(seconds * random.uniform(1 - JITTER, 1 + JITTER))
 
-    link = CoordinatorClient(
-        identity.url, identity.secret, say, patience_s=patience_s, sleep=rest, alive=alive
+    client = CoordinatorClient(
+        identity.url, identity.secret, patience_s=patience_s, sleep=rest, alive=alive
     )
-    how = Training(data, threads, seed, validation, max_memory, idle)
-    member = _Member(folder, link, how, Pauses(limits, say, link.progress, rest), say, rest, alive)
+    pauses = Pauses(options.limits, client.progress, rest)
+    rounds = _Rounds(folder, client, options, pauses, _Hooks(train, rest, alive), idle)
     alive()
-    with folder.held():
-        sent = member.all_rounds()
-    say(f"The last round is over; {counted(sent, 'update')} sent since this agent started.")
+    with folder.locked():
+        sent = rounds.all_rounds()
+    updates = counted(sent, "update")
+    log.info("The last round is over; %s sent since this agent started.", updates)
     return sent
 
 
-@dataclass(frozen=True)
-class Training:
-    """What every round trains on and how: see `train_bundle`."""
-
-    data: str
-    threads: int
-    seed: int
-    validation: float
-    max_memory: int | None
-    idle: Usage
-
-
-class _ClosedError(Exception):
+class _RoundClosedError(Exception):
     """The round that is being trained has closed."""
 
 
-class _Member:
-    """One device in its rounds; `rest` waits, `alive` is called in between."""
+@dataclass(frozen=True)
+class _Hooks:
+    """What a caller of `run` may replace."""
+
+    train: Trainer
+    rest: Callable[[float], None]
+    alive: Callable[[], None]
+
+
+class _Rounds:
+    """The state of one device in its rounds."""
 
     def __init__(
         self,
         folder: DeviceState,
-        link: CoordinatorClient,
-        how: Training,
+        client: CoordinatorClient,
+        options: RunOptions,
         pauses: Pauses,
-        say: Say,
-        rest: Callable[[float], None],
-        alive: Callable[[], None],
+        hooks: _Hooks,
+        idle: Usage,
     ) -> None:
-        self._folder, self._link, self._how, self._pauses = folder, link, how, pauses
-        self._say, self._rest, self._alive = say, rest, alive
+        self._folder, self._client, self._options, self._pauses = folder, client, options, pauses
+        self._hooks, self._idle = hooks, idle
         self._attempts = Attempts(folder.attempts)
-        self._given_up: int | None = None
-        self._given_up_at = 0.0
-        self._doing = Progress(state="waiting")
-        self._round, self._ask = 0, Every(ASK_S)
+        self._skipped_round: int | None = None
+        self._skipped_at = 0.0
+        self._progress = Progress(state="waiting")
+        self._round, self._round_check = 0, IntervalTimer(ROUND_CHECK_S)
 
     def all_rounds(self) -> int:
-        """Take part until the last round is over; returns how many updates were taken."""
+        """Take part until the last round is over. Returns how many updates were accepted."""
         try:
             self._attempts.check_last()
-        except FailedError as failed:
-            self._cope(failed)
+        except TrainingFailedError as failed:
+            self._handle_failure(failed)
         sent, poll, joined = 0, FIRST_POLL_S, 0
         while True:
             self._pauses.wait()
-            work = self._link.work()
+            work = self._client.work()
             if work.joined != joined and work.expected:
-                self._say(f"Waiting: {have_joined(work.joined, work.expected)}.")
+                log.info("Waiting: %s.", have_joined(work.joined, work.expected))
             joined = work.joined
             if work.state == "finished":
                 return sent
-            if work.state == "train" and not self._gave_up(work.round):
+            if work.state == "train" and not self._is_skipped(work.round):
                 sent += self._take_part(work)
                 poll = FIRST_POLL_S
             else:
-                self._rest(poll)
+                self._hooks.rest(poll)
                 poll = min(2 * poll, LONGEST_POLL_S)
 
     def _take_part(self, work: Work) -> bool:
-        """Fetch, train and send; False where the round went on without this device."""
+        """Download, train and send. Returns whether the update was accepted."""
+        about = fields(round=work.round)
         try:
             self._tell(Progress(state="downloading"))
             bundle = self._folder.collect(work.files, self._fetch)
+            # After a restart the update may exist already and only has to be sent.
             if self._folder.trained(bundle) is None:
                 self._train(work.round)
             self._pauses.wait()
             self._send(work.round)
-        except FailedError as failed:
-            self._cope(failed)
+        except TrainingFailedError as failed:
+            self._handle_failure(failed)
             return False
         except RefusedError as refusal:
             if not refusal.round_over:
                 raise
-            text = f"Round {work.round} went on without this device. {refusal}"
-            self._say(Line(text, round=work.round))
+            text = "Round %d continued without this device. %s"
+            log.info(text, work.round, refusal, extra=about)
             return False
-        except _ClosedError:
-            self._say(Line(CLOSED.format(work.round), round=work.round))
+        except _RoundClosedError:
+            log.info(CLOSED, work.round, extra=about)
             return False
-        self._say(Line(f"Round {work.round}: the update was taken.", round=work.round))
+        log.info("Round %d: the update was accepted.", work.round, extra=about)
         return True
 
     def _fetch(self, offer: FileOffer, to: Path) -> None:
-        self._say(f"Fetching {offer.name} ({offer.size} bytes)")
-        self._link.download(offer, to)
+        log.info("Fetching %s (%d bytes)", offer.name, offer.size)
+        self._client.download(offer, to)
 
     def _train(self, round_: int) -> None:
-        self._say(Line(f"Round {round_}: training", round=round_))
+        log.info("Round %d: training", round_, extra=fields(round=round_))
         self._tell(Progress(state="training"))
-        self._round, self._ask = round_, Every(ASK_S)
+        self._round, self._round_check = round_, IntervalTimer(ROUND_CHECK_S)
+        training = self._options.training
+        # Each round needs another order of the samples, and each device's rounds other seeds.
+        options = replace(training, seed=training.seed * 100003 + round_)
         with self._attempts.attempt(self._folder.submodel(), round_):
-            train_bundle(
+            self._hooks.train(
                 self._folder.bundle,
-                self._how.data,
+                self._options.data,
                 self._folder.update,
-                threads=self._how.threads,
-                seed=self._how.seed * 100003 + round_,
-                validation=self._how.validation,
-                max_memory=self._how.max_memory,
-                idle=self._how.idle,
+                options=options,
                 personal=self._folder.personal(),
                 keep=self._folder.keep_personal,
-                say=self._say,
                 on_epoch=self._on_epoch,
                 on_batch=self._on_batch,
                 profiled=True,
+                idle=self._idle,
             )
 
     def _on_batch(self) -> None:
-        self._alive()
-        self._pauses.between_batches(self._doing)
-        if self._ask.due() and self._has_closed():
-            raise _ClosedError
+        self._hooks.alive()
+        self._pauses.between_batches(self._progress)
+        if self._round_check.due() and self._round_has_closed():
+            raise _RoundClosedError
 
-    def _has_closed(self) -> bool:
-        """Whether an update of the round in training would come too late, as far as is known."""
-        work = self._link.peek()
-        if work is None or work.round < self._round:  # away, or started again and not open yet
+    def _round_has_closed(self) -> bool:
+        """Whether an update of the current round would come too late, as far as is known."""
+        work = self._client.peek()
+        # An earlier round: the coordinator was restarted and has not opened this round again yet.
+        if work is None or work.round < self._round:
             return False
         return work.round > self._round or work.state != "train"
 
     def _on_epoch(self, epoch: int, epochs: int, loss: float) -> None:
-        text = f"epoch {epoch} of {epochs}: loss {loss:.4f}"
-        self._say(Line(text, epoch=epoch, epochs=epochs, loss=loss))
         self._tell(Progress(state="training", loss=loss))
 
     def _send(self, round_: int) -> None:
         self._tell(Progress(state="uploading"))
-        self._link.send_tensors(round_, self._folder.update / TENSORS)
-        self._link.send_update(round_, (self._folder.update / RECORD).read_bytes())
+        self._client.send_tensors(round_, self._folder.update / TENSORS)
+        self._client.send_update(round_, (self._folder.update / RECORD).read_bytes())
 
     def _tell(self, progress: Progress) -> None:
-        self._doing = progress
-        self._link.progress(progress)
+        self._progress = progress
+        self._client.progress(progress)
 
-    def _gave_up(self, round_: int) -> bool:
-        """Whether this device lets the round go; not for ever, as no other may be in it."""
-        return round_ == self._given_up and time.monotonic() < self._given_up_at + GIVEN_UP_S
+    def _is_skipped(self, round_: int) -> bool:
+        return round_ == self._skipped_round and time.monotonic() < self._skipped_at + SKIP_ROUND_S
 
-    def _cope(self, failed: FailedError) -> None:
-        """Wait before the next attempt, or ask for a smaller submodel and let the round go."""
+    def _handle_failure(self, failed: TrainingFailedError) -> None:
+        """Wait before the next attempt, or ask for a smaller submodel and skip the round."""
         failure = failed.failure
         often = "" if failed.final else f" {in_a_row(failure.failures)}"
-        text = f"Training {failure.submodel} failed{often}: {failed}"
-        self._say(Line(text, level="warning", round=failed.round, submodel=failure.submodel))
-        if failure.failures < ENOUGH and not failed.final:
+        about = fields(round=failed.round, submodel=failure.submodel)
+        log.warning("Training %s failed%s: %s", failure.submodel, often, failed, extra=about)
+        if failure.failures < MAX_FAILURES and not failed.final:
             wait = wait_after(failure.failures)
-            self._say(f"Trying again in {wait:.0f} s.")
-            self._rest(wait)
+            log.info("Trying again in %.0f s.", wait)
+            self._hooks.rest(wait)
             return
-        fallback = self._link.report(failure)
+        fallback = self._client.report(failure)
         self._attempts.forget()
-        self._given_up, self._given_up_at = failed.round, time.monotonic()
+        self._skipped_round, self._skipped_at = failed.round, time.monotonic()
         then = "It has no smaller submodel for this device; trying again in the next round."
         if fallback.submodel not in (None, failure.submodel):
             then = f"From round {fallback.round} on this device trains {fallback.submodel}."
-            if fallback.round == failed.round:  # it opens anew
-                self._given_up = None
-        self._say(f"Told the coordinator. {then}")
+            # The coordinator reopened this round for the smaller submodel.
+            if fallback.round == failed.round:
+                self._skipped_round = None
+        log.info("Told the coordinator. %s", then)

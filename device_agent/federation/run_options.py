@@ -1,70 +1,108 @@
-"""What the owner sets for `run`, on the command line or in the service's file."""
+"""Options of `edgetailor-agent run`, given on the command line or in the service's TOML file."""
 
+import dataclasses
 import json
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from device_agent.federation.owner_limits import OwnerLimits, QuietHours
+from device_agent.federation.owner_limits import NO_LIMITS, OwnerLimits
+from device_agent.training.training_options import DEFAULT_OPTIONS, TrainingOptions
 from profiles.errors import InputError
 
-TEXTS = {"data", "state", "quiet_hours"}
+TEXT_OPTIONS = {"data", "state", "quiet_hours"}
 SWITCHES = {"only_when_charging", "log_json"}
-MOST = 2**63
-"""Numbers of an options file are below this."""
+NUMBER_LIMIT = 2**63
+"""Numbers in an options file must be below this: larger ones overflow in click and in C code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of `run` by their names; None, 0 and False are not set.
+    """What `run` does, apart from the addresses and secrets in the state folder.
 
-    `max_memory` is in bytes, `max_temperature` in degrees Celsius.
+    The command line and the TOML file are flat: `from_flat` and `to_flat` convert.
+
+    Attributes:
+        data: Local data: a file, a folder or `module:callable`.
+        state: The device's state folder. None means the default folder.
+        training: Options that every round's training gets.
+        limits: When to pause.
+        nice: Niceness of the process, 0 to 19.
+        log_json: Write the log as JSON lines.
     """
 
     data: str
     state: Path | None = None
-    threads: int = 0
-    seed: int = 0
-    validation: float = 0.0
-    max_memory: int | None = None
-    max_temperature: float | None = None
+    training: TrainingOptions = DEFAULT_OPTIONS
+    limits: OwnerLimits = NO_LIMITS
     nice: int = 0
-    only_when_charging: bool = False
-    quiet_hours: QuietHours | None = None
     log_json: bool = False
 
-    @property
-    def limits(self) -> OwnerLimits:
-        """When to pause."""
-        return OwnerLimits(self.max_temperature, self.only_when_charging, self.quiet_hours)
+    @classmethod
+    def from_flat(cls, **values: Any) -> Self:
+        """Make the options from their names on the command line, with _ for -."""
+        training, limits = (
+            {name: values.pop(name) for name in _names(group) if name in values}
+            for group in (TrainingOptions, OwnerLimits)
+        )
+        return cls(**values, training=TrainingOptions(**training), limits=OwnerLimits(**limits))
+
+    def to_flat(self) -> dict[str, Any]:
+        """The options by their names on the command line, with _ for -."""
+        own = {name: getattr(self, name) for name in _names(RunOptions)}
+        return own | vars(self.training) | vars(self.limits)
 
     def toml(self) -> str:
-        """Those that are set, as the file that `read_options` reads."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return "".join(f"{key} = {_toml(value)}\n" for key, value in given.items() if value)
+        """The options that are set, as a file that `read_options` reads."""
+        return "".join(
+            f"{key} = {_toml(value)}\n" for key, value in self.to_flat().items() if value
+        )
+
+
+def _names(group: type) -> list[str]:
+    """Names of the fields of a group of options, without those that are groups themselves."""
+    names = [field.name for field in dataclasses.fields(group)]
+    return [name for name in names if name not in ("training", "limits")]
+
+
+OPTION_NAMES = [*_names(RunOptions), *_names(TrainingOptions), *_names(OwnerLimits)]
 
 
 def _toml(value: Any) -> str:
+    # JSON's texts, numbers and booleans are TOML's too.
     return json.dumps(value if isinstance(value, bool | int | float) else str(value))
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """The options in the TOML file `path`, as they would be given on the command line.
+    """Read an options file.
 
-    Raises InputError for a file that is none and a key that is no option.
+    Args:
+        path: The TOML file.
+
+    Returns:
+        The options by name, as click takes defaults: not converted yet.
+
+    Raises:
+        InputError: The file cannot be read, is not TOML, or has an unknown key or a wrong value.
     """
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"{path} is no TOML file: {error}.") from None
-    known = [field.name for field in fields(RunOptions)]
-    strange = sorted(found.keys() - set(known))
-    if strange:
         raise InputError(
-            f"{path}: there is no option `{strange[0]}`; the options are {', '.join(known)}."
+            f"{path} cannot be read: {error.strerror}.", code="file.unreadable", path=str(path)
+        ) from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(
+            f"{path} is not a TOML file: {error}.", code="file.not-toml", path=str(path)
+        ) from None
+    unknown = sorted(found.keys() - set(OPTION_NAMES))
+    if unknown:
+        raise InputError(
+            f"{path}: unknown option `{unknown[0]}`. The options are {', '.join(OPTION_NAMES)}.",
+            code="option.unknown",
+            path=str(path),
+            option=unknown[0],
         )
     for key, value in found.items():
         _check(path, key, value)
@@ -72,15 +110,21 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, key: str, value: Any) -> None:
-    """Raise InputError unless `value` is of the kind that the option `key` takes."""
-    if key in TEXTS:
+    """Raise InputError unless `value` has the type that the option `key` takes."""
+    if key in TEXT_OPTIONS:
+        # A null character would cut the text off in systemd's and the kernel's calls.
         fine, kind = isinstance(value, str) and "\0" not in value, "a text"
     elif key in SWITCHES:
         fine, kind = isinstance(value, bool), "true or false"
     else:
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
-        fine, kind = numeric and abs(value) < MOST, "a number"
+        fine, kind = numeric and abs(value) < NUMBER_LIMIT, "a number"
         if key == "max_memory":
             fine, kind = fine or isinstance(value, str), "bytes, or a size like 256MB"
     if not fine:
-        raise InputError(f"{path}: `{key}` is {value!r}; it must be {kind}.")
+        raise InputError(
+            f"{path}: `{key}` must be {kind}; it is {value!r}.",
+            code="option.wrong-type",
+            path=str(path),
+            option=key,
+        )

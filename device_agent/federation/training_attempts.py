@@ -1,7 +1,7 @@
-"""How often training the present submodel has failed on end, a kill of the process included.
+"""Counts failed trainings of the current submodel, including trainings whose process was killed.
 
-What is kept in the state folder outlives the process, so that one that is killed for its memory
-again and again is noticed by the next one.
+The count is kept in the state folder. If the system kills the agent again and again because memory
+ran out, the next process notices.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,15 +17,24 @@ from profiles.errors import DoesNotFitError, LimitError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-KILLED = "its process was killed; the system's log tells whether for its memory"
-ENOUGH = 3
-"""After so many failures on end a smaller submodel is asked for, after a final one at once."""
+KILLED = "its process was killed; see the system's log for whether memory ran out"
+MAX_FAILURES = 3
+"""After this many failures in a row the agent asks for a smaller submodel. A final failure is
+reported at once."""
 FIRST_WAIT_S = 10.0
 LONGEST_WAIT_S = 600.0
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """All of attempts.json; `boot` is the boot of the machine in which a training is under way."""
+    """The content of attempts.json.
+
+    Attributes:
+        submodel: The submodel that the count is of.
+        round: The round of the last training.
+        failures: Failures in a row.
+        reason: Message of the last failure.
+        boot: Id of the boot during which a training is running; None if none is running.
+    """
 
     submodel: str
     round: int
@@ -34,10 +43,13 @@ class Record(Struct, frozen=True, kw_only=True):
     boot: str | None = None
 
 
-class FailedError(Exception):
-    """Training failed, and that is written down: `failure` with all before it on end.
+class TrainingFailedError(Exception):
+    """A training failed and the failure was recorded.
 
-    A `final` one would be the same the next time.
+    Attributes:
+        final: The next attempt would fail in the same way.
+        round: The round of the training.
+        failure: What the coordinator is told, with the number of failures in a row.
     """
 
     def __init__(self, record: Record, final: bool = False) -> None:
@@ -50,7 +62,12 @@ class FailedError(Exception):
 
 
 class Attempts:
-    """The file `path`; `boot` gives an id that changes when the machine boots."""
+    """The record of attempts in a file.
+
+    Args:
+        path: The file.
+        boot: Returns an id that changes when the machine boots (default: the kernel's).
+    """
 
     def __init__(self, path: Path, boot: Callable[[], str] | None = None) -> None:
         self._path = path
@@ -58,39 +75,49 @@ class Attempts:
 
     @contextmanager
     def attempt(self, submodel: str, round_: int) -> Iterator[None]:
-        """A training of `submodel`. Raises FailedError where it fails for what it is.
+        """Record a training of `submodel` that runs inside the block.
 
-        An end in order, by a signal or for any other reason, counts neither way.
+        Only failures of the submodel itself count. An interrupt, a signal that ends the process in
+        order, or an error of another kind leaves the count as it was.
+
+        Raises:
+            TrainingFailedError: The block raised LimitError or UpdateError.
         """
         found = self._read()
         before = found.failures if found is not None and found.submodel == submodel else 0
         known = Record(submodel=submodel, round=round_, failures=before)
+        # If the process is killed in the block, the boot id stays: see check_last.
         self._write(replace(known, boot=self._boot()))
         try:
             yield
         except (LimitError, UpdateError) as error:
             failed = replace(known, failures=before + 1, reason=str(error))
             self._write(failed)
-            raise FailedError(failed, isinstance(error, DoesNotFitError)) from error
+            raise TrainingFailedError(failed, isinstance(error, DoesNotFitError)) from error
         except BaseException:
             self._write(known)
             raise
         self.forget()
 
     def check_last(self) -> None:
-        """Raise FailedError where the last training was cut off by a kill of its process."""
+        """Find out whether the last training was cut off.
+
+        Raises:
+            TrainingFailedError: Its process was killed.
+        """
         found = self._read()
         if found is None or found.boot is None:
             return
-        if found.boot != self._boot():  # a machine that lost its power proves nothing
+        # The machine has booted since: a power cut says nothing about the submodel.
+        if found.boot != self._boot():
             self._write(replace(found, boot=None))
             return
         failed = replace(found, failures=found.failures + 1, reason=KILLED, boot=None)
         self._write(failed)
-        raise FailedError(failed)
+        raise TrainingFailedError(failed)
 
     def forget(self) -> None:
-        """Begin to count anew."""
+        """Reset the count."""
         self._path.unlink(missing_ok=True)
 
     def _read(self) -> Record | None:
@@ -104,7 +131,7 @@ class Attempts:
 
 
 def wait_after(failures: int) -> float:
-    """Seconds to wait before the next attempt, after so many failures on end."""
+    """Seconds to wait before the next attempt after `failures` failures in a row."""
     return min(FIRST_WAIT_S * 2.0 ** (failures - 1), LONGEST_WAIT_S)
 
 

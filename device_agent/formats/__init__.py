@@ -1,5 +1,4 @@
-"""The contracts between device and server: manifest, bundle, update, protocol, and how files
-are written.
+"""The contracts between device and server: manifest, bundle, update, protocol, file writing.
 
 Start with `manifest.py`. The server reads and writes the same formats through these modules.
 Nothing here runs a graph or opens a connection.

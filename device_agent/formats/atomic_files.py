@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees all of them or none, and knowing them by their hash."""
+"""Writing files atomically, so that a reader sees a whole file or none, and hashing them."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ def fingerprint(data: bytes) -> FileEntry:
 
 
 def fingerprint_file(path: Path) -> FileEntry:
-    """Size and SHA-256 of the file at `path`, read in pieces."""
+    """Size and SHA-256 of the file at `path`, read in pieces to save memory."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -29,7 +29,7 @@ def fingerprint_file(path: Path) -> FileEntry:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let an OSError say which file it is about: writing and flushing leave that out."""
+    """Add `path` to an OSError in this block; errors from writing and flushing name no file."""
     try:
         yield
     except OSError as error:
@@ -38,29 +38,31 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace `path` by `data` in one step: temporary file, flush to disk, rename."""
+    """Replace `path` with `data` atomically: write a temporary file, flush it, rename it."""
     stream_file(path, lambda file: file.write(data), mode)
 
 
 def stream_file(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o644) -> None:
-    """Replace `path` by what `write` puts into a file, in one step as `write_file` does."""
+    """Replace `path` atomically, as `write_file` does, with what `write` writes to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # The temporary file is in the same folder: a rename is atomic within one file system only.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with naming(path), os.fdopen(handle, "wb") as file:
             write(file)
             file.flush()
             os.fchmod(file.fileno(), mode)
+            # Without this, a power cut after the rename could leave an empty file.
             os.fsync(file.fileno())
         os.replace(name, path)
         sync_folder(path.parent)
-    except BaseException:
+    except BaseException:  # also on an interrupt, so that no temporary files remain
         Path(name).unlink(missing_ok=True)
         raise
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring renames in `folder` to the disk."""
+    """Flush renames in `folder` to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with naming(folder):
@@ -70,38 +72,60 @@ def sync_folder(folder: Path) -> None:
 
 
 def shown(path: Path) -> Path:
-    """`path` as a person writes it here: from the current folder where it is below that."""
+    """`path` relative to the current folder if it is inside it, otherwise unchanged."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def refuse_existing(out: Path, force: bool = False) -> None:
-    """Raise InputError where `out` exists, unless `force` allows it to be replaced."""
+    """Raise InputError if `out` exists, unless `force` allows replacing it."""
     if os.path.lexists(out) and not force:
-        raise InputError(f"{out} exists already: give another place, or --force to replace it.")
+        raise InputError(
+            f"{out} exists already: give another place, or --force to replace it.",
+            code="file.exists",
+            path=str(out),
+        )
 
 
 def check_file_place(out: Path, force: bool = False) -> None:
-    """Raise InputError where `write_file` could not make the file `out`, or unasked replace one."""
+    """Raise InputError if `write_file` cannot write `out`, or may not replace it.
+
+    Commands call this before long work, so that a wrong place is reported at once.
+    """
     if out.is_dir():
-        raise InputError(f"{out} is a folder: give the name of a file.")
+        raise InputError(
+            f"{out} is a folder: give the name of a file.", code="file.is-folder", path=str(out)
+        )
     nearest = next((parent for parent in out.parents if parent.exists()), None)
     if nearest is not None and not nearest.is_dir():
-        raise InputError(f"{out} cannot be written: {nearest} is a file, not a folder.")
+        raise InputError(
+            f"{out} cannot be written: {nearest} is a file, not a folder.",
+            code="file.not-a-folder",
+            path=str(nearest),
+        )
     if nearest is not None and not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(f"{out} cannot be written: {nearest} is read-only. Give another place.")
+        raise InputError(
+            f"{out} cannot be written: {nearest} is read-only. Give another place.",
+            code="file.read-only",
+            path=str(nearest),
+        )
     if out.exists() and not out.is_file():
-        raise InputError(f"{out} is no regular file: give another place.")
+        raise InputError(
+            f"{out} is not a regular file: give another place.",
+            code="file.not-regular",
+            path=str(out),
+        )
     refuse_existing(out, force)
 
 
 def write_folder(
     out: Path, files: Mapping[str, bytes], force: bool = False, staging: Path | None = None
 ) -> None:
-    """Make the folder `out` with `files` (name to content), whole or not at all.
+    """Make the folder `out` with `files` (name to content) atomically.
 
-    An existing folder is refused, or with `force` replaced once the new one is complete. What is
-    not complete is in `staging`, a folder of the same file system; by default that of `out`.
+    An existing folder is refused, or with `force` replaced once the new one is complete. Incomplete
+    files are written to `staging`, a folder on the same file system; the default is the parent of
+    `out`.
     """
     refuse_existing(out, force)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -110,8 +134,9 @@ def write_folder(
     try:
         for name, data in files.items():
             write_file(made / name, data)
-        made.chmod(0o755)
+        made.chmod(0o755)  # mkdtemp makes folders that only the user can read
         if out.exists():
+            # A folder that is not empty cannot be replaced by a rename, so move the old one away.
             old = Path(tempfile.mkdtemp(dir=staging, prefix=f".{out.name}.old."))
             os.replace(out, old / "was")
             os.replace(made, out)

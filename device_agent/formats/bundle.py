@@ -1,4 +1,4 @@
-"""Reading a bundle: every file is checked before anything in it runs."""
+"""Reading a bundle. Every file is checked before anything in it runs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,11 +25,16 @@ from profiles.json_decoding import decode_json
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle: its folder, its manifest and the manifest's SHA-256 (the bundle's name).
+    """An opened and checked bundle.
 
     Every bundle has the signatures `predict` (samples -> output) and `evaluate` (samples, labels ->
-    loss, and the number of correct samples of a classification), which `evaluate_bundle` in
-    `training/bundle_evaluation.py` runs; the schedule names those that train.
+    loss, and for a classification the number of correct samples). The schedule names the
+    signatures that train.
+
+    Attributes:
+        folder: The folder of the bundle.
+        manifest: The decoded manifest.
+        sha256: SHA-256 of the manifest file. It identifies the bundle.
     """
 
     folder: Path
@@ -37,27 +42,36 @@ class Bundle:
     sha256: str
 
     def graph(self, signature: str) -> Path:
-        """Path of the graph of `signature`."""
+        """Path of the file that holds the graph of `signature`."""
         return self.folder / self.manifest.signatures[signature].graph
 
     def entry(self, name: str) -> TensorEntry:
-        """The table's entry of the tensor `name`."""
+        """The entry of the tensor `name` in the tensor table."""
         return next(entry for entry in self.manifest.tensors if entry.name == name)
 
     def load(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """The stored tensors `names`, and only those, from the weights file."""
+        """Read the stored tensors `names` from the weights file.
+
+        Raises:
+            BundleError: The file cannot be read, or a tensor differs from the manifest.
+        """
         try:
             tensors = read_tensors(self.folder / WEIGHTS, names)
         except SafetensorError as error:
             raise BundleError(
-                f"{self.folder / WEIGHTS} cannot be read: {error}. {REPAIR}"
+                f"{self.folder / WEIGHTS} cannot be read: {error}. {REPAIR}",
+                code="bundle.unreadable-weights",
+                file=WEIGHTS,
             ) from None
+        # The hash of the file matches the manifest, but the manifest may describe other tensors.
         for name, array in tensors.items():
             entry = self.entry(name)
             if array.shape != entry.shape or array.dtype.name != entry.dtype:
                 raise BundleError(
-                    f"{self.folder / WEIGHTS}: {name!r} is {array.dtype.name} {array.shape}, the "
-                    f"manifest says {entry.dtype} {entry.shape}. {REPAIR}"
+                    f"{self.folder / WEIGHTS}: {name!r} is {array.dtype.name} {array.shape}, but "
+                    f"the manifest says {entry.dtype} {entry.shape}. {REPAIR}",
+                    code="bundle.wrong-tensor",
+                    tensor=name,
                 )
         return tensors
 
@@ -65,8 +79,9 @@ class Bundle:
 def open_bundle(folder: Path) -> Bundle:
     """Open and check the bundle in `folder`.
 
-    Raises BundleError naming the file that is missing, truncated or altered, or the format that
-    this version does not read.
+    Raises:
+        BundleError: A file is missing, truncated or altered, the manifest contradicts itself, or
+            this version does not read the format.
     """
     path = folder / MANIFEST
     data = manifest_bytes(folder)
@@ -78,51 +93,76 @@ def open_bundle(folder: Path) -> Bundle:
 
 
 def manifest_bytes(folder: Path) -> bytes:
-    """What manifest.json of the bundle in `folder` holds. Raises BundleError where it has none."""
+    """The content of manifest.json in `folder`. Raises BundleError if it cannot be read."""
     try:
         return (folder / MANIFEST).read_bytes()
     except OSError as error:
         raise BundleError(
-            f"{folder} is no bundle: {MANIFEST} cannot be read ({error.strerror}). "
-            "Give the folder that `edgetailor export --out` wrote."
+            f"{folder} is not a bundle: {MANIFEST} cannot be read ({error.strerror}). "
+            "Give the folder that `edgetailor export --out` wrote.",
+            code="bundle.not-a-bundle",
+            folder=str(folder),
         ) from None
 
 
 def read_manifest(data: bytes, origin: Path | str) -> Manifest:
-    """Decode a manifest. Raises BundleError for another format or a malformed one."""
+    """Decode a manifest. Raises BundleError for a malformed one or another format version."""
     try:
+        # Read the version first: another format may have fields that this one refuses as unknown.
         version = decode_json(data, dict[str, object]).get("version")
         if version != FORMAT_VERSION:
             raise BundleError(
                 f"{origin} has format version {version}; this agent reads {FORMAT_VERSION}. "
-                "Install the agent that fits the server's version."
+                "Install the version of the agent that matches the server.",
+                code="bundle.wrong-version",
+                found=version if isinstance(version, int) else None,
+                supported=FORMAT_VERSION,
             )
         return decode_json(data, Manifest)
     except msgspec.MsgspecError as error:
-        raise BundleError(f"{origin} is not a bundle's manifest: {error}. {REPAIR}") from None
+        raise BundleError(
+            f"{origin} is not a bundle's manifest: {error}. {REPAIR}",
+            code="bundle.malformed-manifest",
+        ) from None
 
 
 def check_file(path: Path, size: int, sha256: str) -> None:
-    """Raise BundleError unless the file at `path` is the one that the manifest describes."""
+    """Raise BundleError unless the file at `path` has this size in bytes and this SHA-256."""
     if not path.is_file():
-        raise BundleError(f"{path} is missing. {REPAIR}")
+        raise BundleError(
+            f"{path} is missing. {REPAIR}", code="bundle.missing-file", file=path.name
+        )
+    # Compare sizes first: it is fast, and a truncated copy gets a more useful message.
     found = path.stat().st_size
     if found != size:
-        how = "truncated" if found < size else "something was written behind its end"
-        raise BundleError(f"{path} has {found:,} bytes instead of {size:,}: {how}. {REPAIR}")
+        how = "it was truncated" if found < size else "something was appended to it"
+        raise BundleError(
+            f"{path} has {found:,} bytes instead of {size:,}: {how}. {REPAIR}",
+            code="bundle.wrong-size",
+            file=path.name,
+            found_bytes=found,
+            expected_bytes=size,
+        )
     if fingerprint_file(path).sha256 != sha256:
-        raise BundleError(f"{path} was altered: its SHA-256 is not the manifest's. {REPAIR}")
+        raise BundleError(
+            f"{path} was altered: its SHA-256 differs from the manifest. {REPAIR}",
+            code="bundle.altered-file",
+            file=path.name,
+        )
 
 
 def training_of(bundle: Bundle) -> Train:
-    """The training instruction of the bundle's schedule. Raises BundleError where it has none."""
+    """The training instruction of the schedule. Raises BundleError if there is none."""
     for instruction in bundle.manifest.schedule:
         if isinstance(instruction, Train):
             return instruction
-    raise BundleError(f"The schedule of {bundle.folder} trains nothing.")
+    raise BundleError(
+        f"The schedule of {bundle.folder} trains nothing: it has no training instruction.",
+        code="bundle.no-training",
+    )
 
 
 def structure(manifest: Manifest) -> str:
-    """SHA-256 of what does not change from round to round: all ports and the tensor table."""
+    """SHA-256 of all ports and the tensor table, which stay the same from round to round."""
     ports = {name: (s.inputs, s.outputs) for name, s in manifest.signatures.items()}
     return fingerprint(msgspec.json.encode((ports, manifest.tensors), order="sorted")).sha256

@@ -1,8 +1,8 @@
-"""The manifest of a bundle: everything the agent knows about what it runs, as typed JSON.
+"""The manifest of a bundle: everything that the agent knows about its work, as typed JSON.
 
 A bundle is a folder of plain files: `manifest.json`, graphs and `weights.safetensors`. The agent
 knows *signatures* (graphs with named inputs and outputs), *tensors* (the state they read and
-write) and a *schedule* (which signature runs on what); it knows nothing of submodel families.
+write) and a *schedule* (which signature runs on which data). It knows no submodel families.
 """
 
 from typing import Annotated, Literal
@@ -14,19 +14,19 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 SAMPLES = "x"
-"""Name of the data set that the device's own samples form."""
+"""Name of the data set of the device's own samples."""
 
 PREDICT, EVALUATE = "predict", "evaluate"
-"""The signatures that every bundle has besides those that train."""
+"""The signatures that every bundle has in addition to those that train."""
 LOSS = "loss"
-"""The number that training and judging report."""
+"""Name of the output that training and evaluation report."""
 
 SAFE_LIMIT = 2
-"""Made-up whole numbers are below this where the model names no limit of its own."""
+"""Generated integer samples are below this limit if the model gives none."""
 
 AtLeastOne = Annotated[int, Meta(ge=1, lt=2**53)]
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
-"""Whole numbers that every reader of JSON can hold."""
+"""Integers that every JSON reader can hold: JavaScript's numbers are exact up to 2^53."""
 Runtime = Literal["onnx", "litert"]
 Dtype = Literal["float32", "int64"]
 Role = Literal["parameter", "buffer", "optimizer", "personal", "frozen"]
@@ -34,18 +34,22 @@ UPLOADED: tuple[Role, ...] = ("parameter", "buffer")
 
 
 class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Immutable record; unknown fields are refused so that a typo never passes silently."""
+    """Immutable record. Unknown fields are refused, so that a typo is never ignored."""
 
 
 class Port(Struct, frozen=True, kw_only=True):
     """One named input or output of a graph.
 
-    `shape` has None where the batch goes. `kind` says what the agent feeds or does with it:
-    `samples` a batch of the source data set, `labels` its labels (int64 classes, or float32 numbers
-    in the shape of the model's output), `classes` 1 for every class that
-    the device has samples of and 0 for the others, `scalar` a number that the schedule gives,
-    `seed` a fresh random whole number from 0 below 2^31 - 1 (for dropout), `state` the tensor
-    called `state`, `metric` a number to report.
+    `shape` has None for the batch axis. `kind` says what the agent feeds to an input or does with
+    an output:
+
+    - `samples`: a batch of the source data set.
+    - `labels`: its labels, int64 classes or float32 numbers in the shape of the model's output.
+    - `classes`: 1 for every class that the device has samples of, 0 for the others.
+    - `scalar`: a number that the schedule gives.
+    - `seed`: a new random integer from 0 to 2^31 - 2 (for dropout).
+    - `state`: the tensor whose name is in `state`.
+    - `metric`: a number to report.
     """
 
     name: str
@@ -56,11 +60,11 @@ class Port(Struct, frozen=True, kw_only=True):
 
 
 class Signature(Struct, frozen=True, kw_only=True):
-    """A graph and its ports; outputs of kind `state` replace the tensors they name.
+    """A graph and its ports. Outputs of kind `state` replace the tensors that they name.
 
-    `graph` is the file that holds it. A TFLite file holds all signatures of a bundle, by name.
-    `peak_bytes` is the memory that running it on one batch adds to the idle agent, as predicted
-    from the graph: session, tensors, inputs and outputs. None where no prediction was made.
+    `graph` is the file that holds the graph. A TFLite file holds all signatures of a bundle, by
+    name. `peak_bytes` is the predicted process peak of one run on one batch, above the idle agent:
+    session, tensors, inputs and outputs. It is None if there is no prediction.
     """
 
     graph: str
@@ -72,15 +76,19 @@ class Signature(Struct, frozen=True, kw_only=True):
 class TensorEntry(Struct, frozen=True, kw_only=True):
     """One tensor of the device's state.
 
-    Roles: `parameter` is trained and uploaded, `buffer` is updated by the forward pass and
-    uploaded, `optimizer` lives for one round, `personal` stays on the device from round to round
-    and is never uploaded, `frozen` is only read. A frozen tensor may be a constant of the one graph
-    that reads it instead: then it is neither in the table nor a port.
+    Roles:
 
-    `stands_for` names the global parameter that this tensor is, or is a factor of; `factor` says
-    which factor. `part` says which part of the global parameter it is where it is not all of it:
-    for each axis the ranges [start, stop) that the tensor holds, one after the other. `stored` is
-    false for tensors that start as zeros instead of from the bundle.
+    - `parameter`: trained and uploaded.
+    - `buffer`: updated by the forward pass and uploaded.
+    - `optimizer`: exists for one round.
+    - `personal`: stays on the device from round to round and is never uploaded.
+    - `frozen`: only read. A frozen tensor that a single graph reads may be a constant of this graph
+      instead; then it is neither in the table nor a port.
+
+    `stands_for` names the global parameter that this tensor holds or is a factor of, and `factor`
+    says which factor. If the tensor holds only a part of the global parameter, `part` says which:
+    for each axis, the ranges [start, stop) in order. `stored` is false for tensors that start as
+    zeros and are not in the bundle.
     """
 
     name: str
@@ -94,10 +102,10 @@ class TensorEntry(Struct, frozen=True, kw_only=True):
 
 
 class Record(Struct, frozen=True, kw_only=True, tag="record", tag_field="do"):
-    """Run `signature` once over the data set `source` and keep its output as `target`.
+    """Run `signature` once over the data set `source` and save its output as `target`.
 
-    The signature's graph and state are released before the next instruction: this is one step of
-    EmbracingFL's multi-step forward pass (Algorithm 1).
+    This is one step of EmbracingFL's multi-step forward pass (Algorithm 1). The agent releases the
+    graph and its state before the next instruction.
     """
 
     signature: str
@@ -106,7 +114,7 @@ class Record(Struct, frozen=True, kw_only=True, tag="record", tag_field="do"):
 
 
 class Initialise(Struct, frozen=True, kw_only=True, tag="initialise", tag_field="do"):
-    """Run `signature` once to fill personal tensors that the device does not hold yet."""
+    """Run `signature` once to fill the personal tensors that the device does not have yet."""
 
     signature: str
 
@@ -120,7 +128,7 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class Train(Struct, frozen=True, kw_only=True, tag="train", tag_field="do"):
-    """Go `epochs` times over `source` in shuffled batches, running all `steps` on each batch."""
+    """Train `epochs` epochs on shuffled batches of `source`; run all `steps` on each batch."""
 
     source: str
     epochs: AtLeastOne
@@ -139,11 +147,11 @@ class FileEntry(Struct, frozen=True, kw_only=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """All of `manifest.json`. `base` fingerprints the global model that the bundle was cut from.
+    """The content of `manifest.json`.
 
-    `runtime` is one of `Runtime`. `classes` is the width of the model's output; a single output
-    tells the labels 0 and 1 apart. Samples of type int64 are at least 0 and below `sample_limit`,
-    where there is one.
+    `base` is the fingerprint of the global model that the bundle was cut from. `runtime` is one of
+    `Runtime`. `classes` is the width of the model's output; a width of 1 separates the labels 0 and
+    1. Samples of type int64 are at least 0 and, if `sample_limit` is given, below it.
     """
 
     version: int
@@ -161,18 +169,18 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 def labels_of(classes: int) -> int:
-    """Labels of a model with `classes` outputs are below this."""
+    """The number of labels of a model with `classes` outputs."""
     return max(classes, 2)
 
 
 def label_dtype(manifest: Manifest) -> Dtype:
-    """The labels' type: int64 for classes, float32 for the numbers of a regression."""
+    """The type of the labels: int64 for classes, float32 for a regression."""
     ports = (port for signature in manifest.signatures.values() for port in signature.inputs)
     return next((port.dtype for port in ports if port.kind == "labels"), "int64")
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """JSON of any record here, indented for reading and the same bytes for the same content."""
+    """JSON of a record, indented. The same content gives the same bytes."""
     return msgspec.json.format(msgspec.json.encode(record, order="sorted"), indent=1) + b"\n"
 
 

@@ -1,4 +1,4 @@
-"""Whether a manifest can be run: what it names is there, and nothing of it contradicts the rest."""
+"""Whether a manifest can be run: everything it names exists, and its parts agree."""
 
 import math
 from collections import Counter
@@ -25,113 +25,203 @@ from profiles.errors import BundleError
 
 REPAIR = "Copy or export the bundle again."
 MOST_NUMBERS = 2**40
-"""A tensor has fewer."""
+"""Every tensor has fewer numbers than this."""
 
 
 def check_consistent(manifest: Manifest, origin: Path) -> None:
-    """Raise BundleError naming the first thing in the manifest of `origin` that cannot be."""
-    for check in (files, tensors, ports, schedule, training):
-        for mistake in check(manifest):
-            raise BundleError(f"{origin} {mistake}. {REPAIR}")
+    """Raise BundleError for the first contradiction in the manifest of the file `origin`."""
+    for check in (_files, _tensors, _ports, _schedule, _training):
+        for error in check(manifest, origin):
+            raise error
 
 
-def files(manifest: Manifest) -> Iterator[str]:
-    """Names of files are plain, and all that are needed are listed."""
+def _files(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
+    """Yield an error for file names that leave the folder, and for files that are not listed."""
     for name in manifest.files:
         if name in (MANIFEST, "", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-            yield f"lists {name!r}, which is no plain file name"
+            yield BundleError(
+                f"{origin} lists {name!r}, which is not a plain file name. {REPAIR}",
+                code="bundle.bad-file-name",
+                file=name,
+            )
     for name in (*(s.graph for s in manifest.signatures.values()), WEIGHTS):
         if name not in manifest.files:
-            yield f"names the file {name!r}, which it does not list"
+            yield BundleError(
+                f"{origin} names the file {name!r}, which it does not list. {REPAIR}",
+                code="bundle.unlisted-file",
+                file=name,
+            )
 
 
-def tensors(manifest: Manifest) -> Iterator[str]:
-    """Every tensor has a name of its own, a size that a device may hold and a plain origin."""
-    if twice := repeated(entry.name for entry in manifest.tensors):
-        yield f"describes the tensor {twice!r} twice"
+def _tensors(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
+    """Yield an error for tensors with a repeated name, an impossible shape or a bad origin."""
+    if twice := _repeated(entry.name for entry in manifest.tensors):
+        yield BundleError(
+            f"{origin} describes the tensor {twice!r} twice. {REPAIR}",
+            code="bundle.duplicate-tensor",
+            tensor=twice,
+        )
     for entry in manifest.tensors:
+        # A hostile shape must be refused before anything allocates memory for it.
         if math.prod(entry.shape) >= MOST_NUMBERS:
-            yield f"gives {entry.name!r} the impossible shape {entry.shape}"
+            yield BundleError(
+                f"{origin} gives {entry.name!r} the impossible shape {entry.shape}. {REPAIR}",
+                code="bundle.impossible-shape",
+                tensor=entry.name,
+                shape=list(entry.shape),
+            )
+        # A name such as layer.weight has no empty parts; a path such as ../../x has.
         if entry.stands_for is not None and not all(entry.stands_for.split(".")):
-            yield f"says that {entry.name!r} stands for {entry.stands_for!r}, which names no tensor"
-        if not fits(entry):
-            yield f"gives {entry.name!r} the shape {entry.shape} and another for its part"
+            yield BundleError(
+                f"{origin} says that {entry.name!r} stands for {entry.stands_for!r}, which is not "
+                f"a tensor name. {REPAIR}",
+                code="bundle.bad-global-name",
+                tensor=entry.name,
+                stands_for=entry.stands_for,
+            )
+        if not _part_fits(entry):
+            yield BundleError(
+                f"{origin} gives {entry.name!r} the shape {entry.shape}, which differs from the "
+                f"shape of its part. {REPAIR}",
+                code="bundle.wrong-part",
+                tensor=entry.name,
+            )
 
 
-def fits(entry: TensorEntry) -> bool:
-    """Whether the part of the global tensor that `entry` is, if it says which, has its shape."""
+def _part_fits(entry: TensorEntry) -> bool:
+    """Whether the ranges in `entry.part`, if there are any, have the shape of the tensor."""
     if entry.part is None or entry.factor is not None:
         return True
     return entry.shape == tuple(sum(stop - start for start, stop in axis) for axis in entry.part)
 
 
-def ports(manifest: Manifest) -> Iterator[str]:
-    """Ports have names of their own; those of tensors are like the tensors that they name."""
+def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
+    """Yield an error for repeated ports, and for ports that differ from the tensor they name."""
     table = {entry.name: entry for entry in manifest.tensors}
     for name, signature in manifest.signatures.items():
         for side in (signature.inputs, signature.outputs):
-            if twice := repeated(port.name for port in side):
-                yield f"gives {name!r} the port {twice!r} twice"
+            if twice := _repeated(port.name for port in side):
+                yield BundleError(
+                    f"{origin} gives the signature {name!r} the port {twice!r} twice. {REPAIR}",
+                    code="bundle.duplicate-port",
+                    signature=name,
+                    port=twice,
+                )
         for port in (*signature.inputs, *signature.outputs):
             entry = table.get(port.state or "")
             if port.kind == "state" and entry is None:
-                yield f"has the signature {name!r}, which uses the unknown tensor {port.state!r}"
+                yield BundleError(
+                    f"{origin} has the signature {name!r}, which uses the unknown tensor "
+                    f"{port.state!r}. {REPAIR}",
+                    code="bundle.unknown-tensor",
+                    signature=name,
+                    tensor=port.state,
+                )
             elif entry is not None and (port.shape, port.dtype) != (entry.shape, entry.dtype):
-                yield f"gives the port {port.name!r} of {name!r} another shape than its tensor"
+                yield BundleError(
+                    f"{origin} gives the port {port.name!r} of {name!r} a shape or type that "
+                    f"differs from its tensor. {REPAIR}",
+                    code="bundle.wrong-port",
+                    signature=name,
+                    port=port.name,
+                )
 
 
-def schedule(manifest: Manifest) -> Iterator[str]:
-    """Instructions run signatures that there are, on data that are there by then."""
+def _schedule(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
+    """Yield an error for instructions that run or read something that does not exist yet."""
+    # The order of the schedule matters: an instruction may only read what an earlier one recorded.
     recorded = {SAMPLES}
     for instruction in manifest.schedule:
-        for name in signatures_of(instruction):
+        for name in _signatures_of(instruction):
             if name not in manifest.signatures:
-                yield f"runs the unknown signature {name!r}"
+                yield BundleError(
+                    f"{origin} runs the unknown signature {name!r}. {REPAIR}",
+                    code="bundle.unknown-signature",
+                    signature=name,
+                )
         if not isinstance(instruction, Initialise) and instruction.source not in recorded:
-            yield f"reads {instruction.source!r} before it is recorded"
+            yield BundleError(
+                f"{origin} reads {instruction.source!r} before it is recorded. {REPAIR}",
+                code="bundle.unrecorded-source",
+                source=instruction.source,
+            )
         if isinstance(instruction, Record):
+            # The name becomes a file name, so it must not leave the folder of recordings.
             if not instruction.target.isidentifier():
-                yield f"records {instruction.target!r}, which is no name of a recording"
+                yield BundleError(
+                    f"{origin} records {instruction.target!r}, which is not a valid name of a "
+                    f"recording. {REPAIR}",
+                    code="bundle.bad-recording-name",
+                    recording=instruction.target,
+                )
             if len(manifest.signatures[instruction.signature].outputs) != 1:
-                yield f"records {instruction.signature!r}, which has not one output"
+                yield BundleError(
+                    f"{origin} records {instruction.signature!r}, which must have exactly one "
+                    f"output. {REPAIR}",
+                    code="bundle.wrong-recording",
+                    signature=instruction.signature,
+                )
             recorded.add(instruction.target)
 
 
-def training(manifest: Manifest) -> Iterator[str]:
-    """What is uploaded is trained, by steps that are given what they take and report a loss."""
+def _training(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
+    """Yield an error if the schedule does not train all uploaded tensors and report a loss."""
     steps = [s for train in manifest.schedule if isinstance(train, Train) for s in train.steps]
     if not steps:
-        yield "trains nothing"
+        yield BundleError(
+            f"{origin} trains nothing: its schedule has no training instruction. {REPAIR}",
+            code="bundle.no-training",
+        )
     for step in steps:
-        yield from missing_inputs(step, manifest.signatures[step.signature])
+        yield from _missing_inputs(step, manifest.signatures[step.signature], origin)
     if PREDICT not in manifest.signatures:
-        yield f"has no signature {PREDICT!r}"
-    judge = [EVALUATE] if EVALUATE in manifest.signatures else []
-    for names in ([step.signature for step in steps], judge):
+        yield BundleError(
+            f"{origin} has no signature {PREDICT!r}. {REPAIR}",
+            code="bundle.missing-signature",
+            signature=PREDICT,
+        )
+    evaluating = [EVALUATE] if EVALUATE in manifest.signatures else []
+    for names in ([step.signature for step in steps], evaluating):
         outputs = [p.name for name in names for p in manifest.signatures[name].outputs]
         if names and LOSS not in outputs:
-            yield f"has no output {LOSS!r} in {' or '.join(names)}"
-    run = [name for step in manifest.schedule for name in signatures_of(step)]
+            yield BundleError(
+                f"{origin} has no output {LOSS!r} in {' or '.join(names)}. {REPAIR}",
+                code="bundle.missing-output",
+                output=LOSS,
+                signatures=names,
+            )
+    run = [name for step in manifest.schedule for name in _signatures_of(step)]
     replaced = {p.state for name in run for p in manifest.signatures[name].outputs}
     for entry in manifest.tensors:
         if entry.role != "frozen" and entry.name not in replaced:
-            yield f"calls {entry.name!r} a {entry.role}, and no step replaces it"
+            yield BundleError(
+                f"{origin} gives {entry.name!r} the role {entry.role!r}, but no step replaces it. "
+                f"{REPAIR}",
+                code="bundle.untrained-tensor",
+                tensor=entry.name,
+                role=entry.role,
+            )
 
 
-def missing_inputs(step: Step, signature: Signature) -> Iterator[str]:
-    """Numbers that the signature of `step` takes and that it does not give."""
+def _missing_inputs(step: Step, signature: Signature, origin: Path) -> Iterator[BundleError]:
+    """Yield an error for each scalar input of the signature that `step` gives no number for."""
     for port in signature.inputs:
         if port.kind == "scalar" and not math.isfinite(step.inputs.get(port.name, math.nan)):
-            yield f"gives {step.signature!r} no number for {port.name!r}"
+            yield BundleError(
+                f"{origin} gives {step.signature!r} no number for {port.name!r}. {REPAIR}",
+                code="bundle.missing-input",
+                signature=step.signature,
+                input=port.name,
+            )
 
 
-def signatures_of(instruction: Instruction) -> tuple[str, ...]:
+def _signatures_of(instruction: Instruction) -> tuple[str, ...]:
     """The signatures that `instruction` runs."""
     if isinstance(instruction, Train):
         return tuple(step.signature for step in instruction.steps)
     return (instruction.signature,)
 
 
-def repeated(names: Iterable[str]) -> str | None:
-    """A name that is there more than once."""
+def _repeated(names: Iterable[str]) -> str | None:
+    """A name that occurs more than once; None if there is no such name."""
     return next((name for name, count in Counter(names).items() if count > 1), None)

@@ -1,7 +1,7 @@
-"""What agent and coordinator say to each other, version 1, as plain dataclasses.
+"""The protocol between agent and coordinator, version 1, as plain dataclasses.
 
-The coordinator's OpenAPI page is made from these very classes and the agent decodes into them, so
-the two sides cannot drift. All of it is JSON over HTTP, usable from a browser's `fetch`.
+The coordinator generates its OpenAPI page from these classes and the agent decodes into them, so
+both sides always agree. All messages are JSON over HTTP, usable from a browser's `fetch`.
 
     POST /v1/devices                 join token   JoinRequest -> JoinReply
     GET  /v1/work                    secret       -> Work
@@ -17,9 +17,9 @@ Tokens and secrets travel as `Authorization: Bearer ...`. Every refusal is a Pro
 coordinator starts, it answers 503 with the code PREPARING to every request; while it still looks
 at submodels, to joins of devices that it plans for. It has done nothing then: ask again.
 
-A device is known by the Ed25519 key pair that it made, and a join is signed with it. What follows
-is not: a secret of the device's own serves a streamed upload as well as a small request, while a
-signature would need the whole body read twice.
+The Ed25519 key pair that a device makes identifies it, and the device signs its join. It does not
+sign later requests: a signature would require reading the body of a streamed upload twice. They
+carry the secret that the coordinator gave to the device.
 """
 
 import hashlib
@@ -54,13 +54,13 @@ NO_SUCH_FILE = "round.no-such-file"
 
 @dataclass(frozen=True, kw_only=True)
 class JoinRequest:
-    """A device asks to join under a name that its owner will recognise.
+    """A device asks to join, under a name that its owner recognises.
 
-    `public_key` and `signature` are the raw 32 and 64 bytes of Ed25519 in base64, over `join_text`.
-    `timestamp` is the device's clock, in seconds since 1970; a join that is far from the
-    coordinator's own clock is refused. `machine` has the fields of `bundle_profile.Machine`,
-    `profile` those of `device_profile.DeviceProfile`: it says what the device can do, and is needed
-    where the coordinator plans by it. Joining again with the same key gives the same device and a
+    `public_key` (32 bytes) and `signature` (64 bytes, over `join_text`) are raw Ed25519 values in
+    base64. `timestamp` is the device's clock in seconds since 1970; the coordinator refuses a join
+    whose timestamp is far from its own clock. `machine` has the fields of
+    `bundle_profile.Machine`. `profile` has those of `device_profile.DeviceProfile`; a coordinator
+    that plans submodels requires it. A second join with the same key returns the same device with a
     new secret.
     """
 
@@ -73,14 +73,14 @@ class JoinRequest:
 
 
 def join_text(token: str, public_key: str, timestamp: int) -> bytes:
-    """What the signature of a JoinRequest made with the join token `token` covers."""
+    """The text that the signature of a JoinRequest with the join token `token` covers."""
     digest = hashlib.sha256(token.encode()).hexdigest()
     return f"edgetailor-join-1\n{digest}\n{public_key}\n{timestamp}\n".encode()
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinReply:
-    """The device's id, the secret it authenticates with from now on, and its submodel."""
+    """The device's id, its secret for all later requests, and its submodel."""
 
     device: str
     secret: str
@@ -89,7 +89,7 @@ class JoinReply:
 
 @dataclass(frozen=True, kw_only=True)
 class FileOffer:
-    """One file of the bundle, fetched from /v1/files/{sha256}; `size` in bytes."""
+    """A file of the bundle, to be fetched from /v1/files/{sha256}. `size` is in bytes."""
 
     name: str
     size: int
@@ -100,7 +100,8 @@ class FileOffer:
 class Work:
     """What to do now: `train` the offered files for `round`, `wait` and ask again, or stop.
 
-    No round opens before `expected` devices have joined; `joined` have. Both are 0 from then on.
+    The first round opens after `expected` devices have joined; `joined` of them have. Both are 0
+    afterwards.
     """
 
     state: Literal["train", "wait", "finished"]
@@ -112,7 +113,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What the device is doing, for whoever watches the fleet; `note` says why it is paused."""
+    """What the device is doing, for the fleet's status. `note` is the reason for a pause."""
 
     state: Literal["downloading", "training", "uploading", "waiting", "paused"]
     loss: float | None = None
@@ -121,14 +122,14 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """The update for `round` was taken."""
+    """The coordinator accepted the update for `round`."""
 
     round: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubmodelFailure:
-    """Training `submodel` failed on this device `failures` times on end, last for `reason`."""
+    """Training `submodel` failed `failures` times in a row; `reason` is the last one."""
 
     submodel: str
     failures: int
@@ -137,7 +138,7 @@ class SubmodelFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class Fallback:
-    """The smaller `submodel` that the device gets from `round` on; None where there is none."""
+    """The smaller `submodel` that the device gets from `round` on; None if there is none."""
 
     submodel: str | None
     round: int
@@ -145,10 +146,10 @@ class Fallback:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceStatus:
-    """One device as the coordinator sees it; bytes count bodies over all rounds so far.
+    """A device as the coordinator sees it. Bytes count message bodies over all rounds so far.
 
-    `round` is the one that it works for, while it does; `note` is why it is paused, which round's
-    deadline it missed, or what it reported of its submodel.
+    `round` is the round that the device works on now. `note` is the reason for a pause, the round
+    whose deadline the device missed, or what it reported about its submodel.
     """
 
     device: str
@@ -166,9 +167,9 @@ class DeviceStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundResult:
-    """The global model after `round` (0: before any training) on the held-out data.
+    """The quality of the global model on held-out data after `round` (0: before training).
 
-    A regression has no accuracy.
+    `accuracy` is None for a regression.
     """
 
     round: int
@@ -177,7 +178,7 @@ class RoundResult:
     updates: int
 
     def quality(self) -> str:
-        """How good the model is, for a person."""
+        """Accuracy and loss as text."""
         accuracy = "" if self.accuracy is None else f"accuracy {self.accuracy:.4f}, "
         return f"{accuracy}loss {self.loss:.4f}"
 
@@ -201,7 +202,7 @@ class Preparation:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The whole fleet. `round` counts from 1; 0 while devices are still enrolling.
+    """The whole fleet. `round` counts from 1; it is 0 while devices enrol.
 
     `kinds_ready` of the `kinds` of devices have their bundle of the next or present round.
     `preparing` is what the coordinator is making now, if anything.

@@ -1,4 +1,4 @@
-"""Safetensors files read and written without copying them in memory."""
+"""Reading and writing safetensors files without a second copy in memory."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -13,14 +13,14 @@ from device_agent.formats.atomic_files import stream_file
 from profiles.json_decoding import decode_json
 
 DTYPES = {"F32": np.float32, "I64": np.int64}
-"""What tensors of updates may be."""
+"""The types that tensors of updates may have."""
 
 ALIGNMENT = 8
-"""Tensors begin at multiples of this in the file."""
+"""Tensors begin at multiples of this many bytes in the file."""
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """One tensor in the file's header; `data_offsets` are bytes [start, stop) behind it."""
+    """A tensor in the header of a file. `data_offsets` are the bytes [start, stop) after it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -28,13 +28,17 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
-    """The tensors of a file by name, or those of `names`, each read into its own memory.
+    """Read the tensors `names`, or all tensors, from a file; each gets its own memory.
 
-    safetensors' own reader ends the process where there is none. Raises SafetensorError where it is
-    no safetensors file of float32 and int64 tensors, or lacks one of `names`.
+    The reader of the safetensors library ends the process when memory runs out. This one raises
+    MemoryError.
+
+    Raises:
+        SafetensorError: The file is not a safetensors file of float32 and int64 tensors, or it
+            lacks one of `names`.
     """
     with safe_open(path, framework="numpy"):
-        pass  # it checks that the header and all offsets are sound
+        pass  # opening checks the header and all offsets
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = decode_json(file.read(length), dict[str, msgspec.Raw])
@@ -50,8 +54,9 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, np
 
 def _tensor(file: BinaryIO, begin: int, entry: Tensor, name: str) -> np.ndarray:
     if entry.dtype not in DTYPES:
-        raise SafetensorError(f"{name!r} is {entry.dtype}; F32 and I64 are taken")
+        raise SafetensorError(f"{name!r} has type {entry.dtype}; the type must be F32 or I64")
     file.seek(begin + entry.data_offsets[0])
+    # fromfile allocates the array itself, so there is no copy as with frombuffer(file.read()).
     found = np.fromfile(file, DTYPES[entry.dtype], math.prod(entry.shape))
     if found.size < math.prod(entry.shape):
         raise SafetensorError(f"{name!r} is truncated")
@@ -61,8 +66,9 @@ def _tensor(file: BinaryIO, begin: int, entry: Tensor, name: str) -> np.ndarray:
 def write_tensors(
     path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
 ) -> None:
-    """Replace `path` by a safetensors file of float32 and int64 `tensors`, in one step."""
+    """Replace `path` atomically with a safetensors file of float32 and int64 `tensors`."""
     names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+    # The format wants tensors aligned to their item size, so the widest come first.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
@@ -70,6 +76,7 @@ def write_tensors(
         begin, end = end, end + array.nbytes
         header[name] = Tensor(names[array.dtype], array.shape, (begin, end))
     about = msgspec.json.encode(header)
+    # JSON allows trailing spaces; they align the first tensor.
     about += b" " * (-len(about) % ALIGNMENT)
 
     def write(file: BinaryIO) -> None:

@@ -1,7 +1,7 @@
-"""An update: what a device sends back after training a bundle.
+"""An update: the result that a device sends back after training a bundle.
 
-A folder of two files: `update.safetensors`, the uploaded tensors under their bundle names, and
-`update.json`, which says what they are.
+It is a folder of two files: `update.safetensors` holds the uploaded tensors under their names in
+the bundle, and `update.json` describes them.
 """
 
 import math
@@ -35,9 +35,9 @@ MOST_SAMPLES = 10**12
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
-    """Mean `loss` over `samples` samples, and how many of them are `correct`.
+    """Mean `loss` over `samples` samples, and the number of `correct` ones.
 
-    That is None for a regression.
+    `correct` is None for a regression.
     """
 
     samples: int
@@ -51,12 +51,21 @@ class Evaluation(Struct, frozen=True, kw_only=True):
 
 
 class UpdateRecord(Struct, frozen=True, kw_only=True):
-    """All of `update.json`.
+    """The content of `update.json`.
 
-    `bundle` is the SHA-256 of the bundle's manifest, `base` the global model that it was cut from.
-    `loss_first` and `loss_last` are means over the first and the last local epoch; `samples` were
-    trained on. `validation` is how each epoch left the submodel on the samples that were held out.
-    `profile` is what the training took, of a device in a federation.
+    Attributes:
+        version: Format version.
+        bundle: SHA-256 of the bundle's manifest.
+        base: Fingerprint of the global model that the bundle was cut from.
+        submodel: The submodel spec.
+        samples: Number of samples that the device trained on.
+        steps: Number of training steps.
+        loss_first: Mean loss over the first local epoch.
+        loss_last: Mean loss over the last local epoch.
+        tensors: The uploaded tensors.
+        file: Size and SHA-256 of `update.safetensors`.
+        profile: Time and memory of the training; only devices of a federation give it.
+        validation: The evaluation on held-out samples after each epoch.
     """
 
     version: int = UPDATE_VERSION
@@ -73,7 +82,7 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
     validation: tuple[Evaluation, ...] = ()
 
     def losses(self, digits: int) -> str:
-        """The first and the last epoch's loss with `digits` decimals; one where both are one."""
+        """The losses of the first and the last epoch with `digits` decimals; one loss if equal."""
         first, last = f"{self.loss_first:.{digits}f}", f"{self.loss_last:.{digits}f}"
         return first if self.loss_first == self.loss_last else f"{first} to {last}"
 
@@ -93,8 +102,8 @@ def decode_record(data: bytes, origin: str) -> UpdateRecord:
         raise UpdateError(
             f"{origin} has version {record.version}; this program reads "
             f"{UPDATE_VERSION}. Install the same version of edgetailor on both sides.",
-            code="update.unknown-version",
-            version=record.version,
+            code="update.wrong-version",
+            found=record.version,
             supported=UPDATE_VERSION,
         )
     return record
@@ -125,17 +134,17 @@ def _shown(number: int) -> str:
 def check_tensors(
     tensors: Mapping[str, np.ndarray], table: tuple[TensorEntry, ...], origin: str
 ) -> None:
-    """Raise UpdateError unless `tensors` is exactly what `table` describes, in finite numbers."""
+    """Raise UpdateError unless `tensors` are those of `table` and all numbers are finite."""
     expected = {entry.name: entry for entry in table}
     for name in sorted(expected.keys() - tensors.keys()):
         raise UpdateError(
-            f"{origin}: the tensor {name!r} is missing; the update is not from this bundle.",
+            f"{origin} lacks the tensor {name!r}: it is not from this bundle.",
             code="update.missing-tensor",
             tensor=name,
         )
     for name in sorted(tensors.keys() - expected.keys()):
         raise UpdateError(
-            f"{origin}: unexpected tensor {name!r}; the update is not from this bundle.",
+            f"{origin} has the unexpected tensor {name!r}: it is not from this bundle.",
             code="update.unexpected-tensor",
             tensor=name,
         )
@@ -143,12 +152,12 @@ def check_tensors(
         entry = expected[name]
         if tuple(array.shape) != entry.shape or array.dtype.name != entry.dtype:
             raise UpdateError(
-                f"{origin}: {name!r} is {array.dtype.name} {tuple(array.shape)}; "
+                f"{origin}: {name!r} is {array.dtype.name} {tuple(array.shape)}, "
                 f"its bundle says {entry.dtype} {entry.shape}.",
-                code="update.wrong-tensor",
+                code="update.wrong-shape",
                 tensor=name,
-                dtype=array.dtype.name,
-                shape=list(array.shape),
+                found_dtype=array.dtype.name,
+                found_shape=list(array.shape),
                 expected_dtype=entry.dtype,
                 expected_shape=list(entry.shape),
             )
@@ -193,10 +202,14 @@ def check_matches_bundle(record: UpdateRecord, manifest: Manifest, origin: str) 
 
 
 def check_place(out: Path, force: bool = False) -> None:
-    """Raise InputError where `out` exists, unless `force` is given and it is an update's folder."""
+    """Raise InputError if `out` exists, unless `force` is given and `out` is an update."""
     refuse_existing(out, force)
     if out.exists() and not (out / RECORD).is_file():
-        raise InputError(f"{out} is no update, so --force does not replace it: give another place.")
+        raise InputError(
+            f"{out} is not an update, so --force does not replace it: give another place.",
+            code="file.not-replaceable",
+            path=str(out),
+        )
 
 
 def write_update(
@@ -206,12 +219,21 @@ def write_update(
     force: bool = False,
     staging: Path | None = None,
 ) -> UpdateRecord:
-    """Write the two files of an update to the new folder `out`, whole or not at all.
+    """Write the two files of an update to the new folder `out`, atomically.
 
-    With `force` an update that is there already is replaced. `staging`: see `write_folder`.
+    Args:
+        out: The folder to make.
+        record: The record; its `file` is filled in.
+        tensors: The tensors that `record.tensors` describes.
+        force: Replace an update that exists at `out`.
+        staging: Folder for incomplete files; see `write_folder`.
 
-    Returns the record with size and hash of the tensor file filled in.
-    Raises UpdateError for tensors that no server would take, InputError where `out` exists.
+    Returns:
+        The record with size and hash of the tensor file.
+
+    Raises:
+        UpdateError: Every server would refuse the tensors or losses.
+        InputError: `out` exists and may not be replaced.
     """
     check_trained(record, tensors)
     data = save({name: np.asarray(array, order="C") for name, array in tensors.items()})
@@ -222,27 +244,57 @@ def write_update(
 
 
 def read_update(folder: str | Path) -> tuple[UpdateRecord, dict[str, np.ndarray]]:
-    """Read and check an update folder. Raises UpdateError naming the file and what is wrong."""
+    """Read and check an update.
+
+    Args:
+        folder: The folder that `edgetailor-agent train --out` wrote.
+
+    Returns:
+        The record, and the tensors by their names in the bundle.
+
+    Raises:
+        UpdateError: A file is missing, damaged or of another version, or the tensors differ from
+            those that the record describes.
+
+    Example:
+        >>> import edgetailor as et
+        >>> record, tensors = et.read_update("update")  # doctest: +SKIP
+        >>> record.samples  # doctest: +SKIP
+        1231
+    """
     folder = Path(folder)
     try:
         encoded = (folder / RECORD).read_bytes()
         data = (folder / TENSORS).read_bytes()
     except FileNotFoundError as error:
         raise UpdateError(
-            f"{folder} is no update: {Path(error.filename).name} is missing. "
-            "Give the folder that `edgetailor-agent train --out` wrote."
+            f"{folder} is not an update: {Path(error.filename).name} is missing. "
+            "Give the folder that `edgetailor-agent train --out` wrote.",
+            code="update.missing-file",
+            file=Path(error.filename).name,
         ) from None
     except NotADirectoryError:
-        raise UpdateError(f"{folder} is a file; an update is a folder.") from None
+        raise UpdateError(
+            f"{folder} is a file; an update is a folder.",
+            code="update.not-a-folder",
+            path=str(folder),
+        ) from None
     record = decode_record(encoded, str(folder / RECORD))
+    # A hash that differs usually means an incomplete copy, so the advice is to copy again.
     if fingerprint(data) != record.file:
         raise UpdateError(
             f"{folder / TENSORS} is not the file that {RECORD} describes (size or SHA-256 differ): "
-            "copy the update again."
+            "copy the update again.",
+            code="update.altered-file",
+            file=TENSORS,
         )
     try:
         tensors: dict[str, np.ndarray] = load_file(folder / TENSORS)
     except SafetensorError as error:
-        raise UpdateError(f"{folder / TENSORS} cannot be read: {error}.") from None
+        raise UpdateError(
+            f"{folder / TENSORS} cannot be read: {error}.",
+            code="update.unreadable-tensors",
+            file=TENSORS,
+        ) from None
     check_tensors(tensors, record.tensors, str(folder))
     return record, tensors

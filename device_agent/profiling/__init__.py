@@ -1,5 +1,7 @@
-"""Measuring a device: calibration, bundle profiles and their text output.
+"""Measuring a device: bundle profiles, calibration, and both as text.
 
-Start with `profiler.py` (what a bundle costs) and `calibration.py` (how fast the device is).
-Measurements run in child processes: `measure_process.py` and `idle_memory_process.py`.
+- `profiler.py`: time and memory of a bundle. It runs `measure_process.py` in child processes.
+- `calibration.py`: speed and memory overhead of the device, without a bundle. It uses
+  `operation_timing.py`, `calibration_cases.py` and the child process `idle_memory_process.py`.
+- `profile_text.py`, `calibration_summary.py`: the results as text.
 """

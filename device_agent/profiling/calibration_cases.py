@@ -1,21 +1,24 @@
-"""What the calibration runs: which graph with which sizes.
+"""The cases of a calibration: which graphs run with which input shapes.
 
-A graph is a file of `calibration_graphs`, its sizes the shapes of its inputs. Cases are small, so
-that a board gets through all of them in a minute: at most some 150 million multiply-accumulates
-and 8 MB a tensor. What comes first is what predictions need most, should the time run out.
+The graphs are files in `calibration_graphs`. Cases are small, so that a board finishes all of them
+in a minute: a case has at most about 150 million multiply-accumulates and 8 MB per tensor. The
+cases that predictions need most come first, because later ones get fewer runs if time is short.
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 Shape = tuple[int, ...]
 Case = tuple[str, Mapping[str, Shape]]
-"""A graph's name and the shape of each input."""
+"""Name of a graph, and the shape of each of its inputs."""
 
-MOST = 24e6
-"""Multiply-accumulates of a case, where fewer images can keep it there."""
+GRAPHS = Path(__file__).with_name("calibration_graphs")
+
+MAX_MACS = 24e6
+"""Multiply-accumulates of a convolution case. A case with a single image may have more."""
 
 CONVOLUTIONS = (
-    # inputs, outputs, kernel, image: networks get narrower images the more channels they have.
+    # input channels, output channels, kernel, image. Layers with more channels get smaller images.
     *((3, 16, 3, 32), (16, 16, 3, 32), (16, 64, 3, 32), (64, 16, 3, 32), (64, 64, 3, 32)),
     *((8, 8, 3, 16), (16, 32, 3, 16), (32, 32, 3, 16), (32, 32, 3, 8), (64, 64, 3, 8)),
     *((128, 128, 3, 16), (64, 64, 3, 16), (128, 128, 3, 8), (256, 256, 3, 8), (256, 256, 3, 4)),
@@ -23,49 +26,53 @@ CONVOLUTIONS = (
     *((16, 32, 1, 16), (32, 64, 1, 8), (64, 64, 1, 32), (64, 256, 1, 8), (256, 64, 1, 8)),
     *((512, 512, 1, 4), (1, 16, 5, 28), (16, 32, 5, 14), (32, 64, 5, 14), (8, 16, 5, 8)),
 )
-LINES = (
-    # A kernel of one row: factors of a convolution.
+LINE_CONVOLUTIONS = (
+    # input channels, output channels, kernel, image: kernels of one row or one column are the
+    # factors of a convolution
     *((16, 64, 3, 32), (64, 16, 3, 32), (32, 128, 3, 16), (128, 32, 3, 16)),
     *((64, 256, 3, 8), (256, 64, 3, 8), (128, 512, 3, 4), (512, 128, 3, 4)),
 )
 WEIGHT_GRADIENTS = (
-    # outputs, images, gradient's width and height, dilation: channels of the layer's input.
+    # output channels, images, width and height of the gradient, dilation, which is the number of
+    # input channels of the layer
     *((16, 32, 32, 8), (16, 32, 16, 32), (64, 32, 8, 32), (64, 32, 8, 128), (128, 32, 4, 128)),
     *((16, 16, 32, 32), (64, 16, 16, 32), (512, 32, 4, 32), (32, 16, 16, 128), (8, 32, 8, 8)),
     *((64, 4, 32, 32), (256, 32, 4, 128), (64, 32, 16, 8), (32, 32, 4, 32)),
 )
 PRODUCTS = (
-    # matrices, rows, columns, length
+    # number of matrices, rows, columns, length of the sum
     *((1, 32, 10, 128), (1, 32, 128, 784), (1, 32, 2048, 256), (1, 256, 256, 256)),
     *((1, 32, 256, 2048), (1, 512, 512, 64), (1, 64, 64, 1024), (1, 2048, 64, 64)),
     *((1, 8, 8, 8), (1, 32, 64, 64), (1, 1024, 16, 64), (1, 16, 1024, 1024)),
     *((64, 16, 16, 16), (128, 32, 32, 16), (32, 64, 64, 32), (8, 128, 32, 128)),
-    # Gradients of dense layers' weights, from a batch of 32.
+    # gradients of the weights of dense layers, for a batch of 32
     *((1, 1024, 1024, 32), (1, 2048, 1024, 32), (1, 256, 784, 32), (1, 64, 1024, 32)),
-    # A large layer's weights, which no cache holds.
+    # weights of a large layer, which do not fit into any cache
     (1, 8, 1024, 2048),
     (1, 32, 1024, 2048),
 )
 POINTWISE = (1, 64, 1024, 2**14, 2**16, 2**18, 2**19, 2**21)
+"""Number of elements of a tensor."""
 IMAGES = (
+    # batch, channels, height, width
     *((1, 1, 2, 2), (2, 8, 4, 4), (8, 16, 8, 8), (32, 64, 4, 4), (32, 64, 8, 8), (32, 16, 16, 16)),
     *((32, 16, 32, 32), (32, 64, 16, 16), (32, 256, 4, 4), (32, 64, 32, 32)),
 )
 
 
-def images_for(one: float) -> int:
-    """How many images of `one` multiply-accumulates make a case."""
-    return max(1, min(8, int(MOST / one)))
+def images_for(macs: float) -> int:
+    """Number of images in a case, if one image takes `macs` multiply-accumulates."""
+    return max(1, min(8, int(MAX_MACS / macs)))
 
 
 def convolutions() -> Iterator[Case]:
-    """Layers as they go forward and as the gradient of their input goes back."""
+    """Forward passes of convolutions, and the gradients of their inputs."""
     for inputs, outputs, kernel, size in CONVOLUTIONS:
         images = images_for(inputs * outputs * kernel**2 * size**2)
         wide = size + kernel - 1
         weight = (outputs, inputs, kernel, kernel)
         yield "convolution", {"x": (images, inputs, wide, wide), "w": weight}
-    for inputs, outputs, kernel, size in LINES:
+    for inputs, outputs, kernel, size in LINE_CONVOLUTIONS:
         images = images_for(inputs * outputs * kernel * size**2)
         flat = {"x": (images, inputs, size, size + kernel - 1), "w": (outputs, inputs, 1, kernel)}
         yield "convolution", flat
@@ -88,7 +95,10 @@ def convolutions() -> Iterator[Case]:
 
 
 def weight_gradients() -> Iterator[Case]:
-    """Convolutions whose kernel is a whole gradient; see exporters' form of them."""
+    """Gradients of convolution weights, which are convolutions with the output gradient as kernel.
+
+    The graphs contain the form in which the exporters write this operator.
+    """
     for outputs, images, size, dilation in WEIGHT_GRADIENTS:
         x = (1, images, size + 2, (size + 2) * dilation)
         weight = (outputs, images, size, size)
@@ -96,7 +106,7 @@ def weight_gradients() -> Iterator[Case]:
 
 
 def products() -> Iterator[Case]:
-    """Matrix products, single ones also with either side transposed."""
+    """Matrix products. Single ones are also run with either side transposed."""
     for matrices, rows, columns, length in PRODUCTS:
         shapes = {"x": (matrices, rows, length), "w": (matrices, length, columns)}
         yield "product", shapes
@@ -106,15 +116,15 @@ def products() -> Iterator[Case]:
 
 
 def passes() -> Iterator[Case]:
-    """Everything that is bound by memory."""
+    """Operations whose time depends on memory bandwidth instead of arithmetic."""
     for numbers in POINTWISE:
         yield "pointwise", dict.fromkeys("xwuv", (numbers,))
     for shape in IMAGES:
         yield "images", {"x": shape, "w": shape, "p": (1, shape[1], 1, 1)}
 
 
-def cases() -> Iterator[Case]:
-    """All of them."""
+def all_cases() -> Iterator[Case]:
+    """All cases, in the order in which they run."""
     yield from passes()
     yield from convolutions()
     yield from weight_gradients()

@@ -1,47 +1,57 @@
-"""A device's profile as plain text."""
+"""Formats the result of a calibration as plain text."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from device_agent.profiling.profile_text import megabytes
 from profiles.cost_model.workload import PRODUCTS, amount
 from profiles.documents.calibration_record import Timing
 from profiles.documents.device_profile import DeviceProfile
+from profiles.text_formatting import format_bytes, format_seconds
 
 SHOWN = (
     ("convolution", "convolutions"),
     ("transposed", "transposed convolutions"),
     ("product", "matrix products"),
-    ("arithmetic", "additions and products of numbers"),
+    ("arithmetic", "element-wise arithmetic"),
     ("reduction", "sums"),
     ("transposition", "transpositions"),
 )
 
 
 def summary(device: DeviceProfile, out: Path | None) -> list[str]:
-    """What was found, and where to go from here."""
+    """Format a calibrated device.
+
+    Args:
+        device: The device with its calibration.
+        out: The file that the profile was written to, if any.
+
+    Returns:
+        Lines of text, with the next command at the end if there is a file.
+    """
     found = device.calibration
     assert found is not None
     lines = [
         f"{device.name}: {found.runtime}, threads {found.threads or 'all'} of {device.cores} cores",
-        f"memory       {megabytes(device.memory_bytes)}, "
-        f"{megabytes(device.memory_available_bytes)} of it available",
-        f"disk         {megabytes(device.storage_free_bytes)} free",
+        f"memory       {format_bytes(device.memory_bytes)}, "
+        f"{format_bytes(device.memory_available_bytes)} of it available",
+        f"disk         {format_bytes(device.storage_free_bytes)} free",
     ]
     if found.memory is None:
         lines.append("agent        not measurable")
     else:
         lines.append(
-            f"agent        {megabytes(found.memory.idle_bytes)} idle, "
-            f"{megabytes(found.memory.session_bytes)} more for the first graph, "
-            f"{found.memory.node_bytes / 1e3:.1f} kB for each of its nodes"
+            f"agent        {format_bytes(found.memory.idle_bytes)} idle, "
+            f"{format_bytes(found.memory.session_bytes)} more for the first graph, "
+            f"{format_bytes(found.memory.node_bytes)} for each of its nodes"
         )
     for kind, name in SHOWN:
-        own = [t for t in found.timings if t.kind == kind]
-        lines.append(f"{name}: {rates(kind, own)}")
+        matching = [t for t in found.timings if t.kind == kind]
+        lines.append(f"{name}: {rates(kind, matching)}")
     lines.append(
-        f"a node {found.node_s * 1e6:.2f} us, an input or output {found.port_s * 1e6:.2f} us, "
-        f"a run {found.run_s * 1e6:.1f} us, a step of a loop {found.loop_step_s * 1e6:.2f} us"
+        f"a node {format_seconds(found.node_s)}, "
+        f"an input or output {format_seconds(found.port_s)}, "
+        f"a run {format_seconds(found.run_s)}, "
+        f"a step of a loop {format_seconds(found.loop_step_s)}"
     )
     if out is not None:
         lines.append(f"profile: {out}")
@@ -50,7 +60,7 @@ def summary(device: DeviceProfile, out: Path | None) -> list[str]:
 
 
 def rates(kind: str, timings: Sequence[Timing]) -> str:
-    """Slowest and fastest rate of a kind, for people."""
+    """The slowest and the fastest rate of a kind of operation, as text."""
     unit = "GMAC/s" if kind in PRODUCTS else "G numbers/s"
     found = sorted(amount(t.kind, t.sizes) / t.seconds / 1e9 for t in timings)
     return f"{found[0]:.3g} to {found[-1]:.3g} {unit}, {len(found)} sizes"

@@ -1,24 +1,25 @@
-"""Child process of the calibration: what the agent and its runtime hold besides tensors.
+"""Child process of the calibration: memory of the agent and its runtime without any tensors.
 
-Prints a MemoryOverhead as JSON, or null where the system does not say.
+Prints a MemoryOverhead as JSON, or null if the system does not report the memory of a process.
 """
 
 import sys
 
 import msgspec
 
-import device_agent.training.bundle_training  # noqa: F401 - the agent as it is before a bundle is opened
+import device_agent.training.bundle_training  # noqa: F401 - the agent before it opens a bundle
 from device_agent.runtime.onnx_runtime import OnnxSession
 from device_agent.system import process_memory
 from profiles.documents.calibration_record import MemoryOverhead
 
 IDLE = process_memory.resident_bytes()
-"""The agent's, ahead of what only the calibration imports."""
+"""Memory of the idle agent, measured before the imports that only the calibration needs."""
 
-from device_agent.profiling.calibration import GRAPHS, arrays  # noqa: E402
+from device_agent.profiling.calibration_cases import GRAPHS  # noqa: E402
+from device_agent.profiling.operation_timing import random_inputs  # noqa: E402
 
 COPIES = 24
-"""Sessions open at once, so that what one takes stands out from the allocator's steps."""
+"""Number of sessions to open. The growth of a single one would be lost in the allocator's steps."""
 WARMING: dict[str, dict[str, tuple[int, ...]]] = {
     "pointwise": dict.fromkeys("xwuv", (64,)),
     "images": {"x": (2, 4, 8, 8), "w": (2, 4, 8, 8), "p": (1, 4, 1, 1)},
@@ -26,35 +27,42 @@ WARMING: dict[str, dict[str, tuple[int, ...]]] = {
     "transposed": {"x": (1, 4, 8, 8), "w": (4, 4, 3, 3)},
     "product": {"x": (1, 8, 8), "w": (1, 8, 8)},
 }
-"""One graph of every sort: their kernels' code is what a session brings into memory."""
-LARGER = {"pointwise": 18, "images": 22}
-"""How many nodes these graphs have more than `product`."""
+"""One graph of each kind with its inputs. Their first runs load the code of the kernels."""
+EXTRA_NODES = {"pointwise": 18, "images": 22}
+"""Number of nodes of these graphs in addition to those of `product`."""
 
 
-def held(graph: str, sessions: list[OnnxSession]) -> int:
-    """Bytes by which the process is larger for `COPIES` sessions of `graph`, each run once."""
+def session_growth(graph: str, sessions: list[OnnxSession]) -> int:
+    """Open `COPIES` sessions of `graph`, run each once, and return the process's growth in bytes.
+
+    The sessions are added to `sessions`, so that their memory is not reused by the next call.
+    """
     before = process_memory.resident_bytes() or 0
     for _ in range(COPIES):
         sessions.append(OnnxSession(GRAPHS / f"{graph}.onnx", 1))
-        sessions[-1].run(arrays(WARMING[graph]))
+        sessions[-1].run(random_inputs(WARMING[graph]))
     return (process_memory.resident_bytes() or 0) - before
 
 
-def overhead() -> MemoryOverhead | None:
-    """Measure in this process, which must be a fresh one."""
+def measure_overhead() -> MemoryOverhead | None:
+    """Measure in this process, which must have done nothing else before."""
     before = process_memory.resident_bytes()
     if IDLE is None or before is None:
         return None
     for name, shapes in WARMING.items():
-        OnnxSession(GRAPHS / f"{name}.onnx", 1).run(arrays(shapes))
+        OnnxSession(GRAPHS / f"{name}.onnx", 1).run(random_inputs(shapes))
     session = (process_memory.resident_bytes() or 0) - before
     kept: list[OnnxSession] = []
-    one = held("product", kept)
-    nodes = [(held(name, kept) - one) / (COPIES * more) for name, more in LARGER.items()]
+    smallest = session_growth("product", kept)
+    nodes = [
+        (session_growth(name, kept) - smallest) / (COPIES * extra)
+        for name, extra in EXTRA_NODES.items()
+    ]
+    # A planner must not underestimate, so the larger of the two estimates is used.
     return MemoryOverhead(
         idle_bytes=IDLE, session_bytes=session, node_bytes=max(0, round(max(nodes)))
     )
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(overhead()))
+    sys.stdout.buffer.write(msgspec.json.encode(measure_overhead()))

@@ -1,4 +1,4 @@
-"""What the profiler and its child processes say to each other, and what there is to measure."""
+"""Messages between the profiler and its child processes, and the list of what they measure."""
 
 import msgspec
 
@@ -8,17 +8,29 @@ from profiles.documents.bundle_profile import Memory, Role
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What one child measures: the signatures that play `role`, together."""
+    """What one child process measures: all runs of `signatures` for one batch.
+
+    Attributes:
+        role: Part of these signatures in a round.
+        signatures: Names of the signatures, which run together.
+    """
 
     role: Role
     signatures: tuple[str, ...]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a child is told; `started_s` is the moment by `time.monotonic`.
+    """Command line of a child process.
 
-    It runs the task `runs` times and answers with a Measurement; where `sustained_s` is above 0,
-    for so many seconds, and answers with a Sustained.
+    Attributes:
+        folder: The bundle.
+        task: What to measure.
+        threads: Threads of the runtime; 0 for one per core.
+        runs: Number of counted runs. The child answers with a Measurement.
+        sustained_s: If above 0, the child runs the task for this time in seconds instead, and
+            answers with a Sustained.
+        sysfs: Folder with the device's sensors.
+        started_s: Time at which the parent started the child, by `time.monotonic`.
     """
 
     folder: str
@@ -31,7 +43,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds until the sessions were open, of the first run, and of each counted run."""
+    """Time and memory of a task.
+
+    Attributes:
+        cold_start_s: Time in seconds from the start of the process until its sessions were open.
+        first_s: Duration of the first run in seconds.
+        seconds: Duration of each counted run in seconds.
+        memory: Memory of the process.
+    """
 
     cold_start_s: float
     first_s: float
@@ -40,7 +59,15 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tasks(bundle: Bundle) -> list[Task]:
-    """All that the bundle's schedule does for a batch, in its order, and the evaluation."""
+    """List what to measure: everything that a round runs for a batch, in its order.
+
+    Args:
+        bundle: The bundle to profile.
+
+    Returns:
+        The tasks. If a training step consists of several runs, each of its signatures also has a
+        task.
+    """
     found = [
         Task(
             role="stage" if isinstance(step, Record) else "initialise", signatures=(step.signature,)

@@ -1,4 +1,4 @@
-"""Child process of the profiler, started with `-m` and a request as JSON."""
+"""Child process of the profiler. Its only argument is a Request as JSON."""
 
 import sys
 import tempfile
@@ -15,67 +15,78 @@ from device_agent.formats.manifest import SAFE_LIMIT, SAMPLES, Record, label_dty
 from device_agent.profiling.measure_messages import Measurement, Request, Task
 from device_agent.system import process_memory, sensors
 from device_agent.training.local_data import LocalData
-from device_agent.training.schedule_interpreter import ScheduleRun, quiet
+from device_agent.training.schedule_interpreter import ScheduleRun
+from device_agent.training.training_options import TrainingOptions
 from profiles.documents.bundle_profile import WARM_UP, Memory, Point, Sustained
 from profiles.documents.timing_statistics import duration
 from profiles.errors import EdgeTailorError
 
 Action = Callable[[], object]
 POINTS = 60
-"""Stretches that a sustained run is reported in, of a second or more each."""
+"""Number of intervals that a sustained run is reported in. Each is at least one second long."""
 MINUTE_S = 60.0
+"""Length of the windows at the start and the end of a sustained run that are compared."""
 
 
 def synthetic(bundle: Bundle, samples: int) -> LocalData:
-    """Random samples of the right shape and labels of the right kind."""
-    order = np.random.default_rng(0)
+    """Create random data that fit a bundle.
+
+    Args:
+        bundle: The bundle.
+        samples: Number of samples.
+
+    Returns:
+        Random samples and labels.
+    """
+    generator = np.random.default_rng(0)
     about = bundle.manifest
     shape = (samples, *about.sample_shape)
     regression = label_dtype(about) == "float32"
     return LocalData(
-        x=order.integers(about.sample_limit or SAFE_LIMIT, size=shape)
+        x=generator.integers(about.sample_limit or SAFE_LIMIT, size=shape)
         if about.sample_dtype == "int64"
-        else order.standard_normal(shape, dtype=np.float32),
-        y=order.standard_normal((samples, about.classes), dtype=np.float32)
+        else generator.standard_normal(shape, dtype=np.float32),
+        y=generator.standard_normal((samples, about.classes), dtype=np.float32)
         if regression
-        else order.integers(labels_of(about.classes), size=samples),
+        else generator.integers(labels_of(about.classes), size=samples),
     )
 
 
-def ready_run(bundle: Bundle, task: Task, scratch: Path, threads: int) -> ScheduleRun:
-    """A run of one batch; recording and personal tensors hold random numbers.
+def prepare_run(bundle: Bundle, task: Task, scratch: Path, threads: int) -> ScheduleRun:
+    """Create a run with one batch of random data for `task`.
 
-    No other signature has to run for the one that is measured.
+    Recorded activations and personal tensors are random too, so that no other signature has to run
+    in the process before the measured one.
     """
-    order = np.random.default_rng(1)
+    generator = np.random.default_rng(1)
     local = synthetic(bundle, training_of(bundle).batch_size)
     personal = {
-        entry.name: (0.05 * order.standard_normal(entry.shape)).astype(entry.dtype)
+        entry.name: (0.05 * generator.standard_normal(entry.shape)).astype(entry.dtype)
         for entry in bundle.manifest.tensors
         if entry.role == "personal"
     }
-    run = ScheduleRun(bundle, local, scratch, threads, 0, personal, quiet)
+    run = ScheduleRun(bundle, local, scratch, TrainingOptions(threads=threads), personal)
     source = source_of(task, bundle)
     if source != SAMPLES:
         shape = (len(local), *recorded_shape(bundle, source))
-        run.recordings[source] = recording = run.recording(source, 0)
-        recording.append(order.standard_normal(shape, dtype=np.float32))
+        run.recordings[source] = recording = run.open_recording(source, 0)
+        recording.append(generator.standard_normal(shape, dtype=np.float32))
         recording.close()
     return run
 
 
 def recorded_shape(bundle: Bundle, source: str) -> tuple[int, ...]:
-    """Shape of one sample of the recording `source`."""
+    """Shape of one sample's activations in the recording `source`."""
     steps = (step for step in bundle.manifest.schedule if isinstance(step, Record))
     signature = next(step.signature for step in steps if step.target == source)
     (output,) = bundle.manifest.signatures[signature].outputs
     return tuple(size for size in output.shape if size is not None)
 
 
-def action_of(task: Task, run: ScheduleRun) -> Action:
-    """What `task` does for one batch, its sessions open."""
+def make_action(task: Task, run: ScheduleRun) -> Action:
+    """Open the sessions of `task`, and return a function that runs it for one batch."""
     if task.role in ("train", "step"):
-        return training(task, run)
+        return make_training(task, run)
     (name,) = task.signatures
     signature, session = run.bundle.manifest.signatures[name], run.open(name)
     source = source_of(task, run.bundle)
@@ -83,29 +94,30 @@ def action_of(task: Task, run: ScheduleRun) -> Action:
     return lambda: session.run(run.feeds(signature, source, indices, {}))
 
 
-def training(task: Task, run: ScheduleRun) -> Action:
-    """All steps of a batch, or for the role `step` one run of one of them.
+def make_training(task: Task, run: ScheduleRun) -> Action:
+    """Open the sessions of a training task, and return a function that runs it for one batch.
 
-    Each begins at the first state: trained on one batch for long, gradients fade to numbers below
-    the normal ones, with which a processor is slower.
+    For the role `step` the function runs one signature once, otherwise all steps of a batch.
     """
     instruction = training_of(run.bundle)
     if task.role == "step":
         chosen = next(step for step in instruction.steps if step.signature in task.signatures)
         single = msgspec.structs.replace(chosen, times=1)
         instruction = msgspec.structs.replace(instruction, steps=(single,))
-    sessions = run.sessions(instruction)
-    first, indices = dict(run.state), np.arange(len(run.local))
+    sessions = run.open_sessions(instruction)
+    initial, indices = dict(run.state), np.arange(len(run.local))
 
     def action() -> None:
-        run.state = dict(first)
-        run.one_batch(instruction, sessions, indices)
+        # Always start from the initial state. After many steps on one batch, gradients shrink to
+        # denormal numbers, which slow a processor down.
+        run.state = dict(initial)
+        run.train_batch(instruction, sessions, indices)
 
     return action
 
 
 def source_of(task: Task, bundle: Bundle) -> str:
-    """The data set that the schedule gives to the task's signature."""
+    """The data set that the schedule feeds to the task's signatures."""
     if task.role == "initialise":
         return SAMPLES
     for step in bundle.manifest.schedule:
@@ -115,21 +127,29 @@ def source_of(task: Task, bundle: Bundle) -> str:
 
 
 def seconds_of(action: Action) -> float:
-    """How long one run of `action` takes."""
+    """Duration of one run of `action` in seconds."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
 
 
 def measure(request: Request) -> Measurement | Sustained:
-    """Do what `request` asks in this process, which must be a fresh one."""
-    process_memory.map_large_blocks()
+    """Measure in this process, which must have done nothing else before.
+
+    Args:
+        request: What to measure.
+
+    Returns:
+        A Sustained if the request asks for a sustained run, otherwise a Measurement.
+    """
+    process_memory.map_large_blocks()  # as a training does
+    # A process starts with the peak of its parent, which must not count here.
     resettable = process_memory.reset_peak()
     idle = process_memory.pages()
     bundle = open_bundle(Path(request.folder))
     with tempfile.TemporaryDirectory() as scratch:
-        run = ready_run(bundle, request.task, Path(scratch), request.threads)
-        action = action_of(request.task, run)
+        run = prepare_run(bundle, request.task, Path(scratch), request.threads)
+        action = make_action(request.task, run)
         cold_start_s = time.monotonic() - request.started_s
         first_s, *_ = [seconds_of(action) for _ in range(WARM_UP)]
         if request.sustained_s:
@@ -141,46 +161,54 @@ def measure(request: Request) -> Measurement | Sustained:
 
 
 def sustain(action: Action, lasting_s: float, sysfs: Path) -> Sustained:
-    """Run `action` again and again for `lasting_s` seconds, twice at least."""
-    at, took = array("d"), array("d")
-    stretch = max(lasting_s / POINTS, 1.0)
-    read: dict[int, tuple[float | None, int | None]] = {}
+    """Repeat `action` for `lasting_s` seconds, but at least twice."""
+    starts, durations = array("d"), array("d")
+    interval_s = max(lasting_s / POINTS, 1.0)
+    readings: dict[int, tuple[float | None, int | None]] = {}
     start = time.perf_counter()
-    while (begun := time.perf_counter() - start) < lasting_s or len(took) < 2:
-        took.append(seconds_of(action))
-        at.append(begun)
-        if int(begun // stretch) not in read:
-            heat = sensors.temperature_c(sysfs), sensors.clock_hz(sysfs)
-            read[int(begun // stretch)] = heat
-    return course(np.asarray(at), np.asarray(took), stretch, read)
+    while (begun := time.perf_counter() - start) < lasting_s or len(durations) < 2:
+        durations.append(seconds_of(action))
+        starts.append(begun)
+        interval = int(begun // interval_s)
+        if interval not in readings:
+            readings[interval] = sensors.temperature_c(sysfs), sensors.clock_hz(sysfs)
+    return summarise(np.asarray(starts), np.asarray(durations), interval_s, readings)
 
 
-def course(
-    at: np.ndarray,
-    took: np.ndarray,
-    stretch: float,
-    read: dict[int, tuple[float | None, int | None]],
+def summarise(
+    starts: np.ndarray,
+    durations: np.ndarray,
+    interval_s: float,
+    readings: dict[int, tuple[float | None, int | None]],
 ) -> Sustained:
-    """The course of steps that began `at` seconds after the start and `took` so many.
+    """Summarise a sustained run.
 
-    `read` is temperature and clock by stretch, for every stretch that a step began in.
+    Args:
+        starts: Start of each step, in seconds after the start of the run.
+        durations: Duration of each step in seconds.
+        interval_s: Length in seconds of the intervals to report.
+        readings: Temperature and clock rate in each interval in which a step started.
+
+    Returns:
+        The first and the last step times, and the step times in each interval.
     """
-    lasted = float(at[-1] + took[-1])
-    window = min(MINUTE_S, lasted / 2)
-    late = at + took > lasted - window
+    total = float(starts[-1] + durations[-1])
+    # A run shorter than two minutes is compared half by half.
+    window = min(MINUTE_S, total / 2)
+    late = starts + durations > total - window
     return Sustained(
-        duration_s=lasted,
+        duration_s=total,
         window_s=window,
-        first=duration(took[at < window]),
-        last=duration(took[late]),
+        first=duration(durations[starts < window]),
+        last=duration(durations[late]),
         points=tuple(
             Point(
-                at_s=number * stretch,
-                step=duration(took[at // stretch == number]),
+                at_s=number * interval_s,
+                step=duration(durations[starts // interval_s == number]),
                 temperature_c=temperature,
                 clock_hz=clock,
             )
-            for number, (temperature, clock) in read.items()
+            for number, (temperature, clock) in readings.items()
         ),
     )
 

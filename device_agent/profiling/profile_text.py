@@ -1,4 +1,4 @@
-"""A profile as plain text of 80 columns."""
+"""Formats a profile as plain text of 80 columns."""
 
 from collections.abc import Sequence
 
@@ -10,6 +10,14 @@ from profiles.documents.bundle_profile import (
     Role,
     Sustained,
 )
+from profiles.text_formatting import (
+    NOT_MEASURABLE,
+    UNKNOWN_CELL,
+    format_bytes,
+    format_seconds,
+    megabytes,
+    milliseconds,
+)
 
 LABELS: dict[Role, str] = {
     "stage": "stage",
@@ -19,29 +27,35 @@ LABELS: dict[Role, str] = {
     "train": "training step",
     "evaluate": "evaluation",
 }
-UNKNOWN = "not measurable"
 COLUMNS = ("", "ms", "p10", "p90", "n", "first", "cold s", "MB", "predicted")
 LEGEND = (
-    "ms: one batch, steady (median); first: the first run; cold s: process start to",
-    "session open; MB: peak above the idle process; predicted: the manifest's.",
+    "ms: median time of one batch; first: first run; cold s: process start until the",
+    "session is open; MB: peak above the idle process; predicted: from the manifest.",
 )
 
 
 def label(phase: Phase) -> str:
-    """What a phase does, with the signature where there may be several."""
+    """The label of a phase, with its signature if a profile may have several such phases."""
     named = phase.role in ("stage", "step")
     return f"{LABELS[phase.role]} {phase.name}" if named else LABELS[phase.role]
 
 
 def summary(profile: Profile) -> list[str]:
-    """The profile as plain text."""
+    """Format a profile.
+
+    Args:
+        profile: The profile of a bundle.
+
+    Returns:
+        Lines of text.
+    """
     about = profile.machine
     return [
         f"{profile.submodel}, batch {profile.batch_size}, threads "
         f"{profile.method.threads or 'all'}, {about.runtime} on {about.architecture}",
         *table([COLUMNS, *(row(phase) for phase in profile.phases)]),
         *LEGEND,
-        f"backprop      {profile.backprop_s * 1e3:.2f} ms (training step minus forward pass)",
+        f"backprop      {format_seconds(profile.backprop_s)} (training step minus forward pass)",
         *memory(profile),
         f"machine       {conditions(profile.before, profile.after)}",
         *(sustained(profile.sustained) if profile.sustained else []),
@@ -50,7 +64,14 @@ def summary(profile: Profile) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as they need; the first to the left, numbers to the right."""
+    """Format rows of cells as a table.
+
+    Args:
+        rows: The cells of each row. All rows have the same length.
+
+    Returns:
+        One line per row. The first column is left-aligned, the others are right-aligned.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -62,7 +83,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def row(phase: Phase) -> tuple[str, ...]:
-    """The cells of a phase; what is not known stays a dash."""
+    """The cells of a phase. An unknown value is a dash."""
     time = phase.steady
     above = None if phase.memory is None else phase.memory.above_idle_bytes
     return (
@@ -72,65 +93,61 @@ def row(phase: Phase) -> tuple[str, ...]:
         milliseconds(time.p90_s),
         str(time.runs),
         milliseconds(phase.first_s),
-        "-" if phase.cold_start_s is None else f"{phase.cold_start_s:.2f}",
-        "-" if above is None else f"{above / 1e6:.1f}",
-        "-" if phase.predicted_bytes is None else f"{phase.predicted_bytes / 1e6:.1f}",
+        UNKNOWN_CELL if phase.cold_start_s is None else f"{phase.cold_start_s:.2f}",
+        megabytes(above),
+        megabytes(phase.predicted_bytes),
     )
 
 
-def milliseconds(seconds: float) -> str:
-    """Seconds as a bare number of ms."""
-    return f"{seconds * 1e3:.2f}"
-
-
 def memory(profile: Profile) -> list[str]:
-    """The process peak, and what it is made of."""
+    """The peak memory of the process, with its parts."""
     phase = profile.decisive
     if phase is None or phase.memory is None:
-        return [f"process peak  {UNKNOWN}"]
+        return [f"process peak  {NOT_MEASURABLE}"]
     found = phase.memory
     lines = [
-        f"process peak  {megabytes(found.peak_bytes)}, {label(phase)} (Python and runtime too)"
+        f"process peak  {format_bytes(found.peak_bytes)}, {label(phase)} (with Python and runtime)"
     ]
     if found.idle is not None and found.held is not None:
         lines += [
-            f"  {name:<11} anonymous {megabytes(pages.anonymous_bytes)}, "
-            f"file pages {megabytes(pages.file_bytes)}"
+            f"  {name:<11} anonymous {format_bytes(pages.anonymous_bytes)}, "
+            f"file pages {format_bytes(pages.file_bytes)}"
             for name, pages in (("idle", found.idle), ("at the end", found.held))
         ]
     return lines
 
 
 def conditions(before: Conditions, after: Conditions) -> str:
-    """Heat, clock and power before and after, and what of it this machine does not say."""
-    told = {
+    """Temperature, clock and power before and after, and which of them cannot be measured."""
+    texts = {
         "temperature": change(before.temperature_c, after.temperature_c, "{:.1f} C"),
         "governor": before.governor,
         "clock": change(gigahertz(before), gigahertz(after), "{:.2f} GHz"),
         "battery": change(before.battery, after.battery, "battery {:.0%}"),
         "power": {None: None, True: "charging", False: "on battery"}[after.charging],
     }
-    known = [said for said in told.values() if said]
-    silent = [name for name in ("temperature", "clock") if told[name] is None]
-    silent += ["throttling"] if before.throttled is None else []
-    if silent:
-        known.append(f"{listed(silent)} {UNKNOWN}")
+    known = [text for text in texts.values() if text]
+    # Desktops have no battery and need no governor, so their absence is not worth a word.
+    unknown = [name for name in ("temperature", "clock") if texts[name] is None]
+    unknown += ["throttling"] if before.throttled is None else []
+    if unknown:
+        known.append(f"{listed(unknown)} {NOT_MEASURABLE}")
     return ", ".join(known)
 
 
 def gigahertz(moment: Conditions) -> float | None:
-    """The clock in GHz."""
+    """The clock rate in GHz; None if unknown."""
     return None if moment.clock_hz is None else moment.clock_hz / 1e9
 
 
 def listed(words: Sequence[str]) -> str:
-    """One or more words as a list in a sentence."""
+    """Join one or more words with commas and "and"."""
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def change(before: float | None, after: float | None, form: str) -> str | None:
-    """A figure before and after; one where it did not change, None where it is not known."""
+    """A value before and after, or a single value if it did not change; None if unknown."""
     if before is None or after is None:
         return None
     first, last = form.format(before), form.format(after)
@@ -138,28 +155,23 @@ def change(before: float | None, after: float | None, form: str) -> str | None:
 
 
 def sustained(found: Sustained) -> list[str]:
-    """What a sustained run did to the step's time."""
+    """How the time of a step changed during a sustained run."""
     return [
-        f"sustained     {found.duration_s:.0f} s: step {milliseconds(found.first.median_s)} ms in "
+        f"sustained     {found.duration_s:.0f} s: step {format_seconds(found.first.median_s)} in "
         f"the first {found.window_s:.0f} s,",
-        f"              {milliseconds(found.last.median_s)} ms in the last ({found.slowdown:+.1%})",
+        f"              {format_seconds(found.last.median_s)} in the last ({found.slowdown:+.1%})",
     ]
 
 
 def verdict(profile: Profile) -> list[str]:
-    """Whether the figures can be relied on."""
-    wide = [
+    """Reasons why the measurement is invalid or unstable; none if it is reliable."""
+    unstable = [
         f"{label(phase)} ({phase.steady.spread:.0%})"
         for phase in profile.phases
         if phase.name in profile.validity.unstable
     ]
     lines = [f"INVALID       {reason}" for reason in profile.validity.invalid]
-    if wide:
+    if unstable:
         lines.append(f"unstable      p10 to p90 wider than {UNSTABLE_SPREAD:.0%} of the median:")
-        lines += [f"              {name}" for name in wide]
+        lines += [f"              {name}" for name in unstable]
     return lines
-
-
-def megabytes(count: int | None) -> str:
-    """Bytes for people; what is not known is said so."""
-    return UNKNOWN if count is None else f"{count / 1e6:.1f} MB"

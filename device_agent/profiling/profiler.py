@@ -1,13 +1,14 @@
-"""What a bundle costs on this device: time and memory of each of its signatures.
+"""Measures a bundle on this device: time and memory of each of its signatures.
 
-Each is measured in a fresh child process (measure.py), so that none sees another's memory.
+Each is measured in a fresh child process (`measure_process.py`), so that the memory of one does not
+count for another.
 """
 
+import logging
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -35,15 +36,11 @@ from profiles.documents.bundle_profile import (
 from profiles.documents.timing_statistics import clock, duration, now
 from profiles.errors import BundleError, UnstableError
 
-LOOK_EVERY_S = 0.5
-"""How often the sensors are read while a child runs."""
+SENSOR_INTERVAL_S = 0.5
+"""Time between two readings of the sensors while a child process runs."""
 
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-
-
-def quiet(line: str) -> None:
-    """Tell nobody."""
 
 
 def profile_bundle(
@@ -53,16 +50,27 @@ def profile_bundle(
     runs: int = RUNS,
     sustained_s: float = 0.0,
     sysfs: Path = sensors.SYS,
-    say: Say = quiet,
 ) -> Profile:
-    """Measure the bundle in `folder` with `threads` threads (0: one for each core).
+    """Measure time and memory of a bundle on this device. The start of each task is logged.
 
-    Samples are random: the time does not depend on them. `sustained_s` adds training steps without
-    a pause for so many seconds. Raises BundleError where the bundle cannot be read or run.
+    The samples are random, because the time does not depend on them.
+
+    Args:
+        folder: The bundle.
+        threads: Threads of the runtime; 0 for one per core.
+        runs: Number of counted runs of each task.
+        sustained_s: If above 0, also train without a pause for this time in seconds.
+        sysfs: Folder with the device's sensors.
+
+    Returns:
+        The profile.
+
+    Raises:
+        BundleError: The bundle cannot be read or run.
     """
     bundle = open_bundle(folder)
     before = sensors.conditions(sysfs)
-    children = Children(bundle, threads, runs, sysfs, say)
+    children = ChildProcesses(bundle, threads, runs, sysfs)
     phases = tuple(children.measure(task) for task in tasks(bundle))
     sustained = children.sustain(sustained_s) if sustained_s else None
     about = bundle.manifest
@@ -90,23 +98,27 @@ def profile_bundle(
 
 
 @dataclass
-class Children:
-    """Starts the child processes, one after another, and watches the sensors meanwhile.
+class ChildProcesses:
+    """Runs the child processes one after another, and reads the sensors in the meantime.
 
-    `throttled` collects what slowed the processor down, and during what.
+    Attributes:
+        bundle: The bundle to measure.
+        threads: Threads of the runtime; 0 for one per core.
+        runs: Number of counted runs of each task.
+        sysfs: Folder with the device's sensors.
+        throttled: What slowed the processor down, and during which task.
     """
 
     bundle: Bundle
     threads: int
     runs: int
     sysfs: Path
-    say: Say
     throttled: list[str] = field(default_factory=list)
 
     def measure(self, task: Task) -> Phase:
-        """Time and memory of `task`."""
+        """Measure time and memory of `task`."""
         name = " + ".join(task.signatures)
-        self.say(f"Measuring {name}")
+        log.info("Measuring %s", name)
         found = self._child(task, Measurement)
         return Phase(
             name=name,
@@ -119,13 +131,13 @@ class Children:
         )
 
     def sustain(self, lasting_s: float) -> Sustained:
-        """The training's steps for `lasting_s` seconds."""
-        self.say(f"Training for {lasting_s:.0f} s without a pause")
+        """Repeat the training step for `lasting_s` seconds."""
+        log.info("Training for %.0f s without a pause", lasting_s)
         task = next(task for task in tasks(self.bundle) if task.role == "train")
         return self._child(task, Sustained, lasting_s)
 
     def _child(self, task: Task, answer: type[Answer], sustained_s: float = 0.0) -> Answer:
-        """What a child of its own finds. Raises BundleError where it fails."""
+        """Run a child process and return its answer. Raise BundleError if it fails."""
         before = sensors.throttle(self.sysfs)
         request = Request(
             folder=str(self.bundle.folder),
@@ -136,25 +148,26 @@ class Children:
             sysfs=str(self.sysfs),
             started_s=time.monotonic(),
         )
-        told = msgspec.json.encode(request).decode()
-        command = [sys.executable, "-m", "device_agent.profiling.measure_process", told]
+        encoded = msgspec.json.encode(request).decode()
+        command = [sys.executable, "-m", "device_agent.profiling.measure_process", encoded]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
             try:
                 while True:
                     try:
-                        found, complaint = child.communicate(timeout=LOOK_EVERY_S)
+                        # After a timeout, `communicate` may be called again without losing output.
+                        answered, errors = child.communicate(timeout=SENSOR_INTERVAL_S)
                         break
                     except subprocess.TimeoutExpired:
-                        self._look(task, before)
+                        self._note_throttling(task, before)
             finally:
                 child.kill()
-        self._look(task, before)
+        self._note_throttling(task, before)
         if child.returncode != 0:
-            raise self._failed(task, child.returncode, complaint)
-        return msgspec.json.decode(found, type=answer)
+            raise self._failure(task, child.returncode, errors)
+        return msgspec.json.decode(answered, type=answer)
 
-    def _look(self, task: Task, before: sensors.Throttle | None) -> None:
-        """Note what slows the processor down now, or has since `before`."""
+    def _note_throttling(self, task: Task, before: sensors.Throttle | None) -> None:
+        """Add to `throttled` what slows the processor down now, or has done so since `before`."""
         now = sensors.throttle(self.sysfs)
         if before is None or now is None:
             return
@@ -163,24 +176,43 @@ class Children:
             if line not in self.throttled:
                 self.throttled.append(line)
 
-    def _failed(self, task: Task, code: int, complaint: bytes) -> BundleError:
-        last = complaint.decode(errors="replace").strip().split("\n")[-1]
+    def _failure(self, task: Task, code: int, errors: bytes) -> BundleError:
+        """The error for a child process that ended with the status `code`."""
+        # The child prints its error last, after anything that the runtime prints.
+        reason = errors.decode(errors="replace").strip().split("\n")[-1]
         if code == -signal.SIGKILL:
-            last = "the system killed the process, which most often means: out of memory."
+            reason = "the system killed the process, most likely because memory ran out."
         return BundleError(
-            f"{self.bundle.folder} could not be measured ({' + '.join(task.signatures)}): {last}"
+            f"{self.bundle.folder} could not be measured ({' + '.join(task.signatures)}): {reason}",
+            code="measurement.failed",
+            path=str(self.bundle.folder),
+            signatures=list(task.signatures),
+            reason=reason,
         )
 
 
 def require_stable(profile: Profile) -> None:
-    """Raise UnstableError where throttling set in or a phase's times vary too much."""
+    """Check that a measurement is reliable.
+
+    Args:
+        profile: The profile to check.
+
+    Raises:
+        UnstableError: The device was throttled, or the times of a phase vary too much.
+    """
     if reasons := profile.validity.invalid:
         raise UnstableError(
-            f"The figures are not those of full speed: {'; '.join(reasons)}. Let the device cool, "
-            "look at its power supply, and measure again."
+            f"The device was slowed down while it was measured: {'; '.join(reasons)}. Let it cool, "
+            "check its power supply, and measure again.",
+            code="measurement.throttled",
+            reasons=list(reasons),
         )
-    if unsure := [label(p) for p in profile.phases if p.name in profile.validity.unstable]:
+    if varying := [label(p) for p in profile.phases if p.name in profile.validity.unstable]:
         raise UnstableError(
-            f"The times of {', '.join(unsure)} vary by more than {UNSTABLE_SPREAD:.0%} from p10 to "
-            "p90: end what else runs on this device, or measure longer with --runs."
+            f"The times of {', '.join(varying)} vary by more than {UNSTABLE_SPREAD:.0%} of the "
+            "median from p10 to p90. Stop the other programs on this device, or measure longer "
+            "with --runs.",
+            code="measurement.unstable",
+            phases=varying,
+            spread=UNSTABLE_SPREAD,
         )

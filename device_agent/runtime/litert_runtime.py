@@ -1,4 +1,4 @@
-"""LiteRT (TensorFlow Lite) on the processor. An extra: its package is not on every device."""
+"""LiteRT (TensorFlow Lite) on the processor. Its package is an optional extra."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.runtime.runtime_errors import in_words
+from device_agent.runtime.runtime_errors import runtime_error
 from device_agent.system.process_memory import ran_out
 from profiles.errors import BundleError
 
@@ -25,8 +25,9 @@ def description() -> str:
 
 @contextmanager
 def without_remarks() -> Iterator[None]:
-    """Leave out what LiteRT remarks on stderr (INFO); all else that comes there follows after."""
+    """Drop LiteRT's INFO lines from stderr; all other output appears after the block."""
     try:
+        # LiteRT writes from C++ to the file descriptor, which sys.stderr cannot redirect.
         stderr, room = os.dup(2), os.memfd_create("stderr")
     except (AttributeError, OSError):  # no stderr, or not Linux
         yield
@@ -46,9 +47,9 @@ class LitertSession:
     """One signature of a TFLite file, for batches of any size."""
 
     def __init__(self, graph: Path, signature: str, threads: int) -> None:
-        """Load `signature` of `graph` with `threads` threads (0: as many as there are cores).
+        """Load `signature` of `graph` with `threads` threads (0: one for each core).
 
-        Raises BundleError where LiteRT is not installed or does not take it.
+        Raises BundleError if LiteRT is not installed or cannot load the graph.
         """
         try:
             from ai_edge_litert.interpreter import Interpreter
@@ -58,19 +59,22 @@ class LitertSession:
             raise BundleError(
                 f"The bundle is for LiteRT, which cannot be loaded here: {error}. Install it with "
                 "`pip install '.[litert]'` in the folder of EdgeTailor's source, or export the "
-                "bundle with --format onnx."
+                "bundle with --format onnx.",
+                code="bundle.runtime-missing",
+                runtime="litert",
             ) from None
         self._graph, self._ran = graph, False
         try:
             interpreter = Interpreter(str(graph), num_threads=threads or os.cpu_count() or 1)
             self._runner = interpreter.get_signature_runner(signature)
         except (ValueError, RuntimeError, OSError) as error:
-            raise in_words(error, graph, "is refused by", description()) from None
+            raise runtime_error(error, graph, "is refused by", description()) from None
         names = interpreter.get_signature_list()[signature]
         self.inputs, self.outputs = frozenset(names["inputs"]), frozenset(names["outputs"])
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See Session."""
+        # LiteRT writes its INFO lines in the first run only; redirecting takes time.
         with nullcontext() if self._ran else without_remarks():
             results = self._run(feeds)
         self._ran = True
@@ -80,7 +84,8 @@ class LitertSession:
         try:
             results: dict[str, np.ndarray] = self._runner(**feeds)
         except (ValueError, RuntimeError) as error:
-            if not str(error) or ran_out(error) is not None:  # it may say nothing at all
+            # When memory runs out, the message may be empty.
+            if not str(error) or ran_out(error) is not None:
                 raise MemoryError(f"{description()} cannot allocate its tensors") from None
-            raise in_words(error, self._graph, "failed in", description()) from None
+            raise runtime_error(error, self._graph, "failed in", description()) from None
         return results

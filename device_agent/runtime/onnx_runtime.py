@@ -1,4 +1,4 @@
-"""Stock ONNX Runtime, on the processor."""
+"""Stock ONNX Runtime on the processor."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,28 +6,29 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from device_agent.runtime.runtime_errors import in_words
+from device_agent.runtime.runtime_errors import runtime_error
 from device_agent.system.process_memory import release_unused
 
 DESCRIPTION = f"onnxruntime {onnxruntime.__version__}"
 LARGEST_FOLDED = 2**20
-"""Largest tensor, in bytes, that a session computes from constants when it is opened."""
+"""The largest tensor, in bytes, that a session computes from constants when it opens."""
 DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """How the agent opens graphs, with `threads` threads (0: one for each core)."""
+    """The options that the agent opens graphs with; `threads` 0 means one for each core."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # what fails is raised as well
-    # A planned block would come on top of what the arena took in the first run, and a dead
-    # tensor's memory would wait for the next one of its shape.
+    options.log_severity_level = 4  # fatal only: other errors are raised anyway
+    # A memory pattern adds a planned block to what the arena requested in the first run. Buffer
+    # reuse keeps the memory of a dead tensor until another tensor of the same shape needs it.
     options.enable_mem_pattern = False
     options.enable_mem_reuse = False
+    # By default, waiting threads spin, which keeps the processor busy without any work.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # A large constant, as the zeros that an embedding's gradient is added to, would be held from
-    # run to run; made anew each time it lives for an instant.
+    # A session would keep a large folded constant from run to run, for example the zeros that an
+    # embedding's gradient is added to. Computed in each run, it exists for a moment only.
     options.add_session_config_entry(
         "optimization.constant_folding_max_output_size_in_bytes", str(LARGEST_FOLDED)
     )
@@ -35,7 +36,7 @@ def session_options(threads: int) -> onnxruntime.SessionOptions:
 
 
 def arena() -> str:
-    """How the sessions keep memory."""
+    """The memory settings of a session, as text for a profile."""
     options = session_options(1)
     settings = {
         "CPU arena": options.enable_cpu_mem_arena,
@@ -46,15 +47,15 @@ def arena() -> str:
 
 
 class OnnxSession:
-    """One graph in a session of its own; results are the caller's, inputs are never written to.
+    """One graph in its own session. The caller owns the results; inputs are never modified.
 
-    Memory that a run takes is kept for the next one and returned when the session is dropped.
+    The session keeps the memory of a run for the next run, until the session is released.
     """
 
     def __init__(self, graph: Path, threads: int) -> None:
-        """Load `graph` with `threads` threads (0: as many as the machine has cores).
+        """Load `graph` with `threads` threads (0: one for each core).
 
-        Raises BundleError where ONNX Runtime does not take it.
+        Raises BundleError if ONNX Runtime cannot load the graph.
         """
         options = session_options(threads)
         self._graph = graph
@@ -63,12 +64,12 @@ class OnnxSession:
                 str(graph),
                 options,
                 providers=["CPUExecutionProvider"],
-                # What a graph computes twice, it does to save memory.
+                # A graph computes some tensors twice on purpose, to save memory.
                 disabled_optimizers=["CommonSubexpressionElimination"],
             )
-        except Exception as error:  # onnxruntime's exceptions have no public base
-            raise in_words(error, graph, "is refused by", DESCRIPTION) from None
-        release_unused()  # the parsed file, and weights in the layouts that it passed through
+        except Exception as error:  # the exceptions of onnxruntime have no public base class
+            raise runtime_error(error, graph, "is refused by", DESCRIPTION) from None
+        release_unused()  # the parsed file, and weights in intermediate layouts
         self._outputs = {
             output.name: (output.shape, DTYPES[output.type])
             for output in self._session.get_outputs()
@@ -82,7 +83,7 @@ class OnnxSession:
         inputs = {name: np.asarray(array, order="C") for name, array in feeds.items()}
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
-        # A result in the arena's memory would keep all of it from going back.
+        # A result in the arena would keep the whole arena in memory, so results get their own.
         results = {}
         for name, (shape, dtype) in self._outputs.items():
             if all(isinstance(size, int) for size in shape):
@@ -93,7 +94,7 @@ class OnnxSession:
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:
-            raise in_words(error, self._graph, "failed in", DESCRIPTION) from None
+            raise runtime_error(error, self._graph, "failed in", DESCRIPTION) from None
         for name, value in zip(self._outputs, binding.get_outputs(), strict=True):
             if name not in results:
                 results[name] = value.numpy().copy()

@@ -1,4 +1,4 @@
-"""Runtimes: what executes a graph. One module each, chosen by the manifest's `runtime`."""
+"""The choice of the runtime that executes a graph, by the manifest's `runtime`."""
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -15,48 +15,65 @@ from profiles.errors import BundleError
 
 
 class Session(Protocol):
-    """A loaded signature. It is released by dropping the last reference to it.
+    """A loaded signature. Dropping the last reference releases it.
 
-    `inputs` and `outputs` are the names that it has in the graph.
+    `inputs` and `outputs` are the names of its inputs and outputs in the graph.
     """
 
     inputs: frozenset[str]
     outputs: frozenset[str]
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """All outputs by name; the arrays are new ones, never views of the feeds."""
+        """Run the graph once.
+
+        Args:
+            feeds: All inputs by name.
+
+        Returns:
+            All outputs by name. The arrays are new, never views of the feeds.
+        """
         ...
 
 
 def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Session:
-    """Load `signature`, which is in the file `graph`.
+    """Load a signature.
 
-    Raises BundleError where the runtime is not there or does not take it.
+    Args:
+        runtime: Name of the runtime in the manifest.
+        graph: The file that holds the signature.
+        signature: Name of the signature.
+        threads: Number of threads; 0 is one for each core.
+
+    Raises:
+        BundleError: The runtime is unknown or not installed, or it cannot load the graph.
+        MemoryError: The process has not enough memory for the graph.
     """
     if runtime == "litert":
         return LitertSession(graph, signature, threads)
     if runtime != "onnx":
         raise BundleError(
             f"The bundle is for the runtime {runtime!r}; this agent runs onnx and litert bundles. "
-            "Export it again with --format onnx."
+            "Export it again with --format onnx.",
+            code="bundle.unknown-runtime",
+            runtime=runtime,
         )
     return OnnxSession(graph, threads)
 
 
 def describe(runtime: str) -> str:
-    """Name and version of the library behind `runtime`."""
+    """Name and version of the library of `runtime`."""
     if runtime == "litert":
         return litert()
     return DESCRIPTION if runtime == "onnx" else runtime
 
 
 def arena(runtime: str) -> str:
-    """How `runtime` keeps memory between operators and runs."""
+    """How `runtime` manages memory between operators and runs, as text."""
     return onnx_arena() if runtime == "onnx" else "one arena, planned ahead"
 
 
 def versions() -> dict[str, str]:
-    """Versions of what takes part beside Python and the runtime, which the machine names."""
+    """Versions of edgetailor and numpy; a profile names Python and the runtime elsewhere."""
     found = {"numpy": np.__version__}
     try:
         return {"edgetailor": version("edgetailor"), **found}

@@ -1,4 +1,4 @@
-"""What a runtime's own exceptions mean: that there is no memory, or that a graph is not right."""
+"""Translation of a runtime's exceptions into MemoryError or BundleError."""
 
 from pathlib import Path
 
@@ -6,12 +6,16 @@ from device_agent.system.process_memory import ran_out
 from profiles.errors import BundleError
 
 
-def in_words(error: Exception, graph: Path, trouble: str, library: str) -> Exception:
-    """What to raise in place of `error`, which `library` raised at `graph`: a MemoryError where it
-    has run out, else a BundleError that says which `trouble` there is.
+def runtime_error(error: Exception, graph: Path, trouble: str, library: str) -> Exception:
+    """The exception to raise for `error`, which `library` raised at `graph`.
+
+    It is a MemoryError if memory ran out, otherwise a BundleError. `trouble` is the verb of its
+    message, for example "failed in".
     """
     short = ran_out(error, library)
     if short is not None:
         return short
     reason = str(error).strip().split("\n")[0] or type(error).__name__
-    return BundleError(f"{graph} {trouble} {library}: {reason}")
+    return BundleError(
+        f"{graph} {trouble} {library}: {reason}", code="bundle.unusable-graph", graph=graph.name
+    )

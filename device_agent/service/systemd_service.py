@@ -1,12 +1,12 @@
 """The agent as a systemd service: its unit and its file of options, written and removed again."""
 
+import logging
 import os
 import pwd
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from device_agent.federation.run_options import RunOptions
 from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
 
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
 NAME = "edgetailor-agent"
 UNIT = f"{NAME}.service"
 SYSTEM_UNITS = Path("/etc/systemd/system")
@@ -109,7 +109,7 @@ def unit_text(options: RunOptions, place: Place, version: int) -> str:
         "Restart=on-failure",
         *_restarts(version),
         *([] if place.user else [f"User={_owner(options.state)}"]),
-        *_memory(options.max_memory),
+        *_memory(options.training.max_memory),
         "",
         *HARDENED.splitlines(),
         *([] if place.user else _hardened(options.state, Path(options.data))),
@@ -120,7 +120,7 @@ def unit_text(options: RunOptions, place: Place, version: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def install(options: RunOptions, user: bool, say: Say) -> Place:
+def install(options: RunOptions, user: bool) -> Place:
     """Write and start the service. Raises InputError, leaving nothing, where that is refused."""
     place = place_of(user)
     _check_rights(place)
@@ -136,7 +136,7 @@ def install(options: RunOptions, user: bool, say: Say) -> Place:
         subprocess.run([*place.systemctl, "disable", "--now", UNIT], capture_output=True)
         _remove(place)
         raise
-    say(f"Wrote {place.unit} and {place.options}.")
+    log.info("Wrote %s and %s.", place.unit, place.options)
     return place
 
 

@@ -1,4 +1,4 @@
-"""Room on disk for arrays that are too large to be held: found before it is written to."""
+"""Arrays on disk that are too large for memory. Disk space is reserved before it is written to."""
 
 import errno
 import hashlib
@@ -18,10 +18,10 @@ from device_agent.formats.atomic_files import naming
 from profiles.errors import DataError, StorageError
 
 MARGIN_BYTES = 16 << 20
-"""Disk space that is left free."""
+"""Disk space that must stay free."""
 
 ROWS = 64
-"""Rows of a mapped array that are looked at at a time; Linux maps 64 KiB around each."""
+"""Rows of a mapped array to read at a time; Linux maps 64 KiB around each row."""
 
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -29,9 +29,9 @@ HEADERS = {
     (3, 0): np.lib.format.read_array_header_2_0,  # the same, in UTF-8
 }
 MOST_ROWS = 2**48
-"""Any axis of an array is shorter."""
+"""Every axis of an array is shorter than this."""
 
-LATER = "free some space there and give the same command again; training goes on where it was"
+LATER = "free some space there and run the same command again; training resumes"
 ELSEWHERE = "give a place that may be written"
 CURES = {
     errno.ENOSPC: LATER,
@@ -41,26 +41,30 @@ CURES = {
     errno.EPERM: ELSEWHERE,
     errno.EIO: "the disk is failing: look at the system's log",
 }
-"""What to do about the ways in which a disk refuses."""
+"""What to do about the errors of a disk."""
 
 
 def room(folder: Path) -> int:
-    """Bytes that may be written below `folder`."""
+    """Bytes that may be written in `folder`."""
     return max(0, shutil.disk_usage(folder).free - MARGIN_BYTES)
 
 
 def storage_error(error: OSError) -> StorageError | None:
-    """The sentence for a disk that refuses; None where `error` is about something else."""
+    """The StorageError for an error of the disk; None if `error` has another cause."""
     cure = CURES.get(error.errno or 0)
     if cure is None:
         return None
-    return StorageError(f"{error.filename or 'A file'}: {error.strerror}; {cure}.")
+    return StorageError(
+        f"{error.filename or 'A file'}: {error.strerror}; {cure}.",
+        code="storage.disk-error",
+        errno=errno.errorcode[error.errno or 0],
+    )
 
 
 class MappedArray:
-    """The array of `dtype` and `shape` at `offset` of the file `path`, read only.
+    """A read-only array of `dtype` and `shape` at `offset` (bytes) of the file `path`.
 
-    Its pages come with what is looked at; `drop` takes those that have come out of the process.
+    Reading it maps pages of the file into memory; `drop` releases them.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class MappedArray:
             return
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            # Rows of a Fortran-ordered array are not contiguous, so only the map can read them.
             if order != "F":
                 self._path, self._offset, self._handle = path, offset, os.dup(file.fileno())
                 weakref.finalize(self, os.close, self._handle)
@@ -83,8 +88,8 @@ class MappedArray:
     def rows(self, indices: np.ndarray) -> np.ndarray:
         """A copy of the rows `indices`.
 
-        Each is read where it lies: a mapped page that is cut off its file meanwhile would end the
-        process. Raises DataError where that happened.
+        Raises:
+            DataError: The file became shorter.
         """
         found = np.empty((len(indices), *self.array.shape[1:]), self.array.dtype)
         if self._handle is None:
@@ -92,26 +97,30 @@ class MappedArray:
                 found[start : start + ROWS] = self.array[indices[start : start + ROWS]]
                 self.drop()
             return found
+        # Read from the file: if another program shortens it, access to a mapped page would end the
+        # process.
         size = self.array.nbytes // len(self.array)
         for place, index in enumerate(indices):
             row, at = found[place : place + 1], self._offset + int(index) * size
             if os.preadv(self._handle, [row.data], at) < size:
                 raise DataError(
-                    f"{self._path} became shorter while it was read: put new data in its "
-                    "place with a rename, and give the same command again."
+                    f"{self._path} became shorter while it was read: replace data files with a "
+                    "rename, and run the same command again.",
+                    code="data.changed-while-read",
+                    path=str(self._path),
                 )
         return found
 
     def drop(self) -> None:
-        """Give the pages back; the next look brings them in again."""
+        """Release the mapped pages; the next access maps them again."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
 def open_npy(path: Path, offset: int = 0, size: int | None = None) -> MappedArray:
-    """The array of the .npy file that is `size` bytes of `path` from `offset` on, or all the rest.
+    """The array of the .npy file in `size` bytes of `path` from `offset` (default: to the end).
 
-    Raises ValueError for anything that is no whole array of plain numbers.
+    Raises ValueError if these bytes are not a complete array of plain numbers.
     """
     end = path.stat().st_size if size is None else offset + size
     with path.open("rb") as file:
@@ -124,19 +133,19 @@ def open_npy(path: Path, offset: int = 0, size: int | None = None) -> MappedArra
 
 
 def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether the first axis moves fastest, and type of the .npy data that follow.
+    """Shape, whether the order is Fortran's, and type of the .npy data after the header.
 
-    Raises ValueError where the header is none, or is not one of plain numbers.
+    Raises ValueError if the header is damaged or does not describe plain numbers.
     """
     try:
         version = np.lib.format.read_magic(file)
         read = HEADERS[version]
-        with warnings.catch_warnings(action="ignore"):  # of a file that Python 2 wrote
+        with warnings.catch_warnings(action="ignore"):  # about files that Python 2 wrote
             shape, fortran, dtype = read(file)
     except MemoryError:
         raise
-    except Exception:  # what a damaged header holds is evaluated, and may fail in many ways
-        raise ValueError("its header is not one of a .npy file") from None
+    except Exception:  # numpy evaluates the header, so a damaged one may raise anything
+        raise ValueError("its header is not that of a .npy file") from None
     if dtype.hasobject:
         raise ValueError("it holds pickled objects")
     lengths = [length for length in shape if type(length) is int and 0 <= length < MOST_ROWS]
@@ -146,13 +155,13 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The first `size` bytes of a file, and their BLAKE2b."""
+    """The BLAKE2b digest of the first `size` bytes of a file."""
 
     size: int
     digest: str
 
     def still_in(self, path: Path) -> bool:
-        """Whether the file at `path` begins so."""
+        """Whether the file at `path` begins with these bytes."""
         try:
             return digest_of(path, self.size).hexdigest() == self.digest
         except OSError:
@@ -160,7 +169,7 @@ class Written(msgspec.Struct, frozen=True):
 
 
 def digest_of(path: Path, size: int) -> "hashlib.blake2b":
-    """The BLAKE2b of the first `size` bytes of the file at `path`, for more to be added to it."""
+    """BLAKE2b of the first `size` bytes of the file at `path`; more data can be added to it."""
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         while size and (piece := file.read(min(size, 1 << 20))):
@@ -170,14 +179,14 @@ def digest_of(path: Path, size: int) -> "hashlib.blake2b":
 
 
 class NpyWriter:
-    """Writes the .npy file `path` piece by piece, in room that is taken when it is opened.
+    """Writes the .npy file `path` in pieces, into disk space that is reserved when it is opened.
 
-    Raises OSError where there is none: a file with holes would end the process at the first write
-    that finds the disk full.
+    Raises OSError if there is not enough space. Without the reservation, writing would fail in the
+    middle when the disk is full.
     """
 
     def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...], done: int = 0) -> None:
-        """Begin the file, or with `done` go on behind the first `done` rows of one begun before."""
+        """Create the file, or continue an existing one after its first `done` rows."""
         self.path = path
         self._row = math.prod(shape[1:]) * dtype.itemsize
         with naming(path):
@@ -194,24 +203,24 @@ class NpyWriter:
 
     @property
     def written(self) -> Written:
-        """What is written so far."""
+        """Size and digest of the data written so far."""
         return Written(self._file.tell(), self._digest.hexdigest())
 
     def append(self, rows: np.ndarray) -> None:
-        """Write the next rows."""
+        """Append `rows`."""
         data = np.ascontiguousarray(rows).data
         with naming(self.path):
             self._file.write(data)
         self._digest.update(data)
 
     def sync(self) -> None:
-        """Bring what was appended to the disk."""
+        """Flush the appended rows to the disk."""
         with naming(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Bring all to the disk and close the file."""
+        """Flush all data to the disk and close the file."""
         try:
             self.sync()
         finally:
@@ -219,6 +228,6 @@ class NpyWriter:
 
 
 def take(handle: int, size: int) -> None:
-    """Take `size` bytes of disk for the file, without holes."""
-    if hasattr(os, "posix_fallocate"):
+    """Reserve `size` bytes of disk space for the file, without holes."""
+    if hasattr(os, "posix_fallocate"):  # macOS has no such call; writing may fail late there
         os.posix_fallocate(handle, 0, size)

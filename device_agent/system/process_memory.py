@@ -1,4 +1,4 @@
-"""Memory of this process as Linux counts it. None where the system does not say."""
+"""Memory of this process as Linux counts it. None if the system does not report it."""
 
 import ctypes
 import errno
@@ -17,16 +17,16 @@ RAN_OUT = re.compile(
     r"[Ff]ailed to allocate[^\n]*|[Cc]annot allocate memory|bad_alloc|bad allocation"
     r"|failed to map segment|failed to reshape runtime|failed to create XNNPACK runtime"
 )
-"""How ONNX Runtime, LiteRT and the loader of libraries say that there is no memory."""
+"""Messages of ONNX Runtime, LiteRT and the library loader about missing memory."""
 
 
 def resident_bytes() -> int | None:
-    """Resident set now."""
+    """The resident set now, in bytes."""
     return status_field("VmRSS")
 
 
 def pages() -> Pages | None:
-    """Resident set now, in two parts: RssAnon, and RssFile with RssShmem."""
+    """The resident set now, in two parts: RssAnon, and RssFile plus RssShmem."""
     anonymous, file = status_field("RssAnon"), status_field("RssFile")
     if anonymous is None or file is None:
         return None
@@ -34,19 +34,19 @@ def pages() -> Pages | None:
 
 
 def peak_bytes() -> int | None:
-    """Highest resident set since the process began or `reset_peak` was called."""
+    """The highest resident set since the start of the process or the last `reset_peak`."""
     return status_field("VmHWM")
 
 
 def available_bytes() -> int | None:
-    """What the system can give to processes without swapping."""
+    """Bytes that the system can give to processes without swapping."""
     return kilobytes(MEMORY, "MemAvailable")
 
 
 def reset_peak() -> bool:
-    """Let the peak start from the present resident set; False where that is not possible.
+    """Restart the peak from the current resident set; False if the system does not allow it.
 
-    A new process carries the peak of whatever it was before it became this program.
+    A new process inherits the peak of the program that it was before `exec`.
     """
     try:
         CLEAR.write_text("5")
@@ -56,12 +56,12 @@ def reset_peak() -> bool:
 
 
 def status_field(name: str) -> int | None:
-    """A field of /proc/self/status as bytes."""
+    """A field of /proc/self/status in bytes."""
     return kilobytes(STATUS, name)
 
 
 def kilobytes(file: Path, name: str) -> int | None:
-    """A field of a `file` that counts in kB, as bytes."""
+    """A field of `file`, which counts in KiB, in bytes."""
     try:
         lines = file.read_text().splitlines()
     except OSError:
@@ -73,10 +73,10 @@ def kilobytes(file: Path, name: str) -> int | None:
 
 
 def map_large_blocks() -> None:
-    """Let large blocks of memory go back to the system at once when they are freed.
+    """Make glibc return large blocks of memory to the system as soon as they are freed.
 
-    glibc otherwise raises its threshold to the largest block that was freed, up to 32 MB, and keeps
-    what lies between others: how much of that is chance.
+    By default, glibc raises its threshold to the largest freed block, up to 32 MB, and keeps
+    smaller blocks that lie between others. How much it keeps is then a matter of chance.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -85,7 +85,7 @@ def map_large_blocks() -> None:
 
 
 def release_unused() -> None:
-    """Give memory that is free within this process back to the system, where glibc can."""
+    """Return free memory of this process to the system, if glibc supports it."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -93,7 +93,7 @@ def release_unused() -> None:
 
 
 def ran_out(error: BaseException, who: str = "") -> MemoryError | None:
-    """The MemoryError that `error` of the library `who` stands for; None for another trouble."""
+    """The MemoryError that `error` of the library `who` means; None for any other error."""
     if isinstance(error, MemoryError):
         return error
     found = RAN_OUT.search(str(error))

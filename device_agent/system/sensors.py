@@ -1,6 +1,6 @@
-"""What Linux says of heat, clock and power (sysfs). None where this machine does not say.
+"""Temperature, clock and power as Linux reports them (sysfs). None if the machine does not.
 
-Each function takes the root of sysfs, so that a made-up tree can stand for any machine.
+Each function takes the root of sysfs, so that tests can describe any machine with a folder.
 """
 
 from collections.abc import Iterator
@@ -12,17 +12,18 @@ from profiles.documents.bundle_profile import Conditions
 
 SYS = Path("/sys")
 PI_FLAGS = ("under-voltage", "frequency capped", "throttled", "soft temperature limit")
-"""Bits 0 to 3 of a Raspberry Pi's get_throttled; from bit 16 the same, since the machine booted."""
+"""Bits 0 to 3 of get_throttled on a Raspberry Pi; from bit 16, the same since the last boot."""
 SINCE_BOOT = 16
 CPU_COOLING = ("cpufreq", "processor", "devfreq")
-"""How the types of cooling devices begin or go on that slow the processor down, in lower case."""
+"""Types of cooling devices that slow the processor contain one of these, in lower case."""
 COUNTERS = "devices/system/cpu/cpu*/thermal_throttle/*_throttle_count"
 
 
 class Throttle(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds the processor back. `active` does so now, `since_boot` has done at some time.
+    """Reasons why the processor runs slower than it could.
 
-    `events` counts how often the processor itself (x86) has slowed down since it booted.
+    `active` apply now, `since_boot` applied at some time since the last boot. `events` counts how
+    often an x86 processor has slowed itself down since the last boot.
     """
 
     active: tuple[str, ...] = ()
@@ -30,14 +31,14 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
     events: int = 0
 
     def new_since(self, before: "Throttle") -> tuple[str, ...]:
-        """Why the time from `before` until now does not count as full speed; empty if it does."""
+        """Reasons why the processor was slowed from `before` until now; empty without any."""
         latched = [flag for flag in self.since_boot if flag not in before.since_boot]
         counted = ["processor hot"] if self.events > before.events else []
         return tuple(dict.fromkeys([*before.active, *self.active, *latched, *counted]))
 
 
 def conditions(root: Path = SYS) -> Conditions:
-    """All of it at this moment, for a profile."""
+    """All sensors at this moment, for a profile."""
     now = throttle(root)
     return Conditions(
         temperature_c=temperature_c(root),
@@ -50,20 +51,21 @@ def conditions(root: Path = SYS) -> Conditions:
 
 
 def temperature_c(root: Path = SYS) -> float | None:
-    """Temperature of the hottest thermal zone, degrees Celsius."""
+    """Temperature of the hottest thermal zone in degrees Celsius."""
     found = [_number(path) for path in root.glob("class/thermal/thermal_zone*/temp")]
-    # A sensor that is off reads as 0 or as far below the freezing point.
+    # A sensor that is off reports 0, or a temperature far below freezing.
     return max((value / 1000 for value in found if value is not None and value > 0), default=None)
 
 
 def governor(root: Path = SYS) -> str | None:
-    """Who chooses the processor's clock, like ondemand or performance; all of them if several."""
+    """The governor that sets the clock, such as ondemand; several are joined by commas."""
     found = {_text(path) for path in root.glob("devices/system/cpu/cpu*/cpufreq/scaling_governor")}
     return ", ".join(sorted(name for name in found if name)) or None
 
 
 def clock_hz(root: Path = SYS) -> int | None:
-    """Clock of the fastest core now: as the hardware measures it, else as the kernel set it."""
+    """Clock of the fastest core now: measured by the hardware, otherwise as set by the kernel."""
+    # cpuinfo_cur_freq is measured, but many kernels let only root read it.
     for name in ("cpuinfo_cur_freq", "scaling_cur_freq"):
         found = [_number(path) for path in root.glob(f"devices/system/cpu/cpu*/cpufreq/{name}")]
         if known := [value for value in found if value]:
@@ -72,7 +74,8 @@ def clock_hz(root: Path = SYS) -> int | None:
 
 
 def throttle(root: Path = SYS) -> Throttle | None:
-    """What slows the processor down: a Raspberry Pi's flags, cooling devices, x86 counters."""
+    """What slows the processor: Raspberry Pi flags, cooling devices, x86 counters."""
+    # Each kind of machine has only some of the three sources, so all of them are combined.
     word = _pi_word(root)
     cooling = list(_cooling(root))
     events = [_number(path) for path in root.glob(COUNTERS)]
@@ -91,7 +94,7 @@ def throttle(root: Path = SYS) -> Throttle | None:
 
 
 def battery_level(root: Path = SYS) -> float | None:
-    """Charge of the machine's own battery as a share, 0 to 1; of several their mean."""
+    """Charge of the machine's battery from 0 to 1; the mean of several batteries."""
     found = [_number(supply / "capacity") for supply in _supplies(root, "battery")]
     known = [value for value in found if value is not None]
     return sum(known) / len(known) / 100 if known else None
@@ -101,7 +104,7 @@ def charging(root: Path = SYS) -> bool | None:
     """Whether the machine runs on external power, its battery charging or full."""
     status = {_text(supply / "status") for supply in _supplies(root, "battery")}
     online = [_number(supply / "online") for supply in _supplies(root, "mains", "usb", "wireless")]
-    if "Discharging" in status:  # also on a charger that is too weak
+    if "Discharging" in status:  # a charger may be connected but too weak
         return False
     if status & {"Charging", "Full"} or 1 in online:
         return True
@@ -119,7 +122,7 @@ def _pi_word(root: Path) -> int | None:
 
 
 def _cooling(root: Path) -> Iterator[tuple[str, int]]:
-    """Type and present state (0: at rest) of every cooling device that slows the processor."""
+    """Type and current state (0: inactive) of each cooling device that slows the processor."""
     for device in sorted(root.glob("class/thermal/cooling_device*")):
         kind, state = _text(device / "type"), _number(device / "cur_state")
         if kind and state is not None and any(word in kind.lower() for word in CPU_COOLING):
@@ -127,7 +130,7 @@ def _cooling(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def _supplies(root: Path, *kinds: str) -> Iterator[Path]:
-    """Power supplies of the machine itself: a mouse's battery has the scope Device."""
+    """Power supplies of the machine. The battery of a mouse is left out: its scope is Device."""
     for supply in sorted(root.glob("class/power_supply/*")):
         kind = (_text(supply / "type") or "").lower()
         if kind.startswith(kinds) and _text(supply / "scope") != "Device":
@@ -135,7 +138,7 @@ def _supplies(root: Path, *kinds: str) -> Iterator[Path]:
 
 
 def _text(path: Path) -> str | None:
-    """Content of a small file; a sensor that is off answers with an error."""
+    """Content of a small file; None on an error, which a sensor that is off returns."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):

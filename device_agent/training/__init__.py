@@ -1,5 +1,13 @@
-"""Training a bundle: the schedule interpreter, local data, checkpoints, memory limits, update.
+"""Training a bundle on this device. Network code is in `client/` and `federation/`.
 
-Start with `bundle_training.py`, then `schedule_interpreter.py`. No network code: that is
-`client/` and `federation/`.
+Start with `standalone_training.py` (the command `train`) and `bundle_training.py`. Then read:
+
+- `schedule_interpreter.py`: runs the instructions of the bundle's schedule, on top of
+  `resumable_run.py` (position and checkpoints) and `signature_runs.py` (inputs and outputs).
+- `local_data.py`: loads the data from `array_files.py` or `data_functions.py`, with the checks in
+  `data_checks.py`. `batching.py` splits them, `activation_cache.py` stores recorded activations.
+- `training_folder.py`, `checkpoint.py`: temporary files, and resuming a killed training.
+- `memory_limits.py`, `memory_estimate.py`, `memory_fit.py`: the limits of this process, the memory
+  that a training needs, and whether it fits.
+- `personal_model.py`, `round_profile.py`, `bundle_evaluation.py`: what else a round may need.
 """

@@ -1,6 +1,7 @@
-"""Recorded activations: written batch by batch, read by index, never whole in memory.
+"""Recorded activations, written in sample order and read by sample index.
 
-On disk, where they outlive the process; in memory only where the disk lacks room and memory has it.
+A recording is normally a file, so that it survives a restart and never has to fit in memory. If the
+disk has too little free space but memory has enough, the recording is kept in memory instead.
 """
 
 import math
@@ -10,15 +11,19 @@ import numpy as np
 
 from device_agent.system.disk_space import MappedArray, NpyWriter, Written, open_npy, room
 from profiles.errors import StorageError
+from profiles.text_formatting import format_bytes
 
 FLOAT32 = np.dtype(np.float32)
 
 
 class Recording:
-    """An array (samples, *shape) of float32, in the file `path` or in memory.
+    """A float32 array of shape (samples, *shape), stored in the file `path` or in memory.
 
-    Written from the first sample to the last, then closed, then read. `written` is what the file
-    held when it was last brought to the disk.
+    Call `append` for the samples in order, then `close`, then `read`.
+
+    Attributes:
+        path: The .npy file. It does not exist if the recording is in memory.
+        written: Size and digest of the file when it was last flushed to disk; None before that.
     """
 
     def __init__(
@@ -30,66 +35,79 @@ class Recording:
         done: int = 0,
         memory_bytes: int = 0,
     ) -> None:
-        """Make room for the whole array, or go on behind the first `done` samples of its file.
+        """Reserve space for the whole array, or continue an existing file.
 
-        With all samples done the file is only read. `memory_bytes` is what may be held in memory
-        where the disk has too little room. Raises StorageError where neither has enough.
+        Args:
+            path: The .npy file to write.
+            samples: Number of samples in the finished recording.
+            shape: Shape of the activations of one sample.
+            done: Number of samples that the file already holds. If all are done, the file is only
+                read.
+            memory_bytes: Memory in bytes that the array may use if it does not fit on the disk.
+
+        Raises:
+            StorageError: The array fits neither on the disk nor in `memory_bytes`.
         """
         self.path = path
         self._done = done
         self._writer: NpyWriter | None = None
         self._mapped: MappedArray | None = None
-        self._held: np.ndarray | None = None
+        self._in_memory: np.ndarray | None = None
         self.written: Written | None = None
-        size = 4 * samples * math.prod(shape)
+        size = FLOAT32.itemsize * samples * math.prod(shape)
         free = room(path.parent)
         if done == samples:
             return
+        # A file that has been started already has its space reserved, so it needs no check.
         if done or size <= free:
             self._writer = NpyWriter(path, FLOAT32, (samples, *shape), done)
         elif size <= memory_bytes:
-            self._held = np.empty((samples, *shape), FLOAT32)
+            self._in_memory = np.empty((samples, *shape), FLOAT32)
         else:
             raise StorageError(
-                f"Recording activations takes {size / 1e6:.1f} MB at {path.parent}, where "
-                f"{free / 1e6:.1f} MB are free: free some space or use fewer samples."
+                f"Recording activations needs {format_bytes(size)} in {path.parent}, but only "
+                f"{format_bytes(free)} are free. Free some space or use fewer samples.",
+                code="storage.too-little-space",
+                path=str(path.parent),
+                needed_bytes=size,
+                free_bytes=free,
             )
 
     @property
     def kept(self) -> bool:
-        """Whether what was written is there after the process."""
-        return self._held is None
+        """Whether the recording is in a file, which survives the process."""
+        return self._in_memory is None
 
     def append(self, values: np.ndarray) -> None:
-        """Store the activations `values` of the next samples."""
+        """Store the activations `values`, shape (n, *shape), of the next n samples."""
         if self._writer is not None:
             self._writer.append(values)
-        elif self._held is not None:
-            self._held[self._done : self._done + len(values)] = values
+        elif self._in_memory is not None:
+            self._in_memory[self._done : self._done + len(values)] = values
         self._done += len(values)
 
     def sync(self) -> None:
-        """Bring what was appended to the disk."""
+        """Flush the appended samples to disk."""
         if self._writer is not None:
             self._writer.sync()
             self.written = self._writer.written
 
     def close(self) -> None:
-        """All is written: from now on it is read."""
+        """Finish writing. Only `read` and `remove` may follow."""
         if self._writer is not None:
             self.written = self._writer.written
             self._writer.close()
             self._writer = None
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """A copy of the activations of the samples `indices`."""
-        if self._held is not None:
-            return np.asarray(self._held[indices])
+        """A copy of the activations of the samples `indices`, shape (len(indices), *shape)."""
+        if self._in_memory is not None:
+            return np.asarray(self._in_memory[indices])
         if self._mapped is None:
             self._mapped = open_npy(self.path)
         return self._mapped.rows(indices)
 
     def remove(self) -> None:
-        """Delete the file."""
-        self._mapped = self._held = None
+        """Delete the file and release the memory."""
+        self._mapped = self._in_memory = None
         self.path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Arrays in files, mapped and not loaded: they may be larger than memory."""
+"""Local data files. Arrays may be larger than memory, so they are memory-mapped, not loaded."""
 
 import math
 import shutil
@@ -22,91 +22,130 @@ from device_agent.system.disk_space import (
 )
 from device_agent.system.process_memory import ran_out
 from profiles.errors import DataError, StorageError
+from profiles.text_formatting import format_bytes
 
 LABELS, SAMPLES = "y", "x"
 PIECE_BYTES = 1 << 22
+"""Amount of data that is read or checked at a time."""
 IN_MEMORY_BYTES = 1 << 24
-"""Arrays up to this size are held where they cannot be mapped."""
+"""Arrays that cannot be mapped are kept in memory up to this size and written to disk above it."""
 LOCAL_HEADER_BYTES = 30
-"""Fixed part of what precedes a member of a zip file; two lengths at its end follow."""
+"""Size of the fixed part of a zip member's local header.
 
-Found = np.ndarray | MappedArray
+Its last four bytes are the lengths of the file name and of the extra field that follow it.
+"""
+
+FileArray = np.ndarray | MappedArray
 Header = tuple[tuple[int, ...], np.dtype]
+"""Shape and type of an array."""
 
 
-def from_files(path: Path, unpack_to: Path | None = None) -> tuple[Found, Found]:
-    """`x` and `y` of an .npz file, or of a folder that holds x.npy and y.npy.
+def read_arrays(path: Path, unpack_to: Path | None = None) -> tuple[FileArray, FileArray]:
+    """Open the arrays `x` and `y` of an .npz file, or of a folder with x.npy and y.npy.
 
-    Pickled objects are refused. Compressed members are unpacked to the folder `unpack_to`, where
-    there is one, and else into memory. Raises DataError; StorageError where there is no room.
+    Args:
+        path: The file or folder. Pickled objects are refused.
+        unpack_to: Folder for large compressed members. Without it they are unpacked into memory.
+
+    Returns:
+        `x` and `y`, memory-mapped if the file allows it.
+
+    Raises:
+        DataError: The file is missing, unreadable or lacks an array.
+        StorageError: The disk has too little space for unpacking.
     """
-    with _in_words(path):
+    with _data_errors(path):
         if path.is_dir():
-            return _from_folder(path)
-        return _from_npz(path, unpack_to)
+            return _read_folder(path)
+        return _read_npz(path, unpack_to)
 
 
-def headers(path: Path) -> tuple[Header, Header]:
-    """Shape and type of `x` and `y` in what `from_files` reads, without reading their numbers.
+def read_headers(path: Path) -> tuple[Header, Header]:
+    """Read shape and type of `x` and `y` from `path` without reading their values.
 
-    Raises DataError.
+    Args:
+        path: A file or folder as `read_arrays` takes it.
+
+    Returns:
+        The headers of `x` and `y`.
+
+    Raises:
+        DataError: The file is missing, unreadable or lacks an array.
     """
-    with _in_words(path):
+    with _data_errors(path):
         if path.is_dir():
-            x, y = (found.array for found in _from_folder(path))
+            x, y = (found.array for found in _read_folder(path))
             return (x.shape, x.dtype), (y.shape, y.dtype)
-        with _opened(path) as archive:
-            x_header, y_header = (_header(archive, name) for name in (SAMPLES, LABELS))
+        with _open_archive(path) as archive:
+            x_header, y_header = (_member_header(archive, name) for name in (SAMPLES, LABELS))
             return x_header, y_header
 
 
 @contextmanager
-def _in_words(path: Path) -> Iterator[None]:
-    """Turn what reading `path` raises into DataError."""
+def _data_errors(path: Path) -> Iterator[None]:
+    """Convert the exceptions of reading `path` to DataError."""
     try:
         yield
     except FileNotFoundError:
-        raise DataError(f"{path} does not exist; give an .npz file with x and y.") from None
+        raise DataError(
+            f"{path} does not exist; give an .npz file with x and y.",
+            code="data.missing-file",
+            path=str(path),
+        ) from None
     except DataError:
         raise
     except Exception as error:  # numpy and zipfile raise a dozen kinds for damaged files
         if (short := ran_out(error)) is not None:
             raise short from None
         raise DataError(
-            f"{path} is not a readable .npz file: {error}. Single arrays go into a folder, as "
-            "x.npy and y.npy."
+            f"{path} is not a readable .npz file: {error}. To give single arrays, put them in a "
+            "folder as x.npy and y.npy.",
+            code="data.unreadable-file",
+            path=str(path),
+            reason=str(error),
         ) from None
 
 
-def _from_folder(path: Path) -> tuple[MappedArray, MappedArray]:
+def _read_folder(path: Path) -> tuple[MappedArray, MappedArray]:
     files = [path / f"{name}.npy" for name in (SAMPLES, LABELS)]
     missing = [file for file in files if not file.is_file()]
     if missing:
         raise DataError(
-            f"{path} is not a readable .npz file, and as a folder it lacks {missing[0].name}; it "
-            "must hold x.npy (samples) and y.npy (labels)."
+            f"{path} is not a readable .npz file, and as a folder it lacks {missing[0].name}. A "
+            "folder must hold x.npy (samples) and y.npy (labels).",
+            code="data.missing-array",
+            path=str(path),
+            array=missing[0].stem,
         )
     try:
         x, y = (open_npy(file) for file in files)
     except ValueError as error:
-        raise DataError(f"{path} is no folder of readable .npy files: {error}.") from None
+        raise DataError(
+            f"{path} is not a folder of readable .npy files: {error}.",
+            code="data.unreadable-file",
+            path=str(path),
+            reason=str(error),
+        ) from None
     return x, y
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """The archive at `path`. Raises DataError unless it has both arrays."""
+def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open the archive at `path`. Raise DataError if it lacks an array."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         missing = [name for name in (SAMPLES, LABELS) if f"{name}.npy" not in names]
         if missing:
             raise DataError(
-                f"{path} has no array {missing[0]!r}; it must hold x (samples) and y (labels)."
+                f"{path} has no array {missing[0]!r}. It must hold x (samples) and y (labels).",
+                code="data.missing-array",
+                path=str(path),
+                array=missing[0],
             )
         yield archive
 
 
-def _header(archive: zipfile.ZipFile, name: str) -> Header:
+def _member_header(archive: zipfile.ZipFile, name: str) -> Header:
     try:
         with archive.open(f"{name}.npy") as member:
             shape, _, dtype = read_header(member)
@@ -115,28 +154,35 @@ def _header(archive: zipfile.ZipFile, name: str) -> Header:
     return shape, dtype
 
 
-def _from_npz(path: Path, unpack_to: Path | None) -> tuple[Found, Found]:
-    with _opened(path) as archive:
-        x, y = (_array(path, archive, name, unpack_to) for name in (SAMPLES, LABELS))
+def _read_npz(path: Path, unpack_to: Path | None) -> tuple[FileArray, FileArray]:
+    with _open_archive(path) as archive:
+        x, y = (_read_array(path, archive, name, unpack_to) for name in (SAMPLES, LABELS))
     return x, y
 
 
-def _array(path: Path, archive: zipfile.ZipFile, name: str, unpack_to: Path | None) -> Found:
-    """The array `name` of the archive. Raises ValueError that names it."""
+def _read_array(
+    path: Path, archive: zipfile.ZipFile, name: str, unpack_to: Path | None
+) -> FileArray:
+    """Read the array `name` of the archive. Raise ValueError with its name if it is damaged."""
     try:
-        return _member(path, archive, f"{name}.npy", unpack_to)
+        return _read_member(path, archive, f"{name}.npy", unpack_to)
     except ValueError as error:
         raise ValueError(f"array {name}: {error}") from None
 
 
-def _member(path: Path, archive: zipfile.ZipFile, name: str, unpack_to: Path | None) -> Found:
-    """One array of the archive: in its place where it is stored as it is, else unpacked."""
+def _read_member(
+    path: Path, archive: zipfile.ZipFile, name: str, unpack_to: Path | None
+) -> FileArray:
+    """Map the member `name` in the archive itself if it is not compressed, otherwise unpack it."""
     about = archive.getinfo(name)
     with archive.open(name) as member:
         if about.compress_type != zipfile.ZIP_STORED:
-            return _unpacked(path, member, name, about.file_size, unpack_to)
+            return _unpack(path, member, name, about.file_size, unpack_to)
+        # Mapping bypasses zipfile. Reading to the end once makes zipfile compare the checksum.
         while member.read(PIECE_BYTES):
-            pass  # the archive's checksum is compared at the end
+            pass
+    # zipfile does not say where the data begin: name and extra field of the local header may
+    # differ in length from those in the archive's directory.
     with path.open("rb") as file:
         file.seek(about.header_offset + LOCAL_HEADER_BYTES - 4)
         lengths = file.read(4)
@@ -145,8 +191,8 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str, unpack_to: Path | N
     return open_npy(path, begin, about.file_size)
 
 
-def _unpacked(path: Path, member: IO[bytes], name: str, size: int, to: Path | None) -> Found:
-    """The array that `member`, `size` bytes unpacked, holds: small ones in memory."""
+def _unpack(path: Path, member: IO[bytes], name: str, size: int, to: Path | None) -> FileArray:
+    """Unpack the array in `member`, `size` bytes, into memory if it is small, else to disk."""
     if to is None or size <= IN_MEMORY_BYTES:
         shape, fortran, dtype = read_header(member)
         data, count = member.read(), math.prod(shape)
@@ -157,14 +203,20 @@ def _unpacked(path: Path, member: IO[bytes], name: str, size: int, to: Path | No
     free = room(to.parent)
     if size > free:
         raise StorageError(
-            f"{path} is compressed; unpacking {name} takes {size / 1e6:.1f} MB at {to.parent}, "
-            f"where {free / 1e6:.1f} MB are free: free some space, or store the arrays with "
-            "np.savez, which are used in place."
+            f"{path} is compressed. Unpacking {name} needs {format_bytes(size)} in {to.parent}, "
+            f"but only {format_bytes(free)} are free. Free some space, or store the arrays with "
+            "np.savez: they are then used without unpacking.",
+            code="storage.too-little-space",
+            path=str(to.parent),
+            needed_bytes=size,
+            free_bytes=free,
         )
     to.mkdir(exist_ok=True)
     file = to / name
     try:
         with naming(file), file.open("wb") as unpacked:
+            # Reserve the space first: a mapped file with holes would crash the process on a full
+            # disk.
             take(unpacked.fileno(), size)
             shutil.copyfileobj(member, unpacked, PIECE_BYTES)
     except OSError as error:
@@ -172,25 +224,34 @@ def _unpacked(path: Path, member: IO[bytes], name: str, size: int, to: Path | No
     return open_npy(file)
 
 
-def as_int64(found: Found, to: Path | None) -> Found:
-    """Whole numbers of another type as int64, in pieces: small ones in memory."""
-    array = plain(found)
+def convert_to_int64(found: FileArray, to: Path | None) -> FileArray:
+    """Convert an integer array to int64.
+
+    Args:
+        found: The integers.
+        to: Folder for the result if it is larger than `IN_MEMORY_BYTES`. Without it the result is
+            always in memory.
+
+    Returns:
+        The converted array, memory-mapped if it was written to disk.
+    """
+    array = as_array(found)
     if to is None or 8 * array.size <= IN_MEMORY_BYTES:
         return array.astype(np.int64)
     to.mkdir(exist_ok=True)
     writer = NpyWriter(to / "x.int64.npy", np.dtype(np.int64), array.shape)
-    for rows in pieces(array):
+    for rows in row_slices(array):
         writer.append(array[rows].astype(np.int64))
     writer.close()
     return open_npy(writer.path)
 
 
-def plain(found: Found) -> np.ndarray:
-    """The array itself."""
+def as_array(found: FileArray) -> np.ndarray:
+    """The numpy array of `found`."""
     return found.array if isinstance(found, MappedArray) else found
 
 
-def pieces(array: np.ndarray) -> Iterator[slice]:
-    """Slices of the first axis that together are all of `array`, each of about PIECE_BYTES."""
+def row_slices(array: np.ndarray) -> Iterator[slice]:
+    """Slices of the first axis that cover `array` in order, each of about `PIECE_BYTES` bytes."""
     rows = max(1, PIECE_BYTES * len(array) // max(1, array.nbytes))
     return (slice(start, start + rows) for start in range(0, len(array), rows))

@@ -1,4 +1,4 @@
-"""Judging a bundle on this device: what it predicts before, or without, any training."""
+"""Evaluating a bundle on this device without training it."""
 
 import tempfile
 from collections.abc import Mapping
@@ -9,24 +9,39 @@ import numpy as np
 from device_agent.formats.bundle import open_bundle, training_of
 from device_agent.formats.update import Evaluation
 from device_agent.training.bundle_training import local_data
-from device_agent.training.schedule_interpreter import ScheduleRun, quiet
+from device_agent.training.schedule_interpreter import ScheduleRun
+from device_agent.training.training_options import Data, TrainingOptions
 
 
 def evaluate_bundle(
     folder: str | Path,
-    data: str,
+    data: Data,
     *,
     threads: int = 0,
     personal: Mapping[str, np.ndarray] | None = None,
 ) -> Evaluation:
-    """Run the signature `evaluate` of the bundle in `folder` over the local `data`.
+    """Evaluate the submodel of a bundle on local data.
 
-    Activations are recorded first where the schedule says so. A personal model is judged where the
-    bundle has one, that in `personal` or else as it begins. Raises BundleError or DataError.
+    If the schedule records activations, they are recorded first.
+
+    Args:
+        folder: The bundle.
+        data: A file, a folder, `module:callable`, or the arrays x and y.
+        threads: Threads of the runtime; 0 for one per core.
+        personal: Personal tensors of an earlier round. Without them the bundle's personal model,
+            if it has one, starts from its initial state.
+
+    Returns:
+        Loss and number of correct predictions.
+
+    Raises:
+        BundleError: The bundle cannot be used or has no signature for evaluation.
+        DataError: The data do not fit the bundle.
     """
     bundle = open_bundle(Path(folder))
     local = local_data(bundle, data)
     with tempfile.TemporaryDirectory() as scratch:
-        run = ScheduleRun(bundle, local, Path(scratch), threads, 0, dict(personal or {}), quiet)
+        options = TrainingOptions(threads=threads)
+        run = ScheduleRun(bundle, local, Path(scratch), options, dict(personal or {}))
         run.prepare()
-        return run.judge(training_of(bundle), np.arange(len(local)))
+        return run.evaluate(training_of(bundle), np.arange(len(local)))

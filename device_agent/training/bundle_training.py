@@ -1,5 +1,6 @@
 """Training a bundle on this device: its data, limits and checkpoints, and the update."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,36 +14,30 @@ from device_agent.formats.update import UpdateRecord, check_place, check_trained
 from device_agent.runtime.runtime_choice import describe
 from device_agent.system.disk_space import storage_error
 from device_agent.system.process_memory import map_large_blocks, ran_out
-from device_agent.training.checkpoint import (
-    CHECKPOINT,
-    UNPACKED,
-    Checkpoints,
-    key_of,
-    working_folder,
-)
-from device_agent.training.local_data import LocalData, held_out, load_data
+from device_agent.training.batching import held_out
+from device_agent.training.checkpoint import Checkpoints, training_key
+from device_agent.training.local_data import LocalData, load_data, name_of
 from device_agent.training.memory_estimate import open_at_once
-from device_agent.training.memory_limits import (
-    Usage,
-    ceilings,
-    check_fits,
-    enforce_memory_limit,
-    spare_bytes,
-)
+from device_agent.training.memory_fit import check_fits, spare_bytes
+from device_agent.training.memory_limits import Usage, ceilings, enforce_memory_limit
 from device_agent.training.personal_model import personal_entries
 from device_agent.training.round_profile import RoundProfile
-from device_agent.training.schedule_interpreter import OnEpoch, Say, ScheduleRun, quiet, silent
+from device_agent.training.schedule_interpreter import OnEpoch, ScheduleRun, ignore_epoch
 from device_agent.training.signature_runs import OnBatch, at_once
+from device_agent.training.training_folder import CHECKPOINT, UNPACKED, working_folder
+from device_agent.training.training_options import DEFAULT_OPTIONS, Data, TrainingOptions
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import LimitError, UpdateError
 
-Keep = Callable[[Mapping[str, np.ndarray]], object]
-"""Takes the new personal tensors, before the update appears; twice where a kill came between."""
+log = logging.getLogger(__name__)
+KeepPersonal = Callable[[Mapping[str, np.ndarray]], object]
+"""Takes the new personal tensors before the update appears. It may be called a second time if the
+process was killed in between."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A written update's record, and the personal tensors to keep on the device."""
+    """The record of a written update, and the personal tensors that stay on the device."""
 
     record: UpdateRecord
     personal: dict[str, np.ndarray]
@@ -54,84 +49,100 @@ def forget(personal: Mapping[str, np.ndarray]) -> None:
 
 def train_bundle(
     folder: str | Path,
-    data: str,
+    data: Data,
     out: str | Path,
+    options: TrainingOptions = DEFAULT_OPTIONS,
     *,
-    threads: int = 0,
-    seed: int = 0,
-    validation: float = 0.0,
-    max_memory: int | None = None,
     personal: Mapping[str, np.ndarray] | None = None,
-    keep: Keep = forget,
-    on_epoch: OnEpoch = quiet,
+    keep: KeepPersonal = forget,
+    on_epoch: OnEpoch = ignore_epoch,
     on_batch: OnBatch = at_once,
-    say: Say = silent,
     force: bool = False,
     profiled: bool = False,
     idle: Usage | None = None,
 ) -> Trained:
-    """Train the bundle in `folder` on local `data` and write the update folder `out`.
+    """Train the bundle in `folder` on local data and write the update to the folder `out`.
 
-    Killed and called again with the same arguments it goes on from its last checkpoint. `personal`
-    are tensors kept from earlier rounds, `keep` takes the new ones. `seed` decides the order of the
-    samples and what dropout drops; with one thread and the same seed the update is the same, bit
-    for bit, however often it was killed. `validation` is the share of the samples that is held out
-    and judged by after each epoch, `max_memory` the bytes that the process may use. `on_batch`
-    may hold the training up before each batch. `force` replaces the update that is in `out`.
-    `profiled` adds to the update's record what the training took here; times are never the same
-    twice. `idle` is what this process took before it trained anything, where it has.
+    If the process is killed, the same call continues from the last checkpoint. With one thread and
+    the same seed the update is the same, bit for bit, however often the process was killed.
 
-    Raises BundleError, DataError, LimitError (memory: at once where it is predicted, or when it
-    runs out) or UpdateError (training diverged); then `out` is not written.
+    Args:
+        folder: The bundle.
+        data: Local data: a path, `module:callable`, or the arrays x and y.
+        out: The update's folder. It must not exist, unless `force` is set.
+        options: Threads, seed, validation and memory limit.
+        personal: Personal tensors that earlier rounds left, by name.
+        keep: Takes the new personal tensors.
+        on_epoch: Called after each epoch.
+        on_batch: Called before each batch. The training waits until it returns.
+        force: Replace an update that is in `out`.
+        profiled: Add time and memory of this training to the update's record. Times differ from
+            run to run, so the record is then no longer reproducible.
+        idle: Memory that this process used before its first training (default: uses now).
+
+    Returns:
+        The update's record and the new personal tensors.
+
+    Raises:
+        BundleError: The bundle cannot be used.
+        DataError: The data do not fit the bundle.
+        LimitError: The training needs too much memory. This is found before the training starts if
+            the need can be predicted, and else when memory runs out.
+        UpdateError: The training diverged. `out` is not written.
     """
     out = Path(out)
-    with _trouble_in_words(out):
+    with _explain_system_errors(out):
         bundle = open_bundle(Path(folder))
         map_large_blocks()
         idle = idle or Usage.now()
-        limits = ceilings(max_memory, idle)
-        check_fits(bundle.manifest, validation > 0, limits)
+        validating = options.validation > 0
+        limits = ceilings(options.max_memory, idle)
+        check_fits(bundle.manifest, validating, limits)
         with working_folder(out) as scratch:
+            # A checkpoint of a finished training may stand beside the update that it wrote.
             if not (scratch / CHECKPOINT).exists():
                 check_place(out, force)
             local = local_data(bundle, data, scratch / UNPACKED)
             for remark in local.remarks:
-                say(remark)
+                log.warning("%s", remark)
             run = ScheduleRun(
-                *(bundle, local, scratch, threads, seed, dict(personal or {}), on_epoch),
-                held_out=held_out(len(local), validation),
-                say=say,
+                *(bundle, local, scratch, options, dict(personal or {}), on_epoch),
+                held_out=held_out(len(local), options.validation),
                 on_batch=on_batch,
-                spare_bytes=spare_bytes(bundle.manifest, validation > 0, limits),
+                spare_bytes=spare_bytes(bundle.manifest, validating, limits),
             )
-            with _data_in_mind(local, data):
+            with _explain_divergence(local, name_of(data)):
                 sessions = open_at_once(bundle.manifest)
-                with enforce_memory_limit(max_memory, threads, sessions, idle):
-                    written_before = resume(run, validation)
+                with enforce_memory_limit(options.max_memory, options.threads, sessions, idle):
+                    written_before = resume(run)
                     check_place(out, force or written_before)
                     measured = RoundProfile() if profiled else None
-                    run.go()
-                profile = measured.finish(bundle, threads, run.batch_seconds) if measured else None
+                    run.run_schedule()
+                profile = None
+                if measured is not None:
+                    profile = measured.finish(bundle, options.threads, run.batch_seconds)
                 return finish(run, out, force or written_before, keep, profile)
 
 
 @contextmanager
-def _trouble_in_words(out: Path) -> Iterator[None]:
-    """Turn what the machine refuses into a sentence."""
+def _explain_system_errors(out: Path) -> Iterator[None]:
+    """Turn errors of the machine, no memory or no disk space, into errors with a remedy."""
     try:
         yield
     except (MemoryError, OSError) as error:
         if (short := ran_out(error)) is not None:
             raise LimitError(
                 f"Memory ran out while training {out}: {str(short) or 'none is left'}. Allow more "
-                "memory or take a smaller submodel; the same command goes on where it was."
+                "memory or take a smaller submodel. The same command continues the training.",
+                code="memory.ran-out",
+                update=str(out),
             ) from None
         raise (storage_error(error) if isinstance(error, OSError) else None) or error from None
 
 
 @contextmanager
-def _data_in_mind(local: LocalData, source: str) -> Iterator[None]:
-    """Where training diverges, also name a number of the data that may be why."""
+def _explain_divergence(local: LocalData, source: str) -> Iterator[None]:
+    """If the training diverges, also name an extreme number of the data as a possible cause."""
     try:
         yield
     except UpdateError as error:
@@ -140,15 +151,25 @@ def _data_in_mind(local: LocalData, source: str) -> Iterator[None]:
             raise
         name, sample, number = found
         raise UpdateError(
-            f"{error} Before that, look at the data: in {source}, {name}[{sample}] holds "
-            f"{number:g}, and models are made for numbers around 1."
+            f"{error} First check the data: in {source}, {name}[{sample}] is {number:g}; models "
+            "expect numbers around 1.",
+            code="update.diverged",
+            data=source,
+            array=name,
+            sample=sample,
         ) from None
 
 
-def local_data(bundle: Bundle, source: str, unpack_to: Path | None = None) -> LocalData:
-    """The data of `source` for `bundle`; `unpack_to`: see `load_data`.
+def local_data(bundle: Bundle, source: Data, unpack_to: Path | None = None) -> LocalData:
+    """Load `source` and check that it fits `bundle`.
 
-    Raises DataError where they do not fit it.
+    Args:
+        bundle: The bundle that the data are for.
+        source: Local data: a path, `module:callable`, or the arrays x and y.
+        unpack_to: See `load_data`.
+
+    Raises:
+        DataError: The data do not fit the bundle.
     """
     about = bundle.manifest
     return load_data(
@@ -162,15 +183,24 @@ def local_data(bundle: Bundle, source: str, unpack_to: Path | None = None) -> Lo
     )
 
 
-def resume(run: ScheduleRun, validation: float) -> bool:
-    """Let `run` keep checkpoints, and go on from the one that it finds.
+def resume(run: ScheduleRun) -> bool:
+    """Give `run` a place for checkpoints, and continue from the checkpoint that is there.
 
-    Returns whether that is of a training that was over, so that the update may be there.
+    Returns:
+        Whether that checkpoint is of a finished training, so that its update may exist already.
     """
-    about = (run.bundle.sha256, run.local.fingerprint, run.seed, run.threads, validation)
-    key = key_of((*about, describe(run.bundle.manifest.runtime)))
-    run.checkpoints = Checkpoints(run.scratch, key, run.personal)
-    found = run.checkpoints.latest()
+    options = run.options
+    # The memory limit is left out: raising it must not restart a training that hit the limit.
+    about = (
+        run.bundle.sha256,
+        run.local.fingerprint,
+        options.seed,
+        options.threads,
+        options.validation,
+        describe(run.bundle.manifest.runtime),
+    )
+    run.checkpoints = Checkpoints(run.scratch, training_key(about), run.personal)
+    found = run.checkpoints.load()
     if found is None:
         return False
     run.resume(found)
@@ -178,31 +208,33 @@ def resume(run: ScheduleRun, validation: float) -> bool:
 
 
 def finish(
-    run: ScheduleRun, out: Path, force: bool, keep: Keep, profile: Profile | None
+    run: ScheduleRun, out: Path, force: bool, keep: KeepPersonal, profile: Profile | None
 ) -> Trained:
-    """Write the update, after `keep` has the personal tensors.
+    """Give the personal tensors to `keep`, then write the update.
 
-    Raises UpdateError where the loss or a tensor is not finite.
+    Raises:
+        UpdateError: The loss or a tensor is not finite.
     """
-    about, losses = run.bundle.manifest, run.at.losses
+    about, losses = run.bundle.manifest, run.position.losses
     record = UpdateRecord(
         bundle=run.bundle.sha256,
         base=about.base,
         submodel=about.submodel,
         samples=len(run.trained),
-        steps=run.at.steps,
+        steps=run.position.steps,
         loss_first=losses[0],
         loss_last=losses[-1],
         tensors=uploaded(about.tensors),
         file=FileEntry(size=0, sha256=""),
         profile=profile,
-        validation=tuple(run.at.validation),
+        validation=tuple(run.position.validation),
     )
     tensors = {entry.name: run.state[entry.name] for entry in record.tensors}
     check_trained(record, tensors)
     kept = {entry.name: run.state[entry.name] for entry in personal_entries(about)}
     if kept and run.checkpoints is not None:
-        run.checkpoints.also_for(kept)
-        run.checkpoint()
+        # After `keep`, a restart reads the new personal tensors: it must find this checkpoint too.
+        run.checkpoints.accept_personal(kept)
+        run.save_checkpoint()
     keep(kept)
     return Trained(write_update(out, record, tensors, force, run.scratch), kept)

@@ -1,15 +1,7 @@
-"""Checkpoints of one training, so that a kill at any moment costs minutes and changes nothing.
+"""Checkpoints of a training. A killed training resumes from the last one with the same result."""
 
-They lie in a folder beside the update that is trained, `.NAME.training`, together with the recorded
-activations and whatever else is written on the way. The folder goes when the update is there.
-"""
-
-import fcntl
 import hashlib
-import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,27 +11,31 @@ from safetensors import SafetensorError, safe_open
 from device_agent.formats.tensor_files import read_tensors, write_tensors
 from device_agent.formats.update import Evaluation
 from device_agent.system.disk_space import Written
-from profiles.errors import InputError, LimitError, StorageError, UpdateError
+from device_agent.training.training_folder import CHECKPOINT, UNPACKED, remove
 from profiles.json_decoding import decode_json
 
-CHECKPOINT = "checkpoint.safetensors"
-UNPACKED = "data"
-"""Folder of local data that could not be used in their place."""
-
 STATE, PERSONAL = "state:", "personal:"
-WORTH_KEEPING = (OSError, MemoryError, LimitError, StorageError)
-"""Trouble that may be over at the next start."""
+"""Prefixes of tensor names in the checkpoint file."""
 
 Tensors = dict[str, np.ndarray]
 
 
 class Position(msgspec.Struct, kw_only=True):
-    """How far a training has come: `batch` batches into `epoch` epochs of `instruction`.
+    """How far a training has come.
 
-    `losses` are the means of whole epochs, `loss_sum` the sum of the `loss_count` that the present
-    one's steps gave. `recorded` are the recordings that are complete on disk, by name, `recording`
-    names the one that is being written and `begun` is what it holds; `dropout` is its generator's
-    state.
+    Attributes:
+        instruction: Number of finished instructions of the schedule.
+        epoch: Number of finished epochs of the current instruction.
+        batch: Number of finished batches of the current epoch or recording.
+        steps: Number of finished training batches.
+        loss_sum: Sum of the losses in the current epoch.
+        loss_count: Number of losses in `loss_sum`.
+        losses: Mean loss of each finished epoch.
+        validation: Evaluation after each finished epoch.
+        recorded: Recordings that are complete on disk, by name.
+        recording: Name of the recording that is being written.
+        begun: Size and digest of the part of it that is on disk.
+        dropout: State of the random generator for dropout, as JSON.
     """
 
     instruction: int = 0
@@ -57,7 +53,13 @@ class Position(msgspec.Struct, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct):
-    """What a training goes on from; `state` and `personal` are the tensors that it held."""
+    """A position in a training, and the tensors that the training held there.
+
+    Attributes:
+        position: How far the training has come.
+        state: Tensors that the signatures read and replace.
+        personal: Personal tensors; empty if `state` contains them.
+    """
 
     position: Position
     state: Tensors
@@ -65,20 +67,28 @@ class Checkpoint(msgspec.Struct):
 
 
 class Checkpoints:
-    """The newest checkpoint in `folder` of the training that `key` and `personal` make."""
+    """The checkpoint file of one training in the folder `folder`.
+
+    A training is identified by `key`, a hash of its inputs, and by the personal tensors that it
+    starts with. A checkpoint of another training is ignored.
+    """
 
     def __init__(self, folder: Path, key: str, personal: Tensors) -> None:
         self.folder = folder
         self._key = key
-        self._keys = [self._of(personal)]
+        self._keys = [self._key_with(personal)]
         self._path = folder / CHECKPOINT
 
-    def also_for(self, personal: Tensors) -> None:
-        """Let later checkpoints be found with the tensors that this training ended with too."""
-        self._keys.append(self._of(personal))
+    def accept_personal(self, personal: Tensors) -> None:
+        """Let a training that starts with the tensors `personal` use later checkpoints too.
 
-    def _of(self, personal: Tensors) -> str:
-        """The key with what the device held before: a SHA-256."""
+        When a training ends, its new personal tensors are stored before the update is written. If
+        the process is killed in between, the next start has the new tensors instead of the old.
+        """
+        self._keys.append(self._key_with(personal))
+
+    def _key_with(self, personal: Tensors) -> str:
+        """SHA-256 of the key and of the personal tensors."""
         digest = hashlib.sha256(self._key.encode())
         for name in sorted(personal):
             digest.update(name.encode())
@@ -86,15 +96,19 @@ class Checkpoints:
         return digest.hexdigest()
 
     def save(self, made: Checkpoint) -> None:
-        """Replace the checkpoint, in one step."""
+        """Replace the checkpoint atomically."""
         tensors = {STATE + name: array for name, array in made.state.items()}
         tensors |= {PERSONAL + name: array for name, array in made.personal.items()}
         position = msgspec.json.encode(made.position).decode()
         about = {"keys": " ".join(self._keys), "position": position}
         write_tensors(self._path, tensors, about | {"digest": _digest(position, tensors)})
 
-    def latest(self) -> Checkpoint | None:
-        """The checkpoint, where there is one of this training; all else in the folder goes."""
+    def load(self) -> Checkpoint | None:
+        """Load the checkpoint, and delete all files that it does not need.
+
+        Returns:
+            The checkpoint; None if there is no intact one of this training.
+        """
         found = self._read()
         wanted = {UNPACKED}
         if found is not None:
@@ -108,6 +122,7 @@ class Checkpoints:
         try:
             with safe_open(self._path, framework="numpy") as file:
                 about = file.metadata()
+            # The key is in the header, so another training's tensors are not even read.
             if self._keys[0] not in about["keys"].split():
                 return None
             position = decode_json(about["position"], Position)
@@ -115,14 +130,15 @@ class Checkpoints:
             if about["digest"] != _digest(about["position"], tensors):
                 return None
         except (OSError, SafetensorError, msgspec.MsgspecError, KeyError, TypeError):
-            return None  # none yet, or damaged: the training starts afresh
+            return None  # missing or damaged: the training starts from the beginning
+        # A recording on disk may be damaged or deleted independently of the checkpoint.
         if not all(made.still_in(self.folder / name) for name, made in _files(position).items()):
             return None
-        return Checkpoint(position, _starting(STATE, tensors), _starting(PERSONAL, tensors))
+        return Checkpoint(position, _with_prefix(STATE, tensors), _with_prefix(PERSONAL, tensors))
 
 
 def _digest(position: str, tensors: Mapping[str, np.ndarray]) -> str:
-    """Tells a checkpoint from one that a failing disk has altered: a BLAKE2b."""
+    """BLAKE2b of a checkpoint, which detects a file that a failing disk altered."""
     digest = hashlib.blake2b(position.encode(), digest_size=16)
     for name in sorted(tensors):
         digest.update(name.encode())
@@ -131,14 +147,14 @@ def _digest(position: str, tensors: Mapping[str, np.ndarray]) -> str:
 
 
 def _files(position: Position) -> dict[str, Written]:
-    """The files that a training at `position` goes on from, and what they held."""
+    """The recordings that a training at `position` needs, by file name."""
     files = dict(position.recorded)
     if position.recording is not None and position.begun is not None:
         files[position.recording] = position.begun
     return {f"{name}.npy": written for name, written in files.items()}
 
 
-def _starting(prefix: str, tensors: Mapping[str, np.ndarray]) -> Tensors:
+def _with_prefix(prefix: str, tensors: Mapping[str, np.ndarray]) -> Tensors:
     return {
         name.removeprefix(prefix): array
         for name, array in tensors.items()
@@ -146,63 +162,6 @@ def _starting(prefix: str, tensors: Mapping[str, np.ndarray]) -> Tensors:
     }
 
 
-def key_of(parts: object) -> str:
-    """SHA-256 of what a training is made of, anything that JSON can say."""
+def training_key(parts: object) -> str:
+    """SHA-256 of the inputs of a training, given as values that JSON can hold."""
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
-
-
-def training_folder(out: Path) -> Path:
-    """Where the training of the update `out` keeps what it writes on the way."""
-    return out.parent / f".{out.name}.training"
-
-
-@contextmanager
-def working_folder(out: Path) -> Iterator[Path]:
-    """The training folder of `out`, for this process alone, until the training has ended.
-
-    It stays after a failure only where there is something to go on from and the trouble may pass.
-    Raises InputError where another process trains `out`.
-    """
-    folder = training_folder(out)
-    started_here = not (folder / CHECKPOINT).exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder, out):
-        try:
-            yield folder
-        except BaseException as error:
-            passing = isinstance(error, WORTH_KEEPING) or not isinstance(error, Exception)
-            kept = passing or not (started_here or isinstance(error, UpdateError))
-            if not (kept and (folder / CHECKPOINT).exists()):
-                _clear(folder)
-            raise
-        _clear(folder)
-
-
-@contextmanager
-def _locked(folder: Path, out: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise InputError(
-            f"Another process is training {out}: wait until it has ended, or give another place."
-        ) from None
-    finally:
-        os.close(handle)
-
-
-def _clear(folder: Path) -> None:
-    """Delete a training folder, its checkpoint last: until then the training can be taken up."""
-    for path in folder.iterdir():
-        if path.name != CHECKPOINT:
-            remove(path)
-    remove(folder)
-
-
-def remove(path: Path) -> None:
-    """Delete a file, or a folder with all that is in it."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

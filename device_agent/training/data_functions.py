@@ -1,4 +1,4 @@
-"""A function of the device's owner as a source of local data."""
+"""Local data from a Python function that the device's owner wrote."""
 
 import importlib
 import os
@@ -13,49 +13,82 @@ import numpy as np
 from profiles.errors import DataError
 from profiles.text_formatting import said_by
 
-Source = Callable[[], Any]
+DataFunction = Callable[[], Any]
 
 
 def is_reference(source: str) -> bool:
-    """Whether `source` names a function and not a file."""
+    """Whether `source` names a function (`module:callable`) instead of a file."""
     module, colon, name = source.partition(":")
     return bool(colon) and name.isidentifier() and not Path(source).exists() and "/" not in module
 
 
-def load_function(source: str) -> Source:
-    """The function `module:callable`; the current folder is importable. Raises DataError."""
+def load_function(source: str) -> DataFunction:
+    """Import the owner's function. Modules in the current folder can be imported.
+
+    Args:
+        source: The function as `module:callable`.
+
+    Returns:
+        The function. It is not called.
+
+    Raises:
+        DataError: The module cannot be imported or has no such function.
+    """
     name, _, function = source.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        # Neither its words nor its folder become this program's.
+        # stdout carries the command's own output, and a changed folder would break relative paths.
         with redirect_stdout(sys.stderr), chdir("."):
-            found: Source = getattr(importlib.import_module(name), function)
+            found: DataFunction = getattr(importlib.import_module(name), function)
     except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:  # the owner's code may raise anything
-        raise DataError(f"{source} cannot be loaded: {said_by(error)}.") from None
+        raise DataError(
+            f"{source} cannot be loaded: {said_by(error)}.",
+            code="data.function-not-loaded",
+            function=source,
+            reason=said_by(error),
+        ) from None
     return found
 
 
-def from_callable(source: str) -> tuple[np.ndarray, np.ndarray]:
-    """What the function `module:callable` returns. Raises DataError."""
+def call_function(source: str) -> tuple[np.ndarray, np.ndarray]:
+    """Call the owner's function.
+
+    Args:
+        source: The function as `module:callable`.
+
+    Returns:
+        The samples x and the labels y.
+
+    Raises:
+        DataError: The function cannot be imported, fails or does not return x and y.
+    """
     found = load_function(source)
     try:
         with redirect_stdout(sys.stderr), chdir("."):
-            return _pair(found())
+            return _samples_and_labels(found())
     except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:
         kind = type(error).__name__
-        raise DataError(f"{source} failed: {kind}: {said_by(error)}.") from None
+        raise DataError(
+            f"{source} failed: {kind}: {said_by(error)}.",
+            code="data.function-failed",
+            function=source,
+            error=kind,
+            reason=said_by(error),
+        ) from None
 
 
-def _pair(returned: Any) -> tuple[np.ndarray, np.ndarray]:
-    """`x` and `y` of what a function returned. Raises TypeError for what would be misread."""
+def _samples_and_labels(returned: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Unpack `returned`. Raise TypeError for types that would be silently misread."""
+    # Unpacking a dict yields its keys.
     if isinstance(returned, Mapping):
-        raise TypeError("it must return x and y, not a table of them")
+        raise TypeError("it must return x and y, not a mapping that holds them")
     x, y = returned
+    # numpy drops the mask without a warning.
     if isinstance(x, np.ma.MaskedArray) or isinstance(y, np.ma.MaskedArray):
-        raise TypeError("masked arrays are not taken; leave the samples out, or fill them")
+        raise TypeError("masked arrays are not supported; remove or fill the masked samples")
     return np.asarray(x), np.asarray(y)

@@ -1,43 +1,43 @@
-"""Local training data: files, or a function of the owner's, checked against the bundle."""
+"""Local training data: loaded from files or from the owner's function, and checked."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from device_agent.formats.manifest import Dtype, labels_of
+from device_agent.formats.manifest import Dtype
 from device_agent.system.disk_space import MappedArray
-from device_agent.training.array_files import as_int64, from_files, headers, pieces, plain
-from device_agent.training.data_functions import from_callable, is_reference, load_function
+from device_agent.training.array_files import (
+    LABELS,
+    SAMPLES,
+    FileArray,
+    as_array,
+    convert_to_int64,
+    read_arrays,
+    read_headers,
+    row_slices,
+)
+from device_agent.training.data_checks import MIN_SAMPLES, check_arrays, check_types
+from device_agent.training.data_functions import call_function, is_reference, load_function
+from device_agent.training.training_options import Data
 from profiles.errors import DataError
-from profiles.text_formatting import counted
 
-LEAST = 2
-"""The fewest samples to train on: a batch norm cannot train on one."""
-
-SAMPLE_TYPES, LABEL_TYPES = ("float32", "int64", "int32"), ("int64", "float32")
-"""What the samples and labels of one bundle or another may be."""
-
-LARGE = 100.0
-"""Models are made for numbers around 1: one beyond this may be why a training diverges."""
-
-Note = Callable[[np.ndarray], object]
-"""Is given every piece of the data that is looked at."""
-
-
-def nothing(piece: np.ndarray) -> None:
-    """Let the piece pass."""
+LARGE_VALUE = 100.0
+"""Models are designed for inputs around 1. A larger value may be why a training diverges."""
 
 
 @dataclass(frozen=True)
 class LocalData:
-    """Samples `x` (n, *sample_shape) of the bundle's type and labels `y`.
+    """Samples and labels that were checked against a bundle.
 
-    Those are classes (n,) int64, or for a regression numbers (n, outputs) float32. `mapped` are the
-    arrays that are on disk, `fingerprint` tells these data from others, and `remarks` are what
-    their owner should know of them.
+    Attributes:
+        x: Samples, shape (n, *sample_shape), in the type that the bundle requires.
+        y: Labels: classes (n,) int64, or numbers (n, outputs) float32 for a regression.
+        mapped: The arrays that are memory-mapped files.
+        fingerprint: Digest of all values. A checkpoint is only used with the same data.
+        remarks: Notes for the owner of the data.
     """
 
     x: np.ndarray
@@ -50,19 +50,24 @@ class LocalData:
         return len(self.y)
 
     def samples(self, indices: np.ndarray) -> np.ndarray:
-        """A copy of the samples `indices`; none of what is on disk stays in memory."""
+        """A copy of the samples `indices`. No page of a mapped file stays in memory."""
         return self._rows(self.x, indices)
 
     def labels(self, indices: np.ndarray) -> np.ndarray:
-        """A copy of their labels, likewise."""
+        """A copy of the labels of the samples `indices`. No page of a mapped file stays."""
         return self._rows(self.y, indices)
 
     def largest(self) -> tuple[str, int, float] | None:
-        """The number furthest from 0: x or y, the sample and the number; None below `LARGE`."""
+        """Find the value furthest from 0.
+
+        Returns:
+            The array ("x" or "y"), the sample and the value; None if no value exceeds
+            `LARGE_VALUE`.
+        """
         found = None
-        most = LARGE
+        most = LARGE_VALUE
         for name, array in (("x", self.x), ("y", self.y)):
-            for rows in pieces(array) if array.dtype == np.float32 else ():
+            for rows in row_slices(array) if array.dtype == np.float32 else ():
                 piece = self._rows(array, np.arange(len(array))[rows]).reshape(-1)
                 place = int(np.abs(piece).argmax())
                 if abs(piece[place]) > most:
@@ -72,211 +77,129 @@ class LocalData:
         return found
 
     def _rows(self, array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        # Rows of a mapped file are read from the file. If the file was truncated, that raises an
+        # error, while an access to the mapping would end the process.
         mapped = next((found for found in self.mapped if found.array is array), None)
         return np.asarray(array[indices]) if mapped is None else mapped.rows(indices)
 
 
 def load_data(
-    source: str,
+    source: Data,
     sample_shape: tuple[int, ...],
     classes: int,
     dtype: Dtype = "float32",
     limit: int | None = None,
-    least: int = LEAST,
+    least: int = MIN_SAMPLES,
     labels: Dtype = "int64",
     unpack_to: Path | None = None,
 ) -> LocalData:
-    """The samples and labels that `source` names, checked.
+    """Load samples and labels, and check that they fit a model.
 
-    That is an .npz file with `x` and `y`, a folder of x.npy and y.npy, or a function
-    `module:callable` that returns them. Files are mapped, so they may be larger than
-    memory; what cannot be mapped, compressed members and int32 numbers to convert, is written to
-    the folder `unpack_to` where it is large.
-    `dtype` is the samples' type; whole numbers are below `limit`, and int32 ones are converted.
-    `labels` is the labels' type: classes, or float32 numbers for each of `classes` outputs.
-    Raises DataError naming what does not fit: shapes, types, labels that a model with `classes`
-    outputs cannot tell, numbers that are not finite or outside their range, fewer than `least`
-    samples.
+    Files are memory-mapped, so they may be larger than memory.
+
+    Args:
+        source: An .npz file with `x` and `y`, a folder with x.npy and y.npy, a function
+            `module:callable` that returns x and y, or the arrays: a pair (x, y), or a mapping with
+            the keys `x` and `y`.
+        sample_shape: Shape of one sample.
+        classes: Number of the model's outputs.
+        dtype: Type of the samples that the model requires. If it is int64, int32 is converted.
+        limit: Integers in `x` must be below this number.
+        least: Smallest number of samples.
+        labels: Type of the labels: int64 for classes, float32 for a regression.
+        unpack_to: Folder for large arrays that cannot be mapped: compressed members, and the
+            result of a conversion to int64.
+
+    Returns:
+        The checked data.
+
+    Raises:
+        DataError: The data cannot be read or do not fit the model.
+        StorageError: The disk has too little space for unpacking.
     """
-    found = from_callable(source) if is_reference(source) else from_files(Path(source), unpack_to)
-    if dtype == "int64" and plain(found[0]).dtype == np.int32:
-        found = as_int64(found[0], unpack_to), found[1]
-    mapped = tuple(array for array in found if isinstance(array, MappedArray))
+    x_found: FileArray
+    y_found: FileArray
+    if not isinstance(source, str | Path):
+        x_found, y_found = given_arrays(source)
+    elif isinstance(source, str) and is_reference(source):
+        x_found, y_found = call_function(source)
+    else:
+        x_found, y_found = read_arrays(Path(source), unpack_to)
+    if dtype == "int64" and as_array(x_found).dtype == np.int32:
+        x_found = convert_to_int64(x_found, unpack_to)
+    mapped = tuple(array for array in (x_found, y_found) if isinstance(array, MappedArray))
     digest = hashlib.blake2b(digest_size=16)
 
-    def note(piece: np.ndarray) -> None:
+    def add_piece(piece: np.ndarray) -> None:
+        # The checks read every value anyway, so the digest costs no second pass over the file.
         digest.update(piece.data)
         for array in mapped:
             array.drop()
 
-    x, y = map(plain, found)
-    remarks = check(x, y, sample_shape, classes, source, dtype, limit, least, labels, note)
+    x, y = as_array(x_found), as_array(y_found)
+    remarks = check_arrays(
+        x, y, sample_shape, classes, name_of(source), dtype, limit, least, labels, add_piece
+    )
     return LocalData(x, y, mapped, digest.hexdigest(), remarks)
 
 
-def check_source(source: str) -> None:
-    """Raise DataError for a `source` that no bundle could be trained on.
+def name_of(source: Data) -> str:
+    """What error messages call `source`."""
+    return str(source) if isinstance(source, str | Path) else "data"
 
-    That is found out before there is a bundle, and without reading the numbers; a function is
-    loaded and not called.
+
+def given_arrays(source: object) -> tuple[np.ndarray, np.ndarray]:
+    """Take samples and labels from a pair of arrays, or from a mapping with `x` and `y`.
+
+    Raises:
+        DataError: `source` is something else, or an array is missing or is not a numpy array.
+    """
+    if isinstance(source, Mapping):
+        for name in (SAMPLES, LABELS):
+            if name not in source:
+                raise DataError(
+                    f"data has no array {name!r}. It must hold x (samples) and y (labels).",
+                    code="data.missing-array",
+                    array=name,
+                )
+        x, y = source[SAMPLES], source[LABELS]
+    elif isinstance(source, tuple) and len(source) == 2:
+        x, y = source
+    else:
+        kind = type(source).__name__
+        raise DataError(
+            f"data is a {kind}. Pass a path, module:callable, a pair of arrays (x, y) or a mapping "
+            "with x and y.",
+            code="data.wrong-kind",
+            kind=kind,
+        )
+    for name, array in ((SAMPLES, x), (LABELS, y)):
+        # numpy drops the mask of a masked array without a warning.
+        if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+            kind = type(array).__name__
+            raise DataError(
+                f"data: {name} must be a numpy array; it is a {kind}. Convert it with "
+                "numpy.asarray. Remove or fill masked samples first.",
+                code="data.not-an-array",
+                array=name,
+                kind=kind,
+            )
+    return x, y
+
+
+def check_source(source: str) -> None:
+    """Check a data source before a bundle is known, without reading the values.
+
+    A function is imported but not called.
+
+    Args:
+        source: A source as `load_data` takes it.
+
+    Raises:
+        DataError: No bundle could be trained on this source.
     """
     if is_reference(source):
         load_function(source)
         return
-    (x, x_type), (y, y_type) = headers(Path(source))
-    if str(x_type) not in SAMPLE_TYPES or str(y_type) not in LABEL_TYPES:
-        raise DataError(
-            f"{source}: x must be {' or '.join(SAMPLE_TYPES)} and y {' or '.join(LABEL_TYPES)}; "
-            f"they are {x_type} and {y_type}. Convert them with numpy's astype."
-        )
-    if not x or x[:1] != y[:1]:
-        raise DataError(f"{source}: x and y must hold as many samples each; they are {x} and {y}.")
-    check_enough(x[0], source, LEAST)
-
-
-def check(
-    x: np.ndarray,
-    y: np.ndarray,
-    sample_shape: tuple[int, ...],
-    classes: int | None,
-    origin: str,
-    dtype: Dtype = "float32",
-    limit: int | None = None,
-    least: int = LEAST,
-    labels: Dtype = "int64",
-    note: Note = nothing,
-) -> tuple[str, ...]:
-    """Raise DataError unless `x` and `y` fit a model of such samples and `classes` outputs.
-
-    `classes` is None where the model is not known yet. The numbers are looked at piece by piece,
-    and each piece is given to `note`. Returns what is no error but should be known.
-    """
-    if x.dtype != dtype or y.dtype != labels:
-        other = {str(y.dtype), labels} == {"int64", "float32"}
-        cure = f"Convert them: x.astype({dtype!r}), y.astype({labels!r})."
-        if other:
-            cure = "Classes are int64; float32 is for a regression, of loss mse."
-        raise DataError(
-            f"{origin}: x must be {dtype} and y {labels}; they are {x.dtype} and {y.dtype}. {cure}"
-        )
-    widths = () if labels == "int64" else ("outputs" if classes is None else classes,)
-    fitting = y.ndim == 1 + len(widths) and (classes is None or y.shape[1:] == widths)
-    if x.shape[1:] != sample_shape or not fitting or len(x) != len(y):
-        raise DataError(
-            f"{origin}: x must be {batch_of(sample_shape)} and y {batch_of(widths)}; they are "
-            f"{x.shape} and {y.shape}."
-        )
-    check_enough(len(y), origin, least)
-    remarks: tuple[str, ...] = ()
-    if labels == "int64":
-        remarks = check_classes(y, classes, origin, note)
-    else:
-        check_finite(y, "y", origin, note)
-    if dtype == "int64":
-        check_whole(x, limit, origin, note)
-    else:
-        check_finite(x, "x", origin, note)
-    return remarks
-
-
-def check_enough(samples: int, origin: str, least: int) -> None:
-    """Raise DataError for fewer than `least` samples."""
-    if samples < least:
-        needed = "training needs at least two" if least == LEAST else "give some"
-        raise DataError(f"{origin} holds {counted(samples, 'sample')}; {needed}.")
-
-
-def batch_of(shape: tuple[int | str, ...]) -> str:
-    """The shape of a batch of `shape`, for a person."""
-    return f"(n, {', '.join(map(str, shape))})" if shape else "(n,)"
-
-
-def check_finite(array: np.ndarray, name: str, origin: str, note: Note) -> None:
-    """Raise DataError where `array` holds a number that is not finite."""
-    for rows in pieces(array):
-        piece = np.ascontiguousarray(array[rows])
-        if not (whole := np.isfinite(piece)).all():
-            place = tuple(int(n) for n in np.argwhere(~whole)[0])
-            row = rows.start + place[0]
-            raise DataError(
-                f"{origin}: {name} holds a number that is not finite, {piece[place]} in sample "
-                f"{row} (counted from 0); clean the data first."
-            )
-        note(piece)
-
-
-def extent(array: np.ndarray, note: Note) -> tuple[int, int]:
-    """The least and the greatest of the whole numbers in `array`."""
-    ends = []
-    for rows in pieces(array):
-        piece = np.ascontiguousarray(array[rows])
-        ends += [int(piece.min()), int(piece.max())]
-        note(piece)
-    return min(ends), max(ends)
-
-
-def check_classes(
-    y: np.ndarray, classes: int | None, origin: str, note: Note = nothing
-) -> tuple[str, ...]:
-    """Raise DataError where `y` holds a label that a model of `classes` outputs cannot tell.
-
-    One class alone is no error, for a fleet's other devices may have the rest: it is remarked.
-    """
-    top = None if classes is None else labels_of(classes) - 1
-    low, high = extent(y, note)
-    if low < 0 or (top is not None and high > top):
-        wrong = low if low < 0 else high
-        known = "from 0 up" if top is None else f"0 to {top}"
-        raise DataError(f"{origin}: the label {wrong} is outside the model's classes {known}.")
-    if low < high:
-        return ()
-    return (
-        f"{origin}: every sample is of the class {low}; of the others the model learns nothing "
-        "here.",
-    )
-
-
-def check_whole(x: np.ndarray, limit: int | None, origin: str, note: Note = nothing) -> None:
-    """Raise DataError where `x` holds a negative number or one that reaches `limit`."""
-    low, high = extent(x, note)
-    if low < 0:
-        raise DataError(f"{origin}: x holds {low}; its whole numbers must be at least 0.")
-    if limit is not None and high >= limit:
-        raise DataError(
-            f"{origin}: x holds {high}; the model knows the whole numbers 0 to {limit - 1}."
-        )
-
-
-def classes_in(y: np.ndarray, samples: np.ndarray, classes: int) -> np.ndarray:
-    """1 for each of `classes` classes that one of `samples` has in `y`, 0 for the others."""
-    found = np.zeros(classes, bool)
-    for rows in pieces(samples):
-        found |= np.isin(np.arange(classes), y[samples[rows]])
-    return found.astype(np.float32)
-
-
-def held_out(samples: int, share: float) -> np.ndarray:
-    """Numbers of the samples that validate, ascending: the same `share` of the data every time.
-
-    Raises DataError where too few are left on either side.
-    """
-    count = round(samples * share)
-    if share and (count < 1 or samples - count < LEAST):
-        raise DataError(
-            f"Validating on {share:g} of {counted(samples, 'sample')} leaves {samples - count} to "
-            f"train and {count} to validate; at least {LEAST} and 1 are needed."
-        )
-    return np.sort(np.random.default_rng(samples).permutation(samples)[:count])
-
-
-def batches(samples: int, size: int, order: np.random.Generator | None) -> list[np.ndarray]:
-    """Index arrays that go once over `samples`, shuffled by `order` or in sequence.
-
-    The last one may be smaller; a single left-over sample joins the batch before it, because a
-    batch norm cannot train on one sample.
-    """
-    indices = np.arange(samples) if order is None else order.permutation(samples)
-    starts = list(range(0, samples, size))
-    if len(starts) > 1 and samples - starts[-1] == 1:
-        starts.pop()
-    return [indices[a:b] for a, b in zip(starts, [*starts[1:], samples], strict=True)]
+    (x_shape, x_type), (y_shape, y_type) = read_headers(Path(source))
+    check_types(x_type, y_type, (x_shape, y_shape), source)

@@ -1,33 +1,40 @@
-"""What running a bundle's signatures takes above the idle agent, from what the manifest predicts.
+"""The memory that training a bundle takes, from the peaks that its manifest predicts.
 
-A signature's `peak_bytes` is that of a process which runs nothing else. What several of them that
-are open together share is held once: the runtime's first session, the state, the batch.
+`peak_bytes` of a signature is the growth of a process that runs this signature alone. The functions
+here combine the peaks of signatures that are open together by the rule in
+`profiles.cost_model.memory_rule`.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 
 from device_agent.formats.manifest import EVALUATE, Dtype, Initialise, Manifest, Port, Record, Train
+from profiles.cost_model.memory_rule import (
+    RUNTIMES,
+    UNKNOWN_RUNTIME,
+    SignatureMemory,
+    kept_of_peak,
+    state_bytes,
+    training_growth,
+)
 
-SESSION_BYTES = {"onnx": 10 << 20, "litert": 14 << 20}
-"""Code and tables that the first session of a process brings into memory, whatever its graph."""
 WIDTHS: dict[Dtype, int] = {"float32": 4, "int64": 8}
-"""Bytes of a number; numpy, which knows them, takes more memory than a limit may allow."""
+"""Bytes of a number. numpy knows them too, but loading it may exceed the memory limit."""
 
 
 def concurrent_peak_bytes(
     manifest: Manifest, names: Sequence[str], kept: Iterable[str] = ()
 ) -> int | None:
-    """Growth of the process at its peak while the signatures `names` are open together, bytes.
+    """Process peak above the idle agent while the signatures `names` are open together, in bytes.
 
-    growth = session + state + max(other inputs + outputs) + arenas and nodes of each, where the
-    tensors `kept` are in memory besides, and a personal model that is trained as it was before,
-    too. None where the manifest predicts nothing for one of them.
+    The state tensors `kept` are in memory in addition, although no signature in `names` reads them.
+    Returns None if the manifest predicts no peak for one of the signatures.
     """
-    session, batch = SESSION_BYTES.get(manifest.runtime, 0), batch_of(manifest)
-    state: dict[str, int] = {}
+    session, batch = session_bytes(manifest), batch_of(manifest)
+    sizes = {e.name: size(e.shape, e.dtype) for e in manifest.tensors}
+    state = {name: sizes[name] for name in kept}
     replaced: set[str] = set()
-    passing = own = 0
+    opened = []
     for name in names:
         signature = manifest.signatures[name]
         if signature.peak_bytes is None:
@@ -37,20 +44,35 @@ def concurrent_peak_bytes(
         read = {str(p.state): size_of(p, batch) for p in signature.inputs if p.kind == "state"}
         state |= read
         replaced |= read.keys() & {str(port.state) for port in signature.outputs}
-        passing = max(passing, inputs - sum(read.values()) + outputs)
-        own += max(0, signature.peak_bytes - session - inputs - outputs)
-    sizes = {e.name: size(e.shape, e.dtype) for e in manifest.tensors}
-    before = replaced & {e.name for e in manifest.tensors if e.role == "personal"}
-    besides = [*before, *(set(kept) - state.keys())]
-    held = sum(state.values()) + sum(sizes[name] for name in besides)
-    return session + held + passing + own
+        opened.append(
+            SignatureMemory(
+                inputs=inputs,
+                outputs=outputs,
+                state=sum(read.values()),
+                kept=kept_of_peak(signature.peak_bytes, inputs, outputs, session),
+            )
+        )
+    # A personal model that is only read is not replaced, so there is no second copy of it.
+    personal = replaced & {e.name for e in manifest.tensors if e.role == "personal"}
+    return training_growth(opened, state_bytes(state, personal), session)
+
+
+def session_bytes(manifest: Manifest) -> int:
+    """Bytes that the bundle's runtime loads with the first session of a process."""
+    return RUNTIMES.get(manifest.runtime, UNKNOWN_RUNTIME).session_bytes
 
 
 def training_bytes(manifest: Manifest, validating: bool = False) -> tuple[int, str] | None:
-    """The most that any instruction of the schedule takes, in bytes, and what runs then.
+    """Process peak of the whole schedule above the idle agent.
 
-    With `validating` the signature `evaluate` counts too, in the place of those that train. None
-    where the manifest does not predict it for each of them.
+    Args:
+        manifest: The manifest of the bundle.
+        validating: Whether each epoch ends with a run of the signature `evaluate`, for which the
+            agent closes the training signatures but keeps their state.
+
+    Returns:
+        The peak in bytes and the signatures that are open then. None if the manifest predicts no
+        peak for one of the signatures.
     """
     groups: list[tuple[list[str], set[str]]] = []
     for instruction in manifest.schedule:
@@ -74,18 +96,18 @@ def training_bytes(manifest: Manifest, validating: bool = False) -> tuple[int, s
 
 
 def open_at_once(manifest: Manifest) -> int:
-    """The most of the runtime's sessions that an instruction of the schedule keeps open."""
+    """The largest number of sessions that an instruction of the schedule opens together."""
     trains = (i for i in manifest.schedule if isinstance(i, Train))
     return max((len({step.signature for step in i.steps}) for i in trains), default=1)
 
 
 def batch_of(manifest: Manifest) -> int:
-    """Samples of the batch that peaks are predicted for: the largest that trains."""
+    """The batch size that peaks are predicted for: the largest in the schedule."""
     return max((i.batch_size for i in manifest.schedule if isinstance(i, Train)), default=1)
 
 
 def size_of(port: Port, batch: int) -> int:
-    """Bytes of a port's array for `batch` samples."""
+    """Bytes of the array of a port for `batch` samples."""
     return size([batch if n is None else n for n in port.shape], port.dtype)
 
 

@@ -1,6 +1,5 @@
-"""How much memory this process may use, and whether a bundle's training fits into it."""
+"""The memory limits of this process."""
 
-import math
 import os
 import resource
 from collections.abc import Iterator
@@ -8,34 +7,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.formats.manifest import Manifest
 from device_agent.system.process_memory import status_field
-from device_agent.training.memory_estimate import SESSION_BYTES, training_bytes
-from profiles.errors import DoesNotFitError, LimitError
+from profiles.cost_model.memory_rule import RUNTIME_CODE_BYTES
+from profiles.errors import LimitError
+from profiles.text_formatting import bytes_as_option
 
 OPTION = "--max-memory"
 SPACE = "the limit of the address space (ulimit -v)"
 DATA = "the limit of data (ulimit -d)"
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
-MEMINFO = Path("/proc/meminfo")
-CODE_BYTES = 10 << 20
-"""Of the runtime's libraries this much is brought into memory by the first run of a graph."""
 STACK_BYTES = 8 << 20
-"""Address space that Linux sets aside for each thread; next to none of it is ever used."""
-LEAST = {resource.RLIMIT_AS: 170 * 10**6, resource.RLIMIT_DATA: 80 * 10**6}
-"""What the agent takes of each before it trains anything, as measured on x86-64 with one thread."""
-VARYING_BYTES = 1 << 20
-"""The idle agent differs by this from start to start."""
-TRAINING_BYTES = 6 << 20
-"""What reading the bundle and the data and a run of several stages take besides the signatures."""
+"""Address space that Linux reserves for the stack of each thread. Almost none of it is used."""
+AGENT_BYTES = {resource.RLIMIT_AS: 170 * 10**6, resource.RLIMIT_DATA: 80 * 10**6}
+"""What the agent needs of each before any training, measured on x86-64 with one thread."""
+UNLIMITED_BYTES = 1 << 62
+"""Control groups of version 1 have no word for "no limit": they give a number close to 2^63."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process takes of what can be limited, in bytes; 0 where the system does not say.
+    """What a process uses of the resources that can be limited; 0 if the system does not say.
 
-    `resident` memory, address `space`, and `data` of its own.
+    Attributes:
+        resident: Resident memory in bytes.
+        space: Address space in bytes.
+        data: Private data in bytes: heap, anonymous mappings and the like.
     """
 
     resident: int
@@ -44,13 +41,19 @@ class Usage:
 
     @classmethod
     def now(cls) -> "Usage":
-        """This process's."""
+        """The current usage of this process."""
         return cls(*(status_field(name) or 0 for name in ("VmRSS", "VmSize", "VmData")))
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """A limit, by its name, and how much of it this process uses now; bytes."""
+    """A limit and its current usage.
+
+    Attributes:
+        name: Name of the limit for messages.
+        limit: The limit in bytes.
+        used: What the idle process uses of it, in bytes.
+    """
 
     name: str
     limit: int
@@ -58,47 +61,68 @@ class Ceiling:
 
     @property
     def left(self) -> int:
-        """Bytes until the limit."""
+        """Unused bytes; negative if the process is above the limit."""
         return self.limit - self.used
 
 
 def ceilings(max_memory: int | None = None, idle: Usage | None = None) -> list[Ceiling]:
-    """All limits that this process is under; `max_memory` is its owner's, in bytes.
+    """Find all memory limits of this process.
 
-    `idle` is what it takes before any training (default: what it takes now). One that has trained
-    keeps the runtime's code and memory for the next time, which is not to be counted twice.
+    Args:
+        max_memory: The owner's limit in bytes, if any.
+        idle: Usage of the process before its first training (default: the current usage). After a
+            training the process keeps the runtime's code and some memory. The next training uses
+            both again, so they must not be counted twice.
+
+    Returns:
+        The limits.
     """
     idle = idle or Usage.now()
     found = [
         (OPTION, max_memory, idle.resident),
         ("the control group (memory.max)", cgroup_limit(), idle.resident),
-        (SPACE, _soft(resource.RLIMIT_AS), idle.space),
-        (DATA, _soft(resource.RLIMIT_DATA), idle.data),
+        (SPACE, _soft_limit(resource.RLIMIT_AS), idle.space),
+        (DATA, _soft_limit(resource.RLIMIT_DATA), idle.data),
     ]
     return [Ceiling(name, limit, used) for name, limit, used in found if limit is not None]
 
 
 def check_memory() -> None:
-    """Raise LimitError under a limit of this process too low for the agent with its runtime.
+    """Check that the limits of this process let the agent load its runtime.
 
-    Their libraries would end the process without a word that helps.
+    Without this check the libraries would end the process without a helpful message.
+
+    Raises:
+        LimitError: A limit is too low for the agent.
     """
     for kind, name in ((resource.RLIMIT_AS, SPACE), (resource.RLIMIT_DATA, DATA)):
-        limit = _soft(kind)
-        if limit is not None and limit < LEAST[kind]:
+        limit = _soft_limit(kind)
+        if limit is not None and limit < AGENT_BYTES[kind]:
             raise LimitError(
-                f"The agent with its runtime takes {megabytes(LEAST[kind])} before it trains "
-                f"anything, and {name} allows {megabytes(limit)}. Allow more than that."
+                f"The agent with its runtime needs {bytes_as_option(AGENT_BYTES[kind])} before any "
+                f"training, but {name} allows only {bytes_as_option(limit)}. Raise this limit.",
+                code="limit.below-agent",
+                limit=name,
+                limit_bytes=limit,
+                needed_bytes=AGENT_BYTES[kind],
             )
 
 
-def _soft(kind: int) -> int | None:
+def _soft_limit(kind: int) -> int | None:
     limit, _ = resource.getrlimit(kind)
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def cgroup_limit(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int | None:
-    """The lowest memory limit of this process's control groups, version 1 or 2; None without."""
+    """Find the lowest memory limit among this process's control groups, version 1 or 2.
+
+    Args:
+        own: The file that lists the control groups of this process.
+        root: Where the control groups are mounted.
+
+    Returns:
+        The limit in bytes; None if there is none.
+    """
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -106,119 +130,77 @@ def cgroup_limit(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int | None:
     found = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
+        # Version 2 has one hierarchy, which names no controllers.
         if not controllers:
             top, name = root, "memory.max"
         elif "memory" in controllers.split(","):
             top, name = root / "memory", "memory.limit_in_bytes"
         else:
             continue
-        here = top / path.strip("/")
-        for folder in (here, *here.parents):
+        # A group is also subject to the limits of all groups above it.
+        group = top / path.strip("/")
+        for folder in (group, *group.parents):
             if folder.is_relative_to(top):
-                found.append(_number(folder / name))
+                found.append(_read_limit(folder / name))
     return min((limit for limit in found if limit is not None), default=None)
 
 
-def _number(path: Path) -> int | None:
-    """The limit in `path`; None for "max", for version 1's 2^63 and where there is no such file."""
+def _read_limit(path: Path) -> int | None:
+    """The limit in `path`; None if there is no limit or no such file."""
     try:
         text = path.read_text().strip()
     except OSError:
         return None
-    return int(text) if text.isdecimal() and int(text) < 1 << 62 else None
+    return int(text) if text.isdecimal() and int(text) < UNLIMITED_BYTES else None
 
 
 def check_idle(limits: list[Ceiling]) -> None:
-    """Raise LimitError where one of `limits` is below what this process takes already."""
+    """Check that the idle agent is below its limits.
+
+    Args:
+        limits: The limits as `ceilings` finds them.
+
+    Raises:
+        LimitError: The idle agent already reaches a limit.
+    """
     for ceiling in limits:
         if ceiling.left <= 0:
             raise LimitError(
-                f"{ceiling.name} allows {megabytes(ceiling.limit)}, and the agent takes "
-                f"{megabytes(ceiling.used)} before any training: allow more than that."
+                f"The agent uses {bytes_as_option(ceiling.used)} before any training, but "
+                f"{ceiling.name} allows only {bytes_as_option(ceiling.limit)}. Raise this limit.",
+                code="limit.below-agent",
+                limit=ceiling.name,
+                limit_bytes=ceiling.limit,
+                needed_bytes=ceiling.used,
             )
-
-
-def needed_bytes(manifest: Manifest, validating: bool) -> tuple[int, str] | None:
-    """Predicted growth of the process at its peak, in bytes, and the signatures that run then.
-
-    None where the bundle does not say it for each of them.
-    """
-    found = training_bytes(manifest, validating)
-    return found and (found[0] + TRAINING_BYTES, found[1])
-
-
-def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> None:
-    """Raise DoesNotFitError where training is predicted to go over one of `limits`."""
-    need = needed_bytes(manifest, validating)
-    if need is None or not limits:
-        return
-    peak, running = need
-    tightest = min(limits, key=lambda ceiling: ceiling.left)
-    if peak <= tightest.left:
-        return
-    used, allowed = megabytes(tightest.used), megabytes(tightest.limit)
-    if tightest.left <= 0:
-        why = f"the idle agent alone takes {used}, and {tightest.name} allows {allowed}"
-    else:
-        why = (
-            f"running {running} takes {megabytes(peak)} on top of the {used} of the idle agent, "
-            f"and {tightest.name} allows {allowed}"
-        )
-    # Of what is left a submodel gets what the training itself does not take.
-    fitting = tightest.left - TRAINING_BYTES
-    smaller = (
-        f", or take a submodel whose peak memory is {fitting // 10**5 / 10}MB at most"
-        if fitting > SESSION_BYTES.get(manifest.runtime, 0)
-        else ""
-    )
-    raise DoesNotFitError(
-        f"{manifest.submodel} does not fit: {why}. Allow at least "
-        f"{megabytes(peak + tightest.used + VARYING_BYTES)}{smaller}."
-    )
-
-
-def spare_bytes(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> int:
-    """Memory that training leaves for other things; none where its need is not known."""
-    need = needed_bytes(manifest, validating)
-    if need is None:
-        return 0
-    left = min((ceiling.left for ceiling in limits), default=_available() // 2)
-    return max(0, left - need[0])
-
-
-def _available() -> int:
-    """Memory that the machine could give without swapping; 0 where it does not say."""
-    try:
-        lines = MEMINFO.read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:")), 0)
 
 
 @contextmanager
 def enforce_memory_limit(
     max_memory: int | None, threads: int, sessions: int, idle: Usage
 ) -> Iterator[None]:
-    """Let the kernel refuse memory beyond `max_memory` bytes meanwhile, as a MemoryError.
+    """Limit the memory of this process. An allocation beyond the limit raises MemoryError.
 
-    It limits the process's own data (RLIMIT_DATA), which works without control groups. What is
-    mapped, local data among it, does not count; `threads` are each of the runtime's `sessions`',
-    and `idle` see `ceilings`.
+    The kernel enforces the limit on the process's private data (RLIMIT_DATA), which needs no
+    control group. Memory-mapped files, for example local data, do not count.
+
+    Args:
+        max_memory: The limit in bytes; None for no limit.
+        threads: Threads of each of the runtime's sessions; 0 for one per core.
+        sessions: Number of sessions that are open at the same time.
+        idle: Usage of the process before its first training, see `ceilings`.
     """
     if max_memory is None or not (idle.data and idle.resident):
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    # RLIMIT_DATA counts the whole stack of every thread that a session adds to the calling thread,
+    # although resident memory, which `max_memory` limits, holds almost nothing of it.
     stacks = STACK_BYTES * ((threads or os.cpu_count() or 1) - 1) * sessions
-    limit = idle.data + max(0, max_memory - idle.resident - CODE_BYTES) + stacks
+    limit = idle.data + max(0, max_memory - idle.resident - RUNTIME_CODE_BYTES) + stacks
     known = [value for value in (soft, hard) if value != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *known]), hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def megabytes(count: int) -> str:
-    """Bytes for people, as `--max-memory` takes them, rounded up."""
-    return f"{math.ceil(count / 1e5) / 10:.1f}MB"

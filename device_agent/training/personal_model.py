@@ -1,4 +1,4 @@
-"""The personal model in a file of its own, which stays on the device from round to round."""
+"""The file with the personal model, which stays on the device from round to round."""
 
 import hashlib
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from device_agent.formats.manifest import Manifest, TensorEntry
 from profiles.errors import InputError
 
 KEY = "submodel"
-"""Where the file says which submodel its tensors belong to."""
+"""Metadata entry that identifies the submodel of the tensors."""
 
 Personal = dict[str, np.ndarray]
 
@@ -26,9 +26,17 @@ def personal_entries(manifest: Manifest) -> tuple[TensorEntry, ...]:
 
 
 def read_personal(path: Path, manifest: Manifest) -> Personal:
-    """The personal tensors in the file `path`; none where there is no file yet.
+    """Read the personal tensors of a bundle.
 
-    Raises InputError for a damaged file and for one of another submodel.
+    Args:
+        path: The file with the tensors.
+        manifest: The bundle's manifest.
+
+    Returns:
+        The tensors by name; empty if there is no file yet.
+
+    Raises:
+        InputError: The file is damaged or belongs to another submodel.
     """
     if not path.exists():
         return {}
@@ -36,30 +44,40 @@ def read_personal(path: Path, manifest: Manifest) -> Personal:
         with safe_open(path, framework="numpy") as file:
             if (file.metadata() or {}).get(KEY) != _key(manifest):
                 raise InputError(
-                    f"{path} is no personal model of {manifest.submodel!r} as this bundle has it: "
-                    "give each submodel a file of its own."
+                    f"{path} holds the personal model of another submodel than this bundle's "
+                    f"{manifest.submodel!r}. Use one file for each submodel.",
+                    code="state.other-personal-model",
+                    path=str(path),
+                    submodel=manifest.submodel,
                 )
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise InputError(
-            f"{path} is no readable personal model: {error}. Give the file that an earlier round "
-            "wrote, or remove it to begin a new one."
+            f"{path} is not a readable personal model: {error}. Give the file that an earlier "
+            "round wrote, or delete it to start a new personal model.",
+            code="state.unreadable-personal-model",
+            path=str(path),
+            reason=str(error),
         ) from None
 
 
 def write_personal(path: Path, tensors: Mapping[str, np.ndarray], manifest: Manifest) -> None:
-    """Keep `tensors` in the file `path`, which only the owner may read; none, no file.
+    """Write the personal tensors to a file that only its owner may read.
 
-    What a process that was killed at this left of its own goes.
+    Args:
+        path: The file, which is replaced atomically.
+        tensors: The tensors by name. If there are none, no file is written.
+        manifest: Manifest of the bundle that the tensors belong to.
     """
     if tensors:
-        for half in path.parent.glob(f".{escape(path.name)}.????????"):
-            half.unlink(missing_ok=True)
+        # A process that was killed while it wrote leaves its temporary file behind.
+        for leftover in path.parent.glob(f".{escape(path.name)}.????????"):
+            leftover.unlink(missing_ok=True)
         arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
         write_file(path, save(arrays, metadata={KEY: _key(manifest)}), mode=0o600)
 
 
 def _key(manifest: Manifest) -> str:
-    """Fingerprint of the submodel and of the personal tensors that it has."""
+    """Hash of the submodel's name and of its personal tensors' names, types and shapes."""
     about = (manifest.submodel, personal_entries(manifest))
     return hashlib.sha256(msgspec.json.encode(about)).hexdigest()

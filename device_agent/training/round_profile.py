@@ -1,4 +1,4 @@
-"""The profile that comes along with a round's training, without an extra run."""
+"""A profile measured during a round's training, without an extra run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,24 +20,34 @@ from profiles.documents.timing_statistics import clock, duration, now
 
 
 class RoundProfile:
-    """Begins where the training does; `finish` is its end.
+    """Measures a training from the moment it is created until `finish`.
 
-    The peak is that of the whole agent from here on, its idle memory what it takes already.
+    The peak memory is that of the whole agent process in this time. The idle memory is what the
+    process holds at the start.
     """
 
     def __init__(self, sysfs: Path = sensors.SYS) -> None:
+        """Start measuring. `sysfs` is the folder with the device's sensors."""
         self._sysfs = sysfs
         self._before, self._throttle = sensors.conditions(sysfs), sensors.throttle(sysfs)
         self._resettable = process_memory.reset_peak()
         self._idle = process_memory.pages()
 
     def finish(self, bundle: Bundle, threads: int, seconds: Sequence[float]) -> Profile | None:
-        """The profile of training batches that took `seconds`; None where there were none here.
+        """Create the profile of the training.
 
-        The first is reported by itself and, where there are others, not counted.
+        Args:
+            bundle: The bundle that was trained.
+            threads: Threads of the runtime; 0 for one per core.
+            seconds: Durations of the training batches. The first is reported separately and counts
+                only if it is the only one, because it includes the runtime's warm-up.
+
+        Returns:
+            The profile; None if this process trained no batch.
         """
         if not seconds:
             return None
+        # Each signature once, in the order in which they run.
         steps = tuple(dict.fromkeys(step.signature for step in training_of(bundle).steps))
         counted = seconds[1:] or seconds
         about = bundle.manifest

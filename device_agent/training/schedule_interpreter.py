@@ -1,6 +1,6 @@
-"""The schedule interpreter: it runs what the manifest says and knows nothing of families."""
+"""Runs the schedule of a bundle: its signatures and instructions, whatever the submodel family."""
 
-import json
+import logging
 import math
 import time
 from array import array
@@ -11,70 +11,50 @@ import numpy as np
 
 from device_agent.formats.manifest import LOSS, SAMPLES, Initialise, Record, Train
 from device_agent.formats.update import DIVERGED
+from device_agent.log_format import fields
 from device_agent.runtime.runtime_choice import Session
-from device_agent.training.activation_cache import Recording
-from device_agent.training.checkpoint import Checkpoint, Checkpoints, Position
-from device_agent.training.local_data import batches
-from device_agent.training.signature_runs import SignatureRuns
+from device_agent.system.interval_timer import IntervalTimer
+from device_agent.training.batching import batches
+from device_agent.training.checkpoint import Checkpoint
+from device_agent.training.resumable_run import ResumableRun
 from profiles.errors import UpdateError
 
+log = logging.getLogger(__name__)
 OnEpoch = Callable[[int, int, float], None]
 """Called after each local epoch with its number from 1, the number of epochs and the mean loss."""
 
-Say = Callable[[str], None]
-
 CHECKPOINT_S = 120.0
-"""Seconds of work that a kill may cost at most, where an epoch takes longer."""
+"""Time between checkpoints within an epoch or a recording: the most work that a kill can cost."""
 PROGRESS_S = 30.0
-"""Seconds between two lines about the same epoch or recording."""
+"""Time between two progress messages about the same epoch or recording."""
 
 
-def quiet(epoch: int, epochs: int, loss: float) -> None:
-    """Tell nobody."""
-
-
-def silent(line: str) -> None:
-    """Say nothing."""
-
-
-class Every:
-    """Tells when `seconds` have passed since it last did, by a clock that never jumps."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._last = seconds, time.monotonic()
-
-    def due(self) -> bool:
-        """Whether they have passed; then they begin anew."""
-        now = time.monotonic()
-        due = now - self._last >= self._seconds
-        self._last = now if due else self._last
-        return due
+def ignore_epoch(epoch: int, epochs: int, loss: float) -> None:
+    """Do nothing."""
 
 
 @dataclass
-class ScheduleRun(SignatureRuns):
+class ScheduleRun(ResumableRun):
     """One training of one bundle, instruction by instruction.
 
-    With `checkpoints` it can go on where a process before it was killed. `spare_bytes` of memory
-    may hold what the disk cannot. `batch_seconds` are the times of this process's training batches.
+    Attributes:
+        on_epoch: Called after each epoch.
+        batch_seconds: Durations of the training batches that this process ran.
     """
 
-    on_epoch: OnEpoch = quiet
-    checkpoints: Checkpoints | None = None
-    say: Say = silent
-    spare_bytes: int = 0
-    at: Position = field(default_factory=Position, init=False)
+    on_epoch: OnEpoch = ignore_epoch
     batch_seconds: "array[float]" = field(default_factory=lambda: array("d"), init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.saving, self.telling = Every(CHECKPOINT_S), Every(PROGRESS_S)
+        self.checkpoint_timer = IntervalTimer(CHECKPOINT_S)
+        self.progress_timer = IntervalTimer(PROGRESS_S)
 
-    def go(self) -> None:
-        """Run the whole schedule, or what is left of it."""
+    def run_schedule(self) -> None:
+        """Run the schedule from the current position to its end."""
         schedule = self.bundle.manifest.schedule
-        while self.at.instruction < len(schedule):
-            match schedule[self.at.instruction]:
+        while self.position.instruction < len(schedule):
+            match schedule[self.position.instruction]:
                 case Record() as instruction:
                     self.record(instruction)
                 case Initialise() as instruction:
@@ -83,195 +63,164 @@ class ScheduleRun(SignatureRuns):
                     self.train(instruction)
 
     def prepare(self) -> None:
-        """Everything that the schedule does ahead of the training itself."""
+        """Run all instructions except the training: recordings and the initial personal model."""
         for instruction in self.bundle.manifest.schedule:
             if isinstance(instruction, Record):
                 self.record(instruction)
             elif isinstance(instruction, Initialise):
                 self.initialise(instruction)
 
-    def resume(self, found: Checkpoint) -> None:
-        """Go on from a checkpoint of this very training."""
-        for name, written in found.position.recorded.items():
-            self.recordings[name] = self.recording(name, len(self.local))
-            self.recordings[name].written = written
-        self.record_again(found.position.instruction)
-        self.at, self.state = found.position, found.state
-        self.personal.update(found.personal)
-        self.dropout.bit_generator.state = json.loads(self.at.dropout)
-        self.say(f"Going on where this training was interrupted: {self.place()}.")
-
-    def place(self) -> str:
-        """Where the training is, for a person."""
-        schedule = self.bundle.manifest.schedule
-        if self.at.instruction == len(schedule):
-            return "writing the update"
-        match schedule[self.at.instruction]:
-            case Record(target=target):
-                what = f"recording {target}"
-            case Initialise():
-                return "beginning the personal model"
-            case Train():
-                what = f"epoch {self.at.epoch + 1}"
-        return f"{what}, batch {self.at.batch + 1}"
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint of the same training."""
+        self.reopen_recordings(checkpoint.position)
+        # Recording moves the position, so the checkpoint's position is restored after it.
+        self.record_again(checkpoint.position.instruction)
+        self.restore(checkpoint)
+        log.info("Continuing the interrupted training: %s.", self.describe_position())
 
     def record_again(self, instruction: int) -> None:
-        """Make recordings that a killed process held in memory and that are still to be read."""
+        """Repeat recordings that are still needed but were only in the killed process's memory."""
         schedule = self.bundle.manifest.schedule
         before = [done for done in schedule[:instruction] if isinstance(done, Record)]
-        if (self.to_read(instruction) & {done.target for done in before}) <= self.recordings.keys():
+        needed = self.sources_from(instruction)
+        if (needed & {done.target for done in before}) <= self.recordings.keys():
             return
+        # A checkpoint would replace the later position that the training resumes from.
         kept, self.checkpoints = self.checkpoints, None
         for done in before:
             self.record(done)
         self.checkpoints = kept
 
-    def to_read(self, instruction: int) -> set[str]:
-        """The data sets that are read from `instruction` on."""
-        rest = self.bundle.manifest.schedule[instruction:]
-        return {later.source for later in rest if not isinstance(later, Initialise)}
-
-    def checkpoint(self) -> None:
-        """Keep what is needed to go on from here."""
-        if self.checkpoints is None:
-            return
-        needed = self.to_read(self.at.instruction)
-        self.at.recorded = {
-            name: made.written
-            for name, made in self.recordings.items()
-            if made.written is not None and name in needed
-        }
-        self.at.dropout = json.dumps(self.dropout.bit_generator.state)
-        frozen = {e.name for e in self.bundle.manifest.tensors if e.role == "frozen"}
-        state = {name: array for name, array in self.state.items() if name not in frozen}
-        if self.at.recording is not None:
-            state = {}  # a stage's own, which is only read
-        self.checkpoints.save(Checkpoint(self.at, state, {} if state else self.personal))
-
-    def advance(self) -> None:
-        """The present instruction is done."""
-        self.at.instruction += 1
-        self.at.epoch = self.at.batch = 0
-        self.checkpoint()
-
-    def tell(self, what: str, batch: int, count: int) -> None:
-        """A line about slow work, now and then."""
-        if self.telling.due():
-            self.say(f"{what}: batch {batch} of {count}")
+    def report_progress(self, what: str, batch: int, count: int) -> None:
+        """Report progress, at most once every `PROGRESS_S` seconds."""
+        if self.progress_timer.due():
+            log.info("%s: batch %d of %d", what, batch, count)
 
     def record(self, instruction: Record) -> None:
-        """Run one frozen stage over all samples; its weights and graph are held only here."""
+        """Run one frozen stage over all samples and store its activations.
+
+        The stage's graph and tensors are in memory only during this call.
+        """
         signature = self.bundle.manifest.signatures[instruction.signature]
         parts = batches(len(self.local), self.record_batch(), None)
-        target = self.recording(instruction.target, sum(map(len, parts[: self.at.batch])))
+        target = self.open_recording(
+            instruction.target, sum(map(len, parts[: self.position.batch]))
+        )
         session = self.open(instruction.signature)
-        for number, indices in enumerate(parts[self.at.batch :], self.at.batch + 1):
+        for number, indices in enumerate(parts[self.position.batch :], self.position.batch + 1):
             self.on_batch()
             feeds = self.feeds(signature, instruction.source, indices, {})
             target.append(session.run(feeds)[signature.outputs[0].name])
-            self.tell(f"recording {instruction.target}", number, len(parts))
-            if target.kept and self.saving.due():
+            self.report_progress(f"recording {instruction.target}", number, len(parts))
+            if target.kept and self.checkpoint_timer.due():
                 target.sync()
-                self.at.batch = number
-                self.at.recording, self.at.begun = instruction.target, target.written
-                self.checkpoint()
+                self.position.batch = number
+                self.position.recording, self.position.begun = instruction.target, target.written
+                self.save_checkpoint()
         target.close()
+        # The session holds the weights of this stage. Without it the next one would need memory
+        # for two stages.
         del session
         self.release()
-        self.at.recording = self.at.begun = None
-        spent = self.recordings.pop(instruction.source, None)
+        self.position.recording = self.position.begun = None
+        source = self.recordings.pop(instruction.source, None)
         self.recordings[instruction.target] = target
         self.advance()
-        if spent is not None:
-            spent.remove()
-
-    def recording(self, name: str, done: int) -> Recording:
-        """The recording `name`, of which `done` samples are on disk."""
-        schedule = self.bundle.manifest.schedule
-        made_by = next(s for s in schedule if isinstance(s, Record) and s.target == name)
-        (output,) = self.bundle.manifest.signatures[made_by.signature].outputs
-        shape = tuple(size for size in output.shape if size is not None)
-        path = self.scratch / f"{name}.npy"
-        return Recording(path, len(self.local), shape, done=done, memory_bytes=self.spare_bytes)
+        # The source is deleted after the checkpoint, which until then refers to it.
+        if source is not None:
+            source.remove()
 
     def record_batch(self) -> int:
-        """Batch size of the recording: that of the training it is made for."""
+        """Batch size for recordings: the largest of the training batches.
+
+        A graph takes any batch size, but the predicted memory is that of this one.
+        """
         sizes = [s.batch_size for s in self.bundle.manifest.schedule if isinstance(s, Train)]
         return max(sizes, default=1)
 
     def initialise(self, instruction: Initialise) -> None:
-        """Fill the personal tensors that this device does not hold yet."""
+        """Compute initial personal tensors, unless the device has them from an earlier round."""
         signature = self.bundle.manifest.signatures[instruction.signature]
         wanted = {port.state for port in signature.outputs}
+        # All or none: tensors of one personal model belong together.
         if not wanted <= self.personal.keys():
             session = self.open(instruction.signature)
-            self.take(signature, session.run(self.feeds(signature, SAMPLES, np.empty(0, int), {})))
+            self.update_state(
+                signature, session.run(self.feeds(signature, SAMPLES, np.empty(0, int), {}))
+            )
             self.personal = {name: self.state[name] for name in wanted if name is not None}
             self.release()
         self.advance()
 
     def train(self, instruction: Train) -> None:
-        """Run the steps on every batch of every epoch."""
+        """Run the remaining epochs of a training."""
         sessions: dict[str, Session] = {}
-        while self.at.epoch < instruction.epochs:
-            sessions = sessions or self.sessions(instruction)
-            self.one_epoch(instruction, sessions)
+        while self.position.epoch < instruction.epochs:
+            sessions = sessions or self.open_sessions(instruction)
+            self.train_epoch(instruction, sessions)
             if len(self.held_out):
-                sessions.clear()  # the graph that judges takes their place in memory
-                self.at.validation.append(self.judge(instruction, self.held_out))
-            if self.at.epoch < instruction.epochs:
-                self.checkpoint()
-            self.report(instruction)
+                # Frees the memory of the training sessions for that of the evaluation.
+                sessions.clear()
+                self.position.validation.append(self.evaluate(instruction, self.held_out))
+            if self.position.epoch < instruction.epochs:
+                self.save_checkpoint()
+            self.report_epoch(instruction)
         self.advance()
 
-    def one_epoch(self, instruction: Train, sessions: Mapping[str, Session]) -> None:
-        """Run the steps on every batch, or on those that are left.
+    def train_epoch(self, instruction: Train, sessions: Mapping[str, Session]) -> None:
+        """Run the steps on the remaining batches of the current epoch.
 
-        Raises UpdateError at the first loss that is not finite: nothing good comes after it.
+        Raises UpdateError at the first loss that is not finite, because training cannot recover.
         """
-        order = np.random.default_rng([self.seed, self.at.epoch])
+        # The order depends only on seed and epoch, so a resumed epoch sees the same batches.
+        order = np.random.default_rng([self.options.seed, self.position.epoch])
         parts = batches(len(self.trained), instruction.batch_size, order)
-        for indices in parts[self.at.batch :]:
+        for indices in parts[self.position.batch :]:
             self.on_batch()
             begun = time.perf_counter()
-            losses = self.one_batch(instruction, sessions, self.trained[indices])
+            losses = self.train_batch(instruction, sessions, self.trained[indices])
             self.batch_seconds.append(time.perf_counter() - begun)
-            self.at.loss_sum += sum(losses)
-            if not math.isfinite(self.at.loss_sum):
-                raise UpdateError(DIVERGED)
-            self.at.loss_count += len(losses)
-            self.at.batch += 1
-            self.tell(f"epoch {self.at.epoch + 1}", self.at.batch, len(parts))
-            if self.saving.due():
-                self.checkpoint()
-        count = self.at.loss_count
-        self.at.losses.append(self.at.loss_sum / count if count else math.nan)
-        self.at.loss_sum, self.at.loss_count = 0.0, 0
-        self.at.epoch, self.at.batch = self.at.epoch + 1, 0
+            self.position.loss_sum += sum(losses)
+            if not math.isfinite(self.position.loss_sum):
+                raise UpdateError(DIVERGED, code="update.diverged")
+            self.position.loss_count += len(losses)
+            self.position.batch += 1
+            self.report_progress(
+                f"epoch {self.position.epoch + 1}", self.position.batch, len(parts)
+            )
+            if self.checkpoint_timer.due():
+                self.save_checkpoint()
+        count = self.position.loss_count
+        self.position.losses.append(self.position.loss_sum / count if count else math.nan)
+        self.position.loss_sum, self.position.loss_count = 0.0, 0
+        self.position.epoch, self.position.batch = self.position.epoch + 1, 0
 
-    def report(self, instruction: Train) -> None:
-        """Tell how the epoch that has just ended went."""
-        epoch, epochs = self.at.epoch, instruction.epochs
-        self.on_epoch(epoch, epochs, self.at.losses[-1])
-        if self.at.validation:
-            self.say(f"epoch {epoch} of {epochs}: validation {self.at.validation[-1]}")
+    def report_epoch(self, instruction: Train) -> None:
+        """Report the results of the epoch that has just ended."""
+        epoch, epochs = self.position.epoch, instruction.epochs
+        loss = self.position.losses[-1]
+        about = fields(epoch=epoch, epochs=epochs, loss=loss)
+        log.info("epoch %d of %d: loss %.4f", epoch, epochs, loss, extra=about)
+        self.on_epoch(epoch, epochs, loss)
+        if self.position.validation:
+            log.info("epoch %d of %d: validation %s", epoch, epochs, self.position.validation[-1])
 
-    def sessions(self, instruction: Train) -> dict[str, Session]:
-        """An open session for every signature that `instruction` runs."""
+    def open_sessions(self, instruction: Train) -> dict[str, Session]:
+        """Open a session for each signature that `instruction` runs."""
         return {step.signature: self.open(step.signature) for step in instruction.steps}
 
-    def one_batch(
+    def train_batch(
         self, instruction: Train, sessions: Mapping[str, Session], indices: np.ndarray
     ) -> list[float]:
-        """All steps on the samples `indices`; returns the losses that they report."""
+        """Run all steps on the samples `indices`, and return the losses that they report."""
         losses = []
         for step in instruction.steps:
             signature = self.bundle.manifest.signatures[step.signature]
             for _ in range(step.times):
                 feeds = self.feeds(signature, instruction.source, indices, step.inputs)
                 results = sessions[step.signature].run(feeds)
-                self.take(signature, results)
+                self.update_state(signature, results)
                 if LOSS in results:
                     losses.append(float(results[LOSS]))
-        self.at.steps += 1
+        self.position.steps += 1
         return losses

@@ -1,4 +1,4 @@
-"""Running signatures on the device's state: what goes in, and what comes out of it."""
+"""Runs a bundle's signatures: collects their inputs and stores their outputs."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -22,44 +22,67 @@ from device_agent.formats.manifest_validation import REPAIR
 from device_agent.formats.update import Evaluation
 from device_agent.runtime.runtime_choice import Session, open_session
 from device_agent.training.activation_cache import Recording
-from device_agent.training.local_data import LocalData, batches, classes_in
+from device_agent.training.batching import batches, classes_in
+from device_agent.training.local_data import LocalData
+from device_agent.training.training_options import TrainingOptions
 from profiles.errors import BundleError
 
 OnBatch = Callable[[], None]
-"""Called before each batch of whatever is run, which waits until it returns."""
+"""Called before each batch of a recording, training or evaluation, which waits for its return."""
 
 CORRECT = "correct"
 
 
 def at_once() -> None:
-    """Let the next batch begin."""
+    """Return at once, so that the next batch starts."""
 
 
 def check_ports(session: Session, signature: Signature, origin: str) -> None:
-    """Raise BundleError where graph and manifest do not have the same inputs and outputs."""
+    """Check that a graph has the inputs and outputs that the manifest names.
+
+    Args:
+        session: The session with the graph.
+        signature: The manifest's entry for it.
+        origin: Name of the graph for the error message.
+
+    Raises:
+        BundleError: The graph and the manifest differ.
+    """
     for side, ports, found in (
         ("inputs", signature.inputs, session.inputs),
         ("outputs", signature.outputs, session.outputs),
     ):
         if other := {port.name for port in ports} ^ found:
             raise BundleError(
-                f"{origin}: the graph and the manifest differ in their {side}, by {min(other)!r}. "
-                f"{REPAIR}"
+                f"{origin}: only one of the graph and the manifest has {min(other)!r} among its "
+                f"{side}. {REPAIR}",
+                code="bundle.wrong-graph",
+                side=side,
+                port=min(other),
             )
 
 
 @dataclass
 class SignatureRuns:
-    """A bundle's signatures, the tensors that they read and replace, and the data for them.
+    """A bundle's signatures with the tensors that they read and replace, and with their data.
 
-    `held_out` are the samples that validate and are not trained on.
+    Attributes:
+        bundle: The bundle.
+        local: The device's samples and labels.
+        scratch: Folder for recordings.
+        options: Threads and seed of the training.
+        personal: Personal tensors of an earlier round, by name.
+        held_out: Indices of the samples that are evaluated and not trained on.
+        on_batch: Called before each batch.
+        state: The tensors that the open signatures read and replace, by name.
+        recordings: Recorded activations, by the name that the schedule gives them.
+        dropout: Generator of the seeds that signatures with dropout take.
     """
 
     bundle: Bundle
     local: LocalData
     scratch: Path
-    threads: int
-    seed: int
+    options: TrainingOptions
     personal: dict[str, np.ndarray]
     held_out: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), kw_only=True)
     on_batch: OnBatch = field(default=at_once, kw_only=True)
@@ -68,46 +91,61 @@ class SignatureRuns:
     dropout: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        # Apart from the order of the samples, which is the same with and without dropout.
-        self.dropout = np.random.default_rng([self.seed, 1])
+        # A generator separate from that of the sample order, so that a model with dropout sees the
+        # samples in the same order as one without.
+        self.dropout = np.random.default_rng([self.options.seed, 1])
 
     @cached_property
     def trained(self) -> np.ndarray:
-        """The samples that are trained on."""
+        """Indices of the samples to train on."""
         return np.setdiff1d(np.arange(len(self.local)), self.held_out, assume_unique=True)
 
     def open(self, name: str) -> Session:
-        """A session for the signature `name`, with its state loaded."""
+        """Open a session for the signature `name`, and load the tensors that it reads.
+
+        Raises BundleError if the graph and the manifest differ.
+        """
         signature = self.bundle.manifest.signatures[name]
         names = {port.state for port in signature.inputs if port.state is not None}
+        # Loaded tensors stay: another signature of the same step may have trained them.
         missing = [self.bundle.entry(n) for n in sorted(names - self.state.keys())]
         self.state.update(self.bundle.load(e.name for e in missing if e.stored))
         self.state.update({e.name: self.unstored(e) for e in missing if not e.stored})
         runtime, graph = self.bundle.manifest.runtime, self.bundle.graph(name)
-        session = open_session(runtime, graph, name, self.threads)
+        session = open_session(runtime, graph, name, self.options.threads)
         check_ports(session, signature, f"{graph}, signature {name!r}")
         return session
 
     def unstored(self, entry: TensorEntry) -> np.ndarray:
-        """The first value of a tensor that is not in the bundle."""
+        """The initial value of a tensor that the bundle lacks: the device's own value, or zeros."""
         kept = self.personal.get(entry.name)
         return np.zeros(entry.shape, np.dtype(entry.dtype)) if kept is None else kept
 
     def release(self) -> None:
-        """Forget state that is not to be trained, so that one stage is in memory at a time."""
+        """Drop the loaded tensors, so that only one stage is in memory at a time."""
         self.state.clear()
         gc.collect()
 
     def feeds(
         self, signature: Signature, source: str, indices: np.ndarray, scalars: Mapping[str, float]
     ) -> dict[str, np.ndarray]:
-        """The inputs of one run of `signature` on the samples `indices` of `source`."""
+        """Collect the inputs of one run of a signature.
+
+        Args:
+            signature: The signature to run.
+            source: The data set of its samples: "x" for local data, or the name of a recording.
+            indices: Indices of the samples in the batch.
+            scalars: Values of scalar inputs, by name.
+
+        Returns:
+            The arrays by input name.
+        """
         return {port.name: self.feed(port, source, indices, scalars) for port in signature.inputs}
 
     def feed(
         self, port: Port, source: str, indices: np.ndarray, scalars: Mapping[str, float]
     ) -> np.ndarray:
-        """The array for one input."""
+        """Collect the array for one input, see `feeds`."""
         match port.kind:
             case "samples":
                 if source == SAMPLES:
@@ -116,7 +154,7 @@ class SignatureRuns:
             case "labels":
                 return self.local.labels(indices)
             case "classes":
-                return self.present
+                return self.trained_classes
             case "scalar":
                 return np.asarray(scalars[port.name], np.float32)
             case "seed":
@@ -125,22 +163,36 @@ class SignatureRuns:
                 return self.state[str(port.state)]
 
     @cached_property
-    def present(self) -> np.ndarray:
-        """1 for every class that samples are trained of, 0 for the others."""
+    def trained_classes(self) -> np.ndarray:
+        """A float32 array (classes,): 1 for each class among the trained samples, otherwise 0."""
         return classes_in(self.local.y, self.trained, self.bundle.manifest.classes)
 
-    def take(self, signature: Signature, results: Mapping[str, np.ndarray]) -> None:
-        """Let the outputs of `signature` replace the state that they name."""
+    def update_state(self, signature: Signature, results: Mapping[str, np.ndarray]) -> None:
+        """Replace state tensors by the outputs of `signature`, given by output name."""
         for port in signature.outputs:
             if port.state is not None:
                 self.state[port.state] = results[port.name]
 
-    def judge(self, instruction: Train, samples: np.ndarray) -> Evaluation:
-        """Run the signature `evaluate` over `samples`. Raises BundleError where there is none."""
+    def evaluate(self, instruction: Train, samples: np.ndarray) -> Evaluation:
+        """Evaluate the current state with the signature `evaluate`.
+
+        Args:
+            instruction: The training whose batch size and data set are used.
+            samples: Indices of the samples to evaluate.
+
+        Returns:
+            Mean loss and, for a classification, the number of correct predictions.
+
+        Raises:
+            BundleError: The bundle has no such signature.
+        """
         signature = self.bundle.manifest.signatures.get(EVALUATE)
         if signature is None:
             raise BundleError(
-                f"{self.bundle.folder} has no signature {EVALUATE!r}: export it again."
+                f"{self.bundle.folder} has no signature {EVALUATE!r}. Export the bundle again.",
+                code="bundle.missing-signature",
+                path=str(self.bundle.folder),
+                signature=EVALUATE,
             )
         session = self.open(EVALUATE)
         loss, correct = 0.0, 0
@@ -148,6 +200,7 @@ class SignatureRuns:
             self.on_batch()
             feeds = self.feeds(signature, instruction.source, samples[indices], {})
             results = session.run(feeds)
+            # The loss of a batch is a mean, and the last batch may have another size.
             loss += float(results[LOSS]) * len(indices)
             correct += int(results.get(CORRECT, 0))
         counts = any(port.name == CORRECT for port in signature.outputs)

@@ -1,6 +1,10 @@
-"""A round without a coordinator: a bundle that was copied here, an update to copy back."""
+"""A round without a coordinator: train a bundle that was copied here, write an update to copy back.
 
-from collections.abc import Callable, Mapping
+This is the public function `edgetailor.train`.
+"""
+
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,53 +14,95 @@ from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.update import UpdateRecord
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.personal_model import personal_entries, read_personal, write_personal
-from device_agent.training.schedule_interpreter import OnEpoch, quiet
+from device_agent.training.schedule_interpreter import OnEpoch, ignore_epoch
+from device_agent.training.training_options import Data, TrainingOptions
 
+log = logging.getLogger(__name__)
 LOST = (
     "This bundle has a personal model, which ends with this round: --personal FILE.safetensors "
     "keeps it."
 )
 
 
-def train_alone(
-    bundle: Path,
-    data: str,
-    out: Path,
-    personal: Path | None,
-    say: Callable[[str], None],
+def train(
+    bundle: str | Path,
+    data: Data,
+    out: str | Path,
     *,
+    personal: str | Path | None = None,
     threads: int = 0,
     seed: int = 0,
     validation: float = 0.0,
     max_memory: int | None = None,
-    on_epoch: OnEpoch = quiet,
+    on_epoch: OnEpoch = ignore_epoch,
     force: bool = False,
 ) -> UpdateRecord:
-    """Train as `train_bundle` does, from and to the personal model in the file `personal`.
+    """Train a bundle on local data and write the update.
 
-    Without the file a personal model is lost, and `say` is told so. Raises InputError for a file of
-    another submodel, and the errors of training; then the file is as it was.
+    If the process is interrupted or killed, call it again with the same arguments: the training
+    continues from its last checkpoint. Progress is logged with the standard library's `logging`.
+
+    Args:
+        bundle: Folder of the bundle.
+        data: Samples `x` of shape (n, *sample shape) and labels `y` of shape (n,), or (n, outputs)
+            for a regression. Pass an .npz file, a folder of x.npy and y.npy, `module:callable`,
+            a pair of arrays or a mapping with the keys `x` and `y`.
+        out: Folder for the update. It must not exist, unless `force` is set.
+        personal: File of the personal model of a `cp` or `pfedme` bundle. It is read if it exists
+            and written after training. Without it, a personal model is lost; a warning is logged.
+        threads: Threads of the runtime. 0 means one for each core.
+        seed: Seed for the order of the samples and for dropout.
+        validation: Share of the samples that is held out and evaluated after each epoch.
+        max_memory: Bytes of memory that this process may use.
+        on_epoch: Called after each epoch with its number, the number of epochs and the mean loss.
+        force: Replace an update that is in `out`.
+
+    Returns:
+        The record of the update: losses, steps, samples and the list of tensors.
+
+    Raises:
+        BundleError: The bundle is incomplete, damaged or of another format version.
+        DataError: The data do not fit the bundle.
+        LimitError: The training needs more memory than it may use, or than is left.
+        UpdateError: The training diverged.
+        InputError: `out` or `personal` cannot be used. Nothing was changed.
+
+    Example:
+        >>> import tempfile
+        >>> import edgetailor as et
+        >>> import numpy as np
+        >>> from toolkit.submodels.global_model import from_model
+        >>> model = et.load_model("toolkit.models:digits_cnn")
+        >>> submodel = et.split(model, "full", (1, 8, 8))
+        >>> x, y = np.zeros((20, 1, 8, 8), np.float32), np.arange(20) % 10
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     weights = submodel.cut(from_model(model))
+        ...     bundle = et.export(submodel.program, weights, f"{folder}/bundle", base="")
+        ...     record = et.train(bundle.folder, (x, y), f"{folder}/update")
+        >>> record.samples
+        20
     """
-    manifest = read_manifest(manifest_bytes(bundle), bundle / MANIFEST)
-    if personal is None and personal_entries(manifest):
-        say(LOST)
-    keep = personal if personal_entries(manifest) else None
+    folder = Path(bundle)
+    manifest = read_manifest(manifest_bytes(folder), folder / MANIFEST)
+    has_personal_model = bool(personal_entries(manifest))
+    if personal is None and has_personal_model:
+        log.warning(LOST)
+    file = Path(personal) if personal is not None and has_personal_model else None
 
-    def keep_own(tensors: Mapping[str, np.ndarray]) -> None:
-        if keep is not None:
-            write_personal(keep, tensors, manifest)
+    def keep(tensors: Mapping[str, np.ndarray]) -> None:
+        if file is not None:
+            write_personal(file, tensors, manifest)
 
+    options = TrainingOptions(
+        threads=threads, seed=seed, validation=validation, max_memory=max_memory
+    )
     return train_bundle(
-        bundle,
+        folder,
         data,
         out,
-        threads=threads,
-        seed=seed,
-        validation=validation,
-        max_memory=max_memory,
-        personal=None if keep is None else read_personal(keep, manifest),
-        keep=keep_own,
-        say=say,
+        options,
+        personal=None if file is None else read_personal(file, manifest),
+        keep=keep,
         on_epoch=on_epoch,
         force=force,
     ).record

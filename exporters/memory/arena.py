@@ -1,9 +1,9 @@
-"""What ONNX Runtime's memory arena takes from the system for the buffers of a run.
+"""The memory that the arena of ONNX Runtime requests from the system for the buffers of a run.
 
-The arena asks for regions, each twice the last, cuts blocks out of them and keeps them until the
-session ends. It is followed block by block because what it takes depends on the order of all
-requests: a block goes into the smallest gap that holds it, and leaves what is behind it as a gap
-only where that is at least as large. All sizes are bytes.
+The arena requests regions, each twice as large as the one before, divides them into blocks and
+keeps them until the session ends. The total depends on the order of all requests, so this module
+replays them block by block. A block goes into the smallest gap that is large enough. The rest of
+the gap becomes a new gap only if it is at least as large as the block. All sizes are in bytes.
 """
 
 from bisect import insort
@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from exporters.memory.liveness import Buffer
 
 GRAIN = 256
-"""Blocks are multiples of this."""
+"""Sizes of blocks are multiples of this."""
 FIRST_REGION = 2**20
 PAGE = 4096
 TABLE = 32
-"""The arena notes for each GRAIN of a region, used or not, which block it is in, in 8 bytes: a
-32nd of the region."""
+"""A region divided by this is the size of its table: for every GRAIN of the region, 8 bytes that
+name its block."""
 
 
 @dataclass
 class Block:
-    """A part of a region, free or not; its neighbours are the ones before and behind it."""
+    """A free or used part of a region, with its neighbours before and after it."""
 
     region: int
     start: int
@@ -35,15 +35,17 @@ class Block:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """Free blocks are tried in this order: by size, then by place."""
+        """The order in which the arena tries free blocks: by size, then by position."""
         return (self.size, self.region, self.start)
 
 
 @dataclass
 class Arena:
-    """Regions and how far each was ever used: memory that was never written costs nothing.
+    """The regions of an arena.
 
-    `tables`: bytes of the regions' tables, all of which are written.
+    `used` is the number of bytes that were ever used at the start of each region: the system
+    provides no memory for pages that are never written. `tables` are the bytes of all tables, which
+    are written completely. `gaps` are the keys of the free blocks, sorted.
     """
 
     next_region: int = FIRST_REGION
@@ -54,15 +56,16 @@ class Arena:
 
     @property
     def taken(self) -> int:
-        """Bytes that the system had to provide, in whole pages, tables of the regions included."""
+        """Bytes that the system provided, in whole pages, including the tables of the regions."""
         return sum(-(-used // PAGE) * PAGE for used in self.used) + self.tables
 
     def take(self, size: int) -> Block:
-        """A block for `size` bytes."""
+        """Allocate a block for `size` bytes."""
         wanted = max(GRAIN, -(-size // GRAIN) * GRAIN)
         if not any(gap[0] >= wanted for gap in self.gaps):
             self.extend(wanted)
         block = self.remove(next(gap for gap in self.gaps if gap[0] >= wanted))
+        # ONNX Runtime (BFCArena) gives the whole gap away unless the rest is worth keeping.
         if block.size >= 2 * wanted:
             self.split(block, wanted)
         block.free = False
@@ -70,7 +73,7 @@ class Arena:
         return block
 
     def release(self, block: Block) -> None:
-        """Give `block` back; free neighbours become one."""
+        """Free `block` and merge it with its free neighbours."""
         block.free = True
         for left, right in ((block, block.behind), (block.before, block)):
             if left is not None and right is not None and left.free and right.free:
@@ -79,7 +82,8 @@ class Arena:
         self.insert(block)
 
     def extend(self, wanted: int) -> None:
-        """Get another region, of at least `wanted` bytes."""
+        """Request another region of at least `wanted` bytes."""
+        # A region that had to grow for this request does not double the next one.
         enough = self.next_region >= wanted
         while self.next_region < wanted:
             self.next_region *= 2
@@ -90,7 +94,7 @@ class Arena:
             self.next_region *= 2
 
     def split(self, block: Block, wanted: int) -> None:
-        """Leave all of `block` but `wanted` bytes as a gap."""
+        """Shorten `block` to `wanted` bytes; the rest becomes a gap."""
         rest = Block(
             block.region, block.start + wanted, block.size - wanted, True, block, block.behind
         )
@@ -100,7 +104,7 @@ class Arena:
         self.insert(rest)
 
     def merge(self, left: Block, right: Block) -> None:
-        """Make two neighbours one; whichever is among the gaps leaves them."""
+        """Merge two neighbours into one block, which is not in the gaps."""
         for block in (left, right):
             if block.key in self.gaps:
                 self.remove(block.key)
@@ -110,18 +114,21 @@ class Arena:
             right.behind.before = left
 
     def insert(self, block: Block) -> None:
-        """Put `block` among the gaps."""
+        """Add `block` to the gaps."""
         self.blocks[block.region, block.start] = block
         insort(self.gaps, block.key)
 
     def remove(self, key: tuple[int, int, int]) -> Block:
-        """Take a gap out from among them."""
+        """Remove a gap and return its block."""
         self.gaps.remove(key)
         return self.blocks[key[1:]]
 
 
 def arena_bytes(buffers: Iterable[Buffer], runs: int = 3) -> int:
-    """Bytes that an arena has taken after `runs` runs that need `buffers`."""
+    """The runtime arena after `runs` runs that need `buffers`, in bytes.
+
+    Later runs may need more than the first one, because they start with the gaps that it left.
+    """
     needed = [buffer for buffer in buffers if buffer.size]
     births: dict[int, list[int]] = defaultdict(list)
     deaths: dict[int, list[int]] = defaultdict(list)
@@ -132,6 +139,7 @@ def arena_bytes(buffers: Iterable[Buffer], runs: int = 3) -> int:
     for _ in range(runs):
         held: dict[int, Block] = {}
         for place in sorted({*births, *deaths}):
+            # A node allocates its outputs before the buffers that it reads last are freed.
             for number in births[place]:
                 held[number] = arena.take(needed[number].size)
             for number in deaths[place]:

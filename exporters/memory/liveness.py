@@ -1,8 +1,8 @@
-"""Which tensors of an ONNX graph are alive when: its peak memory before it ever ran.
+"""The lifetimes of the tensors of an ONNX graph, which give its peak memory without a run.
 
-Execution order, buffers and their reuse follow ONNX Runtime's CPU provider: an output gets a buffer
-of its own unless the operator is a view or may write over its input, and a buffer is free once the
-last node that reads it has run. All sizes are bytes, all places count nodes in execution order.
+Execution order, buffers and their reuse follow the CPU provider of ONNX Runtime. An output gets its
+own buffer unless the operator is a view or may overwrite its input. A buffer is free after the last
+node that reads it has run. All sizes are in bytes, and all places count nodes in execution order.
 """
 
 import math
@@ -18,20 +18,20 @@ from onnx_ir import Graph, Node, Value
 from exporters.memory.static_shapes import at_batch, count_of, shape_of, size_of
 
 VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
-"""Their output lies in their first input's buffer."""
+"""Operators whose output uses the buffer of their first input."""
 IN_PLACE = {
     *("Relu", "Sigmoid", "Tanh", "Elu", "LeakyRelu", "Selu", "Softplus", "Softsign"),
     *("HardSigmoid", "ThresholdedRelu", "Clip", "Cast", "CastLike", "Softmax", "LogSoftmax"),
 }
-"""Write over their first input if nobody reads it any more; arithmetic never does."""
+"""Operators that overwrite their first input if no other node reads it. Arithmetic never does."""
 PRODUCTS = {"MatMul", "Gemm"}
 SEGMENT = 128 * 128
-"""Least numbers in the working buffer of a convolution."""
+"""The smallest working buffer of a convolution, in numbers."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of a tensor and its views or of an operator at work, alive `birth` to `death`."""
+    """Memory of a tensor with its views, or of a running operator, from `birth` to `death`."""
 
     name: str
     size: int
@@ -41,9 +41,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Liveness:
-    """The buffers that one run takes besides its inputs, in the order in which it takes them.
+    """The buffers of one run without its inputs, in the order of their allocation.
 
-    The outputs are among them: they stay to the end. `inputs` and `outputs` are their sizes.
+    They include the outputs, which stay alive to the end. `inputs` and `outputs` are total sizes.
     """
 
     buffers: tuple[Buffer, ...]
@@ -61,32 +61,38 @@ class Liveness:
 
     @property
     def planned(self) -> int:
-        """Most bytes alive at once."""
+        """The largest number of bytes alive at the same time."""
         return max(self.timeline)
 
     def at_peak(self) -> tuple[Buffer, ...]:
-        """The buffers alive at the first such moment, largest first."""
+        """The buffers alive at the first peak, largest first."""
         place = self.timeline.index(self.planned)
         there = [b for b in self.buffers if b.birth <= place <= b.death]
         return tuple(sorted(there, key=lambda buffer: -buffer.size))
 
 
 def liveness(model: ModelProto, batch: int) -> Liveness:
-    """Liveness of `model` where each open dimension of its inputs is `batch`.
+    """Compute the liveness of `model`.
 
-    Raises ExportError where the size of a tensor does not follow from that.
+    Args:
+        model: The model.
+        batch: The size of every open dimension of its inputs.
+
+    Raises:
+        ExportError: The size of a tensor does not follow from the batch.
     """
     return graph_liveness(at_batch(model, batch).graph)
 
 
 def graph_liveness(graph: Graph) -> Liveness:
-    """Liveness of a graph, or of one pass through the body of a loop.
+    """Compute the liveness of a graph, or of one iteration of the body of a loop.
 
-    A loop takes as many places as its body has, for one pass through it.
+    A loop takes as many places as its body has nodes, because all iterations are alike.
     """
     order = execution_order(graph)
     own = {value for node in order for value in node.outputs}
     results = set(graph.outputs)
+    # An operator may overwrite a buffer only if it is the last reader, so count all reads.
     unread = Counter(value for node in order for value in reads(node))
     root: dict[Value, Value] = {}
     birth: dict[Value, int] = {}
@@ -124,9 +130,9 @@ def graph_liveness(graph: Graph) -> Liveness:
 
 
 def at_work(node: Node) -> tuple[list[Buffer], list[int], int]:
-    """Buffers that only `node` itself uses, where its outputs are born, how many places it takes.
+    """Working buffers of `node`, the birth of each output, and the number of places it takes.
 
-    Places count from the node's own first.
+    Places are relative to the first place of the node.
     """
     if node.op_type != "Scan":
         space = [Buffer(f"{node.op_type} at work", size, 0, 0) for size in working_space(node)]
@@ -137,7 +143,7 @@ def at_work(node: Node) -> tuple[list[Buffer], list[int], int]:
     born = {buffer.name: buffer.birth for buffer in found.buffers}
     results = [value.name or "" for value in body.outputs]
     states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
-    # What is carried is written to two buffers in turn, the last of it to the loop's output.
+    # Iterations write the carried state to two buffers in turn, and the last one to the output.
     carried = [
         Buffer(name, size_of(value), 0, places - 1)
         for name, value in zip(results, body.outputs[:states], strict=False)
@@ -148,10 +154,12 @@ def at_work(node: Node) -> tuple[list[Buffer], list[int], int]:
 
 
 def execution_order(graph: Graph) -> list[Node]:
-    """The nodes of `graph` as ONNX Runtime runs them: depth first from the ends, last end first.
+    """The nodes of `graph` in the order in which ONNX Runtime runs them.
 
-    Of a node's inputs, the one that stands last in the file is seen to first.
+    It is depth first from the final nodes, the last one first. Among the inputs of a node, the one
+    that is last in the file is visited first.
     """
+    # ONNX Runtime turns Constant nodes into initializers before it orders the others.
     nodes = [node for node in graph if node.op_type != "Constant"]
     number = {node: place for place, node in enumerate(nodes)}
     ahead = {
@@ -174,14 +182,14 @@ def execution_order(graph: Graph) -> list[Node]:
 
 
 def bodies(node: Node) -> Iterator[Graph]:
-    """The graphs inside `node`: a loop's body."""
-    for attribute in node.attributes.values():
+    """The graphs inside `node`, such as the body of a loop."""
+    for attribute in node.attributes.values():  # Scan and Loop have one graph, If has two
         if attribute.type == ir.AttributeType.GRAPH:
             yield attribute.as_graph()
 
 
 def reads(node: Node) -> Iterator[Value]:
-    """The values that `node` reads, those that its bodies take from outside included."""
+    """The values that `node` reads, including outer values that its bodies read."""
     yield from (value for value in node.inputs if value is not None)
     for body in bodies(node):
         inside = {*body.inputs, *(value for n in body for value in n.outputs)}
@@ -189,7 +197,7 @@ def reads(node: Node) -> Iterator[Value]:
 
 
 def buffer_shared_with(node: Node, root: Mapping[Value, Value]) -> Value | None:
-    """Whose buffer the output of `node` may lie in; `root` has the owners of those before it."""
+    """The value whose buffer the output of `node` may use; `root` maps values to buffer owners."""
     if not is_view(node) and node.op_type not in IN_PLACE:
         return None
     first = node.inputs[0]
@@ -199,10 +207,10 @@ def buffer_shared_with(node: Node, root: Mapping[Value, Value]) -> Value | None:
 
 
 def is_view(node: Node) -> bool:
-    """Whether the output of `node` is its first input, looked at in another way."""
+    """Whether the output of `node` is a view of its first input."""
     if node.op_type != "Transpose":
         return node.op_type in VIEWS
-    # ONNX Runtime's products read a matrix by columns instead.
+    # ONNX Runtime removes a transposition before a product and reads the matrix by columns.
     *ahead, row, column = node.attributes["perm"].as_ints()
     swapped = ahead == list(range(len(ahead))) and (row, column) == (len(ahead) + 1, len(ahead))
     return swapped and all(
@@ -211,15 +219,17 @@ def is_view(node: Node) -> bool:
 
 
 def working_space(node: Node) -> Iterator[int]:
-    """Sizes of the buffers that ONNX Runtime's kernel takes while `node` runs, on one thread."""
+    """Sizes of the working buffers of ONNX Runtime's kernel for `node`, on one thread."""
     match node.op_type:
-        case "Conv" if not is_constant(node.inputs[1]):  # blocked kernels read images in place
+        case "Conv" if not is_constant(
+            node.inputs[1]
+        ):  # with constant weights, blocked kernels read images in place
             yield 4 * unfolded(*map(shape_of, (*node.inputs[:2], node.outputs[0])))
         case "ConvTranspose":
             image = math.prod(shape_of(node.inputs[0])[2:])
             yield 4 * image * math.prod(shape_of(node.inputs[1])[1:])
         case "Where":
-            # Each choice is first written out, with zeros for the other.
+            # The kernel first writes each choice to a buffer, with zeros for the other choice.
             condition, *choices = node.inputs
             yield from (max(size_of(choice), 4 * count_of(condition)) for choice in choices)
         case "Loop" | "If":
@@ -227,12 +237,12 @@ def working_space(node: Node) -> Iterator[int]:
 
 
 def is_constant(value: Value | None) -> bool:
-    """Whether the graph itself holds `value`."""
+    """Whether `value` is a constant of the graph."""
     return value is not None and value.is_initializer()
 
 
 def unfolded(image: Sequence[int], kernel: Sequence[int], output: Sequence[int]) -> int:
-    """How many numbers of patches a convolution writes out at a time.
+    """Numbers in the working buffer into which a convolution copies patches of the image.
 
     `image`: (batch, n, *size), `kernel`: (m, n / groups, *size), `output`: (batch, m, *size).
     """

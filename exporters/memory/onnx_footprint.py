@@ -1,26 +1,25 @@
-"""The peak memory of one run of a graph in the device agent, from the graph alone."""
+"""The peak memory of one run of an ONNX graph in the agent, computed from the graph alone."""
 
 from dataclasses import dataclass
 
 import onnx
 
-from device_agent.training import memory_estimate
 from exporters.memory.arena import arena_bytes
 from exporters.memory.liveness import Buffer, liveness
-
-SESSION_BYTES = memory_estimate.SESSION_BYTES["onnx"]
-NODE_BYTES = 5300
-"""What a session keeps for each node of the graph."""
+from profiles.cost_model.memory_rule import ONNX, run_growth
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Three figures, bytes; each holds what the one before it leaves out.
+    """Three figures of one run in bytes.
 
-    `planned`: tensors alive at once, inputs and constants included. `arena`: what the runtime's
-    arena takes for those that it makes itself, gaps included, outputs not. `process`: growth of the
-    process above its idle state, arena, inputs, outputs, constants and session together. `alive`
-    are the buffers at the planned peak, largest first.
+    Attributes:
+        planned: Planned tensors: all tensors that are alive at the same time, inputs and constants
+            included.
+        arena: The runtime arena for the tensors that the runtime makes, gaps included and outputs
+            not.
+        process: Process peak above the idle agent: arena, inputs, outputs, constants and session.
+        alive: The buffers alive at the planned peak, largest first.
     """
 
     planned: int
@@ -30,22 +29,27 @@ class Footprint:
 
 
 def footprint(graph: bytes, batch: int) -> Footprint:
-    """The memory that a serialized ONNX graph needs for batches of `batch` samples, on one thread.
+    """The memory that an ONNX graph needs on one thread.
 
-    Inputs and outputs are arrays of the agent's, so a state is held twice during a run.
-    process = inputs + outputs + constants + arena + SESSION_BYTES + NODE_BYTES * nodes.
+    The agent owns the arrays of inputs and outputs, so the state is in memory twice during a run.
+    `profiles.cost_model.memory_rule` states the rule for `process`.
 
-    Raises ExportError where a tensor's size does not follow from the batch.
+    Args:
+        graph: The serialized graph.
+        batch: Samples in a batch.
+
+    Raises:
+        ExportError: The size of a tensor does not follow from the batch.
     """
     model = onnx.load_from_string(graph)
     found = liveness(model, batch)
+    # The agent provides the memory of outputs, so they are not in the arena.
     outputs = {value.name for value in model.graph.output}
     arena = arena_bytes(buffer for buffer in found.buffers if buffer.name not in outputs)
     given = found.inputs + sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    session = SESSION_BYTES + NODE_BYTES * len(model.graph.node)
     return Footprint(
         planned=given + found.planned,
         arena=arena,
-        process=given + found.outputs + arena + session,
+        process=run_growth(ONNX, given, found.outputs, arena, len(model.graph.node)),
         alive=found.at_peak(),
     )

@@ -1,4 +1,4 @@
-"""An ONNX graph for batches of a known size, and the shapes and bytes of its tensors there."""
+"""Shapes and sizes of all tensors of an ONNX graph for a fixed batch."""
 
 import math
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from onnxscript.optimizer import fold_constants
 from profiles.errors import ExportError
 
 SHAPE_SIZES = 32
-"""Most numbers in a tensor that is itself the shape of others."""
+"""Limit for the numbers in a tensor that is the shape of another tensor."""
 
 
 def at_batch(model: ModelProto, batch: int) -> ir.Model:
-    """A copy of `model` for this batch, with every tensor's shape."""
+    """A copy of `model` for this batch, with the shapes of all tensors that can be inferred."""
     fixed = ModelProto()
     fixed.CopyFrom(model)
     shapes = [value.type.tensor_type.shape for value in fixed.graph.input]
@@ -24,8 +24,8 @@ def at_batch(model: ModelProto, batch: int) -> ir.Model:
     found = ir.from_proto(with_shapes(fixed))
     unknown = -1
     while True:
-        # Shapes that the graph computes are constants now, and what depends on them follows: where
-        # a shape is made from another such, a turn later.
+        # Folding turns shapes that the graph computes into constants, from which more shapes
+        # follow. A shape that depends on another computed shape needs one more turn.
         found = folded(found)
         left = sum(not known(value) for node in found.graph for value in node.outputs)
         if left in (0, unknown):
@@ -34,9 +34,9 @@ def at_batch(model: ModelProto, batch: int) -> ir.Model:
 
 
 def folded(model: ir.Model) -> ir.Model:
-    """`model` with the shapes that follow from its constants computed, and others inferred anew.
+    """`model` with computed shapes folded into constants and all shapes inferred again.
 
-    Tensors that such a shape makes are left, as they are where the batch is open.
+    Larger tensors are not folded: a graph with an open batch computes them, too.
     """
     fold_constants(model, output_size_limit=SHAPE_SIZES)
     RemoveUnusedNodesPass()(model)
@@ -50,12 +50,12 @@ def with_shapes(model: ModelProto) -> ModelProto:
     try:
         return shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
     except shape_inference.InferenceError:
-        # Where it computes shapes itself it gets some of them wrong, as of dropout's masks.
+        # With data propagation, onnx infers some shapes wrongly, for example of dropout's masks.
         return shape_inference.infer_shapes(model, strict_mode=True)
 
 
 def fix_sizes(graph: GraphProto, sizes: Mapping[str, int]) -> None:
-    """Let the open dimensions that are named in `sizes` have these, in bodies too."""
+    """Set the open dimensions that `sizes` names, also in the bodies of loops."""
     for value in (*graph.input, *graph.output, *graph.value_info):
         for size in value.type.tensor_type.shape.dim:
             if size.dim_param in sizes:
@@ -67,29 +67,31 @@ def fix_sizes(graph: GraphProto, sizes: Mapping[str, int]) -> None:
 
 
 def shape_of(value: Value | None) -> tuple[int, ...]:
-    """The sizes of `value`. Raises ExportError where one is not known."""
+    """The shape of `value`. Raises ExportError if it is unknown."""
     assert value is not None
     if not known(value):
         raise ExportError(
-            f"Peak memory needs every tensor's shape; that of {value.name!r} does not follow from "
-            "the batch."
+            f"Peak memory needs the shape of every tensor, but that of {value.name!r} does not "
+            "follow from the batch.",
+            code="export.unknown-shape",
+            tensor=value.name,
         )
     assert value.shape is not None
     return value.shape.numpy()
 
 
 def known(value: Value) -> bool:
-    """Whether every size of `value` is a number."""
+    """Whether every dimension of `value` is a number."""
     return value.shape is not None and value.shape.is_static()
 
 
 def count_of(value: Value | None) -> int:
-    """How many numbers `value` holds."""
+    """The number of elements of `value`."""
     return math.prod(shape_of(value))
 
 
 def size_of(value: Value | None) -> int:
-    """The size of `value`."""
+    """The size of `value` in bytes."""
     assert value is not None
     assert value.dtype is not None
     return math.ceil(count_of(value) * value.dtype.itemsize)

@@ -8,14 +8,11 @@ import numpy as np
 import sympy
 from ai_edge_litert import schema_py_generated as schema
 
-from device_agent.training import memory_estimate
 from exporters.memory.liveness import Buffer, Liveness
 from exporters.memory.onnx_footprint import Footprint
 from exporters.tflite.flatbuffer import Size, Subgraph
+from profiles.cost_model.memory_rule import LITERT, run_growth
 
-SESSION_BYTES = memory_estimate.SESSION_BYTES["litert"]
-OPERATOR_BYTES = 3000
-"""What a session keeps for each operator of the file."""
 WIDTHS = {
     schema.TensorType.FLOAT32: 4,
     schema.TensorType.INT64: 8,
@@ -27,9 +24,8 @@ WIDTHS = {
 def footprint(subgraph: Subgraph, operators: int, batch: int) -> Footprint:
     """The memory that `subgraph` needs for batches of `batch` samples, on one thread.
 
-    Inputs and outputs are arrays of the agent's and tensors of LiteRT's besides.
-    process = 2 (inputs + outputs) + arena + SESSION_BYTES + OPERATOR_BYTES * operators, where
-    `operators` are those of the whole file.
+    `operators` counts those of the whole file, because a session keeps all of them.
+    `profiles.cost_model.memory_rule` states the rule for `process`.
     """
     sizes = tensor_sizes(subgraph, batch)
     end = len(subgraph.operators)
@@ -45,7 +41,7 @@ def footprint(subgraph: Subgraph, operators: int, batch: int) -> Footprint:
     return Footprint(
         planned=inputs + found.planned,
         arena=arena,
-        process=2 * (inputs + found.outputs) + arena + SESSION_BYTES + OPERATOR_BYTES * operators,
+        process=run_growth(LITERT, inputs, found.outputs, arena, operators),
         alive=found.at_peak(),
     )
 

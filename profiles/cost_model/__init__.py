@@ -1,5 +1,6 @@
 """The rules that predict the memory and the time of training on a device.
 
-Start with `prediction.py`. `workload.py` is what the rules read, `submodel_choice.py` applies
-budgets to what they predict. No graph is read here: `exporters/` describes graphs as workloads.
+Start with `prediction.py`. `memory_rule.py` states the rule for memory and `operation_rates.py` the
+rule for time. `workload.py` describes their input, and `submodel_choice.py` applies budgets to the
+predictions. Nothing here reads a graph: `exporters/` describes graphs as workloads.
 """

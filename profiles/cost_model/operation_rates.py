@@ -1,8 +1,9 @@
 """The rate of one kind of operation at sizes that were not timed.
 
-A kind of one size is interpolated between its timings. Of others the logarithm of the rate (seconds
-for each amount) is a plane over the logarithms of the sizes plus a Gaussian process: at a timing it
-says what was timed, but for noise, and far from all of them what the plane says.
+For kinds with one size, rates are interpolated between the timings. For other kinds, the logarithm
+of the rate (seconds for each unit of work) is a plane over the logarithms of the sizes plus a
+Gaussian process. Near a timing the prediction follows the timing, except for noise. Far from all
+timings it follows the plane.
 """
 
 import math
@@ -18,31 +19,32 @@ from profiles.documents.calibration_record import Timing
 Numbers = NDArray[np.float64]
 
 LENGTH = 3.0
-"""Over how many doublings of a size a rate says something of its neighbours'."""
+"""Length scale of the Gaussian process, in doublings of a size."""
 NOISE = 0.05
-"""Spread of a timing, relative."""
+"""Relative noise of a timing (standard deviation)."""
 SLOPE = 0.5
-"""How much the plane is held level, in timings."""
+"""Ridge penalty on the slopes of the plane, as a number of timings."""
 MOST_DOUBT = 0.5
 
 
 class Rates:
-    """Timings of one kind, all with as many sizes."""
+    """Predicts rates from the timings of one kind, which all have the same number of sizes."""
 
     def __init__(self, timings: Sequence[Timing]) -> None:
         self.kind = timings[0].kind
         self.timings = sorted(timings, key=lambda t: (t.sizes, t.seconds))
 
     def seconds(self, sizes: Sequence[int]) -> float:
-        """Time of one operation of these sizes."""
+        """Time of one operation of these sizes, in seconds."""
         if len(sizes) == 1:
             return self.along(sizes[0])
+        # Beyond the timed sizes the plane would extrapolate, so the nearest timed place is used.
         at = np.clip(self.place(sizes), self.places.min(axis=0), self.places.max(axis=0))[None]
         near = self.nearness(at, self.places) @ self.weights
         return amount(self.kind, sizes) * math.exp(float(self.plane(at)[0] + near[0]))
 
     def along(self, size: int) -> float:
-        """Seconds of a kind of one size: straight between the timings, rates held beyond them."""
+        """Time for a kind with one size: log-log interpolation, and a constant rate above it."""
         sizes, seconds = zip(*((t.sizes[0], t.seconds) for t in self.timings), strict=True)
         if size > sizes[-1]:
             return float(seconds[-1] * size / sizes[-1])
@@ -50,26 +52,28 @@ class Rates:
 
     @cached_property
     def doubt(self) -> float:
-        """Relative error of what is said between timings, from each predicted by the others.
+        """Relative error of a prediction between timings, by leave-one-out cross-validation.
 
-        Of one size neighbours are too far apart for that, and its curve is simple: none.
+        It is 0 for kinds with one size: their timings are too far apart for it, and their curve is
+        simple.
         """
         if len(self.timings[0].sizes) == 1 or len(self.timings) < 3:
             return 0.0
+        # Leave-one-out residuals of a Gaussian process in closed form (Rasmussen & Williams 5.12).
         errors = self.weights / np.diag(self.inverse)
         return min(MOST_DOUBT, float(np.sqrt(np.mean(errors**2))))
 
     def place(self, sizes: Sequence[int]) -> list[float]:
-        """Where an operation is among those of its kind, in doublings.
+        """Coordinates of an operation of these sizes, in doublings.
 
-        How many images or matrices there are hardly changes what each takes: the whole amount
-        stands in for it, at half weight.
+        The number of images or matrices hardly changes the time of each. The total amount of work
+        replaces it, with half the weight.
         """
         return [0.5 * math.log2(amount(self.kind, sizes)), *map(math.log2, sizes[1:])]
 
     @cached_property
     def places(self) -> Numbers:
-        """Of the timings, (timings, sizes)."""
+        """Coordinates of the timings, (timings, sizes)."""
         return np.array([self.place(t.sizes) for t in self.timings])
 
     @cached_property
@@ -79,40 +83,41 @@ class Rates:
 
     @cached_property
     def coefficients(self) -> Numbers:
-        """Of the plane around the mean place, constant first, by ridge regression."""
+        """Coefficients of the plane around the mean place, constant first, by ridge regression."""
         design = np.column_stack(
             [np.ones(len(self.places)), self.places - self.places.mean(axis=0)]
         )
+        # The penalty keeps slopes near 0 if there are few timings; the constant is not penalised.
         penalty = np.diag([0.0, *[SLOPE] * self.places.shape[1]])
         return np.linalg.solve(design.T @ design + penalty, design.T @ self.logs)
 
     def plane(self, places: Numbers) -> Numbers:
-        """What the plane says at `places`."""
+        """Logarithm of the rate on the plane at `places`, (places,)."""
         around = places - self.places.mean(axis=0)
         return np.asarray(self.coefficients[0] + around @ self.coefficients[1:])
 
     @cached_property
     def residuals(self) -> Numbers:
-        """What the plane leaves of the timed rates."""
+        """Difference between the timed rates and the plane, (timings,)."""
         return np.asarray(self.logs - self.plane(self.places))
 
     @cached_property
     def variance(self) -> float:
-        """Of the residuals."""
+        """Variance of the residuals."""
         return max(NOISE**2, float(np.var(self.residuals)))
 
     def nearness(self, left: Numbers, right: Numbers) -> Numbers:
-        """Covariance of the residuals at two sets of places."""
+        """Covariance of the residuals at two sets of places, (left, right)."""
         squares = ((left[:, None] - right[None]) ** 2).sum(axis=2)
         return np.asarray(self.variance * np.exp(-0.5 * squares / LENGTH**2))
 
     @cached_property
     def inverse(self) -> Numbers:
-        """Of the timings' covariance with their noise."""
+        """Inverse of the covariance of the timings, noise included, (timings, timings)."""
         noise = NOISE**2 * np.eye(len(self.logs))
         return np.asarray(np.linalg.inv(self.nearness(self.places, self.places) + noise), float)
 
     @cached_property
     def weights(self) -> Numbers:
-        """What each timing adds, by its nearness."""
+        """Weight of each timing in a prediction, (timings,)."""
         return np.asarray(self.inverse @ self.residuals, float)

@@ -1,8 +1,8 @@
-"""What a submodel takes on a device, before it ever ran there: memory and time, and how sure.
+"""Prediction of a submodel's memory and time on a device, with upper bounds.
 
-Memory follows from the graphs' liveness and the runtime's measured overhead, time from the graphs'
-operations and the rates of a calibration. What may be wrong with either was learned from
-`make bench-plan`; a plan goes by the upper bounds.
+Memory follows from the liveness of tensors in the graphs and the measured overhead of the runtime.
+Time follows from the operations of the graphs and the rates of a calibration. The relative errors
+come from `make bench-plan`. A plan compares the upper bounds with the budgets.
 """
 
 import math
@@ -10,60 +10,78 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from profiles.cost_model.memory_rule import (
+    UNCALIBRATED,
+    SignatureMemory,
+    kept_bytes,
+    training_growth,
+    upper_bound,
+)
 from profiles.cost_model.operation_rates import Rates
 from profiles.cost_model.submodel_choice import Figure
 from profiles.cost_model.workload import FREE, KINDS, LOOP, Operation, SignatureWork, Workload
 from profiles.documents.calibration_record import Calibration, MemoryOverhead, Timing
 from profiles.errors import InputError
 
-MEMORY_ERROR = 0.06
-"""How far above its prediction a measured growth of the process may be, relative."""
 TIME_ERROR = 0.5
-"""How much longer than predicted a step may take, relative; of 37 steps up to four took longer."""
-X86_OVERHEAD = MemoryOverhead(idle_bytes=60 * 10**6, session_bytes=10 * 2**20, node_bytes=5300)
-"""Measured on x86-64 Linux with onnxruntime 1.31.1: taken for devices that were not calibrated."""
-AT_WORK_BYTES = 13 << 20
-"""What an agent at work holds besides a calibration's idle one and its graphs: a connection, an
-open bundle, data and checkpoints. Measured on x86-64: 6 MB before training, and 6 MB during it."""
+"""A step may take this share longer than predicted; of 37 steps, at most four took longer."""
 TIMED = {*KINDS.values(), "scaling", "broadcast", "accumulated"} - {FREE, LOOP}
-"""Kinds that a calibration must have timed."""
+"""Kinds of operations that a calibration must have timed."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Peak memory of the agent's process (bytes) and time of one batch (seconds; None unknown)."""
+    """Process peak of the agent (bytes) and time of one batch (seconds; None if unknown)."""
 
     memory: Figure
     step: Figure | None
 
 
 def predict(work: Workload, calibration: Calibration | None) -> Prediction:
-    """What `work` takes on a device of this `calibration`."""
+    """Predict memory and time of `work`.
+
+    Args:
+        work: The workload of a submodel.
+        calibration: The calibration of the device. Without one, the memory overhead is that of
+            x86-64 and the time is unknown.
+
+    Raises:
+        InputError: The calibration has not timed every kind of operation.
+    """
     overhead = calibration.memory if calibration is not None else None
-    step = None if calibration is None else Clock(calibration).batch(work.training)
-    return Prediction(memory=memory(work, overhead or X86_OVERHEAD), step=step)
+    step = None if calibration is None else TimeModel(calibration).batch(work.training)
+    return Prediction(memory=predict_memory(work, overhead or UNCALIBRATED), step=step)
 
 
-def memory(work: Workload, overhead: MemoryOverhead) -> Figure:
-    """Peak of the agent's process: while it trains, or while it records a stage if that is more.
+def predict_memory(work: Workload, overhead: MemoryOverhead) -> Figure:
+    """Process peak of the agent: while it trains, or while it records a stage if that is more.
 
-    process = idle + session + node_bytes * nodes + arenas + inputs + outputs
+    `memory_rule` states the rule. The signatures of the training are open together, and stages one
+    at a time.
     """
 
-    def held(one: SignatureWork) -> int:
-        return one.arena + overhead.node_bytes * one.nodes
+    def growth(signatures: Sequence[SignatureWork], state: int) -> int:
+        held = [
+            SignatureMemory(
+                inputs=one.inputs,
+                outputs=one.outputs,
+                state=one.state,
+                kept=kept_bytes(one.arena, one.nodes, overhead.node_bytes),
+            )
+            for one in signatures
+        ]
+        return training_growth(held, state, overhead.session_bytes)
 
-    batch = max(s.inputs - s.state + s.outputs for s in work.training)
-    training = work.state + batch + sum(map(held, work.training))
-    stages = [s.inputs + s.outputs + held(s) for s in work.recording]
-    growth = max([training, *stages]) + overhead.session_bytes
-    return Figure(overhead.idle_bytes + growth, overhead.idle_bytes + growth * (1 + MEMORY_ERROR))
+    # Recording stages run before training, so only the largest of them matters.
+    stages = [growth([stage], stage.state) for stage in work.recording]
+    most = max([growth(work.training, work.state), *stages])
+    return Figure(overhead.idle_bytes + most, overhead.idle_bytes + upper_bound(most))
 
 
-class Clock:
-    """Times of operations on one calibrated device.
+class TimeModel:
+    """Predicts the time of operations on one calibrated device.
 
-    Raises InputError where the calibration has not timed every kind of operation.
+    Raises InputError if the calibration has not timed every kind of operation.
     """
 
     def __init__(self, calibration: Calibration) -> None:
@@ -74,19 +92,22 @@ class Clock:
         self.rates = {kind: Rates(own) for kind, own in timings.items()}
         if missing := sorted(TIMED - self.rates.keys()):
             raise InputError(
-                f"The calibration times every kind of operation; this one lacks "
-                f"{', '.join(missing)}. Calibrate the device again."
+                f"The calibration must time every kind of operation; this one lacks "
+                f"{', '.join(missing)}. Calibrate the device again.",
+                code="calibration.missing-kinds",
+                kinds=missing,
             )
 
     def batch(self, signatures: Sequence[SignatureWork]) -> Figure:
-        """Seconds of one batch.
+        """Predict the time of one batch in seconds.
 
-        Rates of one kind are wrong together, those of different kinds apart: their errors, known
-        from timings predicted by all others, add up like the sides of a right angle.
+        Errors of the rates of one kind are fully correlated, so they add up. Errors of different
+        kinds are independent, so the root of the sum of their squares bounds the total.
         """
         kinds: dict[str, float] = defaultdict(float)
         total = 0.0
         for one in signatures:
+            # Every run costs a fixed time, and some more for each array that enters or leaves.
             around = self.calibration.run_s + self.calibration.port_s * one.ports
             total += one.times * around
             for operation in one.operations:
@@ -99,7 +120,7 @@ class Clock:
         return Figure(total, total + doubt)
 
     def seconds(self, operation: Operation) -> float:
-        """Of all runs of one operation."""
+        """Time of all runs of one operation in seconds."""
         if operation.kind == LOOP:
             return operation.count * operation.sizes[0] * self.calibration.loop_step_s
         if operation.kind == FREE:
@@ -107,5 +128,5 @@ class Clock:
         return operation.count * self.rates[operation.kind].seconds(operation.sizes)
 
     def doubt(self, kind: str) -> float:
-        """Relative error of the rates of `kind` between its timings."""
+        """Relative error of a rate of this kind between its timings."""
         return 0.0 if kind in (FREE, LOOP) else self.rates[kind].doubt

@@ -1,8 +1,9 @@
-"""Which submodel a device gets: the strongest whose upper bounds are within every budget.
+"""The choice of a device's submodel: the strongest whose upper bounds are within every budget.
 
-Pure: candidates and budgets in, a plan out. How strong a submodel is, is the weight that the server
-gives its updates (FedHM eq. 2): what its size says, or the share of the global model that it
-trains. Of equally strong ones the one that needs least memory, then least time, is better.
+The functions are pure: they take candidates and budgets and return a plan. The strength of a
+submodel is the weight that the server gives its updates (FedHM eq. 2): the number in its spec, or
+the share of the global model that it trains. Between equally strong submodels, the one that needs
+less memory is better, then the one that needs less time.
 """
 
 from collections.abc import Iterable
@@ -15,18 +16,18 @@ RESOURCES: tuple[Resource, ...] = ("memory", "step-time", "bandwidth")
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A predicted figure and its upper bound; bytes or seconds."""
+    """A predicted figure and its upper bound, in bytes or seconds."""
 
     value: float
     upper: float
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A submodel and what it needs of the device.
+    """A submodel and the resources that it needs on the device.
 
-    `strength` is in (0, 1]. `memory` is the peak of the agent's process (bytes), `step` the time of
-    one batch (seconds; None where the device was not calibrated), `traffic` what a round sends
-    there and back (bytes).
+    `strength` is in (0, 1]. `memory` is the process peak of the agent (bytes). `step` is the time
+    of one batch (seconds; None if the device is not calibrated). `traffic` is the data that a round
+    sends in both directions (bytes).
     """
 
     submodel: str
@@ -36,7 +37,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     traffic: int
 
     def needs(self, resource: Resource) -> float | None:
-        """The upper bound of what it takes of `resource`; None where that is not known."""
+        """The upper bound of its need of `resource`; None if unknown."""
         if resource == "memory":
             return self.memory.upper
         if resource == "bandwidth":
@@ -45,19 +46,19 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device may spend; None: as much as it likes."""
+    """The budgets of a device; None means no limit."""
 
     memory: float | None = None
     step: float | None = None
     traffic: float | None = None
 
     def of(self, resource: Resource) -> float | None:
-        """The budget of `resource`."""
+        """The budget of `resource`; None without a limit."""
         return {"memory": self.memory, "step-time": self.step, "bandwidth": self.traffic}[resource]
 
 
 class Excess(msgspec.Struct, frozen=True, kw_only=True):
-    """A budget that a candidate exceeds; `needed` would admit it."""
+    """A budget that a candidate exceeds. A budget of `needed` would admit the candidate."""
 
     resource: Resource
     needed: float
@@ -65,40 +66,47 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def over(self) -> float:
-        """By how much."""
+        """The excess over the budget."""
         return self.needed - self.budget
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate in a plan; it fits where nothing is exceeded. The worst excess is first."""
+    """A candidate in a plan. It fits if it exceeds no budget. The worst excess comes first."""
 
     candidate: Candidate
     excesses: tuple[Excess, ...]
 
     @property
     def binding(self) -> Excess | None:
-        """The budget that it exceeds by most, relative to the budget."""
+        """The largest excess relative to its budget; None if the candidate fits."""
         return self.excesses[0] if self.excesses else None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """All candidates, best first, and the best that fits."""
+    """All candidates, best first, and the best one that fits."""
 
     rows: tuple[Row, ...]
     chosen: Candidate | None
 
     @property
     def nearest(self) -> Row | None:
-        """Where nothing fits: the candidate whose worst excess is least."""
+        """If nothing fits, the candidate whose worst excess is smallest."""
         if self.chosen is not None or not self.rows:
             return None
         return min(self.rows, key=lambda row: excess_ratio(row.excesses[0]))
 
 
 def plan(candidates: Iterable[Candidate], budgets: Budgets) -> Plan:
-    """The plan for a device with these `budgets`; the order of `candidates` is of no matter.
+    """Choose a submodel for a device.
 
-    A budget of time does not bind where no time could be predicted: the caller says so.
+    A budget of time is ignored for candidates whose time is unknown; the caller must report that.
+
+    Args:
+        candidates: The submodels to choose from, in any order.
+        budgets: The budgets of the device.
+
+    Returns:
+        The plan: all candidates, and the chosen one.
     """
     ordered = sorted(candidates, key=preference)
     rows = tuple(Row(candidate=c, excesses=excesses(c, budgets)) for c in ordered)
@@ -107,14 +115,15 @@ def plan(candidates: Iterable[Candidate], budgets: Budgets) -> Plan:
 
 
 def preference(candidate: Candidate) -> tuple[float, float, float, int, str]:
-    """Sorts the better candidate first."""
+    """The sort key that puts the better candidate first."""
     step = candidate.step.upper if candidate.step is not None else 0.0
     memory = candidate.memory.upper
     return (-candidate.strength, memory, step, candidate.traffic, candidate.submodel)
 
 
 def excesses(candidate: Candidate, budgets: Budgets) -> tuple[Excess, ...]:
-    """The budgets that `candidate` exceeds, worst first."""
+    """The budgets that `candidate` exceeds, the largest relative excess first."""
+    # Bytes and seconds cannot be compared, but their ratios to the budgets can.
     found = []
     for resource in RESOURCES:
         needed, budget = candidate.needs(resource), budgets.of(resource)
@@ -124,5 +133,5 @@ def excesses(candidate: Candidate, budgets: Budgets) -> tuple[Excess, ...]:
 
 
 def excess_ratio(excess: Excess) -> float:
-    """What is needed over what there is."""
+    """The need divided by the budget."""
     return excess.needed / excess.budget

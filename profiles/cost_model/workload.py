@@ -1,8 +1,8 @@
-"""What a run of a graph consists of, as far as its time goes: operations of a few kinds.
+"""The work of a run of a graph: operations of a few kinds.
 
-A kind is work that one rate describes; `KINDS` says which operator is of which. The calibration
-times operations on the device, the planner's predictions read them off graphs: both describe an
-operation by `sizes`, from the shapes of its inputs and outputs alone.
+One rate describes all operations of a kind, and `KINDS` gives the kind of each operator. The
+calibration times operations on the device, and the planner finds operations in graphs. Both
+describe an operation by `sizes`, which follow from the shapes of its inputs and outputs.
 """
 
 import math
@@ -14,10 +14,10 @@ Shape = Sequence[int]
 Shapes = Sequence[Shape]
 
 PRODUCTS = ("convolution", "transposed", "product", "accumulated")
-"""Kinds whose amount is multiply-accumulates; for others it is numbers."""
+"""Kinds whose work is counted in multiply-accumulates; for other kinds, in numbers."""
 LOOP = "loop"
 FREE = "view"
-"""Operators that only look at their input in another way."""
+"""The kind of operators that give their input another shape and compute nothing."""
 
 OPERATORS = {
     "convolution": ("Conv",),
@@ -51,11 +51,11 @@ OPERATORS = {
 }
 KINDS = {operator: kind for kind, operators in OPERATORS.items() for operator in operators}
 OTHER = "selection"
-"""What an operator without a kind is taken for: the slowest pass over numbers."""
+"""The kind assumed for unknown operators: the slowest pass over numbers."""
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """Work of one `kind` and `sizes`, done `count` times in a run."""
+    """An operation of this kind and these sizes, done `count` times in a run."""
 
     kind: str
     sizes: tuple[int, ...]
@@ -63,16 +63,19 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 def amount(kind: str, sizes: Sequence[int]) -> int:
-    """Multiply-accumulates of a product, numbers gone over by others."""
+    """Work of an operation: multiply-accumulates of a product, otherwise numbers processed."""
     return math.prod(sizes) if kind in PRODUCTS else sizes[0]
 
 
 def sizes_of(kind: str, inputs: Shapes, outputs: Shapes) -> tuple[int, ...]:
-    """What the time of an operation of `kind` depends on.
+    """The sizes that determine the time of an operation of `kind`.
 
-    Convolutions: (images * groups, filters, places, channels, places of the kernel), of one group.
-    Products: (matrices, rows, columns, length). Broadcasts: (numbers, length of a run). Reductions:
-    (numbers read, numbers written). All others: (numbers,).
+    - convolutions: (images * groups, filters, positions, channels, positions of the kernel), all
+      for one group.
+    - products: (matrices, rows, columns, length).
+    - broadcasts: (numbers, run length).
+    - reductions: (numbers read, numbers written).
+    - all other kinds: (numbers,).
     """
     numbers = max(math.prod(shape) for shape in (*inputs[:1], *outputs[:1]))
     match kind:
@@ -107,13 +110,13 @@ def product_sizes(left: Shape, right: Shape, result: Shape) -> tuple[int, ...]:
     matrices = math.prod(result[:-2])
     length = math.prod(left) // max(1, math.prod(left[:-2]) * rows) if len(left) > 1 else left[0]
     if len(right) <= 2:
-        # One matrix for all: their rows are one matrix's.
+        # All left matrices share one right matrix, so their rows form one large matrix.
         return (1, matrices * rows, columns, length)
     return (matrices, rows, columns, length)
 
 
 def run_length(small: Shape, result: Shape) -> int:
-    """How many numbers in a row meet the same number of `small`, or a row of its own."""
+    """How many consecutive numbers use one number of `small`, or one whole row of it."""
     sizes = [1] * (len(result) - len(small)) + list(small)
     run = 1
     repeated = None
@@ -131,7 +134,7 @@ def run_length(small: Shape, result: Shape) -> int:
 def kind_of(operator: str, inputs: Shapes, outputs: Shapes) -> str:
     """The kind of an operator with tensors of these shapes.
 
-    Accumulated are products that are added to a matrix, like a gradient to the momentum.
+    `accumulated` is a product that is added to a matrix, like a gradient to the momentum.
     """
     kind = KINDS.get(operator, OTHER)
     if operator == "Gemm" and len(inputs) > 2 and math.prod(inputs[2]) == math.prod(outputs[0]):
@@ -146,11 +149,11 @@ def kind_of(operator: str, inputs: Shapes, outputs: Shapes) -> str:
 
 
 class SignatureWork(msgspec.Struct, frozen=True, kw_only=True):
-    """One graph of a bundle: what a run of it does, `times` for each batch, and needs.
+    """The operations and the memory of one graph of a bundle.
 
-    `nodes` of the graph, `ports` its inputs and outputs together. Bytes of one run: `state` the
-    inputs that are tensors of the device's state, `inputs` all, `outputs`, and what the runtime's
-    `arena` takes for the tensors between them.
+    It runs `times` for each batch. `ports` is the number of its inputs and outputs. In bytes for
+    one run: `state` are the inputs that are tensors of the device's state, `inputs` are all inputs,
+    and `arena` is the runtime arena for the tensors between inputs and outputs.
     """
 
     name: str
@@ -165,11 +168,11 @@ class SignatureWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a submodel has a device do for one batch, and what is sent in a round, in bytes.
+    """The work of a submodel for one batch, and the bytes that a round sends.
 
-    Stages of the multi-step forward pass are `recording`, one open at a time; the signatures of
-    `training` are open together and share `state` (bytes), in which a personal model counts twice:
-    as it was before the round, too.
+    `recording` are the stages of the multi-step forward pass; one is open at a time. The signatures
+    of `training` are open together and share `state`, counted by `memory_rule.state_bytes`. `down`
+    and `up` are the bytes that a round sends to and from the device.
     """
 
     recording: tuple[SignatureWork, ...]

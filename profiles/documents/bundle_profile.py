@@ -1,6 +1,6 @@
-"""The profile document: what one bundle costs on one machine, in named units.
+"""The profile document: time and memory of one bundle on one machine, in named units.
 
-A figure that could not be measured is None and prints as "not measurable", never as 0.
+A figure that could not be measured is None and is printed as "not measurable", never as 0.
 """
 
 import os
@@ -18,13 +18,13 @@ PROFILE_VERSION = 2
 PROC = Path("/proc")
 
 RUNS = 20
-"""Counted runs of each phase, unless more are asked for."""
+"""Default number of counted runs of each phase."""
 WARM_UP = 3
-"""Runs that are not counted; the first of them is reported by itself."""
+"""Runs before those that count; the first of them is reported separately."""
 MOST = 1000
-"""Phases of a profile, or stretches of a sustained run."""
+"""Limit for the phases of a profile and for the points of a sustained run."""
 UNSTABLE_SPREAD = 0.26
-"""pyperf's limit, a standard deviation of a tenth of the mean, in terms of p90 - p10."""
+"""Limit of (p90 - p10) / median: pyperf's standard deviation of 10% of the mean, converted."""
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
@@ -33,17 +33,17 @@ Count = Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
 Celsius = Annotated[float, msgspec.Meta(ge=-300, le=1000)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 CONTROLS = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
-"""Characters that end a line, or tell a terminal or a reader of Hebrew to do something."""
+"""Line ends, terminal control characters and characters that change the text direction."""
 Text = Annotated[str, msgspec.Meta(max_length=500, pattern=f"^[^{CONTROLS}]*$")]
 Role = Literal["stage", "initialise", "forward", "step", "train", "evaluate"]
 
 
 class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Immutable record; unknown fields are refused so that a typo never passes silently."""
+    """Immutable record. Unknown fields are refused, so that a typo is never ignored."""
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """Where a measurement was taken. Measurements from unlike machines are never merged."""
+    """The machine of a measurement. Measurements of different machines are never merged."""
 
     system: Text
     architecture: Text
@@ -56,7 +56,7 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 class Duration(Struct, frozen=True, kw_only=True):
-    """Spread of one signature's run time over `runs` counted runs, in seconds."""
+    """Median and spread of the run time over `runs` counted runs, in seconds."""
 
     median_s: Seconds
     p10_s: Seconds
@@ -69,22 +69,23 @@ class Duration(Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Width from p10 to p90 as a share of the median."""
+        """(p90 - p10) / median."""
         return (self.p90_s - self.p10_s) / self.median_s if self.median_s else 0.0
 
 
 class Pages(Struct, frozen=True, kw_only=True):
-    """Resident memory of a process, bytes: its own pages, and those that files stand behind."""
+    """Resident memory of a process in bytes: anonymous pages, and pages that belong to files."""
 
     anonymous_bytes: Bytes
     file_bytes: Bytes
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """Memory of the process that ran one phase, bytes.
+    """Memory of the process that ran one phase, in bytes.
 
-    `idle`: Python, runtime and agent loaded, no bundle opened. `peak_bytes`: highest resident set
-    from there to the end (VmHWM, reset beforehand). `held`: after the last run, sessions open.
+    `idle`: after loading Python, runtime and agent, before opening a bundle. `peak_bytes`: the
+    process peak, the highest resident set from then to the end (VmHWM, reset before). `held`: after
+    the last run, with open sessions.
     """
 
     idle: Pages | None
@@ -98,22 +99,28 @@ class Memory(Struct, frozen=True, kw_only=True):
 
     @property
     def above_idle_bytes(self) -> int | None:
-        """What the phase added to the idle process at its peak."""
+        """The process peak above the idle process."""
         if self.peak_bytes is None or self.idle_bytes is None:
             return None
         return max(self.peak_bytes - self.idle_bytes, 0)
 
 
 class Phase(Struct, frozen=True, kw_only=True):
-    """What one batch of one part of the schedule costs, measured in a process of its own.
+    """Time and memory of one part of the schedule for one batch, measured in a separate process.
 
-    Roles: `stage` records activations (EmbracingFL's multi-step forward pass), `initialise` fills
-    personal tensors once, `forward` predicts with the part that is trained, `step` is one run of
-    one of several training signatures, `train` is all that the training does for one batch,
-    `evaluate` judges one batch. `name` is the signature; of several, all of them.
+    Roles:
 
-    `cold_start_s` is process start to sessions ready, `first_s` the first run, `steady` the runs
-    after the warm-up. `predicted_bytes` is what the manifest predicts for `above_idle_bytes`.
+    - `stage`: records activations (EmbracingFL's multi-step forward pass).
+    - `initialise`: fills personal tensors once.
+    - `forward`: predicts with the trained part.
+    - `step`: one run of one of several training signatures.
+    - `train`: all training work for one batch.
+    - `evaluate`: evaluates one batch.
+
+    `name` is the signature, or the names of all signatures. `cold_start_s` is the time from the
+    start of the process until the sessions are ready, `first_s` the time of the first run, `steady`
+    the times after the warm-up. `predicted_bytes` is the prediction of the manifest for
+    `above_idle_bytes`.
     """
 
     name: Text
@@ -126,7 +133,7 @@ class Phase(Struct, frozen=True, kw_only=True):
 
 
 class Point(Struct, frozen=True, kw_only=True):
-    """The training steps of one stretch of a sustained run, `at_s` seconds after its start."""
+    """Training steps in one interval of a sustained run, `at_s` seconds after its start."""
 
     at_s: Seconds
     step: Duration
@@ -135,10 +142,10 @@ class Point(Struct, frozen=True, kw_only=True):
 
 
 class Sustained(Struct, frozen=True, kw_only=True):
-    """Training steps without a pause for `duration_s` seconds: what heat does to their time.
+    """Training without a pause for `duration_s` seconds, to show how heat slows the steps.
 
-    `first` and `last` are the steps within `window_s` of the start and of the end: a minute, or
-    half of a run that is shorter than two.
+    `first` and `last` are the steps in the first and the last `window_s` seconds: one minute, or
+    half of a run that is shorter than two minutes.
     """
 
     duration_s: Seconds
@@ -149,14 +156,14 @@ class Sustained(Struct, frozen=True, kw_only=True):
 
     @property
     def slowdown(self) -> float:
-        """How much longer the median step takes at the end, as a share: 0.1 is 10% longer."""
+        """How much longer the median step takes at the end: 0.1 is 10% longer."""
         return self.last.median_s / self.first.median_s - 1 if self.first.median_s else 0.0
 
 
 class Conditions(Struct, frozen=True, kw_only=True):
-    """Heat, clock and power at one moment. None: the machine does not report it.
+    """Temperature, clock and power at one moment; None if the machine does not report a figure.
 
-    `throttled` says what slows the processor down now, `battery` is a share from 0 to 1.
+    `throttled` names what slows the processor now. `battery` is the charge from 0 to 1.
     """
 
     temperature_c: Celsius | None = None
@@ -168,11 +175,11 @@ class Conditions(Struct, frozen=True, kw_only=True):
 
 
 class Method(Struct, frozen=True, kw_only=True):
-    """How the figures were taken.
+    """How the figures were measured.
 
-    `source`: each phase in a process of its own (`profile`), or along with a round's training
-    (`training`). `runs` counted after `warm_up_runs`; `threads` 0 is one for each core; `arena` is
-    how the runtime was set to keep memory.
+    `source`: each phase in a separate process (`profile`), or during the training of a round
+    (`training`). `runs` count after `warm_up_runs`. `threads` 0 means one for each core. `arena`
+    describes the memory settings of the runtime.
     """
 
     source: Literal["profile", "training"]
@@ -184,9 +191,10 @@ class Method(Struct, frozen=True, kw_only=True):
 
 
 class Validity(Struct, frozen=True, kw_only=True):
-    """Whether to believe the figures: `invalid` says why not, `unstable` names phases that vary.
+    """Whether the figures are reliable.
 
-    A phase varies where p10 to p90 is wider than UNSTABLE_SPREAD of its median.
+    `invalid` gives the reasons why they are not. `unstable` names the phases whose times vary: p10
+    to p90 is wider than UNSTABLE_SPREAD of the median.
     """
 
     invalid: tuple[Text, ...] = ()
@@ -196,8 +204,8 @@ class Validity(Struct, frozen=True, kw_only=True):
 class Profile(Struct, frozen=True, kw_only=True):
     """Time and memory of one bundle on one machine.
 
-    `structure` is the SHA-256 of the bundle's signatures and tensor table: the same in every round
-    of one submodel, another for another model. `measured_at` is in UTC, ISO 8601.
+    `structure` is the SHA-256 of the bundle's signatures and tensor table. It is the same in all
+    rounds of one submodel and differs between models. `measured_at` is in UTC, ISO 8601.
     """
 
     version: int = PROFILE_VERSION
@@ -215,12 +223,12 @@ class Profile(Struct, frozen=True, kw_only=True):
     sustained: Sustained | None = None
 
     def of_role(self, role: Role) -> tuple[Phase, ...]:
-        """The phases that play `role`, in the schedule's order."""
+        """The phases with this role, in the order of the schedule."""
         return tuple(phase for phase in self.phases if phase.role == role)
 
     @property
     def train(self) -> Duration:
-        """Time of all that the training does for one batch."""
+        """Time of all training work for one batch."""
         return self._only("train")
 
     @property
@@ -235,13 +243,13 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def decisive(self) -> Phase | None:
-        """The phase with the highest process peak among those that training goes through."""
+        """The training phase with the highest process peak; None if no peak is known."""
         known = [p for p in self.phases if p.role not in ("forward", "evaluate") and _peak(p)]
         return max(known, key=_peak, default=None)
 
     @property
     def peak_bytes(self) -> int | None:
-        """Process peak of the training: Python and runtime with it."""
+        """Process peak of the training in bytes, including Python and the runtime."""
         return None if self.decisive is None else _peak(self.decisive)
 
     def _only(self, role: Role) -> Duration:
@@ -249,7 +257,9 @@ class Profile(Struct, frozen=True, kw_only=True):
         if not found:
             raise InputError(
                 f"The profile of {self.submodel} holds no {role!r} phase: measure the bundle with "
-                "`edgetailor-agent profile`."
+                "`edgetailor-agent profile`.",
+                code="profile.missing-phase",
+                phase=role,
             )
         return found[0].steady
 
@@ -259,12 +269,16 @@ def _peak(phase: Phase) -> int:
 
 
 def unstable(phases: Iterable[Phase]) -> tuple[str, ...]:
-    """Names of the phases whose times vary too much to be relied on."""
+    """Names of the phases whose times vary too much to be reliable."""
     return tuple(phase.name for phase in phases if phase.steady.spread > UNSTABLE_SPREAD)
 
 
 def this_machine(runtime: str) -> Machine:
-    """Describe the machine that this process runs on; `runtime` names library and version."""
+    """Describe the machine of this process.
+
+    Args:
+        runtime: Name and version of the runtime's library.
+    """
     memory = None
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -281,8 +295,9 @@ def this_machine(runtime: str) -> Machine:
 
 
 def _processor() -> str | None:
-    """The processor's name as Linux gives it; ARM kernels give none, but a model of the board."""
+    """Name of the processor. ARM kernels report the model of the board instead."""
     text = _read(PROC / "cpuinfo")
+    # All cores of a machine usually have the same name, so the first is enough.
     names = [line.partition(":")[2] for line in text.splitlines() if line.startswith("model name")]
     return names[0].strip() if names else None
 
@@ -292,7 +307,7 @@ def _first_line(path: Path) -> str | None:
 
 
 def _read(path: Path) -> str:
-    """The file's text without what no profile may hold; empty where it cannot be read."""
+    """Text of a file without control characters; empty if it cannot be read."""
     try:
         return re.sub(f"(?!\\n)[{CONTROLS}]", " ", path.read_text(errors="replace"))
     except OSError:

@@ -1,6 +1,6 @@
-"""What a device's calibration found: how long operations take, and what the runtime adds.
+"""The result of calibrating a device: the times of operations and the overhead of the runtime.
 
-Nothing in it knows a model: any graph's time and memory are predicted from it.
+It is independent of models: time and memory of any graph can be predicted from it.
 """
 
 from typing import Annotated
@@ -17,18 +17,18 @@ LENGTHS = {
     "broadcast": 2,
     "reduction": 2,
 }
-"""How many sizes operations of these kinds have; of all others one."""
+"""The number of sizes that describe an operation; 1 for all other kinds."""
 
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]
 SHORTEST_S = 1e-9
-"""An operation takes at least this: rates are logarithms."""
+"""An operation takes at least this long, because predictions use the logarithm of a rate."""
 Taken = Annotated[float, Meta(ge=SHORTEST_S, le=1e6)]
 Bytes = Annotated[int, Meta(ge=0, lt=2**53)]
 Size = Annotated[int, Meta(ge=1, lt=2**53)]
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """Seconds that one operation of this kind and these sizes took, the least of several runs."""
+    """Time of one operation of this kind and these sizes: the shortest of several runs."""
 
     kind: str
     sizes: tuple[Size, ...]
@@ -41,10 +41,10 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class MemoryOverhead(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent and the runtime hold besides tensors, bytes.
+    """Memory of the agent and the runtime in addition to tensors, in bytes.
 
-    `idle_bytes`: the agent's process before it opens a graph. `session_bytes`: code and tables that
-    the first session brings into memory. `node_bytes`: for each node of an open graph.
+    `idle_bytes`: the process of the agent before it opens a graph. `session_bytes`: code and tables
+    that the first session loads. `node_bytes`: for each node of an open graph.
     """
 
     idle_bytes: Bytes
@@ -53,11 +53,12 @@ class MemoryOverhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates and overheads of one device with one runtime and number of threads (0: all cores).
+    """Times and overheads of one device with one runtime and number of threads (0: all cores).
 
-    `timings` hold what the runtime does around an operation. A run takes `run_s` and `port_s` for
-    each of its inputs and outputs besides; a node that computes nothing takes `node_s`, a step of a
-    loop `loop_step_s` besides its body. `memory` is None where the system does not say.
+    `timings` include the work of the runtime for each operation. A run takes `run_s` more, and
+    `port_s` more for each input and output. A node that computes nothing takes `node_s`. A step of
+    a loop takes `loop_step_s` more than its body. `memory` is None if the system does not report
+    it.
     """
 
     version: int = CALIBRATION_VERSION

@@ -1,8 +1,7 @@
-"""A device as the planner sees it: what it has, and what its calibration found.
+"""A device as the planner sees it: its hardware and its calibration.
 
-A built-in profile is a TOML file of published figures, each with its source; a device's own is the
-JSON file that `edgetailor-agent calibrate --out` writes. What neither measured nor published is
-known is absent.
+A built-in profile is a TOML file of published figures with their sources. The profile of a real
+device is the JSON file that `edgetailor-agent calibrate --out` writes. Unknown figures are absent.
 """
 
 import datetime
@@ -19,14 +18,14 @@ from profiles.json_decoding import decode_json
 DEVICE_VERSION = 1
 BUILT_IN = Path(__file__).parents[1] / "devices"
 STALE_DAYS = 90
-"""After this a calibration is doubted: systems are updated, and dust gathers."""
+"""A plan warns about older calibrations: updates and dust change the speed of a device."""
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of a device; bytes, bits a second, hertz.
+    """The known figures of a device, in bytes, bits per second and hertz.
 
-    `sources` says for each figure by its name where it is from. `date` (YYYY-MM-DD) is when it was
-    measured or looked up. A built-in profile has no `machine` and no `calibration`.
+    `sources` gives the source of each figure by its name. `date` (YYYY-MM-DD) is the day of the
+    measurement or look-up. A built-in profile has no `machine` and no `calibration`.
     """
 
     version: int = DEVICE_VERSION
@@ -46,7 +45,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sources: dict[Text, Text] = {}
 
     def age_days(self, today: datetime.date) -> int:
-        """How long ago it was measured or looked up."""
+        """Days since the measurement or look-up."""
         return (today - datetime.date.fromisoformat(self.date)).days
 
 
@@ -54,13 +53,24 @@ FIGURES = (
     *("processor", "cores", "clock_hz", "memory_bytes", "memory_available_bytes"),
     *("storage_free_bytes", "down_bits_per_s", "up_bits_per_s"),
 )
-"""Fields that need a source."""
+"""The fields that need a source in a built-in profile."""
 
 
 def load_device(reference: str) -> DeviceProfile:
-    """The profile in the file `reference`, or the built-in one of that name.
+    """Load a device profile.
 
-    Raises InputError where there is neither, or where it is no profile of this version.
+    Args:
+        reference: A file (.json or .toml), or the name of a built-in profile.
+
+    Returns:
+        The profile.
+
+    Raises:
+        InputError: There is no such file or profile, or this version cannot read it.
+
+    Example:
+        >>> load_device("raspberry-pi-4-2gb").cores
+        4
     """
     path = Path(reference)
     if path.suffix not in (".json", ".toml") and not path.exists():
@@ -68,29 +78,34 @@ def load_device(reference: str) -> DeviceProfile:
         if not path.exists():
             raise InputError(
                 f"There is no device profile {reference!r}: give a file that `edgetailor-agent "
-                f"calibrate --out FILE` wrote, or one of {', '.join(built_in())}."
+                f"calibrate --out FILE` wrote, or one of {', '.join(built_in())}.",
+                code="profile.unknown-device",
+                device=reference,
             )
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+        raise InputError(
+            f"{path} cannot be read: {error.strerror}.", code="profile.unreadable", path=str(path)
+        ) from None
     return decoded(content, path, "toml" if path.suffix == ".toml" else "json")
 
 
 def decoded(
-    content: bytes, origin: Path | str = "What came", form: Literal["json", "toml"] = "json"
+    content: bytes, origin: Path | str = "The data", form: Literal["json", "toml"] = "json"
 ) -> DeviceProfile:
-    """The profile that `content` of `origin` is. Raises InputError where it is none."""
+    """Decode a device profile. Raises InputError for anything else; `origin` is in the message."""
     try:
         if form == "json":
             found = decode_json(content, DeviceProfile)
         else:
             found = msgspec.toml.decode(content, type=DeviceProfile)
-        datetime.date.fromisoformat(found.date)
+        datetime.date.fromisoformat(found.date)  # msgspec only checks that it is text
     except (msgspec.MsgspecError, ValueError) as error:
         raise InputError(
-            f"{origin} is no device profile: {error}. Write one with "
-            "`edgetailor-agent calibrate --out FILE`."
+            f"{origin} is not a device profile: {error}. Write one with "
+            "`edgetailor-agent calibrate --out FILE`.",
+            code="profile.malformed",
         ) from None
     for version, known, what in (
         (found.version, DEVICE_VERSION, "device profile"),
@@ -103,11 +118,15 @@ def decoded(
         if version != known:
             raise InputError(
                 f"{origin} holds a {what} of version {version}; this program reads {known}. "
-                "Calibrate the device again with the same version of edgetailor."
+                "Calibrate the device again with the same version of edgetailor.",
+                code="profile.wrong-version",
+                document=what,
+                found=version,
+                supported=known,
             )
     return found
 
 
 def built_in() -> list[str]:
-    """Names of the built-in profiles."""
+    """Names of the built-in profiles, sorted."""
     return sorted(path.stem for path in BUILT_IN.glob("*.toml"))

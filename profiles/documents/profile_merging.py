@@ -1,4 +1,4 @@
-"""One profile from several of the same bundle on the same machine."""
+"""Merging profiles of the same bundle on the same machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from profiles.errors import InputError
 
 
 def read_merged(path: Path) -> Profile:
-    """The profile in the file at `path`, or all `*.json` of a folder merged.
+    """Read the profile in a file, or merge all profiles (`*.json`) of a folder.
 
     Raises InputError as `read_profile` and `merge` do, and for a folder without profiles.
     """
@@ -21,16 +21,25 @@ def read_merged(path: Path) -> Profile:
     files = sorted(path.glob("*.json"))
     if not files:
         raise InputError(
-            f"{path} has no profiles, files NAME.json: give a profile or a folder of several."
+            f"{path} has no profiles, files NAME.json: give a profile or a folder of several.",
+            code="profile.empty-folder",
+            folder=str(path),
         )
     return merge([read_profile(file) for file in files])
 
 
 def merge(profiles: Sequence[Profile]) -> Profile:
-    """All of `profiles` as one: medians of medians, the widest spread, the highest peaks.
+    """Merge profiles of one bundle on one machine.
 
-    The spread between runs of the program is so part of it. Throttling in one makes all invalid.
-    Raises InputError naming what differs where they are not of one machine, submodel and method.
+    The result has the medians of the medians, the widest spread and the highest peaks, so its
+    spread includes the spread between runs of the program. If one profile is invalid, for example
+    because of throttling, the result is invalid.
+
+    Args:
+        profiles: At least one profile.
+
+    Raises:
+        InputError: The profiles differ in machine, submodel or method.
     """
     first = profiles[0]
     for other in profiles[1:]:
@@ -57,30 +66,36 @@ def merge(profiles: Sequence[Profile]) -> Profile:
 
 
 def refuse_other_machine(one: Profile, other: Profile) -> None:
-    """Raise InputError where the two were not measured on one machine with one software."""
+    """Raise InputError if the machines of two profiles, or their software, differ."""
     if found := machine_differences(one.machine, other.machine):
         raise InputError(
-            "Profiles of one machine belong together; these are of two, which differ in "
-            f"{', '.join(found)}. Give profiles of one machine, measured with one software."
+            "The profiles must be of the same machine; these machines differ in "
+            f"{', '.join(found)}. Give profiles of one machine, measured with the same software.",
+            code="profile.other-machine",
+            differences=found,
         )
 
 
 def refuse_other_method(one: Profile, other: Profile) -> None:
-    """Raise InputError where the two were not measured alike."""
+    """Raise InputError if two profiles were measured with different settings."""
     if found := method_differences(one, other):
         raise InputError(
             f"The profiles of {one.submodel} and {other.submodel} differ in {', '.join(found)}: "
-            "measure them alike."
+            "measure both with the same settings.",
+            code="profile.other-method",
+            differences=found,
         )
 
 
 def refuse_other_bundle(one: Profile, other: Profile) -> None:
-    """Raise InputError where the two are not of one submodel of one model."""
+    """Raise InputError if two profiles are of different bundles."""
     names = [tuple(phase.name for phase in profile.phases) for profile in (one, other)]
     if (one.submodel, one.structure, names[0]) != (other.submodel, other.structure, names[1]):
         raise InputError(
-            f"Profiles of one bundle belong together; these are of {one.submodel} "
-            f"({one.structure[:12]}) and of {other.submodel} ({other.structure[:12]})."
+            f"The profiles must be of the same bundle; these are of {one.submodel} "
+            f"({one.structure[:12]}) and of {other.submodel} ({other.structure[:12]}).",
+            code="profile.other-bundle",
+            submodels=[one.submodel, other.submodel],
         )
 
 
@@ -96,6 +111,7 @@ def _phase(same: Sequence[Phase]) -> Phase:
 
 
 def _duration(same: Sequence[Duration]) -> Duration:
+    # p10 and p90 take the extremes of all runs: the merged spread covers each single spread.
     return Duration(
         median_s=median(duration.median_s for duration in same),
         p10_s=min(duration.p10_s for duration in same),
@@ -105,5 +121,5 @@ def _duration(same: Sequence[Duration]) -> Duration:
 
 
 def _highest(known: Sequence[Memory]) -> Memory | None:
-    """The memory of the run with the highest peak, whole, so that its parts belong together."""
+    """The memory of the run with the highest peak; its parts are not mixed with other runs."""
     return max(known, key=lambda memory: memory.peak_bytes or 0, default=None)

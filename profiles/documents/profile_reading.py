@@ -1,4 +1,4 @@
-"""Reading profile documents, and telling whether two are of one kind."""
+"""Reading profile documents, and comparing their machines and methods."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,60 +11,75 @@ from profiles.json_decoding import decode_json
 
 AGAIN = "Measure the bundle again with `edgetailor-agent profile BUNDLE --out FILE`."
 HARDWARE = ("architecture", "processor", "cpu_count", "model")
-"""What stays when a machine's software is brought up to date. The kernel's count of its memory
-does not."""
+"""Fields that a software update does not change. The memory that the kernel counts may change."""
 
 
 def encode_profile(profile: Profile) -> bytes:
-    """The document, indented for reading."""
+    """The document as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
 
 
 def read_profile(path: Path) -> Profile:
-    """The profile in the file at `path`. Raises InputError where it holds none that can be read."""
+    """Read the profile in the file at `path`. Raises InputError if this is not possible."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror}): give a file that `edgetailor-agent profile "
-            "BUNDLE --out FILE` wrote."
+            "BUNDLE --out FILE` wrote.",
+            code="profile.unreadable",
+            path=str(path),
         ) from None
     return decode_profile(data, str(path))
 
 
 def decode_profile(data: bytes, origin: str) -> Profile:
-    """The profile in `data`. Raises InputError for a damaged, newer or older document."""
+    """Decode a profile. Raises InputError for a damaged, newer or older document."""
     try:
+        # Read the version first: another version may have fields that this one refuses as unknown.
         version = decode_json(data, dict[str, object]).get("version")
         if not isinstance(version, int):
-            raise InputError(f"{origin} has no profile version: it is no profile. {AGAIN}")
+            raise InputError(
+                f"{origin} has no profile version, so it is not a profile. {AGAIN}",
+                code="profile.malformed",
+            )
         if version > PROFILE_VERSION:
             raise InputError(
                 f"{origin} has profile version {version}; this program reads {PROFILE_VERSION}. "
-                "Install the version of edgetailor that wrote it, or a later one."
+                "Install the version of edgetailor that wrote it, or a later one.",
+                code="profile.wrong-version",
+                document="profile",
+                found=version,
+                supported=PROFILE_VERSION,
             )
         if version < PROFILE_VERSION:
             raise InputError(
                 f"{origin} has profile version {version}, from an earlier edgetailor; this program "
-                f"reads {PROFILE_VERSION}. {AGAIN}"
+                f"reads {PROFILE_VERSION}. {AGAIN}",
+                code="profile.wrong-version",
+                document="profile",
+                found=version,
+                supported=PROFILE_VERSION,
             )
         return decode_json(data, Profile)
     except msgspec.MsgspecError as error:
-        raise InputError(f"{origin} is damaged or no profile: {error}. {AGAIN}") from None
+        raise InputError(
+            f"{origin} is damaged or not a profile: {error}. {AGAIN}", code="profile.malformed"
+        ) from None
 
 
 def machine_differences(one: Machine, other: Machine) -> list[str]:
-    """What tells two machines, or their software, apart; empty where nothing does."""
+    """The differences between two machines and their software; empty if there are none."""
     return _differences(one, other, one.__struct_fields__)
 
 
 def same_hardware(one: Machine, other: Machine) -> bool:
-    """Whether both may be the same machine, before and after an update of its software."""
+    """Whether both may be the same machine, before and after a software update."""
     return not _differences(one, other, HARDWARE)
 
 
 def method_differences(one: Profile, other: Profile) -> list[str]:
-    """Settings that make the figures of two profiles unlike; empty where nothing does."""
+    """The settings in which two measurements differ; empty if they can be compared."""
     getters: dict[str, Callable[[Profile], object]] = {
         "batch size": lambda profile: profile.batch_size,
         "threads": lambda profile: profile.method.threads,

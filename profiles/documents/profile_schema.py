@@ -1,6 +1,6 @@
 """The JSON Schema of the profile document: `python -m profiles.documents.profile_schema` prints it.
 
-`profile.schema.json` beside this file is what it printed, for readers without Python.
+`profile.schema.json` in this folder is its output, for readers without Python.
 """
 
 import sys
@@ -13,7 +13,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def profile_schema() -> bytes:
-    """The schema, made from the structs, so that it cannot say anything else than they do."""
+    """The schema, generated from the structs, so that both always agree."""
     found = msgspec.json.schema(Profile)
     profile = found["$defs"]["Profile"]
     profile["properties"]["version"] = {"const": PROFILE_VERSION}

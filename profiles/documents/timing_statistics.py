@@ -1,4 +1,4 @@
-"""Spread of measured times, and the settings that a time is measured under."""
+"""Statistics of measured times, and the clock that measures them."""
 
 import time
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from profiles.documents.bundle_profile import Duration
 
 
 def duration(seconds: Sequence[float] | np.ndarray) -> Duration:
-    """Median and spread of measured run times."""
+    """Median, p10 and p90 of measured run times in seconds."""
     p10, median, p90 = np.percentile(seconds, [10, 50, 90])
     return Duration(median_s=float(median), p10_s=float(p10), p90_s=float(p90), runs=len(seconds))
 
 
 def clock() -> str:
-    """What the times are read from."""
+    """Name of the clock that measures the times."""
     return time.get_clock_info("perf_counter").implementation
 
 
 def now() -> str:
-    """This moment in UTC, ISO 8601 to the second."""
+    """The current time in UTC, as ISO 8601 with seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""The device's work needs no training framework: proved on the modules that a process loads."""
+"""The device needs no training framework: these tests check the modules that its process loads."""
 
 import json
 import signal
@@ -17,8 +17,8 @@ from commands import command, environment
 FORBIDDEN = {"torch", "onnx", "onnx_ir", "onnxscript", "toolkit", "exporters", "sklearn", "rich"}
 LIMIT_S = 180
 
-# Runs with a JSON object: `bundles` and their `data`, the coordinator's `url` and `token`, and
-# `local` data for its rounds. Prints every module that is loaded at the end.
+# Takes a JSON object: `bundles` and their `data`, the coordinator's `url` and `token`, and `local`
+# data for its rounds. Writes to result.json what it did and every module that it has loaded.
 AGENT = """
 import json, sys
 from pathlib import Path
@@ -26,21 +26,25 @@ from pathlib import Path
 given = json.loads(sys.argv[1])
 
 import device_agent.cli
-from device_agent import (
-    device, measure, measurement, membership, profile_text, profiler, status, training,
-)
+from device_agent.federation import fleet_status, membership, round_loop
+from device_agent.formats.bundle import open_bundle
+from device_agent.profiling import measure_messages, measure_process, profile_text, profiler
+from device_agent.federation.run_options import RunOptions
+from device_agent.training.standalone_training import train
+from device_agent.training.training_options import TrainingOptions
 
 for name, bundle in given["bundles"].items():
-    training.train_bundle(Path(bundle), given["data"], Path(name), threads=1)
-    for task in measurement.tasks(training.open_bundle(Path(bundle))):
-        measure.measure(measurement.Request(
+    train(Path(bundle), given["data"], Path(name), threads=1)
+    for task in measure_messages.tasks(open_bundle(Path(bundle))):
+        measure_process.measure(measure_messages.Request(
             folder=bundle, task=task, threads=1, runs=5, sustained_s=0, sysfs="/sys", started_s=0,
         ))
 profile_text.summary(profiler.profile_bundle(Path(given["bundles"]["slice"]), 1))
 state = Path("state")
-membership.join(given["url"], Path(given["token"]).read_text().strip(), "desk", state, print)
-sent = device.run(state, given["local"], print, threads=1, patience_s=60)
-fleet = status.fleet_status(state, print)
+membership.join(given["url"], Path(given["token"]).read_text().strip(), "desk", state)
+options = RunOptions(data=given["local"], state=state, training=TrainingOptions(threads=1))
+sent = round_loop.run(options, patience_s=60)
+fleet = fleet_status.fleet_status(state)
 result = {
     "sent": sent,
     "state": fleet.state,
@@ -67,7 +71,7 @@ submodel = "full"
 
 
 def write_digits(path: Path) -> None:
-    """Noise of the digits' shape: what is learned is no matter here."""
+    """Random data of the digits' shape. The result of the training does not matter here."""
     order = np.random.default_rng(0)
     x = order.standard_normal((64, 1, 8, 8), dtype=np.float32)
     np.savez(path, x=x, y=order.integers(10, size=64))
@@ -75,7 +79,7 @@ def write_digits(path: Path) -> None:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """The URL of a coordinator in a process of its own, with its state under `folder`."""
+    """Run a coordinator in another process, with its state under `folder`; yield its URL."""
     (folder / "fleet.toml").write_text(CONFIG)
     process = subprocess.Popen(
         command("edgetailor", "serve", "fleet.toml"),
@@ -126,7 +130,7 @@ def test_a_device_never_loads_a_training_framework(bundle_of: BundleOf, tmp_path
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["status", "--state", "nowhere"]])
-def test_the_command_itself_loads_none(tmp_path: Path, arguments: list[str]) -> None:
+def test_the_command_loads_no_training_framework(tmp_path: Path, arguments: list[str]) -> None:
     code = (
         "import atexit, sys; atexit.register(lambda: print(*sys.modules));"
         "sys.argv[0] = 'edgetailor-agent'; from device_agent.cli import main; main()"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from profiles.text_formatting import counted, size
+from profiles.text_formatting import counted, format_bytes
 from toolkit.aggregation.aggregate_files import Aggregated
 from toolkit.exporting.model_export import Exported, SignatureCost
 from toolkit.exporting.tiers import TierResult
@@ -37,7 +37,7 @@ def show_inspections(inspections: Sequence[Inspection | NotPossible], batch: int
             f"{found.activations:,}",
             products(found.macs),
             capacity(found.capacity),
-            size(found.bytes),
+            format_bytes(found.bytes),
         )
     console.print(sizes)
     console.print(f"activations and MACs for a batch of {batch}")
@@ -97,7 +97,7 @@ def show_export(exported: Exported, batch: int) -> None:
     found = exported.inspection
     console.print(
         f"{found.submodel}: {found.params:,} trained parameters, "
-        f"capacity {capacity(found.capacity)}, {size(found.bytes)} of weights"
+        f"capacity {capacity(found.capacity)}, {format_bytes(found.bytes)} of weights"
     )
     if found.note:
         console.print(f"note: {found.note}", markup=False)
@@ -109,12 +109,14 @@ def show_export(exported: Exported, batch: int) -> None:
     graphs = table("signature", "operators", "MACs", "graph", "peak memory")
     for one in exported.signatures:
         operators, macs = f"{one.operators:,}", products(one.macs)
-        graphs.add_row(one.name, operators, macs, size(one.graph_bytes), peak(one.peak_bytes))
+        graphs.add_row(
+            one.name, operators, macs, format_bytes(one.graph_bytes), peak(one.peak_bytes)
+        )
     console.print(graphs)
     console.print(f"for a batch of {batch}; peak memory: predicted, above the idle agent")
     if exported.training is not None:
         most, running = exported.training
-        console.print(f"training: peak memory {size(most)}, running {running}")
+        console.print(f"training: peak memory {format_bytes(most)}, running {running}")
     explain_unknown(exported.signatures)
     if exported.verdict is None:
         console.print("not verified (--no-verify)")
@@ -151,15 +153,15 @@ def figures(one: TierResult) -> tuple[str, str, str, str]:
     found = one.exported
     params = f"{found.inspection.params:,}"
     if found.bytes is None:
-        return params, "", size(found.inspection.bytes), "dry run"
+        return params, "", format_bytes(found.inspection.bytes), "dry run"
     error = "not verified" if found.verdict is None else f"{found.verdict.error:.1e}"
     peak_bytes = found.training and found.training[0]
-    return params, peak(peak_bytes), size(found.bytes), error
+    return params, peak(peak_bytes), format_bytes(found.bytes), error
 
 
 def peak(predicted: int | None) -> str:
     """A peak of memory for people."""
-    return "unknown" if predicted is None else size(predicted)
+    return "unknown" if predicted is None else format_bytes(predicted)
 
 
 def explain_unknown(signatures: Sequence[SignatureCost]) -> None:

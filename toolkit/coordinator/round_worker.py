@@ -16,8 +16,8 @@ from device_agent.formats.manifest import MANIFEST, Dtype
 from device_agent.formats.protocol import Preparation, RoundResult
 from device_agent.formats.tensor_files import read_tensors
 from device_agent.formats.update import UpdateRecord
-from device_agent.training.array_files import from_files, plain
-from device_agent.training.local_data import check
+from device_agent.training.array_files import as_array, read_arrays
+from device_agent.training.data_checks import check_arrays
 from profiles.errors import EdgeTailorError
 from profiles.text_formatting import counted
 from toolkit.coordinator.coordinator import STARTED, Coordinator
@@ -264,7 +264,7 @@ def read_held_out(
 
     Raises DataError if the file does not hold them.
     """
-    x, y = (np.array(plain(found)) for found in from_files(path))
+    x, y = (np.array(as_array(found)) for found in read_arrays(path))
     dtype: Dtype = "int64" if x.dtype == np.int64 else "float32"
-    check(x, y, shape, None, f"`held_out` {path}", dtype, labels=labels)
+    check_arrays(x, y, shape, None, f"`held_out` {path}", dtype, labels=labels)
     return x, y

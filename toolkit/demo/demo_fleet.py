@@ -47,7 +47,7 @@ def start_coordinator(
         processes.pause(0.1)
     token = (folder.coordinator / OPERATOR).read_text().strip()
     link = CoordinatorClient(
-        address.read_text().strip(), token, _quiet, patience_s=SILENCE_S, sleep=processes.pause
+        address.read_text().strip(), token, patience_s=SILENCE_S, sleep=processes.pause
     )
     return child, link
 
@@ -119,7 +119,3 @@ def _relative(path: Path, folder: DemoFolder) -> str:
 def _table(values: dict[str, object]) -> list[str]:
     """TOML lines; JSON's texts, numbers and lists are TOML's too."""
     return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-
-
-def _quiet(line: str) -> None:
-    """The display shows what is worth saying."""

@@ -8,7 +8,14 @@ from rich.console import Console
 from rich.table import Table
 
 from profiles.documents.bundle_profile import Duration
-from profiles.text_formatting import counted
+from profiles.text_formatting import (
+    NOT_MEASURABLE,
+    UNKNOWN_CELL,
+    counted,
+    format_duration,
+    megabytes,
+    milliseconds,
+)
 from toolkit.demo.demo_result import DemoResult, DeviceReport
 
 REPORT_VERSION = 1
@@ -16,7 +23,6 @@ COLUMNS = (
     "samples", "params", "capacity", "down\nMB", "up\nMB", "forward\nms", "backprop\nms",
     "peak\nMB",
 )  # fmt: skip
-UNKNOWN = "-"
 UNSTEADY = "~"
 SPREAD = 2.0
 """How many times the median p90 may be before a time is marked as unsteady."""
@@ -31,7 +37,7 @@ def show(result: DemoResult) -> None:
     console.print()
     console.print(
         f"Accuracy {result.accuracy:.1%} on {result.held_out_samples} held-out digits after "
-        f"{counted(result.rounds, 'round')}, in {duration(result.elapsed_s)}",
+        f"{counted(result.rounds, 'round')}, in {format_duration(result.elapsed_s)}",
         style="bold",
     )
     console.print(f"curve: {result.curve}")
@@ -57,11 +63,11 @@ def figures(device: DeviceReport) -> tuple[str, ...]:
         f"{device.samples:,}",
         f"{device.params:,}",
         f"{device.capacity:.2f}",
-        megabytes(device.bytes_down),
-        megabytes(device.bytes_up),
+        megabytes(device.bytes_down, 2),
+        megabytes(device.bytes_up, 2),
         _mark(profile.forward) + milliseconds(profile.forward.median_s),
         _mark(profile.forward, profile.train) + milliseconds(profile.backprop_s),
-        UNKNOWN if profile.peak_bytes is None else f"{profile.peak_bytes / 1e6:.0f}",
+        megabytes(profile.peak_bytes, 0),
     )
 
 
@@ -83,7 +89,7 @@ def notes(result: DemoResult) -> list[str]:
             f"{UNSTEADY}: unsteady; the slowest tenth of the runs took over twice the median."
         )
     if any(device.profile.peak_bytes is None for device in result.devices):
-        lines.append(f"{UNKNOWN}: not measurable on this system.")
+        lines.append(f"{UNKNOWN_CELL}: {NOT_MEASURABLE} on this system.")
     return lines
 
 
@@ -122,19 +128,3 @@ def device_json(device: DeviceReport) -> dict[str, Any]:
         "backprop_s": device.profile.backprop_s,
         "process_peak_bytes": device.profile.peak_bytes,
     }
-
-
-def megabytes(count: int) -> str:
-    """Bytes as a bare number of MB."""
-    return f"{count / 1e6:.2f}"
-
-
-def milliseconds(seconds: float) -> str:
-    """Seconds as a bare number of ms."""
-    return f"{seconds * 1e3:.2f}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

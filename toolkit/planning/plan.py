@@ -4,7 +4,8 @@ import datetime
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from profiles.cost_model.prediction import AT_WORK_BYTES, predict
+from profiles.cost_model.memory_rule import AGENT_RESERVE_BYTES as RESERVE
+from profiles.cost_model.prediction import predict
 from profiles.cost_model.submodel_choice import Budgets, Candidate, Figure, Plan, plan
 from profiles.documents.device_profile import STALE_DAYS, DeviceProfile
 from profiles.errors import InputError
@@ -88,7 +89,7 @@ def decide(
 def candidate(known: Known, device: DeviceProfile) -> Candidate:
     """`known` with what the agent takes on `device` while it trains that."""
     found = predict(known.work, device.calibration)
-    memory = Figure(found.memory.value + AT_WORK_BYTES, found.memory.upper + AT_WORK_BYTES)
+    memory = Figure(found.memory.value + RESERVE, found.memory.upper + RESERVE)
     return Candidate(
         submodel=known.submodel,
         strength=known.strength,

@@ -10,7 +10,7 @@ from rich.console import Console
 from profiles.cost_model.submodel_choice import Candidate, Figure, Row
 from profiles.documents.device_profile import DeviceProfile, built_in, load_device
 from profiles.errors import NothingFitsError
-from profiles.text_formatting import size
+from profiles.text_formatting import bytes_as_option, format_bytes, format_seconds
 from toolkit.planning.plan import Planned
 from toolkit.terminal_output import table
 
@@ -28,10 +28,10 @@ def show_plan(planned: Planned) -> None:
     rows = table("submodel", "strength", "memory", "step", "sent")
     for row in planned.plan.rows:
         one = row.candidate
-        step = "unknown" if one.step is None else span(one.step, milliseconds)
-        memory = span(one.memory, size)
+        step = "unknown" if one.step is None else span(one.step, format_seconds)
+        memory = span(one.memory, format_bytes)
         strength = distinct(one.strength, strengths)
-        rows.add_row(one.submodel, strength, memory, step, size(one.traffic))
+        rows.add_row(one.submodel, strength, memory, step, format_bytes(one.traffic))
     console.print(rows)
     say(
         "memory and step: predicted - upper bound, which a budget must allow; memory is the "
@@ -68,11 +68,11 @@ def say(sentence: str) -> None:
 def allowed(planned: Planned) -> str:
     """The budgets, for people."""
     budgets = planned.budgets
-    parts = [] if budgets.memory is None else [f"{size(budgets.memory)} of memory"]
+    parts = [] if budgets.memory is None else [f"{format_bytes(budgets.memory)} of memory"]
     if budgets.step is not None:
-        parts.append(f"{milliseconds(budgets.step)} a step")
+        parts.append(f"{format_seconds(budgets.step)} a step")
     if budgets.traffic is not None:
-        parts.append(f"{size(budgets.traffic)} sent in a round")
+        parts.append(f"{format_bytes(budgets.traffic)} sent in a round")
     return ", ".join(parts)
 
 
@@ -82,14 +82,9 @@ def span(figure: Figure, unit: Callable[[float], str]) -> str:
     return " ".join([f"{low[0]}-{high[0]}", high[1]] if low[1] == high[1] else [*low, "-", *high])
 
 
-def milliseconds(seconds: float) -> str:
-    """A time for people."""
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
 def amount(resource: str, value: float) -> str:
     """So much of a resource."""
-    return milliseconds(value) if resource == "step-time" else size(value)
+    return format_seconds(value) if resource == "step-time" else format_bytes(value)
 
 
 def as_option(resource: str, needed: float) -> str:
@@ -120,7 +115,7 @@ def budget(resource: str, needed: float) -> str:
     if resource == "step-time":
         places = 2 - math.floor(math.log10(needed))
         return f"{math.ceil(needed * 10**places) / 10**places:g}"
-    return f"{math.ceil(needed / 1e5) / 10:g}MB"
+    return bytes_as_option(needed)
 
 
 def check_fits(planned: Planned, written: Written = as_option) -> None:
@@ -183,7 +178,7 @@ def show_profiles() -> None:
     rows.columns[1].justify = "left"
     for name in built_in():
         device = load_device(name)
-        memory = "unknown" if device.memory_bytes is None else size(device.memory_bytes)
+        memory = "unknown" if device.memory_bytes is None else format_bytes(device.memory_bytes)
         rows.add_row(name, title(device), memory, str(device.cores or "unknown"))
     Console(highlight=False).print(rows)
     print("published figures; none is calibrated, so that plans from them know no times")

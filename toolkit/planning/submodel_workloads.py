@@ -19,7 +19,8 @@ from exporters.onnx.graph_workload import signature_work
 from exporters.programs.capture import capture
 from exporters.programs.captured import Captured
 from exporters.programs.program import Report, silent
-from profiles.cost_model import workload
+from profiles.cost_model import memory_rule, workload
+from profiles.cost_model.memory_rule import state_bytes
 from profiles.cost_model.workload import Workload
 from profiles.errors import EdgeTailorError
 from toolkit.aggregation.submodel_strength import strength, trainable
@@ -115,10 +116,9 @@ class Workloads:
             work=Workload(
                 recording=tuple(recording),
                 training=tuple(training),
-                state=sum(
-                    4 * count(e.shape) * (2 if e.role == "personal" else 1)
-                    for e in program.tensors
-                    if e.name in states
+                state=state_bytes(
+                    {e.name: 4 * count(e.shape) for e in program.tensors if e.name in states},
+                    {e.name for e in program.tensors if e.role == "personal"},
                 ),
                 down=submodel.bytes,
                 up=sum(4 * count(e.shape) for e in table),
@@ -164,7 +164,7 @@ def code_version() -> str:
     """Changes with whatever may export another graph, or read another workload off it."""
     versions = [metadata.version(name) for name in ("torch", "onnx", "onnxscript")]
     own = Path(toolkit.__file__).parent
-    sources = [Path(__file__), Path(str(workload.__file__))]
+    sources = [Path(__file__), *(Path(str(m.__file__)) for m in (workload, memory_rule))]
     sources += Path(exporters.__file__).parent.rglob("*.py")
     for room in ROOMS_THAT_SPLIT:
         sources += own.glob(f"{room}/*.py")

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from profiles.documents.bundle_profile import Sustained
+from profiles.text_formatting import NOT_MEASURABLE, format_bytes
 from toolkit.report.phase_costs import Part, Report, over_budget
 
 INK, MUTED, GRID, PAPER = "#1c2430", "#5b6676", "#dfe3e8", "#fefefe"
@@ -96,20 +97,20 @@ def draw_memory(axes: Axes, report: Report) -> None:
     for row, cost in enumerate(report.costs):
         stack(axes, row, [(part, size / 1e6) for part, size in cost.memory])
         if cost.peak is None:
-            note(axes, 0, row, "not measurable", MUTED)
+            note(axes, 0, row, NOT_MEASURABLE, MUTED)
             continue
         over = over_budget(report, cost)
-        excess = f", {over / 1e6:.1f} MB over" if over is not None and over > 0 else ""
+        excess = f", {format_bytes(over)} over" if over is not None and over > 0 else ""
         mark = "  \N{BLACK LEFT-POINTING SMALL TRIANGLE} peak" if cost is report.highest else ""
         ahead = max(cost.peak, cost.predicted or 0) / 1e6
-        said = f"{cost.peak / 1e6:.1f} MB{excess}{mark}"
+        said = f"{format_bytes(cost.peak)}{excess}{mark}"
         note(axes, ahead, row, said, BUDGET if excess else INK, weight="bold")
         if cost.predicted is not None:
             axes.barh(row + 0.37, cost.predicted / 1e6, 0.1, color=PREDICTED)
     if report.budget is not None:
         axes.axvline(report.budget / 1e6, color=BUDGET, linestyle=(0, (4, 3)), linewidth=1.4)
         axes.annotate(
-            f"budget {report.budget / 1e6:.0f} MB",
+            f"budget {format_bytes(report.budget)}",
             (report.budget / 1e6, 1), (0, 3), xycoords=("data", "axes fraction"),
             textcoords="offset points", ha="center", fontsize=9, color=BUDGET,
         )  # fmt: skip

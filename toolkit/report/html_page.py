@@ -8,13 +8,18 @@ from matplotlib.figure import Figure
 from device_agent.profiling.profile_text import (
     COLUMNS,
     LEGEND,
-    UNKNOWN,
     conditions,
     label,
-    megabytes,
     row,
 )
 from profiles.documents.bundle_profile import UNSTABLE_SPREAD, Profile
+from profiles.text_formatting import (
+    NOT_MEASURABLE,
+    format_bytes,
+    format_seconds,
+    megabytes,
+    milliseconds,
+)
 from toolkit.report.charts import (
     COLOURS,
     NAMES,
@@ -103,9 +108,9 @@ def headline(report: Report) -> str:
     """The peak, and what it means for the budget."""
     highest = report.highest
     if highest is None or highest.peak is None:
-        return f"<p class=peak>The process peak was {UNKNOWN} on this machine.</p>"
+        return f"<p class=peak>The process peak was {NOT_MEASURABLE} on this machine.</p>"
     said = (
-        f"<strong>{megabytes(highest.peak)}</strong> at the peak: "
+        f"<strong>{format_bytes(highest.peak)}</strong> at the peak: "
         f"<b>{escape(highest.submodel)}</b>, {escape(highest.decisive or '')}"
     )
     over = over_budget(report, highest)
@@ -113,8 +118,10 @@ def headline(report: Report) -> str:
         return f"<p class=peak>{said}</p>"
     excesses = [over_budget(report, cost) for cost in report.costs]
     within = [excess for excess in excesses if excess is not None and excess <= 0]
-    fits = f"{len(within)} of {len(report.costs)} fit the budget of {megabytes(report.budget)}"
-    verdict = f"{megabytes(over)} over; {fits}" if over > 0 else f"{megabytes(-over)} to spare"
+    fits = f"{len(within)} of {len(report.costs)} fit the budget of {format_bytes(report.budget)}"
+    verdict = (
+        f"{format_bytes(over)} over; {fits}" if over > 0 else f"{format_bytes(-over)} to spare"
+    )
     return f"<p class='peak{' over' if over > 0 else ''}'>{said}<br>{verdict}</p>"
 
 
@@ -167,9 +174,9 @@ def memory_table(report: Report) -> str:
     rows = [
         [
             cost.submodel,
-            *(plain_megabytes(dict(cost.memory).get(part)) for part in COLOURS),
-            plain_megabytes(cost.peak),
-            plain_megabytes(cost.predicted),
+            *(megabytes(dict(cost.memory).get(part)) for part in COLOURS),
+            megabytes(cost.peak),
+            megabytes(cost.predicted),
         ]
         for cost in report.costs
     ]
@@ -192,16 +199,6 @@ def time_table(report: Report) -> str:
     return table("ms for one batch", head, rows)
 
 
-def plain_megabytes(count: int | None) -> str:
-    """Bytes as a bare number of MB; a dash where there is none."""
-    return "-" if count is None else f"{count / 1e6:.1f}"
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Seconds as a bare number of ms; a dash where there is none."""
-    return "-" if seconds is None else f"{seconds * 1e3:.2f}"
-
-
 def phases(cost: Cost, report: Report) -> str:
     """Every phase of a submodel; that at the peak is open from the start."""
     rows = []
@@ -210,7 +207,7 @@ def phases(cost: Cost, report: Report) -> str:
         rows.append([f"{first} (peak)" if label(phase) == cost.decisive else first, *figures])
     made = table(f"Phases of {cost.submodel}", ["phase", *COLUMNS[1:]], rows)
     opened = " open" if cost is report.highest else ""
-    said = f"{cost.submodel}: {megabytes(cost.peak)}, {milliseconds(cost.seconds)} ms a batch"
+    said = f"{cost.submodel}: {format_bytes(cost.peak)}, {format_seconds(cost.seconds)} a batch"
     return f"<details{opened}><summary>{escape(said)}</summary>\n{made}</details>"
 
 
@@ -222,8 +219,8 @@ def course(cost: Cost) -> str:
     drawn, axes = panel(3)
     draw_sustained(axes, found)
     text = (
-        f"{found.duration_s:.0f} s without a pause: {found.first.median_s * 1e3:.1f} ms a step in "
-        f"the first {found.window_s:.0f} s, {found.last.median_s * 1e3:.1f} ms in the last "
+        f"{found.duration_s:.0f} s without a pause: {format_seconds(found.first.median_s)} a step "
+        f"in the first {found.window_s:.0f} s, {format_seconds(found.last.median_s)} in the last "
         f"({found.slowdown:+.1%})."
     )
     name = f"sustained-{cost.profile.structure[:8]}"
@@ -234,7 +231,7 @@ def course(cost: Cost) -> str:
 def method(about: Profile) -> str:
     """Machine, versions and method, of the first profile: all are alike."""
     machine, how = about.machine, about.method
-    memory = None if machine.memory_bytes is None else f"{machine.memory_bytes / 1e9:.1f} GB"
+    memory = None if machine.memory_bytes is None else format_bytes(machine.memory_bytes)
     facts = {
         "Machine": machine.model,
         "Processor": f"{machine.processor or machine.architecture}, {machine.cpu_count} cores",

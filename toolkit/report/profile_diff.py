@@ -9,6 +9,7 @@ from profiles.documents.bundle_profile import Duration, Profile
 from profiles.documents.profile_merging import refuse_other_bundle, refuse_other_method
 from profiles.documents.profile_reading import machine_differences, same_hardware
 from profiles.errors import InputError, RegressionError, UnstableError
+from profiles.text_formatting import format_bytes, format_seconds
 
 DIFF_VERSION = 1
 SHORTEST_S = 1e-9
@@ -172,4 +173,4 @@ def _name(change: Change) -> str:
 
 
 def _figure(value: float, unit: str) -> str:
-    return f"{value * 1e3:.2f} ms" if unit == "s" else f"{value / 1e6:.1f} MB"
+    return format_seconds(value) if unit == "s" else format_bytes(value)

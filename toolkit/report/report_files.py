@@ -6,10 +6,9 @@ from pathlib import Path
 from rich.console import Console
 
 from device_agent.formats.atomic_files import write_file
-from device_agent.profiling.profile_text import megabytes
-from profiles.text_formatting import size
+from profiles.text_formatting import format_bytes, megabytes, milliseconds
 from toolkit.report.charts import draw_png
-from toolkit.report.html_page import milliseconds, page, plain_megabytes
+from toolkit.report.html_page import page
 from toolkit.report.phase_costs import Report, over_budget
 from toolkit.terminal_output import table
 
@@ -30,8 +29,8 @@ def show(report: Report, written: Sequence[Path]) -> None:
         time = dict(cost.time)
         rows.add_row(
             cost.submodel,
-            plain_megabytes(cost.peak),
-            plain_megabytes(cost.predicted),
+            megabytes(cost.peak),
+            megabytes(cost.predicted),
             *(milliseconds(time.get(part)) for part in ("stages", "forward", "backprop")),
             milliseconds(cost.seconds),
         )
@@ -39,7 +38,7 @@ def show(report: Report, written: Sequence[Path]) -> None:
     for line in verdicts(report):
         console.print(line, markup=False)
     for path in written:
-        console.print(f"written: {path} ({size(path.stat().st_size)})", markup=False)
+        console.print(f"written: {path} ({format_bytes(path.stat().st_size)})", markup=False)
 
 
 def verdicts(report: Report) -> list[str]:
@@ -50,8 +49,8 @@ def verdicts(report: Report) -> list[str]:
         over = over_budget(report, cost)
         if over is not None and over > 0:
             said.append(
-                f"over the budget of {megabytes(report.budget)}: {cost.submodel}, by "
-                f"{megabytes(over)}"
+                f"over the budget of {format_bytes(report.budget)}: {cost.submodel}, by "
+                f"{format_bytes(over)}"
             )
         said += [f"not valid: {cost.submodel}, {why}" for why in cost.profile.validity.invalid]
         if cost.unstable:

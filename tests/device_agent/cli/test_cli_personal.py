@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save
 
 from bundles import BundleOf, everything
 from commands import NUMBER, Agent, refusal
-from device_agent.training.bundle_training import train_bundle
+from trainings import train_bundle
 
 X = np.zeros(2, np.float32)
 
@@ -48,8 +48,8 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (save({"p": X}), r"^me is no personal model of 'cp:2\.0' as this bundle has it: give each"),
-        (b"text", r"^me is no readable personal model: .*\. Give the file that an earlier round"),
+        (save({"p": X}), r"^me holds .* another submodel than this bundle's 'cp:2\.0'\. Use"),
+        (b"text", r"^me is not a readable personal model: .*\. Give the file that an earlier"),
     ],
 )
 def test_a_personal_model_of_something_else(

@@ -41,10 +41,10 @@ def test_profile(agent: Agent, bundle: Path) -> None:
         rf"{FAMILIES[family]}, batch {BATCH}, threads 1, onnxruntime \S+ on \S+\n"
         rf" +ms +p10 +p90 +n +first +cold s +MB +predicted\n"
         rf"{rows}"
-        r"ms: one batch, steady \(median\); first: the first run; cold s: process start to\n"
-        r"session open; MB: peak above the idle process; predicted: the manifest's.\n"
+        r"ms: median time of one batch; first: first run; cold s: process start until the\n"
+        r"session is open; MB: peak above the idle process; predicted: from the manifest.\n"
         rf"backprop      -?{NUMBER} ms \(training step minus forward pass\)\n"
-        rf"process peak  {NUMBER} MB, [a-z_0-9 ]+ \(Python and runtime too\)\n"
+        rf"process peak  {NUMBER} MB, [a-z_0-9 ]+ \(with Python and runtime\)\n"
         rf"  idle        anonymous {NUMBER} MB, file pages {NUMBER} MB\n"
         rf"  at the end  anonymous {NUMBER} MB, file pages {NUMBER} MB\n"
         r"machine       .+\n"
@@ -124,18 +124,18 @@ def test_strict_prints_and_then_fails(
         assert printed.out.splitlines() == summary(hot)
         assert read_profile(out) == hot
     assert printed.err == (
-        "Error: The figures are not those of full speed: throttled during train. Let the device "
-        "cool, look at its power supply, and measure again.\n"
+        "Error: The device was slowed down while it was measured: throttled during train. Let it "
+        "cool, check its power supply, and measure again.\n"
     )
 
 
 def test_profile_refuses(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
-    assert "nowhere is no bundle" in refusal(agent("profile", "nowhere"))
+    assert "nowhere is not a bundle" in refusal(agent("profile", "nowhere"))
     copy = shutil.copytree(bundle_of("full"), tmp_path / "bundle")
     (copy / "predict.onnx").write_bytes(b"no graph")
     rewrite(copy, lambda manifest: None)
     assert "predict.onnx is refused by onnxruntime" in refusal(agent("profile", copy))
-    assert "'10min' is none" in refusal(agent("profile", copy, "--sustained", "10min"))
+    assert "Invalid time span '10min'" in refusal(agent("profile", copy, "--sustained", "10min"))
     (tmp_path / "kept.json").write_text("mine")
     said = refusal(agent("profile", copy, "--out", "kept.json"))
     assert said == "kept.json exists already: give another place, or --force to replace it."
@@ -150,10 +150,10 @@ slice:blocks.3, batch 32, threads 1, onnxruntime 1.31.1 on aarch64
 stage forward_0   50.00   47.50   52.50  20  100.00    0.50  21.0       21.0
 forward pass      60.00   57.00   63.00  20  120.00    0.50  20.0       20.0
 training step    160.00  152.00  168.00  20  320.00    0.50  40.0       40.0
-ms: one batch, steady (median); first: the first run; cold s: process start to
-session open; MB: peak above the idle process; predicted: the manifest's.
+ms: median time of one batch; first: first run; cold s: process start until the
+session is open; MB: peak above the idle process; predicted: from the manifest.
 backprop      100.00 ms (training step minus forward pass)
-process peak  100.0 MB, training step (Python and runtime too)
+process peak  100.0 MB, training step (with Python and runtime)
   idle        anonymous 28.0 MB, file pages 32.0 MB
   at the end  anonymous 68.0 MB, file pages 32.0 MB
 machine       48.3 C to 61.2 C, ondemand, 1.50 GHz to 0.60 GHz, battery 80%

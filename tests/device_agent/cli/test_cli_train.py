@@ -54,8 +54,8 @@ def bad_data(folder: Path) -> str:
 
 
 REFUSED = {
-    "no bundle": r"nowhere is no bundle: manifest\.json cannot be read",
-    "damaged bundle": r"train\.onnx was altered: its SHA-256 is not the manifest's",
+    "no bundle": r"nowhere is not a bundle: manifest\.json cannot be read",
+    "damaged bundle": r"train\.onnx was altered: its SHA-256 differs from the manifest",
     "no data": r"nowhere\.npz does not exist; give an \.npz file with x and y\.",
     "bad data": r"bad\.npz: the label 8 is outside the model's classes 0 to 7\.",
     "out exists": r"update exists already: give another place",
@@ -129,7 +129,7 @@ def test_force_leaves_alone_what_is_no_update(
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
     done = agent("train", bundle_of("full"), "--data", data, "--out", "photos", "--force")
     assert refusal(done) == (
-        "photos is no update, so --force does not replace it: give another place."
+        "photos is not an update, so --force does not replace it: give another place."
     )
     assert everything(tmp_path) == {"photos": b"folder", "photos/cat.jpg": b"cat"}
 

@@ -74,17 +74,16 @@ def problem(code: str) -> bytes:
     return json.dumps({"code": code, "message": f"Because of {code}."}).encode()
 
 
-def link(url: str, **options: object) -> tuple[CoordinatorClient, list[str], list[float]]:
-    said: list[str] = []
+def link(url: str, **options: object) -> tuple[CoordinatorClient, list[float]]:
     slept: list[float] = []
     options = {"sleep": slept.append, **options}
-    return CoordinatorClient(url, "secret", said.append, **options), said, slept  # type: ignore[arg-type]
+    return CoordinatorClient(url, "secret", **options), slept  # type: ignore[arg-type]
 
 
 WAIT = b'{"state": "wait", "round": 1, "files": []}'
 
 
-def test_waits_for_a_coordinator_that_is_not_there_and_says_so() -> None:
+def test_waits_for_a_coordinator_that_is_not_there_and_says_so(said: list[str]) -> None:
     port = free_port()
     servers: list[Server] = []
 
@@ -93,7 +92,7 @@ def test_waits_for_a_coordinator_that_is_not_there_and_says_so() -> None:
             servers.append(Server(port))
             servers[0].answers = lambda method, path: (200, WAIT)
 
-    client, said, _ = link(f"http://127.0.0.1:{port}/", sleep=sleep)
+    client, _ = link(f"http://127.0.0.1:{port}/", sleep=sleep)
     assert client.work().state == "wait"
     servers[0].close()
     assert said == [
@@ -103,18 +102,18 @@ def test_waits_for_a_coordinator_that_is_not_there_and_says_so() -> None:
     ]
 
 
-def test_patience_ends_in_one_sentence() -> None:
-    client, said, slept = link(f"http://127.0.0.1:{free_port()}", patience_s=100)
+def test_patience_ends_in_one_sentence(said: list[str]) -> None:
+    client, slept = link(f"http://127.0.0.1:{free_port()}", patience_s=100)
     with pytest.raises(ClientError, match=r"gave up after 63 s\. Check the URL"):
         client.join(request)
     assert slept == [1, 2, 4, 8, 16, 32]
     assert len(said) == 6
 
 
-def test_waits_while_the_coordinator_is_in_trouble(server: Server) -> None:
+def test_waits_while_the_coordinator_is_in_trouble(server: Server, said: list[str]) -> None:
     replies = [(503, b""), (500, b"Internal Server Error"), (200, WAIT)]
     server.answers = lambda method, path: replies.pop(0)
-    client, said, slept = link(server.url)
+    client, slept = link(server.url)
     assert client.work().state == "wait"
     assert slept == [1, 2]
     assert "is in trouble (HTTP 503); next try in 1 s" in said[0]
@@ -169,7 +168,7 @@ def test_something_that_does_not_speak_http() -> None:
 @pytest.mark.parametrize("url", ["", "host", "ftp://host", "http://", "http://a b/", "http://h/?q"])
 def test_urls_that_are_none(url: str) -> None:
     with pytest.raises(InputError, match="no coordinator's URL"):
-        CoordinatorClient(url, "secret", print)
+        CoordinatorClient(url, "secret")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +203,7 @@ def test_a_password_is_refused_and_not_repeated(url: str) -> None:
 
 def test_secret_of_several_lines() -> None:
     with pytest.raises(InputError, match="A token is one word"):
-        CoordinatorClient("http://host", "one\ntwo", print)
+        CoordinatorClient("http://host", "one\ntwo")
 
 
 def test_download_is_whole_and_right_or_not_there(server: Server, tmp_path: Path) -> None:
@@ -235,7 +234,7 @@ def test_a_full_disk_names_the_file(
     assert error.value.filename == str(tmp_path / "files" / "a")
 
 
-def test_a_download_that_breaks_off_is_tried_again(tmp_path: Path) -> None:
+def test_a_download_that_breaks_off_is_tried_again(tmp_path: Path, said: list[str]) -> None:
     data = b"x" * 1000
     offer = FileOffer(name="a", size=1000, sha256=hashlib.sha256(data).hexdigest())
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nConnection: close\r\n\r\n"
@@ -249,7 +248,7 @@ def test_a_download_that_breaks_off_is_tried_again(tmp_path: Path) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=answer, args=(listening,), daemon=True).start()
-        client, said, _ = link(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        client, _ = link(f"http://127.0.0.1:{listening.getsockname()[1]}")
         client.download(offer, tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == data
     assert "(the connection broke off); next try in 1 s" in said[0]
@@ -262,8 +261,8 @@ def test_tensors_are_sent_as_they_are(server: Server, tmp_path: Path) -> None:
     assert server.asked == [("PUT", "/v1/rounds/3/tensors", b"tensors" * 100_000)]
 
 
-def test_a_look_never_holds_training_up(server: Server) -> None:
-    away, said, slept = link(f"http://127.0.0.1:{free_port()}")
+def test_a_look_never_holds_training_up(server: Server, said: list[str]) -> None:
+    away, slept = link(f"http://127.0.0.1:{free_port()}")
     assert (away.peek(), said, slept) == (None, [], [])
     answers = [
         (503, problem("federation.preparing")),
@@ -276,8 +275,8 @@ def test_a_look_never_holds_training_up(server: Server) -> None:
     assert [client.peek() for _ in range(4)] == [None, None, None, Work(state="wait", round=1)]
 
 
-def test_progress_never_holds_training_up() -> None:
-    client, said, slept = link(f"http://127.0.0.1:{free_port()}")
+def test_progress_never_holds_training_up(said: list[str]) -> None:
+    client, slept = link(f"http://127.0.0.1:{free_port()}")
     client.progress(Progress(state="training", loss=1.0))
     assert (said, slept) == ([], [])
 

@@ -12,8 +12,8 @@ from bundles import BundleOf
 from device_agent.federation.owner_limits import OwnerLimits, QuietHours
 from device_agent.federation.pauses import Pauses
 from device_agent.formats.protocol import Progress
-from device_agent.training.bundle_training import train_bundle
 from profiles.errors import InputError
+from trainings import train_bundle
 
 NOON = datetime(2026, 6, 1, 12)
 minutes = st.integers(0, 24 * 60 - 1)
@@ -78,16 +78,14 @@ def test_reasons(tmp_path: Path) -> None:
     assert OwnerLimits().reason(night, root=machine(tmp_path / "on", 200, 0)) is None
 
 
-def test_a_pause_is_told_once_and_ends(tmp_path: Path) -> None:
-    heat, said, told = [80.0, 75.0, 68.0, 60.0], list[str](), list[Progress]()
+def test_a_pause_is_told_once_and_ends(tmp_path: Path, said: list[str]) -> None:
+    heat, told = [80.0, 75.0, 68.0, 60.0], list[Progress]()
 
     def sleep(seconds: float) -> None:
         machine(tmp_path, heat.pop(0))
 
     machine(tmp_path, 90)
-    pauses = Pauses(
-        OwnerLimits(max_temperature=70), said.append, told.append, sleep, lambda: NOON, tmp_path
-    )
+    pauses = Pauses(OwnerLimits(max_temperature=70), told.append, sleep, lambda: NOON, tmp_path)
     pauses.wait(Progress(state="training", loss=1.0))
     assert heat == []
     assert said == ["Paused: warmer than 70 °C.", "Going on after a pause of 0 s."]
@@ -101,7 +99,7 @@ def test_a_pause_is_told_once_and_ends(tmp_path: Path) -> None:
 
 def test_a_limit_that_cannot_be_kept(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="This machine shows no temperature"):
-        Pauses(OwnerLimits(max_temperature=70), print, print, print, root=tmp_path)
+        Pauses(OwnerLimits(max_temperature=70), print, print, root=tmp_path)
 
 
 def test_training_is_held_up_before_each_batch(
@@ -120,13 +118,11 @@ def test_training_is_held_up_before_each_batch(
     assert len(calls) == update.record.steps + recorded * batches
 
 
-def test_a_clock_that_jumps_back(tmp_path: Path) -> None:
+def test_a_clock_that_jumps_back(tmp_path: Path, said: list[str]) -> None:
     """Out of its quiet hours, and into them again."""
     times = [time(23), time(23, 30), time(12), time(23), time(12)]
-    said: list[str] = []
     pauses = Pauses(
         OwnerLimits(quiet_hours=QuietHours.parse("22:00-07:00")),
-        said.append,
         lambda progress: None,
         lambda seconds: None,
         lambda: datetime.combine(NOON, times.pop(0)),

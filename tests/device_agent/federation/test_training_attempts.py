@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from commands import environment
-from device_agent.federation.training_attempts import KILLED, Attempts, FailedError, wait_after
+from device_agent.federation.training_attempts import (
+    KILLED,
+    Attempts,
+    TrainingFailedError,
+    wait_after,
+)
 from profiles.errors import DataError, DoesNotFitError, LimitError, UpdateError
 
 KILLED_WHILE_TRAINING = """
@@ -31,7 +36,7 @@ def end_in_training(path: Path, name: str) -> int:
 
 
 def failing(attempts: Attempts, error: Exception, submodel: str = "full") -> int:
-    with pytest.raises(FailedError) as failed, attempts.attempt(submodel, 7):
+    with pytest.raises(TrainingFailedError) as failed, attempts.attempt(submodel, 7):
         raise error
     assert (failed.value.round, failed.value.failure.reason) == (7, str(error))
     return failed.value.failure.failures
@@ -59,7 +64,7 @@ def test_what_would_be_the_same_the_next_time_is_final(
     tmp_path: Path, error: Exception, final: bool
 ) -> None:
     attempts = Attempts(tmp_path / "a.json")
-    with pytest.raises(FailedError) as failed, attempts.attempt("full", 7):
+    with pytest.raises(TrainingFailedError) as failed, attempts.attempt("full", 7):
         raise error
     assert failed.value.final is final
 
@@ -78,7 +83,7 @@ def test_kills_are_found_by_the_next_process(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for count in (1, 2, 3):
         assert end_in_training(path, "SIGKILL") == -signal.SIGKILL
-        with pytest.raises(FailedError) as failed:
+        with pytest.raises(TrainingFailedError) as failed:
             Attempts(path).check_last()
         failure = failed.value.failure
         assert (failure.submodel, failure.failures, failure.reason) == ("full", count, KILLED)

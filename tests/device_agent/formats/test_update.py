@@ -15,7 +15,7 @@ from bundles import everything
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import TensorEntry
 from device_agent.formats.update import RECORD, TENSORS, UpdateRecord, read_update, write_update
-from profiles.errors import InputError, UpdateError
+from refusals import refused
 
 Arrays = dict[str, np.ndarray]
 TABLE = (
@@ -38,24 +38,32 @@ WRITTEN = UpdateRecord(
 
 @dataclass(frozen=True)
 class Wrong:
-    """Tensors that do not fit TABLE, and what is said of them."""
+    """Tensors that do not fit TABLE, and the error for them."""
 
     tensors: Arrays
-    message: str
+    code: str
+    values: dict[str, object]
 
 
 W, N = FINE["w"], FINE["n"]
+NOT_FINITE: tuple[str, dict[str, object]] = ("update.not-finite", {"tensor": "w"})
+
+
+def wrong_shape(dtype: str, shape: list[int]) -> tuple[str, dict[str, object]]:
+    return "update.wrong-shape", {
+        "tensor": "w", "found_dtype": dtype, "found_shape": shape,
+        "expected_dtype": "float32", "expected_shape": [2, 3],
+    }  # fmt: skip
+
+
 WRONG = {
-    "nan": Wrong({"w": np.full((2, 3), np.nan, np.float32), "n": N}, "'w' holds a number that is"),
-    "inf": Wrong({"w": np.full((2, 3), -np.inf, np.float32), "n": N}, "'w' .* not finite"),
-    "one nan": Wrong(
-        {"w": np.array([[0, 0, 0], [0, np.nan, 0]], np.float32), "n": N},
-        "training diverged. Lower the learning rate and train again",
-    ),
-    "shape": Wrong({"w": W.T.copy(), "n": N}, r"'w' is float32 \(3, 2\); .* says float32 \(2, 3\)"),
-    "type": Wrong({"w": W.astype(np.float64), "n": N}, r"'w' is float64 \(2, 3\); its bundle says"),
-    "missing": Wrong({"w": W}, "the tensor 'n' is missing; the update is not from this bundle"),
-    "extra": Wrong({**FINE, "z": W}, "unexpected tensor 'z'; the update is not from this bundle"),
+    "nan": Wrong({"w": np.full((2, 3), np.nan, np.float32), "n": N}, *NOT_FINITE),
+    "inf": Wrong({"w": np.full((2, 3), -np.inf, np.float32), "n": N}, *NOT_FINITE),
+    "one nan": Wrong({"w": np.array([[0, 0, 0], [0, np.nan, 0]], np.float32), "n": N}, *NOT_FINITE),
+    "shape": Wrong({"w": W.T.copy(), "n": N}, *wrong_shape("float32", [3, 2])),
+    "type": Wrong({"w": W.astype(np.float64), "n": N}, *wrong_shape("float64", [2, 3])),
+    "missing": Wrong({"w": W}, "update.missing-tensor", {"tensor": "n"}),
+    "extra": Wrong({**FINE, "z": W}, "update.unexpected-tensor", {"tensor": "z"}),
 }
 
 
@@ -83,7 +91,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_wrong_tensors_are_not_written(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(UpdateError, match=WRONG[kind].message):
+    with refused(WRONG[kind].code, **WRONG[kind].values):
         write_update(tmp_path / "update", WRITTEN, WRONG[kind].tensors)
     assert everything(tmp_path) == {}
 
@@ -91,15 +99,16 @@ def test_wrong_tensors_are_not_written(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", WRONG)
 def test_wrong_tensors_are_not_read(tmp_path: Path, kind: str) -> None:
     folder = forge(tmp_path / "update", WRONG[kind].tensors)
-    with pytest.raises(UpdateError, match=rf"update:? .*{WRONG[kind].message}"):
+    with refused(WRONG[kind].code, **WRONG[kind].values) as caught:
         read_update(folder)
+    assert str(folder) in str(caught.value)
 
 
 @pytest.mark.parametrize("loss", [np.nan, np.inf])
 @pytest.mark.parametrize("which", ["loss_first", "loss_last"])
 def test_a_loss_that_is_not_finite(tmp_path: Path, which: str, loss: float) -> None:
     record = msgspec.structs.replace(WRITTEN, **{which: loss})
-    with pytest.raises(UpdateError, match=r"The loss is not finite: .* Lower the learning rate\."):
+    with refused("update.diverged"):
         write_update(tmp_path / "update", record, FINE)
     assert everything(tmp_path) == {}
 
@@ -107,9 +116,12 @@ def test_a_loss_that_is_not_finite(tmp_path: Path, which: str, loss: float) -> N
 def test_an_update_is_never_replaced(tmp_path: Path) -> None:
     write_update(tmp_path / "update", WRITTEN, FINE)
     before = everything(tmp_path)
-    with pytest.raises(InputError, match="update exists already"):
+    with refused("file.exists", path=str(tmp_path / "update")):
         write_update(tmp_path / "update", WRITTEN, FINE)
     assert everything(tmp_path) == before
+
+
+MALFORMED: tuple[str, dict[str, object]] = ("update.malformed-record", {})
 
 
 def flip(folder: Path) -> None:
@@ -131,34 +143,43 @@ def edit(**changes: Any) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "code", "values", "named"),
     [
-        (flip, r"update\.safetensors is not the file that update\.json describes"),
-        (cut, r"\(size or SHA-256 differ\): copy the update again"),
-        (lambda f: (f / RECORD).unlink(), r"is no update: update\.json is missing"),
-        (lambda f: (f / TENSORS).unlink(), r"is no update: update\.safetensors is missing"),
-        (lambda f: (f / RECORD).write_text("{"), r"update\.json is not an update record"),
-        (lambda f: (f / RECORD).write_text("[]"), r"update\.json is not an update record"),
-        (edit(version=2), r"update\.json has version 2; this program reads 1"),
-        (edit(surprise=1), r"update\.json is not an update record: .*`surprise`"),
-        (edit(samples="many"), r"update\.json is not an update record: Expected `int`"),
-        (edit(loss_last=None), r"update\.json is not an update record: Expected `float`"),
+        (flip, "update.altered-file", {"file": TENSORS}, RECORD),
+        (cut, "update.altered-file", {"file": TENSORS}, "size or SHA-256"),
+        (lambda f: (f / RECORD).unlink(), "update.missing-file", {"file": RECORD}, ""),
+        (lambda f: (f / TENSORS).unlink(), "update.missing-file", {"file": TENSORS}, ""),
+        (lambda f: (f / RECORD).write_text("{"), *MALFORMED, RECORD),
+        (lambda f: (f / RECORD).write_text("[]"), *MALFORMED, RECORD),
+        (edit(version=2), "update.wrong-version", {"found": 2, "supported": 1}, RECORD),
+        (edit(surprise=1), *MALFORMED, "`surprise`"),
+        (edit(samples="many"), *MALFORMED, "Expected `int`"),
+        (edit(loss_last=None), *MALFORMED, "Expected `float`"),
     ],
 )
-def test_a_damaged_update(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_a_damaged_update(
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+    code: str,
+    values: dict[str, object],
+    named: str,
+) -> None:
     folder = tmp_path / "update"
     write_update(folder, WRITTEN, FINE)
     damage(folder)
-    with pytest.raises(UpdateError, match=message) as error:
+    with refused(code, **values) as caught:
         read_update(folder)
-    assert str(folder) in str(error.value)
+    said = str(caught.value)
+    assert str(folder) in said
+    assert named in said
 
 
 def test_something_that_is_no_update(tmp_path: Path) -> None:
-    with pytest.raises(UpdateError, match=r"nowhere is no update: update\.json is missing"):
+    with refused("update.missing-file", file=RECORD) as caught:
         read_update(tmp_path / "nowhere")
+    assert str(tmp_path / "nowhere") in str(caught.value)
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UpdateError, match="file is a file; an update is a folder"):
+    with refused("update.not-a-folder", path=str(tmp_path / "file")):
         read_update(tmp_path / "file")
 
 
@@ -168,5 +189,5 @@ def test_tensors_in_another_format(tmp_path: Path) -> None:
     (folder / TENSORS).write_bytes(data)
     entry = fingerprint(data)
     edit(file={"size": entry.size, "sha256": entry.sha256})(folder)
-    with pytest.raises(UpdateError, match=r"update\.safetensors cannot be read"):
+    with refused("update.unreadable-tensors", file=TENSORS):
         read_update(folder)

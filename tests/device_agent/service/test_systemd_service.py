@@ -14,7 +14,7 @@ import pytest
 from bundles import everything
 from commands import Done, refusal, run
 from device_agent.federation.device_state import DeviceState, Identity
-from device_agent.federation.owner_limits import QuietHours
+from device_agent.federation.owner_limits import OwnerLimits, QuietHours
 from device_agent.federation.run_options import RunOptions, read_options
 from device_agent.service.systemd_notify import Notifier
 from device_agent.service.systemd_service import (
@@ -24,17 +24,19 @@ from device_agent.service.systemd_service import (
     place_of,
     unit_text,
 )
+from device_agent.training.training_options import TrainingOptions
 from profiles.errors import InputError
 
 ANALYZE = shutil.which("systemd-analyze")
 OPTIONS = RunOptions(
     data="local.npz",
-    threads=2,
-    max_memory=256_000_000,
-    max_temperature=70.5,
+    training=TrainingOptions(threads=2, max_memory=256_000_000),
+    limits=OwnerLimits(
+        max_temperature=70.5,
+        only_when_charging=True,
+        quiet_hours=QuietHours.parse("22:00-07:00"),
+    ),
     nice=10,
-    only_when_charging=True,
-    quiet_hours=QuietHours.parse("22:00-07:00"),
     log_json=True,
 )
 GIVEN = (
@@ -210,7 +212,7 @@ def test_options_survive_their_file(tmp_path: Path) -> None:
     path.write_text(OPTIONS.toml())
     read = read_options(path)
     read["quiet_hours"] = QuietHours.parse(read["quiet_hours"])
-    assert RunOptions(**read) == OPTIONS
+    assert RunOptions.from_flat(**read) == OPTIONS
     path.write_text("quiet = true\n")
     with pytest.raises(InputError, match="there is no option `quiet`; the options are data, state"):
         read_options(path)

@@ -1,4 +1,4 @@
-"""Data in files are mapped, not loaded, and looked at piece by piece."""
+"""Data files are memory-mapped, not loaded, and checked piece by piece."""
 
 import json
 import shutil
@@ -24,9 +24,11 @@ from commands import Agent, environment, refusal
 from device_agent.formats.update import read_update
 from device_agent.system.disk_space import MappedArray, open_npy
 from device_agent.training import array_files
-from device_agent.training.bundle_training import train_bundle
-from device_agent.training.local_data import LocalData, classes_in, held_out, load_data
+from device_agent.training.batching import classes_in, held_out
+from device_agent.training.local_data import LocalData, load_data
 from profiles.errors import DataError, StorageError
+from refusals import refused
+from trainings import train_bundle
 
 MB = 1 << 20
 
@@ -66,7 +68,7 @@ def test_files_are_mapped(tmp_path: Path, kind: str) -> None:
     np.testing.assert_array_equal(found.samples(some), x[some])
 
 
-def test_one_fingerprint_whatever_the_file(tmp_path: Path) -> None:
+def test_the_fingerprint_does_not_depend_on_the_file_format(tmp_path: Path) -> None:
     x, y = samples(30, seed=0)
     np.savez(tmp_path / "a.npz", x=x, y=y)
     np.savez_compressed(tmp_path / "b.npz", y=y, x=x)
@@ -83,16 +85,16 @@ import json, sys
 given = json.loads(sys.argv[1])
 from pathlib import Path
 import device_agent.runtime.onnx_runtime
-from device_agent import memory
-from device_agent.training.bundle_training import train_bundle
+from device_agent.system import process_memory as memory
+from device_agent.training.standalone_training import train
 memory.reset_peak()
 idle = memory.resident_bytes()
-done = train_bundle(given["bundle"], given["data"], "update", threads=1)
-print(json.dumps({"samples": done.record.samples, "growth": memory.peak_bytes() - idle}))
+done = train(given["bundle"], given["data"], "update", threads=1)
+print(json.dumps({"samples": done.samples, "growth": memory.peak_bytes() - idle}))
 """
 
 
-def test_data_larger_than_what_is_used_of_memory(bundle_of: BundleOf, tmp_path: Path) -> None:
+def test_training_uses_less_memory_than_its_data(bundle_of: BundleOf, tmp_path: Path) -> None:
     count = 200 * MB // (4 * int(np.prod(SAMPLE_SHAPE)))
     order = np.random.default_rng(0)
     x = np.lib.format.open_memmap(
@@ -109,7 +111,7 @@ def test_data_larger_than_what_is_used_of_memory(bundle_of: BundleOf, tmp_path: 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["samples"] == count
-    assert found["growth"] < 80 * MB  # the labels' and the order's whole numbers are 35 MB of it
+    assert found["growth"] < 80 * MB  # 35 MB of it are the labels and the order of samples
 
 
 def quick(bundle: Path, folder: Path) -> Path:
@@ -142,8 +144,10 @@ def test_unpacking_needs_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     np.savez_compressed(tmp_path / "local.npz", x=x, y=y)
     monkeypatch.setattr(array_files, "IN_MEMORY_BYTES", 100)
     monkeypatch.setattr(array_files, "room", lambda folder: 1000)
-    with pytest.raises(StorageError, match=r"local\.npz is compressed; unpacking x\.npy takes"):
+    with refused("storage.too-little-space", needed_bytes=x.nbytes + 128, free_bytes=1000) as error:
         load(tmp_path / "local.npz", tmp_path / "unpacked")
+    assert isinstance(error.value, StorageError)
+    assert "local.npz is compressed. Unpacking x.npy needs" in str(error.value)
     load(tmp_path / "plain.npz", tmp_path / "unpacked")
 
 
@@ -164,37 +168,52 @@ def test_int32_numbers_are_converted_on_disk(
 
 @pytest.mark.parametrize("row", [0, 17, 49])
 @pytest.mark.parametrize(("name", "value"), [("x", np.nan), ("x", -np.inf), ("y", 8), ("y", -1)])
-def test_every_piece_is_looked_at(
+def test_every_piece_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: int, name: str, value: float
 ) -> None:
     monkeypatch.setattr(array_files, "PIECE_BYTES", 500)
     x, y = samples(50, seed=0)
     {"x": x, "y": y}[name][row] = value
-    with pytest.raises(DataError, match="not finite" if name == "x" else f"the label {value} is"):
+    code, values = "data.label-out-of-range", {"label": value}
+    if name == "x":
+        code, values = "data.not-finite", {"sample": row, "number": str(np.float32(value))}
+    with refused(code, **values):
         load(as_folder(tmp_path / "local", x, y))
 
 
-def test_pieces_cover_all_once() -> None:
+def test_pieces_cover_the_array_once() -> None:
     array = np.arange(1000).reshape(100, 10)
     for size in (1, 80, 81, 799, 10**6):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(array_files, "PIECE_BYTES", size)
-            parts = [array[rows] for rows in array_files.pieces(array)]
+            parts = [array[rows] for rows in array_files.row_slices(array)]
         np.testing.assert_array_equal(np.concatenate(parts), array)
         assert max(part.nbytes for part in parts) <= max(size, 80)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "code", "values", "message"),
     [
-        ("no labels", r"local is not a readable \.npz file, and as a folder it lacks y\.npy; it"),
-        ("truncated", r"local is no folder of readable \.npy files: it is truncated\."),
-        ("objects", r"local is no folder of readable \.npy files: it holds pickled objects\."),
-        ("text", r"local is no folder of readable \.npy files: "),
-        ("one array", r"x\.npy is not a readable \.npz file: .*\. Single arrays go into a folder,"),
+        ("no labels", "data.missing-array", {"array": "y"}, "as a folder it lacks y.npy"),
+        (
+            "truncated",
+            "data.unreadable-file",
+            {"reason": "it is truncated"},
+            "local is not a folder of readable .npy files",
+        ),
+        (
+            "objects",
+            "data.unreadable-file",
+            {"reason": "it holds pickled objects"},
+            "local is not a folder of readable .npy files",
+        ),
+        ("text", "data.unreadable-file", {}, "local is not a folder of readable .npy files"),
+        ("one array", "data.unreadable-file", {}, "x.npy is not a readable .npz file"),
     ],
 )
-def test_folders_that_hold_no_data(tmp_path: Path, change: str, message: str) -> None:
+def test_folders_that_hold_no_data(
+    tmp_path: Path, change: str, code: str, values: dict[str, object], message: str
+) -> None:
     x, y = samples(9, seed=0)
     place = path = as_folder(tmp_path / "local", x, y)
     match change:
@@ -208,56 +227,61 @@ def test_folders_that_hold_no_data(tmp_path: Path, change: str, message: str) ->
             (path / "x.npy").write_text("1, 2\n")
         case "one array":
             place = path / "x.npy"
-    with pytest.raises(DataError, match=message):
+    with refused(code, path=str(place), **values) as error:
         load(place)
+    assert message in str(error.value)
 
 
-def test_an_empty_array_is_mapped_as_one(tmp_path: Path) -> None:
+def test_an_empty_array_is_mapped(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.empty((0, 3), np.float32))
     found = open_npy(tmp_path / "a.npy")
     assert isinstance(found, MappedArray)
     assert found.array.shape == (0, 3)
 
 
-def test_data_that_are_cut_while_they_are_trained_on(bundle_of: BundleOf, tmp_path: Path) -> None:
+def test_a_file_that_is_truncated_during_training(bundle_of: BundleOf, tmp_path: Path) -> None:
     source = write_data(tmp_path / "local.npz", count=2000)
     begun: list[int] = []
 
     def cut() -> None:
         begun.append(1)
         if len(begun) == 10:
-            source.write_bytes(b"")  # as numpy.savez begins to write a file anew
+            source.write_bytes(b"")  # as numpy.savez does before it writes a file again
 
-    with pytest.raises(DataError, match=r"local\.npz became shorter while .* with a rename"):
+    with refused("data.changed-while-read", path=str(source)) as error:
         train_bundle(bundle_of("full"), str(source), tmp_path / "out", threads=1, on_batch=cut)
+    assert isinstance(error.value, DataError)
+    assert "with a rename" in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["local.npz"]
 
 
-def test_one_class_alone_is_remarked(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
+def test_data_with_a_single_class_cause_a_warning(
+    agent: Agent, bundle_of: BundleOf, tmp_path: Path
+) -> None:
     x, _ = samples(9, seed=0)
     np.savez(tmp_path / "local.npz", x=x, y=np.full(9, 3))
     done = agent("train", bundle_of("full"), "--data", "local.npz", "--out", "update")
     assert done.code == 0
     assert done.stderr.startswith(
-        "local.npz: every sample is of the class 3; of the others the model learns nothing here.\n"
+        "local.npz: every sample has the class 3. The model learns nothing here about the other "
+        "classes.\n"
         "epoch 1 of 2: loss "
     )
 
 
 @pytest.mark.parametrize("family", ["full", "slice", "cp"])
-def test_validation(bundle_of: BundleOf, tmp_path: Path, family: str) -> None:
-    """The held-out samples are judged and not trained on."""
+def test_validation(bundle_of: BundleOf, tmp_path: Path, family: str, said: list[str]) -> None:
+    """The held-out samples are evaluated and not trained on."""
     x, y = samples(40, seed=0)
     np.savez(tmp_path / "all.npz", x=x, y=y)
     apart = held_out(40, 0.25)
     assert len(set(apart.tolist())) == 10
     rest = np.setdiff1d(np.arange(40), apart)
     np.savez(tmp_path / "rest.npz", x=x[rest], y=y[rest])
-    said: list[str] = []
     record = train_bundle(
-        bundle_of(family), str(tmp_path / "all.npz"), tmp_path / "a", threads=1,
-        validation=0.25, say=said.append,
-    ).record  # fmt: skip
+        bundle_of(family), str(tmp_path / "all.npz"), tmp_path / "a", threads=1, validation=0.25
+    ).record
+    said = [line for line in said if ": loss " not in line]
     assert [found.samples for found in record.validation] == [10, 10]
     assert (record.samples, len(said)) == (30, 2)
     last = record.validation[-1]
@@ -272,8 +296,8 @@ def test_validation(bundle_of: BundleOf, tmp_path: Path, family: str) -> None:
         np.testing.assert_allclose(trained[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_validation_is_what_a_server_would_find(bundle_of: BundleOf, tmp_path: Path) -> None:
-    """The last epoch's figures are PyTorch's for the weights that are sent."""
+def test_validation_agrees_with_pytorch(bundle_of: BundleOf, tmp_path: Path) -> None:
+    """Loss and accuracy of the last epoch are those of PyTorch with the uploaded weights."""
     x, y = samples(40, seed=0)
     np.savez(tmp_path / "local.npz", x=x, y=y)
     record = train_bundle(
@@ -291,15 +315,15 @@ def test_validation_is_what_a_server_would_find(bundle_of: BundleOf, tmp_path: P
     assert record.validation[-1].correct == right
 
 
-def test_too_little_to_validate(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
+def test_too_few_samples_to_validate(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
     write_data(tmp_path / "few.npz", count=4)
     before = everything(tmp_path)
     done = agent(
         "train", bundle_of("full"), "--data", "few.npz", "--out", "u", "--validation", "0.1"
     )
     assert refusal(done) == (
-        "Validating on 0.1 of 4 samples leaves 4 to train and 0 to validate; at least 2 and 1 are "
-        "needed."
+        "Validating on 0.1 of 4 samples leaves 4 to train on and 0 to validate on. At least 2 and "
+        "1 are needed."
     )
     assert everything(tmp_path) == before
 

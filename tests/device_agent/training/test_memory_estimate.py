@@ -4,14 +4,11 @@ import msgspec
 import pytest
 
 from device_agent.formats.manifest import Manifest, Port, Signature, Step, TensorEntry, Train
-from device_agent.training.memory_estimate import (
-    SESSION_BYTES,
-    concurrent_peak_bytes,
-    training_bytes,
-)
+from device_agent.training.memory_estimate import concurrent_peak_bytes, training_bytes
+from profiles.cost_model.memory_rule import LITERT, ONNX
 
 BATCH = 4
-SESSION = SESSION_BYTES["onnx"]
+SESSION = ONNX.session_bytes
 W, M, THETA = 4 * 100, 4 * 100, 4 * 30
 """Bytes of the tensors w and m (100 numbers each) and theta (30)."""
 SIZES = {"w": 100, "m": 100, "theta": 30}
@@ -112,7 +109,7 @@ def test_without_a_prediction_nothing_is_known(name: str) -> None:
 def test_another_runtimes_session_is_that_runtimes() -> None:
     about = msgspec.structs.replace(manifest(), runtime="litert")
     names = ["personal", "local"]
-    more = SESSION_BYTES["litert"] - SESSION
+    more = LITERT.session_bytes - SESSION
     # Of two peaks that hold a session each, one session is left.
     assert (
         concurrent_peak_bytes(about, names)

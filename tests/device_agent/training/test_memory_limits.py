@@ -1,4 +1,4 @@
-"""Training under a limit of memory: the weak slice runs where the whole model cannot."""
+"""Training under a memory limit: a small slice trains where the whole model does not fit."""
 
 import json
 import re
@@ -20,24 +20,24 @@ from device_agent.formats.update import read_update
 from device_agent.runtime.onnx_runtime import OnnxSession
 from device_agent.system.process_memory import status_field
 from device_agent.training import memory_limits
-from device_agent.training.bundle_training import train_bundle
-from device_agent.training.checkpoint import CHECKPOINT, training_folder
 from device_agent.training.memory_estimate import open_at_once
+from device_agent.training.memory_fit import check_fits, needed_bytes
 from device_agent.training.memory_limits import (
-    CODE_BYTES,
-    LEAST,
+    AGENT_BYTES,
     STACK_BYTES,
     Ceiling,
     Usage,
     ceilings,
     cgroup_limit,
-    check_fits,
     enforce_memory_limit,
-    needed_bytes,
 )
+from device_agent.training.training_folder import CHECKPOINT, training_folder
 from edgetailor import TrainingConfig, export, load_model, split
+from profiles.cost_model.memory_rule import RUNTIME_CODE_BYTES
 from profiles.errors import LimitError
+from refusals import refused
 from toolkit.submodels.global_model import from_model
+from trainings import train_bundle
 
 MODEL, SHAPE = "toolkit.models:resnet20", (3, 32, 32)
 WEAK = "slice:blocks.6"
@@ -45,7 +45,7 @@ MB = r"\d+\.\dMB"
 PROGRAM = """
 import json, resource, sys
 given = json.loads(sys.argv.pop())
-from device_agent import memory
+from device_agent.system import process_memory as memory
 from device_agent.cli.console import run
 import click, device_agent.training.standalone_training, device_agent.runtime.onnx_runtime
 idle = {name: memory.status_field(name) for name in ("VmRSS", "VmSize")}
@@ -58,9 +58,8 @@ memory.reset_peak()
 @click.command()
 def work():
     from pathlib import Path
-    from device_agent.training.standalone_training import train_alone
-    train_alone(Path(given["bundle"]), given["data"], Path("update"), None, lambda line: None,
-                threads=1, max_memory=allowed)
+    from device_agent.training.standalone_training import train
+    train(Path(given["bundle"]), given["data"], Path("update"), threads=1, max_memory=allowed)
     click.echo(json.dumps({"idle": idle["VmRSS"], "peak": memory.peak_bytes()}))
 
 run(work, "edgetailor-agent")
@@ -72,13 +71,18 @@ import sys
 import device_agent.runtime.onnx_runtime
 from pathlib import Path
 from device_agent.formats.bundle import open_bundle
-from device_agent.training.memory_limits import VARYING_BYTES, Usage, needed_bytes
+from device_agent.training.memory_fit import needed_bytes
+from device_agent.training.memory_limits import Usage
+from profiles.cost_model.memory_rule import START_VARIATION_BYTES
 from device_agent.training.bundle_training import train_bundle
+from device_agent.training.training_options import TrainingOptions
 bundle, data, threads = sys.argv[1:]
 idle, kept = Usage.now(), {}
-allowed = idle.resident + needed_bytes(open_bundle(Path(bundle)).manifest, False)[0] + VARYING_BYTES
+need, _ = needed_bytes(open_bundle(Path(bundle)).manifest, False)
+allowed = idle.resident + need + START_VARIATION_BYTES
+options = TrainingOptions(threads=int(threads), max_memory=allowed)
 for number in range(3):
-    train_bundle(Path(bundle), data, Path("update"), threads=int(threads), max_memory=allowed,
+    train_bundle(Path(bundle), data, Path("update"), options,
                  personal=kept, keep=kept.update, idle=idle, force=True)
 print("done")
 """
@@ -86,7 +90,7 @@ print("done")
 
 LARGE = """
 import numpy as np
-from device_agent import memory
+from device_agent.system import process_memory as memory
 memory.map_large_blocks()
 first = np.ones(6_000_000, np.float32)  # glibc's threshold would rise to its size, freed
 del first
@@ -99,7 +103,10 @@ print(before - memory.resident_bytes())
 
 @dataclass(frozen=True)
 class Ended:
-    """How a training ended, and for one that ended well how far memory grew from what, in bytes."""
+    """How a training process ended.
+
+    `growth` is the growth of its memory in bytes from `idle`; None if the training failed.
+    """
 
     code: int
     stderr: str
@@ -108,7 +115,7 @@ class Ended:
 
 
 def train(bundle: Path, data: Path, folder: Path, space: int = 0, allowed: int = 0) -> Ended:
-    """Train in a process that may grow by `space` bytes of addresses, or by `allowed` of memory."""
+    """Train in a process that may grow by `space` bytes of address space or `allowed` of memory."""
     given = {"bundle": str(bundle), "data": str(data), "space": space, "allowed": allowed}
     folder.mkdir(exist_ok=True)
     done = subprocess.run(
@@ -122,7 +129,7 @@ def train(bundle: Path, data: Path, folder: Path, space: int = 0, allowed: int =
 
 
 def make(folder: Path) -> None:
-    """The bundles of the whole model and of the weak slice, and 128 samples."""
+    """Export the whole model and the weak slice, and write 128 samples."""
     model = load_model(MODEL, seed=0)
     source = from_model(model)
     for name, spec in (("full", "full"), ("weak", WEAK)):
@@ -140,7 +147,7 @@ def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def between(resnet: Path) -> int:
-    """Bytes that are enough for the weak slice and too few for the whole model."""
+    """A limit in bytes that is enough for the weak slice but too low for the whole model."""
     needs = [needed_bytes(open_bundle(resnet / name).manifest, False) for name in ("weak", "full")]
     weak, full = (need[0] for need in needs if need is not None)
     assert full > 1.5 * weak
@@ -148,7 +155,7 @@ def between(resnet: Path) -> int:
 
 
 def unpredicted(bundle: Path, to: Path) -> Path:
-    """A copy of `bundle` that does not say what memory it needs."""
+    """A copy of `bundle` whose manifest does not predict its memory."""
 
     def change(manifest: dict) -> None:  # type: ignore[type-arg]
         for signature in manifest["signatures"].values():
@@ -171,18 +178,18 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
     assert weak.growth is not None
     assert weak.growth <= limit
 
-    refused = train(resnet / "full", data, tmp_path / "full", **{kind: limit})
-    assert refused.code == 5
+    full = train(resnet / "full", data, tmp_path / "full", **{kind: limit})
+    assert full.code == 5
     name = "--max-memory" if kind == "allowed" else r"the limit of the address space \(ulimit -v\)"
     assert_sentence(
-        refused.stderr,
-        rf"full does not fit: running train takes {MB} on top of the {MB} of the idle agent, and "
-        rf"{name} allows {MB}\. Allow at least {MB}, or take a submodel whose peak memory is {MB} "
-        r"at most\.",
+        full.stderr,
+        rf"full does not fit: running train needs {MB} in addition to the {MB} of the idle agent, "
+        rf"but {name} allows only {MB}\. Allow at least {MB}, or take a submodel with a peak "
+        rf"memory of at most {MB}\.",
     )
     assert everything(tmp_path / "full") == {}
 
-    # Were it not refused, it would be killed or told that there is no memory.
+    # Without the check, the training runs out of memory or is killed.
     blind = unpredicted(resnet / "full", tmp_path / "blind")
     killed = train(blind, data, tmp_path / "killed", **{kind: limit})
     assert killed.code in (5, -6, -9, -11), killed.stderr
@@ -190,13 +197,13 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
         assert_sentence(
             killed.stderr,
             r"Memory ran out while training update: .*\. Allow more memory or take a smaller "
-            r"submodel; the same command goes on where it was\.",
+            r"submodel\. The same command continues the training\.",
         )
     assert not (tmp_path / "killed" / "update").exists()
 
 
 @pytest.mark.parametrize("allowed", [1, 16 << 20])
-def test_memory_that_runs_out_early_is_said_in_one_sentence(
+def test_running_out_of_memory_early_prints_one_sentence(
     resnet: Path, tmp_path: Path, allowed: int
 ) -> None:
     blind = unpredicted(resnet / "full", tmp_path / "blind")
@@ -205,13 +212,13 @@ def test_memory_that_runs_out_early_is_said_in_one_sentence(
     assert_sentence(
         done.stderr,
         r"Memory ran out while training update: [^:].*\. Allow more memory or take a smaller "
-        r"submodel; the same command goes on where it was\.",
+        r"submodel\. The same command continues the training\.",
     )
     assert everything(tmp_path / "out") == {}
 
 
 def train_limited(kind: int, limit: int, bundle: Path, data: Path, cwd: Path) -> Done:
-    """Train in a process that the system holds to `limit` bytes of `kind`."""
+    """Train in a process with a system limit of `limit` bytes on the resource `kind`."""
     words = command("edgetailor-agent", "train", bundle, "--data", data, "--out", "u")
     done = subprocess.run(
         [*words, "--threads", "1"], cwd=cwd, env=environment(OMP_NUM_THREADS="4"), text=True,
@@ -229,26 +236,26 @@ def train_limited(kind: int, limit: int, bundle: Path, data: Path, cwd: Path) ->
     ],
     ids=["-v", "-d"],
 )
-def test_a_limit_below_the_agents_own_is_said_before_anything_is_loaded(
+def test_a_limit_below_the_agents_own_need_is_refused_before_loading_anything(
     kind: int, option: str, limits: tuple[int, ...], tmp_path: Path
 ) -> None:
-    least = f"{LEAST[kind] // 10**6}.0MB"
-    for limit in memory_limits:
+    least = f"{AGENT_BYTES[kind] // 10**6}.0MB"
+    for limit in limits:
         done = train_limited(kind, limit * 10**6, Path("b"), Path("d"), tmp_path)
         assert done.code == 5, (limit, done.stderr)
         assert_sentence(
             done.stderr,
-            rf"The agent with its runtime takes {least} before it trains anything, and the limit "
-            rf"of (the )?{option} allows {limit}\.0MB\. Allow more than that\.",
+            rf"The agent with its runtime needs {least} before any training, but the limit of "
+            rf"(the )?{option} allows only {limit}\.0MB\. Raise this limit\.",
         )
 
 
 @pytest.mark.parametrize("kind", [resource.RLIMIT_AS, resource.RLIMIT_DATA], ids=["-v", "-d"])
-def test_under_the_least_limit_the_agent_still_speaks(
+def test_the_agent_reports_errors_under_the_lowest_accepted_limit(
     bundle_of: BundleOf, kind: int, tmp_path: Path
 ) -> None:
     data = write_data(tmp_path / "local.npz")
-    done = train_limited(kind, LEAST[kind], bundle_of("full"), data, tmp_path)
+    done = train_limited(kind, AGENT_BYTES[kind], bundle_of("full"), data, tmp_path)
     assert done.code == 5
     assert_sentence(done.stderr, r"full does not fit: .*\. Allow at least [\d.]+MB\.")
 
@@ -258,7 +265,7 @@ def assert_sentence(stderr: str, pattern: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["full", "low-rank", "slice", "cp"])
-def test_training_stays_within_what_is_foreseen(
+def test_training_stays_within_the_prediction(
     bundle_of: BundleOf, tmp_path: Path, family: str
 ) -> None:
     data = write_data(tmp_path / "local.npz", count=200)
@@ -268,18 +275,18 @@ def test_training_stays_within_what_is_foreseen(
     found = train(bundle, data, tmp_path / "run")
     assert found.growth is not None, found.stderr
     assert found.growth <= need[0]
-    # A limit a ninth above the whole process's peak is not refused.
+    # A limit of a ninth above the peak of the whole process is accepted.
     assert found.idle + need[0] <= (found.idle + found.growth) / 0.9
 
 
-def test_what_large_arrays_took_goes_back_at_once() -> None:
+def test_the_memory_of_large_arrays_is_returned_at_once() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LARGE], env=environment(), capture_output=True, text=True
     )
     assert int(done.stdout) > 19_000_000, done.stderr
 
 
-def test_what_is_trained_stays_where_memory_runs_out(
+def test_progress_is_kept_when_memory_runs_out(
     bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     longer = shutil.copytree(bundle_of("slice"), tmp_path / "bundle")
@@ -293,8 +300,10 @@ def test_what_is_trained_stays_where_memory_runs_out(
         return original(session, feeds)
 
     monkeypatch.setattr(OnnxSession, "run", run)
-    with pytest.raises(LimitError, match="the same command goes on where it was"):
+    with refused("memory.ran-out", update=str(out)) as error:
         train_bundle(longer, data, out, threads=1, on_epoch=lambda *epoch: heard.append(epoch))
+    assert isinstance(error.value, LimitError)
+    assert "The same command continues the training." in str(error.value)
     assert (training_folder(out) / CHECKPOINT).is_file()
     monkeypatch.undo()
     later: list[int] = []
@@ -309,29 +318,39 @@ def test_the_tightest_limit_is_named(bundle_of: BundleOf) -> None:
     wide, tight = Ceiling("wide", 10**12, 10**6), Ceiling("tight", 75_000_000, 58_000_000)
     check_fits(manifest, False, [wide])
     check_fits(manifest, False, [])
-    with pytest.raises(
-        LimitError, match=r"58\.0MB of .*, and tight allows 75\.0MB\. .* 10\.7MB at"
-    ):
+    with refused(
+        "memory.does-not-fit",
+        limit="tight",
+        limit_bytes=75_000_000,
+        idle_bytes=58_000_000,
+        fitting_peak_bytes=10_700_000,
+    ) as error:
         check_fits(manifest, False, [wide, tight])
+    assert isinstance(error.value, LimitError)
+    assert re.search(
+        r"58\.0MB of .*, but tight allows only 75\.0MB\. .* at most 10\.7MB\.$", str(error.value)
+    )
 
 
 def test_a_limit_below_the_idle_agent_leaves_no_submodel(bundle_of: BundleOf) -> None:
     manifest = open_bundle(bundle_of("slice")).manifest
     low = Ceiling("ulimit", 2**20, 2**26)
-    with pytest.raises(LimitError, match=r"ulimit allows 1\.1MB\. Allow at least [\d.]+MB\.$"):
+    with refused("memory.does-not-fit", limit="ulimit", fitting_peak_bytes=None) as error:
         check_fits(manifest, False, [low])
-    with pytest.raises(
-        LimitError, match=r"not fit: the idle agent alone takes 67\.2MB, and ulimit"
-    ):
-        check_fits(manifest, False, [low])
-    # No submodel does with less than the runtime's own.
+    assert re.search(
+        r"not fit: the idle agent alone uses 67\.2MB, but ulimit allows only 1\.1MB\. Allow at "
+        r"least [\d.]+MB\.$",
+        str(error.value),
+    )
+    # The runtime's first session alone needs more than what is left.
     little = Ceiling("ulimit", 2**26 + 12_000_000, 2**26)
-    with pytest.raises(LimitError, match=r"the idle agent, and ulimit .* at least [\d.]+MB\.$"):
+    with refused("memory.does-not-fit", limit="ulimit", fitting_peak_bytes=None) as error:
         check_fits(manifest, False, [little])
+    assert re.search(r"the idle agent, but ulimit .* at least [\d.]+MB\.$", str(error.value))
 
 
 def test_the_submodel_that_a_refusal_asks_for_fits(bundle_of: BundleOf) -> None:
-    """At the peak that it names, to a tenth of a megabyte, and no higher."""
+    """A submodel with the named peak fits, and one with a tenth of a megabyte more does not."""
     manifest = open_bundle(bundle_of("full")).manifest
     limit = Ceiling("--max-memory", 80_000_000, 61_234_567)
 
@@ -339,13 +358,14 @@ def test_the_submodel_that_a_refusal_asks_for_fits(bundle_of: BundleOf) -> None:
         train = msgspec.structs.replace(manifest.signatures["train"], peak_bytes=peak)
         return msgspec.structs.replace(manifest, signatures={"train": train})
 
-    with pytest.raises(LimitError) as refused:
+    with refused("memory.does-not-fit") as error:
         check_fits(asking(50_000_000), False, [limit])
-    named = re.search(r"peak memory is ([\d.]+)MB at most", str(refused.value))
+    named = re.search(r"peak memory of at most ([\d.]+)MB", str(error.value))
     assert named is not None
     most = round(float(named[1]) * 10**6)
+    assert error.value.values["fitting_peak_bytes"] == most
     check_fits(asking(most), False, [limit])
-    with pytest.raises(LimitError):
+    with refused("memory.does-not-fit"):
         check_fits(asking(most + 10**5), False, [limit])
 
 
@@ -391,7 +411,7 @@ def test_the_kernel_leaves_room_for_the_stacks_of_all_open_sessions(bundle_of: B
     for threads, stacks in ((1, 0), (4, 2 * 3)):
         with enforce_memory_limit(allowed, threads, 2, idle):
             limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
-        assert limit == idle.data + 2 * 10**9 - CODE_BYTES + stacks * STACK_BYTES
+        assert limit == idle.data + 2 * 10**9 - RUNTIME_CODE_BYTES + stacks * STACK_BYTES
 
 
 @pytest.mark.skipif(status_field("VmRSS") is None, reason="the system does not count memory")
@@ -400,7 +420,7 @@ def test_the_kernel_leaves_room_for_the_stacks_of_all_open_sessions(bundle_of: B
 def test_what_fits_once_fits_round_after_round(
     bundle_of: BundleOf, tmp_path: Path, spec: str, threads: int
 ) -> None:
-    """What the runtime keeps from one training to the next is not counted on top of the next."""
+    """Memory that the runtime keeps after a training is not counted twice for the next one."""
     write_data(tmp_path / "local.npz")
     done = subprocess.run(
         [sys.executable, "-c", ROUNDS, bundle_of(spec), tmp_path / "local.npz", str(threads)],

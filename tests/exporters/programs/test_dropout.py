@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from device_agent.training.bundle_training import train_bundle
 from dropping_model import CLASSES, SHAPE, Dropping
 from edgetailor import TrainingConfig, export, split
 from exporters.onnx.onnx_writer import to_onnx
@@ -17,6 +16,7 @@ from exporters.programs.dropout import SeededBernoulli, keep
 from layer_cases import TOLERANCE, open_session
 from profiles.errors import ModelError
 from toolkit.submodels.global_model import from_model
+from trainings import train_bundle
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])

@@ -18,7 +18,6 @@ import exporters.programs.training_signatures
 import oracles
 from device_agent.formats.manifest import Port, TensorEntry
 from device_agent.formats.update import TENSORS
-from device_agent.training.bundle_training import train_bundle
 from edgetailor import TrainingConfig, export, split
 from exporters.export import Format
 from exporters.onnx.onnx_writer import to_onnx
@@ -31,6 +30,7 @@ from oracles import Device, Plan
 from profiles.errors import ExportError
 from toolkit.models.imdb_bilstm import ImdbBiLSTM, imdb_bilstm
 from toolkit.submodels.global_model import from_model
+from trainings import train_bundle
 
 STEPS_OF_TIME, FEATURES, UNITS, BATCH, CLASSES = 6, 3, 4, 5, 3
 SHAPE = (STEPS_OF_TIME, FEATURES)

@@ -22,7 +22,6 @@ from device_agent.formats.bundle import open_bundle
 from device_agent.formats.update import read_update
 from device_agent.runtime.litert_runtime import LitertSession
 from device_agent.training.bundle_evaluation import evaluate_bundle
-from device_agent.training.bundle_training import train_bundle
 from dropping_model import CLASSES as DROPPING_CLASSES
 from dropping_model import SHAPE as DROPPING_SHAPE
 from dropping_model import Dropping
@@ -32,17 +31,18 @@ from layer_cases import Case, Row, assert_close, combined_signature, open_sessio
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from operator_rows import ROWS
 from oracles import Device, Plan
+from profiles.cost_model.memory_rule import LITERT
 from profiles.errors import BundleError, ExportError
 from row_kinds import PICK, of
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.training_config import Loss, Optimizer
+from trainings import train_bundle
 from uncovered_rows import REFUSED, check_refused
 
 pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
 
 from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found]
 
-from exporters.tflite.tflite_footprint import SESSION_BYTES
 from exporters.tflite.tflite_writer import to_tflite
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.0)
@@ -239,7 +239,7 @@ def test_a_bundle_is_one_file_with_named_signatures(bundle: Path) -> None:
     train, predict = (manifest.signatures[name].peak_bytes for name in ("train", "predict"))
     assert train is not None
     assert predict is not None
-    assert train > predict > SESSION_BYTES
+    assert train > predict > LITERT.session_bytes
     found = Interpreter(str(bundle / "model.tflite")).get_signature_list()
     for name, signature in manifest.signatures.items():
         assert set(found[name]["inputs"]) == {port.name for port in signature.inputs}
@@ -311,8 +311,8 @@ def test_the_device_needs_no_training_framework(bundle: Path, tmp_path: Path) ->
     shutil.copytree(bundle, tmp_path / "bundle")
     write_data(tmp_path / "data.npz")
     code = (
-        "import sys; from device_agent.training.bundle_training import train_bundle;"
-        "train_bundle('bundle', 'data.npz', 'update', threads=1); print(*sys.modules)"
+        "import sys; from device_agent.training.standalone_training import train;"
+        "train('bundle', 'data.npz', 'update', threads=1); print(*sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

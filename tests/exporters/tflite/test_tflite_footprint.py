@@ -16,13 +16,12 @@ from ai_edge_litert.interpreter import (  # type: ignore[import-not-found]
 from exporters.memory.liveness import Buffer
 from exporters.tflite.flatbuffer import Subgraph, Tensor, serialize
 from exporters.tflite.tflite_footprint import (
-    OPERATOR_BYTES,
-    SESSION_BYTES,
     arena_bytes,
     buffers,
     footprint,
     tensor_sizes,
 )
+from profiles.cost_model.memory_rule import LITERT
 
 BATCH, WIDTH = 4, 16
 SAMPLES = sympy.Symbol("s", positive=True, integer=True)
@@ -61,7 +60,7 @@ def test_a_chain_holds_two_tensors_and_its_ports() -> None:
     assert found.arena == row(64) + row(128)
     assert found.planned == row(16) + row(128) + row(256)
     held = 2 * (row(16) + row(256))
-    assert found.process == held + found.arena + SESSION_BYTES + 4 * OPERATOR_BYTES
+    assert found.process == held + found.arena + LITERT.session_bytes + 4 * LITERT.node_bytes
     assert [buffer.size for buffer in found.alive] == [row(256), row(128)]
 
 

@@ -6,17 +6,12 @@ import msgspec
 import pytest
 
 from made_calibration import CALIBRATION, NODE_S, PORT_S, RUN_S, STEP_S
+from profiles.cost_model.memory_rule import RELATIVE_ERROR, UNCALIBRATED
 from profiles.cost_model.operation_rates import Rates
-from profiles.cost_model.prediction import (
-    MEMORY_ERROR,
-    TIME_ERROR,
-    X86_OVERHEAD,
-    Clock,
-    predict,
-)
+from profiles.cost_model.prediction import TIME_ERROR, TimeModel, predict
 from profiles.cost_model.workload import Operation, SignatureWork, Workload
 from profiles.documents.calibration_record import MemoryOverhead, Timing
-from profiles.errors import InputError
+from refusals import refused
 
 KB = 1000
 
@@ -43,7 +38,7 @@ def workload(*training: SignatureWork, recording: tuple[SignatureWork, ...] = ()
 def test_time_of_two_operators() -> None:
     # A product of 32 x 64 x 64 at 1 GMAC/s, an addition of 2048 numbers at 0.5 G/s.
     step = signature(Operation("product", (1, 32, 64, 64)), Operation("arithmetic", (2048,)))
-    found = Clock(CALIBRATION).batch([step])
+    found = TimeModel(CALIBRATION).batch([step])
     by_hand = RUN_S + 5 * PORT_S + 32 * 64 * 64 * 1e-9 + 2048 * 2e-9
     assert found.value == pytest.approx(by_hand, rel=1e-6)
     # Rates that are the same everywhere leave no doubt but the model's own.
@@ -53,19 +48,16 @@ def test_time_of_two_operators() -> None:
 def test_repetitions_views_and_loops() -> None:
     inside = (Operation("loop", (256,)), Operation("arithmetic", (1000,), 256))
     step = signature(*inside, Operation("view", (1,), 3), times=5)
-    found = Clock(CALIBRATION).batch([step])
+    found = TimeModel(CALIBRATION).batch([step])
     once = RUN_S + 5 * PORT_S + 256 * STEP_S + 256 * 1000 * 2e-9 + 3 * NODE_S
     assert found.value == pytest.approx(5 * once, rel=1e-6)
 
 
 def test_a_calibration_that_lacks_a_kind_is_refused() -> None:
     some = tuple(t for t in CALIBRATION.timings if t.kind not in ("sigmoid", "padding"))
-    with pytest.raises(InputError) as refused:
-        Clock(msgspec.structs.replace(CALIBRATION, timings=some))
-    assert str(refused.value) == (
-        "The calibration times every kind of operation; this one lacks padding, sigmoid. "
-        "Calibrate the device again."
-    )
+    with refused("calibration.missing-kinds", kinds=["padding", "sigmoid"]) as caught:
+        TimeModel(msgspec.structs.replace(CALIBRATION, timings=some))
+    assert "padding, sigmoid" in str(caught.value)
 
 
 def test_memory_of_training() -> None:
@@ -79,21 +71,21 @@ def test_memory_of_training() -> None:
     # Shared state, the larger batch with its results, both arenas, nine nodes, one session.
     growth = (60 + max(10 + 41, 5 + 44) + 300 + 100 + 9 + 200) * KB
     assert found.value == 1000 * KB + growth
-    assert found.upper == pytest.approx(1000 * KB + growth * (1 + MEMORY_ERROR))
+    assert found.upper == pytest.approx(1000 * KB + growth * (1 + RELATIVE_ERROR))
 
 
 def test_memory_of_a_stage_that_needs_more_than_training() -> None:
     stage = signature(name="forward_0", inputs=70 * KB, outputs=80 * KB, arena=900 * KB, nodes=3)
     found = predict(workload(signature(), recording=(stage,)), None)
-    growth = (70 + 80 + 900) * KB + 3 * X86_OVERHEAD.node_bytes + X86_OVERHEAD.session_bytes
-    assert found.memory.value == X86_OVERHEAD.idle_bytes + growth
+    growth = (70 + 80 + 900) * KB + 3 * UNCALIBRATED.node_bytes + UNCALIBRATED.session_bytes
+    assert found.memory.value == UNCALIBRATED.idle_bytes + growth
     assert found.step is None
 
 
 def test_the_upper_bound_of_memory_is_above_the_idle_agent() -> None:
     found = predict(workload(signature()), CALIBRATION).memory
-    growth = found.value - X86_OVERHEAD.idle_bytes
-    assert found.upper == pytest.approx(X86_OVERHEAD.idle_bytes + growth * (1 + MEMORY_ERROR))
+    growth = found.value - UNCALIBRATED.idle_bytes
+    assert found.upper == pytest.approx(UNCALIBRATED.idle_bytes + growth * (1 + RELATIVE_ERROR))
 
 
 def test_rates_between_timings_of_one_size() -> None:

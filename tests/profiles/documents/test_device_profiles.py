@@ -8,7 +8,7 @@ import pytest
 
 from made_calibration import DEVICE
 from profiles.documents.device_profile import FIGURES, DeviceProfile, built_in, load_device
-from profiles.errors import InputError
+from refusals import refused
 
 GIB = 2**30
 MEMORY = {
@@ -59,48 +59,63 @@ TIMING = CALIBRATION["timings"][0]
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"{", "is no device profile: Input data was truncated"),
-        (altered(memory="lots"), "is no device profile: Object contains unknown field `memory`"),
-        (altered(date="soon"), "is no device profile: Invalid isoformat string: 'soon'"),
-        (altered(name="\x1b[31mpi"), "is no device profile: Expected `str` matching"),
-        (altered(cores=-4), "is no device profile: Expected `int` >= 1"),
-        (altered(clock_hz=2**60), "is no device profile: Expected `int` <= "),
-        (b'{"\xff": 1}', "is no device profile: it is not UTF-8 text"),
-        (b'{"a": ' + b"[" * 10**5, "is no device profile: "),
+        (b"{", "Input data was truncated"),
+        (altered(memory="lots"), "Object contains unknown field `memory`"),
+        (altered(date="soon"), "Invalid isoformat string: 'soon'"),
+        (altered(name="\x1b[31mpi"), "Expected `str` matching"),
+        (altered(cores=-4), "Expected `int` >= 1"),
+        (altered(clock_hz=2**60), "Expected `int` <= "),
+        (b'{"\xff": 1}', "it is not UTF-8 text"),
+        (b'{"a": ' + b"[" * 10**5, ""),
         (
             altered(calibration={**CALIBRATION, "timings": [{**TIMING, "seconds": 0.0}]}),
-            "is no device profile: Expected `float` >= 1e-09 - at `$.calibration.timings",
-        ),
-        (altered(version=9), "holds a device profile of version 9; this program reads 1"),
-        (
-            altered(calibration={**msgspec.to_builtins(DEVICE.calibration), "version": 7}),
-            "holds a calibration of version 7; this program reads 1",
+            "Expected `float` >= 1e-09 - at `$.calibration.timings",
         ),
     ],
     ids=[
         *("cut", "unknown-field", "date", "controls", "cores", "clock", "not-utf-8", "deep"),
-        *("no-time", "version", "calibration-version"),
+        "no-time",
     ],
 )
 def test_files_that_are_no_profiles(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "device.json"
     path.write_bytes(content)
-    with pytest.raises(InputError) as refused:
+    with refused("profile.malformed") as caught:
         load_device(str(path))
-    assert said in str(refused.value)
-    assert str(path) in str(refused.value)
-    assert "alibrate" in str(refused.value)
+    assert said in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "alibrate" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "document", "found"),
+    [
+        (altered(version=9), "device profile", 9),
+        (altered(calibration={**CALIBRATION, "version": 7}), "calibration", 7),
+    ],
+    ids=["version", "calibration-version"],
+)
+def test_profiles_of_other_versions(
+    tmp_path: Path, content: bytes, document: str, found: int
+) -> None:
+    path = tmp_path / "device.json"
+    path.write_bytes(content)
+    with refused("profile.wrong-version", document=document, found=found, supported=1) as caught:
+        load_device(str(path))
+    assert f"version {found}" in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "alibrate" in str(caught.value)
 
 
 def test_a_device_that_is_not_known(tmp_path: Path) -> None:
-    with pytest.raises(InputError) as refused:
+    with refused("profile.unknown-device", device="toaster") as caught:
         load_device("toaster")
-    assert str(refused.value) == (
-        "There is no device profile 'toaster': give a file that `edgetailor-agent calibrate --out "
-        f"FILE` wrote, or one of {', '.join(sorted(MEMORY))}."
-    )
-    with pytest.raises(InputError, match=r"none\.json cannot be read: No such file"):
+    assert "'toaster'" in str(caught.value)
+    assert "edgetailor-agent calibrate --out FILE" in str(caught.value)
+    assert ", ".join(sorted(MEMORY)) in str(caught.value)
+    with refused("profile.unreadable", path=str(tmp_path / "none.json")) as caught:
         load_device(str(tmp_path / "none.json"))
+    assert "No such file" in str(caught.value)
 
 
 def test_figures_are_all_that_a_source_is_asked_for() -> None:

@@ -20,6 +20,7 @@ from profiles.documents.profile_reading import (
     same_hardware,
 )
 from profiles.errors import InputError
+from refusals import refused
 
 COMMITTED = Path(profile_schema.__file__).with_name("profile.schema.json")
 KINDS = {
@@ -61,7 +62,7 @@ def valid(document: Any) -> bool:
 
 def test_the_committed_schema_is_that_of_the_structs() -> None:
     assert COMMITTED.read_bytes() == profile_schema.profile_schema(), (
-        "run: python -m profiles.documents.profile_schema > profiles/profile.schema.json"
+        "run: python -m profiles.documents.profile_schema > profiles/documents/profile.schema.json"
     )
 
 
@@ -80,8 +81,9 @@ def test_a_document_fits_the_schema_and_a_wrong_one_does_not() -> None:
         wrong = json.loads(encode_profile(sliced()))
         change(wrong)
         assert not valid(wrong)
-        with pytest.raises(InputError):
+        with pytest.raises(InputError) as caught:
             decode_profile(json.dumps(wrong).encode(), "pi.json")
+        assert caught.value.code in ("profile.malformed", "profile.wrong-version")
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -92,20 +94,34 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "pi.json is damaged or no profile"),
-        (b"[]", "pi.json is damaged or no profile"),
-        (b"{}", "pi.json has no profile version: it is no profile"),
-        (b'{"version": "2"}', "pi.json has no profile version: it is no profile"),
-        (b'{"version": 1, "submodel": "full"}', "version 1, from an earlier edgetailor"),
-        (b'{"version": 3}', "version 3; this program reads 2. Install the version"),
-        (encode_profile(full())[:500], "pi.json is damaged or no profile"),
+        (b"", "pi.json is damaged"),
+        (b"[]", "pi.json is damaged"),
+        (b"{}", "pi.json has no profile version"),
+        (b'{"version": "2"}', "pi.json has no profile version"),
+        (encode_profile(full())[:500], "pi.json is damaged"),
     ],
 )
 def test_what_cannot_be_read(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "pi.json").write_bytes(content)
-    with pytest.raises(InputError) as caught:
+    with refused("profile.malformed") as caught:
         read_profile(tmp_path / "pi.json")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "found", "advice"),
+    [
+        (b'{"version": 1, "submodel": "full"}', 1, "edgetailor-agent profile BUNDLE --out FILE"),
+        (b'{"version": 3}', 3, "Install the version"),
+    ],
+)
+def test_profiles_of_other_versions(
+    tmp_path: Path, content: bytes, found: int, advice: str
+) -> None:
+    (tmp_path / "pi.json").write_bytes(content)
+    with refused("profile.wrong-version", found=found, supported=2) as caught:
+        read_profile(tmp_path / "pi.json")
+    assert advice in str(caught.value)
 
 
 def changed(place: str, value: object) -> bytes:
@@ -140,7 +156,7 @@ def changed(place: str, value: object) -> bytes:
 )
 def test_what_cannot_have_been_measured(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "pi.json").write_bytes(content)
-    with pytest.raises(InputError, match=r"pi\.json is damaged or no profile: ") as caught:
+    with refused("profile.malformed") as caught:
         read_profile(tmp_path / "pi.json")
     assert said in str(caught.value)
 
@@ -157,8 +173,9 @@ def test_what_a_system_says_is_made_fit_for_a_profile(
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot be read \(No such file.*\): give a file"):
+    with refused("profile.unreadable", path=str(tmp_path / "pi.json")) as caught:
         read_profile(tmp_path / "pi.json")
+    assert "No such file" in str(caught.value)
 
 
 def test_merging_takes_the_median_the_widest_spread_and_the_highest_peak() -> None:
@@ -173,35 +190,40 @@ def test_merging_takes_the_median_the_widest_spread_and_the_highest_peak() -> No
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "code", "said"),
     [
         (
             lambda p: change_machine(p, model="Raspberry Pi 5 Model B Rev 1.0", cpu_count=8),
-            "of two, which differ in cpu count (4 and 8), model (Raspberry Pi 4 Model B Rev 1.4 "
-            "and Raspberry Pi 5 Model B Rev 1.0). Give profiles of one machine",
+            "profile.other-machine",
+            "cpu count (4 and 8), model (Raspberry Pi 4 Model B Rev 1.4 "
+            "and Raspberry Pi 5 Model B Rev 1.0).",
         ),
         (
             lambda p: change_machine(p, runtime="onnxruntime 1.19.2"),
+            "profile.other-machine",
             "runtime (onnxruntime 1.31.1 and onnxruntime 1.19.2)",
         ),
         (
             lambda p: msgspec.structs.replace(
                 p, batch_size=8, method=msgspec.structs.replace(p.method, threads=2)
             ),
-            "differ in batch size (32 and 8), threads (1 and 2): measure them alike",
+            "profile.other-method",
+            "differ in batch size (32 and 8), threads (1 and 2): ",
         ),
         (
             lambda p: sliced(),
+            "profile.other-bundle",
             "of full (000000000000) and of slice:blocks.3 (111111111111)",
         ),
         (
             lambda p: made_profile("full", made_phase("train", "train", 0.4, 1)),
+            "profile.other-bundle",
             "these are of full (000000000000) and of full",
         ),
     ],
 )
-def test_merging_refuses(other: Callable[[Profile], Profile], said: str) -> None:
-    with pytest.raises(InputError) as caught:
+def test_merging_refuses(other: Callable[[Profile], Profile], code: str, said: str) -> None:
+    with refused(code) as caught:
         merge([full(), other(full())])
     assert said in str(caught.value)
 

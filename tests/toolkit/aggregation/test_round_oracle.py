@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 import oracles
 from device_agent.formats.update import read_update
-from device_agent.training.bundle_training import Trained, train_bundle
+from device_agent.training.bundle_training import Trained
 from edgetailor import Federation, TrainingConfig
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from oracles import BiLevel, BiLevelResult, Device, Plan, State, Tensorized
+from trainings import train_bundle
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.01)
 DECAY = 0.02

@@ -16,8 +16,8 @@ from command_models import digits_weights
 from commands import Done, edgetailor, refused
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.update import RECORD, TENSORS
-from device_agent.training.bundle_training import train_bundle
 from edgetailor import GlobalModel
+from trainings import train_bundle
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +137,8 @@ REFUSED = {
     "passed off": (passed_off, r"'classifier\.weight'.* (global model|model's)"),
     "altered": (lambda f: flip_a_bit(f / "two" / TENSORS), r"^two/update\.safetensors is not the "),
     "nan": (lambda f: retensor(f / "one", not_finite), r"'classifier\.bias' .* is not finite"),
-    "foreign": (lambda f: retensor(f / "one", dict.clear), r"^one: the tensor 'classifier\."),
-    "no update": (lambda f: shutil.rmtree(f / "two"), r"^two is no update: update\.json is missi"),
+    "foreign": (lambda f: retensor(f / "one", dict.clear), r"^one lacks the tensor 'classifier\."),
+    "no update": (lambda f: shutil.rmtree(f / "two"), r"^two is not an update: update\.json is mi"),
     "a file": (in_place_of_two, r"^two is a file; an update is a folder"),
     "family": (lambda f: edit(f / "one", submodel="no:1"), r"^There is no submodel family 'no'"),
     "version": (lambda f: edit(f / "one", version=2), r"^one/update\.json has version 2"),

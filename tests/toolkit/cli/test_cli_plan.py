@@ -29,7 +29,7 @@ low-rank:0.5: not possible: no layer of this model gets smaller; conv: the first
 note: the runtime's memory could not be measured: what it was on x86-64 is taken
 """
 CHOSEN = f"""\
-made-up: 88.0 MB of memory, 0.4 ms a step
+made-up: 88.0 MB of memory, 0.400 ms a step
 {TABLE}full: step-time: over by 0.208 ms (would fit with --step-time 0.000609)
 slice:classifier: chosen
 width:0.5: step-time: over by 0.198 ms (would fit with --step-time 0.000599)
@@ -165,7 +165,7 @@ def test_built_in_profiles_are_listed(tmp_path: Path) -> None:
         (("--profile", "toaster"), "Error: There is no device profile 'toaster': give a file"),
         (
             ("--profile", "android-low", "--memory", "256"),
-            "Error: Invalid value for '--memory': A size is a number and a unit",
+            "Error: Invalid value for '--memory': Invalid size '256': write a number and a unit",
         ),
         (("--profile", "android-low", "--step-time", "0"), "0.0 is not in the range x>0"),
         (("--profile", "android-low", "--step-time", "5h"), "A time is a number and ms or s, or"),

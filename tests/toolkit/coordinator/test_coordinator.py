@@ -7,6 +7,7 @@ import re
 import shutil
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ from safetensors.numpy import load_file
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.federation import round_loop
+from device_agent.federation.run_options import RunOptions
 from device_agent.formats.update import write_update
+from log_messages import logged
 from profiles.errors import ClientError
 from refusals import refused
 from toolkit.coordinator.server import Server
@@ -39,7 +42,6 @@ from vector_fleet import (
 
 
 def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_loop, "train_bundle", train_vector)
     monkeypatch.chdir(tmp_path)
     config, model, told = configured(tmp_path), VectorModel(), list[str]()
     made: list[int] = []
@@ -60,20 +62,23 @@ def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         threads = [
             threading.Thread(
                 target=round_loop.run,
-                args=(tmp_path / str(n), "held_out.npz", said[n].append),
-                kwargs={"sleep": lambda seconds: time.sleep(0.02)},
+                args=(RunOptions(data="held_out.npz", state=tmp_path / str(n)),),
+                name=f"agent {n}",
+                kwargs={"train": train_vector, "sleep": lambda seconds: time.sleep(0.02)},
             )
             for n in range(3)
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        later: list[str] = []
-        assert round_loop.run(tmp_path / "0", "held_out.npz", later.append) == 0
+        with ExitStack() as stack:
+            for n, thread in enumerate(threads):
+                stack.enter_context(logged(messages=said[n], thread=thread.name))
+                thread.start()
+            for thread in threads:
+                thread.join(30)
+        with logged() as later:
+            assert round_loop.run(RunOptions(data="held_out.npz", state=tmp_path / "0")) == 0
         assert later == ["The last round is over; 0 updates sent since this agent started."]
         operator = CoordinatorClient(
-            server.url, (config.state / "operator.token").read_text().strip(), print
+            server.url, (config.state / "operator.token").read_text().strip()
         )
         status = operator.status()
     assert (status.state, status.round, model.folded) == ("finished", ROUNDS, [3, 3, 3])
@@ -228,7 +233,7 @@ def test_tls_at_its_plain_port_is_no_line_of_its_log(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with running(configured(tmp_path)) as server:
-        link = CoordinatorClient(server.url.replace("http:", "https:"), "s", print)
+        link = CoordinatorClient(server.url.replace("http:", "https:"), "s")
         with pytest.raises(ClientError, match="does not speak TLS; write http:// if that is what"):
             link.work()
     assert capfd.readouterr() == ("", "")

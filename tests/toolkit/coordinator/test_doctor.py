@@ -91,7 +91,7 @@ def test_tokens(fleet: Fleet) -> None:
         "A token is one word of plain characters: give the file that `edgetailor serve` wrote, "
         "unaltered.",
     )
-    leave(server.config.state.parent / "2", print)
+    leave(server.config.state.parent / "2")
     assert found(server.url, None, used)["token"] == (
         "PASS", "This is a join token, good for 1 device of kind 'board'.",
     )  # fmt: skip
@@ -210,7 +210,7 @@ def test_certificates(
         url = f"https://127.0.0.1:{port}"
         tls = next(f for f in check_link(url, None, None) if f.check == "TLS")
         with pytest.raises(ClientError) as refused:
-            CoordinatorClient(url, "s", print, patience_s=0).work()
+            CoordinatorClient(url, "s", patience_s=0).work()
     assert re.search(says, tls.detail)
     assert (tls.result == "PASS") == (not remedy)
     assert remedy in (tls.remedy or "")

@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, told: list[str]) -> Iterato
 def secret(server: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of the one device that is let in."""
     folder = tmp_path_factory.mktemp("a")
-    return join(server.url, token(server.config, "desktop"), "desk", folder / "state", print).secret
+    return join(server.url, token(server.config, "desktop"), "desk", folder / "state").secret
 
 
 def connected(server: Server) -> socket.socket:
@@ -184,14 +184,14 @@ def test_what_is_no_http(server: Server, told: list[str], head_: bytes) -> None:
 def test_what_devices_say_reaches_no_terminal_raw(server: Server, secret: str) -> None:
     body = json.dumps({"state": "paused", "note": "\x1b[2J\x07hot\u202e " + "x" * 10_000})
     assert ask(server, "POST", "/v1/progress", secret, body.encode())[0] == 204
-    status = CoordinatorClient(server.url, secret, print).status()
+    status = CoordinatorClient(server.url, secret).status()
     assert (status.devices[0].note or "")[:10] == "[2J hot xx"
     assert len(status.devices[0].note or "") == 200
     assert all(line.isprintable() for line in lines(status))
     for path, kind in (("progress", "state"), ("problems", "submodel")):
         said = json.dumps({kind: "paused", "failures": 1, "note": HALF, "reason": HALF})
         assert ask(server, "POST", f"/v1/{path}", secret, said.encode())[0] == 422
-    assert CoordinatorClient(server.url, secret, print).status() is not None
+    assert CoordinatorClient(server.url, secret).status() is not None
 
 
 def chunks(size: int) -> Iterable[bytes]:
@@ -272,8 +272,7 @@ def test_thousands_of_connections(
     monkeypatch.setattr(connection_limits, "HEADERS_S", 1.0)
     held = [connected(server) for _ in range(2000)]
     try:
-        said: list[str] = []
-        status = CoordinatorClient(server.url, secret, said.append, patience_s=30).status()
+        status = CoordinatorClient(server.url, secret, patience_s=30).status()
         assert status.devices
     finally:
         for one in held:

@@ -11,7 +11,9 @@ import urllib3
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import membership, round_loop
 from device_agent.federation.device_keys import DeviceKey
+from device_agent.federation.run_options import RunOptions
 from device_agent.formats.protocol import JoinRequest
+from log_messages import logged
 from profiles.errors import InputError
 from refusals import refused
 from vector_fleet import MACHINE, Fleet, token
@@ -20,13 +22,13 @@ from vector_fleet import MACHINE, Fleet, token
 def test_tokens_and_secrets(fleet: Fleet, tmp_path: Path) -> None:
     server, _ = fleet
     with refused("join.unknown-token"):
-        membership.join(server.url, "guess", "x", tmp_path / "a", print)
+        membership.join(server.url, "guess", "x", tmp_path / "a")
     with refused("join.used-up-token") as caught:
-        membership.join(server.url, token(server.config, "board"), "x", tmp_path / "b", print)
+        membership.join(server.url, token(server.config, "board"), "x", tmp_path / "b")
     assert "1 device of kind 'board'" in str(caught.value)
     for call in ("work", "status"):
         with refused("client.not-authorised"):
-            getattr(CoordinatorClient(server.url, "guess", print), call)()
+            getattr(CoordinatorClient(server.url, "guess"), call)()
     answer = urllib3.request("GET", f"{server.url}/v1/work")
     assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
     assert answer.json()["code"] == "client.not-authorised"
@@ -37,12 +39,12 @@ def test_tokens_and_secrets(fleet: Fleet, tmp_path: Path) -> None:
 def test_joining_again(fleet: Fleet, tmp_path: Path) -> None:
     server, _ = fleet
     state = server.config.state.parent / "0"
-    said: list[str] = []
     same = token(server.config, "desktop")
-    assert membership.join(server.url + "/", same, "x", state, said.append).device == "desktop-1"
+    with logged() as said:
+        assert membership.join(server.url + "/", same, "x", state).device == "desktop-1"
     assert said == [f"machine 0 has joined {server.url} already, as desktop-1."]
     with pytest.raises(InputError) as error:
-        membership.join(server.url, token(server.config, "board"), "x", state, said.append)
+        membership.join(server.url, token(server.config, "board"), "x", state)
     assert str(error.value) == (
         f"{state} belongs to desktop-1, which joined {server.url} with another token: give one "
         f"more device of this machine a folder of its own with --state, or --replace to leave as "
@@ -50,9 +52,9 @@ def test_joining_again(fleet: Fleet, tmp_path: Path) -> None:
     )
     assert stat.S_IMODE((state / "device.json").stat().st_mode) == 0o600
     with pytest.raises(InputError, match="belongs to the coordinator"):
-        membership.join("http://elsewhere:1", "t", "x", state, print)
+        membership.join("http://elsewhere:1", "t", "x", state)
     with pytest.raises(InputError, match="belongs to no coordinator yet"):
-        round_loop.run(tmp_path, "data.npz", print)
+        round_loop.run(RunOptions(data="data.npz", state=tmp_path))
 
 
 def test_other_requests_get_a_problem_too(fleet: Fleet) -> None:

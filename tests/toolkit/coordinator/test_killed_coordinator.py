@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import pytest
 from safetensors.numpy import load_file
 
 from device_agent.federation import round_loop
 from device_agent.federation.device_state import Identity
 from device_agent.federation.membership import join
+from device_agent.federation.run_options import RunOptions
 from made_calibration import DEVICE
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import ClientError
@@ -79,17 +79,12 @@ def joined(config: CoordinatorConfig, url: str, state: Path) -> Identity:
     while True:
         try:
             bearer = token(config, "phone")
-            return join(url, bearer, state.name, state, quiet, measure=lambda *_: DEVICE)
+            return join(url, bearer, state.name, state, measure=lambda *_: DEVICE)
         except ClientError:
             continue
 
 
-def quiet(line: str) -> None:
-    pass
-
-
-def test_killed_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(round_loop, "train_bundle", train_vector)
+def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     config = configured(tmp_path / "c", FLEET.replace("port = 0", f"port = {port}"))
@@ -104,8 +99,9 @@ def test_killed_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     def take_part(name: str) -> None:
         enrolled[name] = joined(config, url, tmp_path / name)
         (tmp_path / "c" / "changed").touch()  # who has a submodel keeps it
+        options = RunOptions(data=data, state=tmp_path / name)
         patient = {"sleep": lambda seconds: time.sleep(0.1)}
-        sent[name] = round_loop.run(tmp_path / name, data, quiet, **patient)
+        sent[name] = round_loop.run(options, train=train_vector, **patient)
 
     with killed_again_and_again(tmp_path / "c", random.Random(seed)) as kills:
         threads = [threading.Thread(target=take_part, args=(name,)) for name in names]

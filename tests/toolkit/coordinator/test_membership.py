@@ -22,7 +22,9 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import round_loop
 from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.membership import join, leave, machine_line
+from device_agent.federation.run_options import RunOptions
 from device_agent.formats.protocol import JoinRequest, SubmodelFailure
+from log_messages import logged
 from profiles.errors import AuthorisationError, ClientError, InputError
 from toolkit.coordinator.server import Server
 from vector_fleet import (
@@ -54,20 +56,19 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield made
 
 
-def test_the_key_is_the_device(server: Server, tmp_path: Path) -> None:
-    said: list[str] = []
-    first = join(server.url, token(server.config, "board"), "desk", tmp_path / "a", said.append)
+def test_the_key_is_the_device(server: Server, tmp_path: Path, said: list[str]) -> None:
+    first = join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
     assert said == [
         f"Joined {server.url} as board-1 (desk); it trains low-rank:0.5.",
         f"This machine: {machine_line()}.",
     ]
     assert stat.S_IMODE((tmp_path / "a" / "device.key").stat().st_mode) == 0o600
     (tmp_path / "a" / "device.json").unlink()
-    again = join(server.url, token(server.config, "board"), "desk", tmp_path / "a", print)
+    again = join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
     assert (again.device, again.name) == (first.device, "desk")
-    assert len(CoordinatorClient(server.url, again.secret, print).status().devices) == 1
+    assert len(CoordinatorClient(server.url, again.secret).status().devices) == 1
     with pytest.raises(AuthorisationError, match="No device here has this secret"):
-        CoordinatorClient(server.url, first.secret, print).work()
+        CoordinatorClient(server.url, first.secret).work()
     (known,) = server.coordinator.store.registry.devices()
     assert json.loads(known.machine or "")["cpu_count"] >= 1
 
@@ -167,7 +168,7 @@ def test_a_skewed_clock(
     ):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(time=lambda now=now: now))
     with pytest.raises(AuthorisationError) as error:
-        join(server.url, token(server.config, "board"), "x", tmp_path / "a", print)
+        join(server.url, token(server.config, "board"), "x", tmp_path / "a")
     assert str(error.value) == (
         f"The device's clock says {shown} 12:00:00 UTC, here it is 2000-01-01 12:00:00 UTC; more "
         "than 5 minutes apart is refused. Set the device's clock (`timedatectl set-ntp true`), "
@@ -178,23 +179,23 @@ def test_a_skewed_clock(
 def test_tokens_expire_for_new_devices_only(tmp_path: Path) -> None:
     config = configured(tmp_path / "c")
     with running(config) as server:
-        first = join(server.url, token(config, "desktop"), "one", tmp_path / "a", print)
+        first = join(server.url, token(config, "desktop"), "one", tmp_path / "a")
     config = configured(tmp_path / "c", f"token_days = 0.0000001\n{CONFIG}")
     with running(config) as server:
         with pytest.raises(AuthorisationError) as error:
-            join(server.url, token(config, "desktop"), "two", tmp_path / "b", print)
+            join(server.url, token(config, "desktop"), "two", tmp_path / "b")
         assert str(error.value) == (
             f"This join token expired on {time.strftime('%Y-%m-%d', time.gmtime())}. Whoever runs "
             "the coordinator makes a new one by removing desktop.token from its state folder and "
             "starting `edgetailor serve` again."
         )
         (tmp_path / "a" / "device.json").unlink()
-        again = join(server.url, token(config, "desktop"), "one", tmp_path / "a", print)
+        again = join(server.url, token(config, "desktop"), "one", tmp_path / "a")
         assert again.device == first.device
     (config.state / "tokens" / "desktop.token").unlink()
     config = configured(tmp_path / "c")
     with running(config) as server:
-        second = join(server.url, token(config, "desktop"), "two", tmp_path / "b", print)
+        second = join(server.url, token(config, "desktop"), "two", tmp_path / "b")
         assert second.device == "desktop-2"
 
 
@@ -224,10 +225,10 @@ def deaf(server: Server) -> Iterator[str]:
 def test_a_join_whose_answer_was_lost(server: Server, tmp_path: Path) -> None:
     bearer = token(server.config, "board")
     with deaf(server) as url, pytest.raises(ClientError, match="try again: the same device comes"):
-        join(url, bearer, "desk", tmp_path / "a", print)
+        join(url, bearer, "desk", tmp_path / "a")
     assert [d.device for d in server.coordinator.status().devices] == ["board-1"]
     assert set(everything(tmp_path / "a")) == {"device.key"}
-    assert join(server.url, bearer, "desk", tmp_path / "a", print).device == "board-1"
+    assert join(server.url, bearer, "desk", tmp_path / "a").device == "board-1"
     assert [d.device for d in server.coordinator.status().devices] == ["board-1"]
 
 
@@ -236,50 +237,48 @@ def test_leaving_cleans_both_sides(fleet: Fleet, tmp_path: Path) -> None:
     state = server.config.state.parent / "2"
     board = links["board-1"]
     work, _, update = trained(board, tmp_path / "late")
-    assert leave(state, print).device == "board-1"
+    assert leave(state).device == "board-1"
     assert not state.exists()
     with pytest.raises(AuthorisationError, match="board-1 has left this federation"):
         send(board, work.round, update)
     for name in ("desktop-1", "desktop-2"):
         send(links[name], 1, trained(links[name], tmp_path / name)[2])
     assert task(links["desktop-1"]).round == 2  # nobody waited for it
-    new = join(server.url, token(server.config, "board"), "next", tmp_path / "new", print)
+    new = join(server.url, token(server.config, "board"), "next", tmp_path / "new")
     assert new.device == "board-2"
-    assert (
-        CoordinatorClient(server.url, new.secret, print).work().state == "wait"
-    )  # until the next round
+    assert CoordinatorClient(server.url, new.secret).work().state == "wait"  # until the next round
     states = {d.device: d.state for d in server.coordinator.status().devices}
     assert (states["board-1"], states["board-2"]) == ("left", "waiting")
     for name in ("desktop-1", "desktop-2"):
         send(links[name], 2, trained(links[name], tmp_path / f"{name}-2")[2])
-    assert task(CoordinatorClient(server.url, new.secret, print)).round == 3
+    assert task(CoordinatorClient(server.url, new.secret)).round == 3
 
 
 def test_leaving_without_the_coordinator(tmp_path: Path) -> None:
     config = configured(tmp_path / "c")
     with running(config) as server:
-        join(server.url, token(config, "board"), "desk", tmp_path / "a", print)
+        join(server.url, token(config, "board"), "desk", tmp_path / "a")
     (tmp_path / "a" / "personal.safetensors").write_bytes(b"mine")
     (tmp_path / "a" / "notes.txt").write_text("the owner's")
     before = everything(tmp_path / "a")
     with pytest.raises(ClientError, match=r"Nothing was removed: .* or with --offline now"):
-        leave(tmp_path / "a", print)
+        leave(tmp_path / "a")
     assert everything(tmp_path / "a") == before
-    leave(tmp_path / "a", print, keep_personal=True, offline=True)
+    leave(tmp_path / "a", keep_personal=True, offline=True)
     assert set(everything(tmp_path / "a")) == {"notes.txt", "personal.safetensors"}
     with pytest.raises(InputError, match="belongs to no coordinator yet"):
-        leave(tmp_path / "a", print)
+        leave(tmp_path / "a")
 
 
 def test_a_folder_that_cannot_be_written_stays_a_members(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = tmp_path / "a"
-    join(server.url, token(server.config, "board"), "desk", state, print)
+    join(server.url, token(server.config, "board"), "desk", state)
     # As on a read-only disk; root may write into folders of any mode.
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != state)
-    data = str(server.config.held_out)
-    for call in (lambda: leave(state, print), lambda: round_loop.run(state, data, print)):
+    options = RunOptions(data=str(server.config.held_out), state=state)
+    for call in (lambda: leave(state), lambda: round_loop.run(options)):
         with pytest.raises(InputError, match=r"a cannot be written: .* Nothing was changed\."):
             call()
     assert [d.state for d in server.coordinator.status().devices] == ["enrolled"]
@@ -287,17 +286,18 @@ def test_a_folder_that_cannot_be_written_stays_a_members(
 
 
 def test_replacing_a_coordinator(server: Server, tmp_path: Path) -> None:
-    state, said = tmp_path / "a", list[str]()
-    join(server.url, token(server.config, "board"), "desk", state, print)
+    state = tmp_path / "a"
+    join(server.url, token(server.config, "board"), "desk", state)
     old_key = (state / "device.key").read_bytes()
     (state / "personal.safetensors").write_bytes(b"of the old federation")
     config = configured(tmp_path / "second")
     with running(config) as second:
         before = everything(state)
         with pytest.raises(AuthorisationError, match="unknown here"):
-            join(second.url, "guess", "desk", state, print, replace=True)
+            join(second.url, "guess", "desk", state, replace=True)
         assert everything(state) == before
-        moved = join(second.url, token(config, "desktop"), "desk", state, said.append, replace=True)
+        with logged() as said:
+            moved = join(second.url, token(config, "desktop"), "desk", state, replace=True)
         assert (moved.url, moved.device) == (second.url, "desktop-1")
         assert said[0] == f"Joined {second.url} as desktop-1 (desk); it trains full."
     assert set(everything(state)) == {"device.json", "device.key"}
@@ -305,22 +305,24 @@ def test_replacing_a_coordinator(server: Server, tmp_path: Path) -> None:
     assert [d.state for d in server.coordinator.status().devices] == ["left"]
 
 
-def test_replacing_a_coordinator_that_is_gone(server: Server, tmp_path: Path) -> None:
-    config, said = configured(tmp_path / "second"), list[str]()
+def test_replacing_a_coordinator_that_is_gone(
+    server: Server, tmp_path: Path, said: list[str]
+) -> None:
+    config = configured(tmp_path / "second")
     with running(config) as second:
-        join(second.url, token(config, "board"), "desk", tmp_path / "a", print)
-    join(server.url, token(server.config, "board"), "x", tmp_path / "a", said.append, replace=True)
+        join(second.url, token(config, "board"), "desk", tmp_path / "a")
+    join(server.url, token(server.config, "board"), "x", tmp_path / "a", replace=True)
     assert "The old coordinator was not told that board-1 has left: " in "".join(said)
 
 
 def test_another_kind_of_the_same_coordinator(server: Server, tmp_path: Path) -> None:
-    join(server.url, token(server.config, "board"), "desk", tmp_path / "a", print)
+    join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
     other = token(server.config, "desktop")
     (tmp_path / "a" / "device.json").unlink()
     with pytest.raises(AuthorisationError, match=r"This device is board-1 already, and the token"):
-        join(server.url, other, "desk", tmp_path / "a", print)
-    join(server.url, token(server.config, "board"), "desk", tmp_path / "a", print)
-    moved = join(server.url, other, "desk", tmp_path / "a", print, replace=True)
+        join(server.url, other, "desk", tmp_path / "a")
+    join(server.url, token(server.config, "board"), "desk", tmp_path / "a")
+    moved = join(server.url, other, "desk", tmp_path / "a", replace=True)
     assert moved.device == "desktop-1"
     states = {d.device: d.state for d in server.coordinator.status().devices}
     assert states == {"board-1": "left", "desktop-1": "enrolled"}
@@ -331,12 +333,12 @@ def test_a_restart_knows_who_left(tmp_path: Path) -> None:
     with running(config) as server:
         links = {}
         for number, kind in enumerate(["desktop", "desktop", "board"]):
-            made = join(server.url, token(config, kind), kind, tmp_path / str(number), print)
+            made = join(server.url, token(config, kind), kind, tmp_path / str(number))
             links[made.device] = made.secret
-        task(CoordinatorClient(server.url, links["board-1"], print))
-        leave(tmp_path / "2", print)
+        task(CoordinatorClient(server.url, links["board-1"]))
+        leave(tmp_path / "2")
     with running(config) as server:
-        assert task(CoordinatorClient(server.url, links["desktop-1"], print)).round == 1
+        assert task(CoordinatorClient(server.url, links["desktop-1"])).round == 1
         assert server.coordinator.status().state == "training"
 
 
@@ -346,8 +348,8 @@ def test_a_smaller_submodel_for_a_device_that_cannot(tmp_path: Path) -> None:
     with running(config) as server:
         links = {}
         for number, kind in enumerate(["desktop", "board"]):
-            made = join(server.url, token(config, kind), kind, tmp_path / str(number), print)
-            links[made.device] = CoordinatorClient(server.url, made.secret, print)
+            made = join(server.url, token(config, kind), kind, tmp_path / str(number))
+            links[made.device] = CoordinatorClient(server.url, made.secret)
         desktop, board = links["desktop-1"], links["board-1"]
         assert task(desktop).round == task(board).round == 1
         failure = SubmodelFailure(submodel="full", failures=3, reason="out\nof memory")

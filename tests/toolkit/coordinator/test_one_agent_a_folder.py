@@ -10,6 +10,7 @@ import pytest
 from bundles import everything
 from device_agent.federation import round_loop
 from device_agent.federation.membership import join, leave
+from device_agent.federation.run_options import RunOptions
 from killing import Job, die_at
 from profiles.errors import InputError
 from toolkit.coordinator.server import Server
@@ -28,7 +29,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def join_and_die(url: str, bearer: str, state: Path, write: int, before: bool) -> None:
     """Join in this process, which is killed at its write number `write`."""
     die_at(Job("", "", "", stop=write, before=before))
-    join(url, bearer, "desk", state, print)
+    join(url, bearer, "desk", state)
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -46,42 +47,38 @@ def test_a_join_that_is_killed_at_any_write(server: Server, tmp_path: Path, befo
         process.start()
         process.join(30)
         code = process.exitcode
-        again = join(server.url, bearer, "desk", state, print)  # the token is for one device
+        again = join(server.url, bearer, "desk", state)  # the token is for one device
         assert [d.device for d in server.coordinator.status().devices if d.state != "left"] == [
             again.device
         ]
         assert set(everything(state)) == {"device.json", "device.key"}
-        leave(state, print)
+        leave(state)
         assert not state.exists()
     assert code == 0
     assert write > 8
 
 
-def test_one_agent_a_folder(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_agent_a_folder(server: Server, tmp_path: Path, said: list[str]) -> None:
     state, going_on = tmp_path / "a", threading.Event()
-    data = str(server.config.held_out)
+    options = RunOptions(data=str(server.config.held_out), state=state)
 
     def train(*arguments: object, **options: object) -> object:
         assert going_on.wait(20)
         return train_vector(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(round_loop, "train_bundle", train)
     bearer = token(server.config, "board")
-    join(server.url, bearer, "desk", state, print)
-    said: list[str] = []
+    join(server.url, bearer, "desk", state)
     agent = threading.Thread(
-        target=round_loop.run, args=(state, data, said.append), kwargs={"sleep": lambda _: None}
+        target=round_loop.run, args=(options,), kwargs={"train": train, "sleep": lambda _: None}
     )
     agent.start()
     assert_soon(lambda: "Round 1: training" in said)
     with pytest.raises(InputError, match=BUSY):
-        round_loop.run(state, data, print)
+        round_loop.run(options)
     with pytest.raises(InputError, match=BUSY):
-        join(server.url, bearer, "desk", state, print, replace=True)
-    assert join(server.url, bearer, "desk", state, print).device == "board-1"  # changes nothing
+        join(server.url, bearer, "desk", state, replace=True)
+    assert join(server.url, bearer, "desk", state).device == "board-1"  # changes nothing
     going_on.set()
     agent.join(30)
     assert said[-1] == "The last round is over; 3 updates sent since this agent started."
-    assert round_loop.run(state, data, print) == 0
+    assert round_loop.run(options) == 0

@@ -137,7 +137,7 @@ def test_while_it_starts_everybody_is_told_to_wait(
     assert said["token"] == ("SKIP", "the coordinator is still preparing")
     slept: list[float] = []
     with pytest.raises(ClientError) as error:
-        CoordinatorClient(url, "secret", print, patience_s=PATIENCE_S, sleep=slept.append).status()
+        CoordinatorClient(url, "secret", patience_s=PATIENCE_S, sleep=slept.append).status()
     assert str(error.value) == (
         f"Coordinator at {url} is still preparing: try again in a few minutes."
     )
@@ -197,9 +197,7 @@ def test_a_device_that_is_planned_for_waits_for_the_plan(
     answer = ask(profile)
     assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
     assert answer.json()["code"] == PREPARING
-    operator = CoordinatorClient(
-        url, (folder / "state" / "operator.token").read_text().strip(), print
-    )
+    operator = CoordinatorClient(url, (folder / "state" / "operator.token").read_text().strip())
     assert [one.device for one in operator.status().devices] == ["desk-1"]
     (folder / "planned").touch()
     assert_soon(lambda: not [p for p in operator.status().preparing if p.task == "plan"])

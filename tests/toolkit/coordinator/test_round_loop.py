@@ -21,8 +21,10 @@ from device_agent.federation import owner_limits, pauses, round_loop, training_a
 from device_agent.federation.fleet_status import lines
 from device_agent.federation.membership import join, leave
 from device_agent.federation.owner_limits import OwnerLimits
+from device_agent.federation.run_options import RunOptions
 from device_agent.federation.training_attempts import KILLED, Attempts
 from device_agent.formats.protocol import DeviceStatus, SubmodelFailure
+from log_messages import logged
 from profiles.errors import DoesNotFitError, LimitError
 from toolkit.coordinator.server import Server
 from vector_fleet import (
@@ -46,7 +48,7 @@ ONE = CONFIG[: CONFIG.rindex("[[devices]]")].replace("count = 2", 'fallback = "s
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     with running(configured(tmp_path / "coordinator", ONE)) as made:
-        join(made.url, token(made.config, "desktop"), "desk", tmp_path / "state", print)
+        join(made.url, token(made.config, "desktop"), "desk", tmp_path / "state")
         yield made
 
 
@@ -61,14 +63,19 @@ def soon(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def options(folder: Path, state: str = "state", limits: OwnerLimits | None = None) -> RunOptions:
+    data = LOCAL.format(folder)
+    return RunOptions(data=data, state=folder / state, limits=limits or OwnerLimits())
+
+
 def quick(seconds: float) -> None:
     time.sleep(0.01)
 
 
 def test_a_pause_in_the_middle_of_training(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    power, batches, said = [True], list[int](), list[str]()
+    power, batches = [True], list[int]()
 
     def train(
         folder: Path,
@@ -86,14 +93,13 @@ def test_a_pause_in_the_middle_of_training(
             batches.append(number)
         return train_vector(folder, data, out, personal=personal, keep=keep)
 
-    monkeypatch.setattr(round_loop, "train_bundle", train)
     monkeypatch.setattr(owner_limits.sensors, "charging", lambda root: power[0])
     monkeypatch.setattr(pauses, "LOOK_S", 0)
     limits = OwnerLimits(only_when_charging=True)
     agent = threading.Thread(
         target=round_loop.run,
-        args=(tmp_path / "state", LOCAL.format(tmp_path), said.append),
-        kwargs={"sleep": quick, "limits": limits},
+        args=(options(tmp_path, limits=limits),),
+        kwargs={"sleep": quick, "train": train},
     )
     agent.start()
     soon(lambda: desk(server).state == "paused")
@@ -115,10 +121,10 @@ def test_who_waits_for_the_others_says_so_and_so_does_the_coordinator(tmp_path: 
     with running(configured(tmp_path / "coordinator"), say=told.append) as server:
 
         def enrol(kind: str, name: str) -> None:
-            join(server.url, token(server.config, kind), name, tmp_path / name, print)
+            join(server.url, token(server.config, kind), name, tmp_path / name)
 
         enrol("board", "shed")
-        leave(tmp_path / "shed", print)
+        leave(tmp_path / "shed")
         enrol("desktop", "desk")
         with agent(tmp_path, "--state", "desk") as process:
             assert process.stderr is not None
@@ -144,11 +150,11 @@ def test_who_waits_for_the_others_says_so_and_so_does_the_coordinator(tmp_path: 
 def test_who_misses_a_deadline_drops_the_round_and_takes_up_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, said, shown = list[str](), list[str](), list[str]()
+    told, shown = list[str](), list[str]()
     config = configured(tmp_path / "coordinator", f"deadline_s = 0.2\n{TWO}")
     with running(config, say=told.append) as server:
         for name in ("slow", "fast"):
-            join(server.url, token(config, "desktop"), name, tmp_path / name, print)
+            join(server.url, token(config, "desktop"), name, tmp_path / name)
         fast = joined(server, tmp_path / "fast")
 
         def train(
@@ -163,11 +169,10 @@ def test_who_misses_a_deadline_drops_the_round_and_takes_up_the_next(
                 raise AssertionError("the round is over, and training goes on")
             return train_vector(folder, data, out, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(round_loop, "train_bundle", train)
-        monkeypatch.setattr(round_loop, "ASK_S", 0)
-        assert (
-            round_loop.run(tmp_path / "slow", LOCAL.format(tmp_path), said.append, sleep=quick) == 1
-        )
+        monkeypatch.setattr(round_loop, "ROUND_CHECK_S", 0)
+        with logged() as said:
+            sent = round_loop.run(options(tmp_path, "slow"), train=train, sleep=quick)
+        assert sent == 1
         assert desk(server).note is None
     assert shown[1:3] == [
         "  desktop-1 (slow) full             training round 1",
@@ -176,7 +181,7 @@ def test_who_misses_a_deadline_drops_the_round_and_takes_up_the_next(
     assert [line for line in said if not line.startswith("Fetching")] == [
         "Round 1: training",
         "Round 1 closed before this device was done: its training is dropped.",
-        "Round 2: training", "Round 2: the update was taken.",
+        "Round 2: training", "Round 2: the update was accepted.",
         "The last round is over; 1 update sent since this agent started.",
     ]  # fmt: skip
     assert [line for line in told if "missed" in line] == [
@@ -187,9 +192,9 @@ def test_who_misses_a_deadline_drops_the_round_and_takes_up_the_next(
 
 
 def test_a_smaller_submodel_after_three_failures(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    waits, said = list[float](), list[str]()
+    waits: list[float] = []
 
     def train(folder: Path, data: str, out: Path, **options: object) -> Trained:
         if b'"submodel":"full"' in (folder / "manifest.json").read_bytes().replace(b" ", b""):
@@ -200,8 +205,7 @@ def test_a_smaller_submodel_after_three_failures(
         waits.append(seconds)
         time.sleep(0.01)
 
-    monkeypatch.setattr(round_loop, "train_bundle", train)
-    sent = round_loop.run(tmp_path / "state", LOCAL.format(tmp_path), said.append, sleep=sleep)
+    sent = round_loop.run(options(tmp_path), train=train, sleep=sleep)
     assert sent == 3
     failed = "Training full failed {}: full does not fit."
     start = said.index("Round 1: training")
@@ -210,9 +214,9 @@ def test_a_smaller_submodel_after_three_failures(
         "Round 1: training", failed.format("2 times in a row"), "Trying again in 20 s.",
         "Round 1: training", failed.format("3 times in a row"),
         "Told the coordinator. From round 1 on this device trains slice:0.2.",
-        "Round 1: training", "Round 1: the update was taken.",
-        "Round 2: training", "Round 2: the update was taken.",
-        "Round 3: training", "Round 3: the update was taken.",
+        "Round 1: training", "Round 1: the update was accepted.",
+        "Round 2: training", "Round 2: the update was accepted.",
+        "Round 3: training", "Round 3: the update was accepted.",
         "The last round is over; 3 updates sent since this agent started.",
     ]  # fmt: skip
     first, second = (wait for wait in waits if wait > 5)
@@ -226,8 +230,8 @@ def test_what_a_device_reports_is_shown_whole_and_in_80_columns(tmp_path: Path) 
     told: list[str] = []
     alone = ONE.replace('fallback = "slice:0.2"', "")
     with running(configured(tmp_path / "coordinator", alone), say=told.append) as server:
-        known = join(server.url, token(server.config, "desktop"), "x" * 60, tmp_path / "a", print)
-        link = CoordinatorClient(server.url, known.secret, print)
+        known = join(server.url, token(server.config, "desktop"), "x" * 60, tmp_path / "a")
+        link = CoordinatorClient(server.url, known.secret)
         reason = (
             "full does not fit: running train takes 160.1MB on top of the 41.2MB of the idle "
             "agent, and --max-memory allows 180.0MB. Allow at least 201.3MB, or take a submodel "
@@ -249,9 +253,13 @@ def test_what_a_device_reports_is_shown_whole_and_in_80_columns(tmp_path: Path) 
 
 @pytest.mark.parametrize("refused", ["full", "any"])
 def test_what_does_not_fit_is_refused_once(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: str,
+    said: list[str],
 ) -> None:
-    waits, said = list[float](), list[str]()
+    waits: list[float] = []
 
     def train(folder: Path, data: str, out: Path, **options: object) -> Trained:
         submodel = json.loads((folder / "manifest.json").read_bytes())["submodel"]
@@ -265,7 +273,6 @@ def test_what_does_not_fit_is_refused_once(
             raise KeyboardInterrupt
         time.sleep(0.01)
 
-    monkeypatch.setattr(round_loop, "train_bundle", train)
     lines = [
         "Round 1: training", "Training full failed: full does not fit.",
         "Told the coordinator. From round 1 on this device trains slice:0.2.",
@@ -273,17 +280,14 @@ def test_what_does_not_fit_is_refused_once(
     ]  # fmt: skip
     if refused == "any":
         with pytest.raises(KeyboardInterrupt):
-            round_loop.run(tmp_path / "state", LOCAL.format(tmp_path), said.append, sleep=sleep)
+            round_loop.run(options(tmp_path), train=train, sleep=sleep)
         lines += [
             "Training slice:0.2 failed: slice:0.2 does not fit.",
             "Told the coordinator. It has no smaller submodel for this device; trying again in the "
             "next round.",
         ]
     else:
-        assert (
-            round_loop.run(tmp_path / "state", LOCAL.format(tmp_path), said.append, sleep=sleep)
-            == 3
-        )
+        assert round_loop.run(options(tmp_path), train=train, sleep=sleep) == 3
     start = said.index("Round 1: training")
     told = [line for line in said[start:] if not line.startswith("Fetching")]
     assert told[: len(lines)] == lines
@@ -296,17 +300,14 @@ def test_what_does_not_fit_is_refused_once(
 
 
 def test_kills_are_reported_when_it_is_started_again(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     path = tmp_path / "state" / "attempts.json"
     record = training_attempts.Record(
         submodel="full", round=1, failures=2, reason=KILLED, boot=training_attempts._boot_id()
     )
     Attempts(path)._write(record)
-    monkeypatch.setattr(round_loop, "train_bundle", train_vector)
-    said: list[str] = []
-
-    assert round_loop.run(tmp_path / "state", LOCAL.format(tmp_path), said.append, sleep=quick) == 3
+    assert round_loop.run(options(tmp_path), train=train_vector, sleep=quick) == 3
     assert said[:2] == [
         f"Training full failed 3 times in a row: {KILLED}",
         "Told the coordinator. From round 1 on this device trains slice:0.2.",
@@ -368,7 +369,7 @@ def test_quiet_hours_of_a_process_with_a_log_for_programs(server: Server, tmp_pa
 
 def test_who_has_left_runs_no_more(server: Server, tmp_path: Path) -> None:
     secret = json.loads((tmp_path / "state" / "device.json").read_bytes())["secret"]
-    CoordinatorClient(server.url, secret, print).leave()
+    CoordinatorClient(server.url, secret).leave()
     with agent(tmp_path, "--log-json") as process:
         stdout, stderr = process.communicate(timeout=20)
     assert (process.returncode, stdout) == (6, "")

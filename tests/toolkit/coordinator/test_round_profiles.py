@@ -9,10 +9,10 @@ from bundles import tiny_bundle, write_data
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import encode
 from device_agent.formats.update import read_update
-from device_agent.training.bundle_training import train_bundle
 from made_profiles import MACHINE, full
 from profiles.documents.bundle_profile import Machine, Profile
 from toolkit.coordinator.storage.coordinator_store import Store
+from trainings import train_bundle
 from updates import record_of
 
 

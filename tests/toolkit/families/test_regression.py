@@ -19,7 +19,6 @@ from device_agent.formats.bundle import open_bundle
 from device_agent.formats.update import read_update
 from device_agent.profiling.measure_process import synthetic
 from device_agent.training.bundle_evaluation import evaluate_bundle
-from device_agent.training.bundle_training import train_bundle
 from device_agent.training.local_data import load_data
 from edgetailor import Federation, TrainingConfig
 from models_for_tests import CLASSES, INPUT_SHAPE
@@ -27,6 +26,7 @@ from oracles import Device, Plan
 from profiles.errors import DataError, InputError
 from toolkit.coordinator.round_worker import read_held_out
 from toolkit.coordinator.server import Server
+from trainings import train_bundle
 from vector_fleet import CONFIG, VectorModel, configured, enrol, running
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.01, momentum=0.0, weight_decay=0.1)

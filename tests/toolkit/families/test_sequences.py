@@ -12,7 +12,6 @@ from torch._decomp import decompositions
 from torch.func import grad_and_value
 
 from device_agent.formats.update import TENSORS
-from device_agent.training.bundle_training import train_bundle
 from edgetailor import Federation, TrainingConfig, export, split
 from exporters.programs.capture import capture
 from exporters.programs.losses import binary_cross_entropy
@@ -20,6 +19,7 @@ from profiles.errors import InputError, ModelError
 from toolkit.coordinator.round_worker import read_held_out
 from toolkit.models import imdb_bilstm
 from toolkit.submodels.global_model import from_model
+from trainings import train_bundle
 
 WORDS, LENGTH = 20, 7
 RATE = 0.5

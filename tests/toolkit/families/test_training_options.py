@@ -13,11 +13,11 @@ from torch.nn.functional import cross_entropy
 
 import oracles
 from device_agent.formats.update import read_update
-from device_agent.training.bundle_training import train_bundle
 from edgetailor import Federation, TrainingConfig
 from models_for_tests import CLASSES, INPUT_SHAPE
 from oracles import Device, Plan
 from profiles.errors import InputError
+from trainings import train_bundle
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.01)
 PRESENT = (0, 2)

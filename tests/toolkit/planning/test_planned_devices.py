@@ -15,10 +15,12 @@ from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.membership import join, leave
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.protocol import JoinRequest, SubmodelFailure
-from device_agent.training.memory_limits import TRAINING_BYTES, needed_bytes
+from device_agent.training.memory_fit import needed_bytes
 from edgetailor import export, split
+from log_messages import logged
 from made_calibration import DEVICE
-from profiles.cost_model.prediction import X86_OVERHEAD, memory
+from profiles.cost_model.memory_rule import TRAINING_RESERVE_BYTES, UNCALIBRATED
+from profiles.cost_model.prediction import predict_memory
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError
 from toolkit.coordinator.devices.submodel_assignment import Planner
@@ -47,11 +49,11 @@ def changed(**figures: object) -> dict[str, object]:
     return PROFILE | {"calibration": PROFILE["calibration"] | figures}
 
 
-def measured(name: str, folder: Path, say: object) -> DeviceProfile:
+def measured(name: str, folder: Path) -> DeviceProfile:
     return DEVICE
 
 
-def unasked(name: str, folder: Path, say: object) -> DeviceProfile:
+def unasked(name: str, folder: Path) -> DeviceProfile:
     raise AssertionError("nothing is to be measured")
 
 
@@ -81,19 +83,18 @@ def ask(server: Server, request: JoinRequest) -> tuple[int, dict[str, str]]:
 
 def test_a_device_gets_what_fits_it(planner: Planner, tmp_path: Path) -> None:
     config = configured(tmp_path / "c", f'{HEAD}{PHONE}memory = "{between(planner)}B"\n')
-    said: list[str] = []
-    with running(config, planner=planner) as server:
+    with running(config, planner=planner) as server, logged() as said:
         bearer, state = token(config, "phone"), tmp_path / "a"
-        joined = join(server.url, bearer, "mine", state, said.append, measure=measured)
+        joined = join(server.url, bearer, "mine", state, measure=measured)
         assert said[:2] == [
             "The coordinator plans by what a device can do: measuring, about a minute.",
             f"Joined {server.url} as phone-1 (mine); it trains width:0.5.",
         ]
         (state / "device.json").unlink()
-        again = join(server.url, bearer, "mine", state, print, measure=unasked)
+        again = join(server.url, bearer, "mine", state, measure=unasked)
         assert (again.device, again.submodel) == (joined.device, "width:0.5")
     with running(config, planner=planner) as server:
-        link = CoordinatorClient(server.url, again.secret, print)
+        link = CoordinatorClient(server.url, again.secret)
         work, record, update = trained(link, tmp_path / "one")
         assert (work.round, record.submodel) == (1, "width:0.5")
         send(link, 1, update)
@@ -106,7 +107,7 @@ def test_without_a_budget_the_memory_that_was_available_is_one(
     config = configured(tmp_path / "c", f"{HEAD}{PHONE}")
     with running(config, planner=planner) as server:
         bearer = token(config, "phone")
-        joined = join(server.url, bearer, "mine", tmp_path / "a", print, measure=measured)
+        joined = join(server.url, bearer, "mine", tmp_path / "a", measure=measured)
     assert joined.submodel == "full"  # half of 512 MB is plenty
 
 
@@ -117,7 +118,7 @@ def test_a_device_that_nothing_fits_takes_no_place(planner: Planner, tmp_path: P
         with pytest.raises(
             RefusedError, match=r"^Nothing fits made-up\. width:0\.5 comes nearest"
         ) as refused:
-            join(server.url, bearer, "mine", tmp_path / "a", print, measure=measured)
+            join(server.url, bearer, "mine", tmp_path / "a", measure=measured)
         assert refused.value.exit_code == 5
         said = str(refused.value)
         assert documented("plan.nothing-fits").match(said)
@@ -133,7 +134,7 @@ def test_a_device_that_nothing_fits_takes_no_place(planner: Planner, tmp_path: P
     enough = configured(tmp_path / "b", f"{HEAD}{PHONE}{needed[1]}\n")
     with running(enough, planner=planner) as server:
         bearer = token(enough, "phone")
-        join(server.url, bearer, "mine", tmp_path / "a", print, measure=measured)  # now it fits
+        join(server.url, bearer, "mine", tmp_path / "a", measure=measured)  # now it fits
     config = configured(tmp_path / "d", f"{HEAD}{PHONE}")
     with running(config, planner=planner) as server:
         request = DeviceKey.new().join_request(
@@ -189,8 +190,8 @@ def test_a_planned_device_that_cannot_gets_the_fallback(planner: Planner, tmp_pa
     config = configured(tmp_path / "c", f'{HEAD}{PHONE}fallback = "slice:0.2"\n')
     with running(config, planner=planner) as server:
         bearer = token(config, "phone")
-        joined = join(server.url, bearer, "mine", tmp_path / "a", print, measure=measured)
-        link = CoordinatorClient(server.url, joined.secret, print)
+        joined = join(server.url, bearer, "mine", tmp_path / "a", measure=measured)
+        link = CoordinatorClient(server.url, joined.secret)
         assert trained(link, tmp_path / "one")[1].submodel == "full"
         failure = SubmodelFailure(submodel="full", failures=3, reason="out of memory")
         assert link.report(failure).submodel == "slice:0.2"
@@ -202,17 +203,17 @@ def test_nothing_is_measured_for_a_federation_that_is_over(
     config = configured(tmp_path / "c", f"{HEAD}{PHONE}".replace("rounds = 3", "rounds = 1"))
     with running(config, planner=planner) as server:
         bearer = token(config, "phone")
-        last = join(server.url, bearer, "mine", tmp_path / "a", print, measure=measured)
-        link = CoordinatorClient(server.url, last.secret, print)
+        last = join(server.url, bearer, "mine", tmp_path / "a", measure=measured)
+        link = CoordinatorClient(server.url, last.secret)
         send(link, 1, trained(link, tmp_path / "one")[2])
         assert_soon(lambda: link.work().state == "finished")
         (tmp_path / "a" / "device.json").unlink()  # who was in it may still come back
-        join(server.url, bearer, "mine", tmp_path / "a", print, measure=unasked)
+        join(server.url, bearer, "mine", tmp_path / "a", measure=unasked)
         with pytest.raises(RefusedError, match=r"^This federation is over"):  # and full
-            join(server.url, bearer, "other", tmp_path / "b", print, measure=unasked)
-        leave(tmp_path / "a", print)
+            join(server.url, bearer, "other", tmp_path / "b", measure=unasked)
+        leave(tmp_path / "a")
         with pytest.raises(RefusedError) as refused:
-            join(server.url, bearer, "other", tmp_path / "b", print, measure=unasked)
+            join(server.url, bearer, "other", tmp_path / "b", measure=unasked)
     assert str(refused.value) == (
         "This federation is over: all of its rounds (1) are done, so there is nothing left to "
         "train."
@@ -228,14 +229,14 @@ def test_nothing_is_measured_for_a_federation_that_is_over(
             '[[devices]]\nname = "a"\nsubmodel = "full"\nmemory = "1GB"\n',
             r'budgets to plan by; set submodel = "auto"',
         ),
-        (f'{PHONE}memory = "120"\n', r"`devices\[0\]\.memory` .*A size is a number and a unit"),
-        (f"{PHONE}memory = 120\n", r"`devices\[0\]\.memory` is 120: A size is a number and a unit"),
+        (f'{PHONE}memory = "120"\n', r"`devices\[0\]\.memory` .*Invalid size '120': write"),
+        (f"{PHONE}memory = 120\n", r"`devices\[0\]\.memory` is 120: Invalid size '120': write"),
         (
             f"{PHONE}memory = 1.5\n",
-            r"`devices\[0\]\.memory` is 1\.5: A size is a number and a unit",
+            r"`devices\[0\]\.memory` is 1\.5: Invalid size '1\.5': write",
         ),
         (f"{PHONE}memory = true\n", r"`devices\[0\]\.memory` is true"),
-        (f"{PHONE}bandwidth = 9\n", r"`devices\[0\]\.bandwidth` is 9: A size is a number and a"),
+        (f"{PHONE}bandwidth = 9\n", r"`devices\[0\]\.bandwidth` is 9: Invalid size '9': write"),
         (f"{PHONE}step_time = 0\n", r"`devices\[0\]\.step_time` is 0"),
         (f"{PHONE}step_tme = 1\n", r"no key `devices\[0\]\.step_tme`; .*memory, step_time"),
     ],
@@ -302,8 +303,8 @@ def test_the_agent_does_not_refuse_what_a_plan_admits(spec: str, tmp_path: Path)
     manifest = open_bundle(out).manifest
     found = needed_bytes(manifest, validating=False)
     assert found is not None
-    admitted = candidate(known, DEVICE).memory.upper - X86_OVERHEAD.idle_bytes
+    admitted = candidate(known, DEVICE).memory.upper - UNCALIBRATED.idle_bytes
     assert admitted >= found[0] + 6e6
     # One goes by the manifest, the other by the graphs, without their few constants.
-    growth = memory(known.work, X86_OVERHEAD).value - X86_OVERHEAD.idle_bytes
-    assert 0 <= found[0] - TRAINING_BYTES - growth < 10_000
+    growth = predict_memory(known.work, UNCALIBRATED).value - UNCALIBRATED.idle_bytes
+    assert 0 <= found[0] - TRAINING_RESERVE_BYTES - growth < 10_000

@@ -180,7 +180,7 @@ def test_other_software_of_one_machine_is_what_a_gate_compares() -> None:
 
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     said = refusal(edgetailor("report", "diff", *saved(tmp_path, full(), sliced()), cwd=tmp_path))
-    assert "Profiles of one bundle belong together; these are of full" in said
+    assert "The profiles must be of the same bundle; these are of full" in said
     hot = msgspec.structs.replace(full(), validity=Validity(invalid=("throttled during train",)))
     with pytest.raises(UnstableError, match=r"not of full speed \(throttled during train"):
         compare(full(), hot, 0.05)

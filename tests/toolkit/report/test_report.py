@@ -305,5 +305,5 @@ def test_the_command_refuses(folder: Path) -> None:
     (folder / "old.json").write_text('{"version": 1}')
     assert "old.json has profile version 1" in refusal(edgetailor("report", "old.json", cwd=folder))
     said = refusal(edgetailor("report", "full.json", "--budget", "256", cwd=folder))
-    assert "'256' is none" in said
+    assert "Invalid size '256'" in said
     assert "Missing argument" in refusal(edgetailor("report", cwd=folder))

@@ -1,0 +1,74 @@
+"""Choosing samples by index: which ones are held out for validation, and which form each batch."""
+
+import numpy as np
+
+from device_agent.training.array_files import row_slices
+from device_agent.training.data_checks import MIN_SAMPLES
+from profiles.errors import DataError
+from profiles.text_formatting import counted
+
+
+def held_out(samples: int, share: float) -> np.ndarray:
+    """Choose the samples for validation.
+
+    The choice depends only on the arguments, so that a restarted training and later rounds hold
+    out the same samples.
+
+    Args:
+        samples: Number of samples.
+        share: Share of the samples to hold out, from 0 to 1.
+
+    Returns:
+        Indices of the held-out samples, ascending.
+
+    Raises:
+        DataError: Too few samples remain for training or for validation.
+    """
+    count = round(samples * share)
+    if share and (count < 1 or samples - count < MIN_SAMPLES):
+        raise DataError(
+            f"Validating on {share:g} of {counted(samples, 'sample')} leaves {samples - count} to "
+            f"train on and {count} to validate on. At least {MIN_SAMPLES} and 1 are needed.",
+            code="data.too-few-to-validate",
+            samples=samples,
+            share=share,
+        )
+    return np.sort(np.random.default_rng(samples).permutation(samples)[:count])
+
+
+def batches(samples: int, size: int, order: np.random.Generator | None) -> list[np.ndarray]:
+    """Split `samples` samples into batches.
+
+    A single sample that remains at the end joins the batch before it, because batch normalisation
+    cannot train on one sample.
+
+    Args:
+        samples: Number of samples.
+        size: Samples in a batch. The last batch may be smaller, or larger by one.
+        order: Generator that shuffles the samples; None keeps them in sequence.
+
+    Returns:
+        Arrays of sample indices. Together they hold each index once.
+    """
+    indices = np.arange(samples) if order is None else order.permutation(samples)
+    starts = list(range(0, samples, size))
+    if len(starts) > 1 and samples - starts[-1] == 1:
+        starts.pop()
+    return [indices[a:b] for a, b in zip(starts, [*starts[1:], samples], strict=True)]
+
+
+def classes_in(y: np.ndarray, samples: np.ndarray, classes: int) -> np.ndarray:
+    """Find the classes that occur among some samples.
+
+    Args:
+        y: Labels of all samples, shape (n,).
+        samples: Indices of the samples to look at.
+        classes: Number of classes.
+
+    Returns:
+        A float32 array (classes,): 1 for a class that occurs, 0 for the others.
+    """
+    found = np.zeros(classes, bool)
+    for rows in row_slices(samples):
+        found |= np.isin(np.arange(classes), y[samples[rows]])
+    return found.astype(np.float32)

@@ -1,0 +1,229 @@
+"""Checks of local data against the model: types, shapes and the range of every value.
+
+The data may be larger than memory, so values are checked piece by piece.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from device_agent.formats.manifest import Dtype, labels_of
+from device_agent.training.array_files import row_slices
+from profiles.errors import DataError
+from profiles.text_formatting import counted
+
+MIN_SAMPLES = 2
+"""Smallest number of samples to train on: batch normalisation cannot train on one sample."""
+
+SAMPLE_TYPES, LABEL_TYPES = ("float32", "int64", "int32"), ("int64", "float32")
+"""All types of samples and labels that a bundle can use."""
+
+OnPiece = Callable[[np.ndarray], object]
+"""Called with each piece of the data after the piece was checked."""
+
+
+def ignore_piece(piece: np.ndarray) -> None:
+    """Do nothing with the piece."""
+
+
+def check_types(
+    x_type: np.dtype, y_type: np.dtype, shapes: tuple[tuple[int, ...], ...], origin: str
+) -> None:
+    """Check data whose bundle is not known yet.
+
+    Args:
+        x_type: Type of the samples.
+        y_type: Type of the labels.
+        shapes: Shapes of the samples and of the labels.
+        origin: Name of the data for the error message.
+
+    Raises:
+        DataError: No bundle could be trained on such data.
+    """
+    if str(x_type) not in SAMPLE_TYPES or str(y_type) not in LABEL_TYPES:
+        raise DataError(
+            f"{origin}: x must be {' or '.join(SAMPLE_TYPES)} and y {' or '.join(LABEL_TYPES)}; "
+            f"they are {x_type} and {y_type}. Convert them with numpy's astype.",
+            code="data.wrong-type",
+            x_type=str(x_type),
+            y_type=str(y_type),
+        )
+    x, y = shapes
+    if not x or x[:1] != y[:1]:
+        raise DataError(
+            f"{origin}: x and y must hold the same number of samples; they are {x} and {y}.",
+            code="data.wrong-shape",
+            x_shape=list(x),
+            y_shape=list(y),
+        )
+    check_count(x[0], origin, MIN_SAMPLES)
+
+
+def check_arrays(
+    x: np.ndarray,
+    y: np.ndarray,
+    sample_shape: tuple[int, ...],
+    classes: int | None,
+    origin: str,
+    dtype: Dtype = "float32",
+    limit: int | None = None,
+    least: int = MIN_SAMPLES,
+    labels: Dtype = "int64",
+    on_piece: OnPiece = ignore_piece,
+) -> tuple[str, ...]:
+    """Check that samples and labels fit a model.
+
+    Args:
+        x: Samples, shape (n, *sample_shape).
+        y: Labels: classes (n,), or numbers (n, outputs) for a regression.
+        sample_shape: Shape of one sample.
+        classes: Number of the model's outputs; None if the model is not known yet.
+        origin: Name of the data for messages.
+        dtype: Required type of the samples.
+        limit: Integers in `x` must be below this number.
+        least: Smallest number of samples.
+        labels: Required type of the labels.
+        on_piece: Called with each piece of the data that passed.
+
+    Returns:
+        Remarks about the data that are not errors.
+
+    Raises:
+        DataError: Types, shapes, the number of samples or a value do not fit.
+    """
+    if x.dtype != dtype or y.dtype != labels:
+        advice = f"Convert them: x.astype({dtype!r}), y.astype({labels!r})."
+        # A conversion would hide that the data belong to another kind of task.
+        if {str(y.dtype), labels} == {"int64", "float32"}:
+            advice = "Classes are int64; float32 is for a regression with the loss mse."
+        raise DataError(
+            f"{origin}: x must be {dtype} and y {labels}; they are {x.dtype} and {y.dtype}. "
+            f"{advice}",
+            code="data.wrong-type",
+            x_type=str(x.dtype),
+            y_type=str(y.dtype),
+        )
+    widths = () if labels == "int64" else ("outputs" if classes is None else classes,)
+    fitting = y.ndim == 1 + len(widths) and (classes is None or y.shape[1:] == widths)
+    if x.shape[1:] != sample_shape or not fitting or len(x) != len(y):
+        raise DataError(
+            f"{origin}: x must be {batch_shape(sample_shape)} and y {batch_shape(widths)}; they "
+            f"are {x.shape} and {y.shape}.",
+            code="data.wrong-shape",
+            x_shape=list(x.shape),
+            y_shape=list(y.shape),
+        )
+    check_count(len(y), origin, least)
+    remarks: tuple[str, ...] = ()
+    if labels == "int64":
+        remarks = check_classes(y, classes, origin, on_piece)
+    else:
+        check_finite(y, "y", origin, on_piece)
+    if dtype == "int64":
+        check_integers(x, limit, origin, on_piece)
+    else:
+        check_finite(x, "x", origin, on_piece)
+    return remarks
+
+
+def check_count(samples: int, origin: str, least: int) -> None:
+    """Raise DataError if there are fewer than `least` samples."""
+    if samples < least:
+        raise DataError(
+            f"{origin} holds {counted(samples, 'sample')}. Give at least {least}.",
+            code="data.too-few-samples",
+            samples=samples,
+            needed=least,
+        )
+
+
+def batch_shape(shape: tuple[int | str, ...]) -> str:
+    """The shape of a batch of samples with this `shape`, as text."""
+    return f"(n, {', '.join(map(str, shape))})" if shape else "(n,)"
+
+
+def check_finite(array: np.ndarray, name: str, origin: str, on_piece: OnPiece) -> None:
+    """Raise DataError if `array` holds a number that is not finite."""
+    for rows in row_slices(array):
+        # `on_piece` computes a digest, which must not depend on the memory layout.
+        piece = np.ascontiguousarray(array[rows])
+        if not (finite := np.isfinite(piece)).all():
+            place = tuple(int(n) for n in np.argwhere(~finite)[0])
+            row = rows.start + place[0]
+            raise DataError(
+                f"{origin}: {name} holds a number that is not finite, {piece[place]} in sample "
+                f"{row} (counted from 0). Correct or remove the sample.",
+                code="data.not-finite",
+                array=name,
+                sample=row,
+                number=str(piece[place]),
+            )
+        on_piece(piece)
+
+
+def value_range(array: np.ndarray, on_piece: OnPiece) -> tuple[int, int]:
+    """Smallest and largest integer in `array`."""
+    ends = []
+    for rows in row_slices(array):
+        piece = np.ascontiguousarray(array[rows])
+        ends += [int(piece.min()), int(piece.max())]
+        on_piece(piece)
+    return min(ends), max(ends)
+
+
+def check_classes(
+    y: np.ndarray, classes: int | None, origin: str, on_piece: OnPiece = ignore_piece
+) -> tuple[str, ...]:
+    """Check the labels of a classification.
+
+    Args:
+        y: Classes, shape (n,).
+        classes: Number of the model's outputs; None if the model is not known yet.
+        origin: Name of the data for messages.
+        on_piece: Called with each piece of the labels.
+
+    Returns:
+        A remark if all samples have one class. This is not an error, because other devices of the
+        fleet may have the other classes.
+
+    Raises:
+        DataError: A label is outside the model's classes.
+    """
+    highest = None if classes is None else labels_of(classes) - 1
+    low, high = value_range(y, on_piece)
+    if low < 0 or (highest is not None and high > highest):
+        wrong = low if low < 0 else high
+        known = "0 and above" if highest is None else f"0 to {highest}"
+        raise DataError(
+            f"{origin}: the label {wrong} is outside the model's classes {known}. "
+            "Correct the labels, or use a model with more classes.",
+            code="data.label-out-of-range",
+            label=wrong,
+            highest=highest,
+        )
+    if low < high:
+        return ()
+    return (
+        f"{origin}: every sample has the class {low}. The model learns nothing here about the "
+        "other classes.",
+    )
+
+
+def check_integers(
+    x: np.ndarray, limit: int | None, origin: str, on_piece: OnPiece = ignore_piece
+) -> None:
+    """Raise DataError if `x` holds an integer below 0, or one that is not below `limit`."""
+    low, high = value_range(x, on_piece)
+    if low < 0:
+        raise DataError(
+            f"{origin}: integers in x must be 0 or above, but x holds {low}.",
+            code="data.number-out-of-range",
+            number=low,
+        )
+    if limit is not None and high >= limit:
+        raise DataError(
+            f"{origin}: integers in x must be 0 to {limit - 1} for this model, but x holds {high}.",
+            code="data.number-out-of-range",
+            number=high,
+            highest=limit - 1,
+        )

@@ -1,0 +1,132 @@
+"""How much memory a training takes: the one place that states the rule and its constants.
+
+Three figures describe memory, in bytes. Each includes what the one before it leaves out:
+
+- planned tensors: the tensors of one run that are alive at the same time, inputs and constants
+  included.
+- runtime arena: the memory that the runtime requests for the tensors between inputs and outputs,
+  including the gaps that its allocator leaves.
+- process peak: the arenas, inputs, outputs and state, and what the runtime keeps for a session.
+
+The functions here return the process peak without the idle agent, called growth.
+`exporters/memory/` computes the other two figures from a graph.
+
+The rule, for one or more signatures that are open together:
+
+    growth = session + state + max over signatures (inputs - state + outputs) + sum of kept bytes
+    kept bytes of a signature = arena + node_bytes * nodes + further copies of inputs and outputs
+    process peak = idle agent + growth
+
+- The session's code and tables are loaded once for each process.
+- The state (weights, optimizer state, buffers) is shared: each tensor counts once. A personal
+  model counts twice: until the round ends, the device keeps its values from before the round.
+- One signature runs at a time, so only the largest batch with its results counts.
+- Arenas and nodes are kept for as long as their session is open.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from profiles.documents.calibration_record import MemoryOverhead
+
+
+@dataclass(frozen=True)
+class RuntimeOverhead:
+    """What a runtime takes in addition to the tensors of a graph.
+
+    `session_bytes`: code and tables that the first session of a process loads, for any graph.
+    `node_bytes`: for each node of an open graph. `array_copies`: how many copies of its inputs and
+    outputs exist during a run, the agent's own included.
+    """
+
+    session_bytes: int
+    node_bytes: int
+    array_copies: int
+
+
+ONNX = RuntimeOverhead(session_bytes=10 << 20, node_bytes=5300, array_copies=1)
+"""Measured on x86-64 Linux with onnxruntime 1.31.1."""
+LITERT = RuntimeOverhead(session_bytes=14 << 20, node_bytes=3000, array_copies=2)
+"""LiteRT copies inputs and outputs into its own tensors, so they exist twice."""
+RUNTIMES: Mapping[str, RuntimeOverhead] = {"onnx": ONNX, "litert": LITERT}
+UNKNOWN_RUNTIME = RuntimeOverhead(session_bytes=0, node_bytes=0, array_copies=1)
+
+UNCALIBRATED = MemoryOverhead(
+    idle_bytes=60 * 10**6, session_bytes=ONNX.session_bytes, node_bytes=ONNX.node_bytes
+)
+"""Used for devices without a calibration. Measured on x86-64 Linux with ONNX Runtime."""
+
+RELATIVE_ERROR = 0.06
+"""A measured growth may exceed its prediction by this share."""
+TRAINING_RESERVE_BYTES = 6 << 20
+"""The agent adds this to a predicted growth: reading the bundle and the data, several stages."""
+AGENT_RESERVE_BYTES = 13 << 20
+"""A plan adds this to a calibrated process peak. The calibration measures an idle agent that has
+no connection and no bundle open; these take 6 MB before and 6 MB during training on x86-64."""
+START_VARIATION_BYTES = 1 << 20
+"""The memory of the idle agent varies by this from start to start."""
+RUNTIME_CODE_BYTES = 10 << 20
+"""The first run of a graph loads this much of the runtime's libraries. These pages belong to files,
+so a limit on the process's own data does not count them."""
+
+
+@dataclass(frozen=True)
+class SignatureMemory:
+    """Bytes of one open signature.
+
+    `inputs` and `outputs` of one run; `state` is the part of `inputs` that is device state. `kept`
+    is what its session keeps in addition: arena, nodes, further copies of inputs and outputs.
+    """
+
+    inputs: int
+    outputs: int
+    state: int
+    kept: int
+
+
+def kept_bytes(arena: int, nodes: int, node_bytes: int) -> int:
+    """Bytes that a session keeps for its graph: its runtime arena and its nodes."""
+    return arena + node_bytes * nodes
+
+
+def training_growth(signatures: Sequence[SignatureMemory], state: int, session_bytes: int) -> int:
+    """Process peak while `signatures` are open together: the rule of this module.
+
+    Args:
+        signatures: The open signatures; at least one.
+        state: Bytes of all state tensors in memory, each counted by `state_bytes`.
+        session_bytes: `RuntimeOverhead.session_bytes`, or a calibration's.
+    """
+    batch = max(one.inputs - one.state + one.outputs for one in signatures)
+    return session_bytes + state + batch + sum(one.kept for one in signatures)
+
+
+def run_growth(runtime: RuntimeOverhead, inputs: int, outputs: int, arena: int, nodes: int) -> int:
+    """Process peak of one signature that is open alone; a manifest's `peak_bytes`.
+
+    Args:
+        runtime: The overhead of the runtime that runs the graph.
+        inputs: Bytes of the inputs, the state and the constants of the graph included.
+        outputs: Bytes of the outputs.
+        arena: Bytes of the runtime arena.
+        nodes: Nodes of the graph that stay in memory with it.
+    """
+    copies = (runtime.array_copies - 1) * (inputs + outputs)
+    kept = copies + kept_bytes(arena, nodes, runtime.node_bytes)
+    alone = SignatureMemory(inputs=inputs, outputs=outputs, state=0, kept=kept)
+    return training_growth([alone], 0, runtime.session_bytes)
+
+
+def kept_of_peak(peak: int, inputs: int, outputs: int, session_bytes: int) -> int:
+    """The kept bytes of a signature whose `run_growth` is `peak`; never negative."""
+    return max(0, peak - session_bytes - inputs - outputs)
+
+
+def state_bytes(sizes: Mapping[str, int], personal: Collection[str]) -> int:
+    """Bytes of the state tensors `sizes`; those in `personal` count twice."""
+    return sum(size * (2 if name in personal else 1) for name, size in sizes.items())
+
+
+def upper_bound(growth: int) -> float:
+    """The largest growth that a measurement may show where `growth` is predicted."""
+    return growth * (1 + RELATIVE_ERROR)

@@ -1,0 +1,122 @@
+"""Build sdist and wheel, check what is in them, and try every extra in a fresh environment.
+
+Run `make release-check` before a release. It needs the package index, and takes minutes because
+PyTorch is installed twice. `--only NAME` tries one extra.
+"""
+
+import argparse
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("profiles", "device_agent", "exporters", "toolkit", "edgetailor")
+DATA = (
+    "device_agent/profiling/calibration_graphs/convolution.onnx",
+    "profiles/devices/raspberry-pi-zero-2-w.toml",
+    "profiles/documents/profile.schema.json",
+    *(f"{package}/py.typed" for package in PACKAGES),
+)
+EXPORT = (
+    *("-m", "toolkit.cli", "export", "toolkit.models:digits_cnn", "--input-shape", "1,8,8"),
+    *("--submodel", "slice:units.2", "--out", "bundle"),
+)
+PROGRAMS: dict[str, list[tuple[str, ...]]] = {
+    "": [
+        ("-m", "device_agent.cli", "--version"),
+        ("-m", "device_agent.cli", "doctor", "--help"),
+        ("-c", "import edgetailor; assert 'split' in dir(edgetailor)"),
+    ],
+    "litert": [("-c", "from device_agent.runtime.litert_runtime import description as d; d()")],
+    "toolkit": [("-m", "toolkit.cli", "--version"), EXPORT],
+    "tflite": [(*EXPORT, "--format", "tflite")],
+}
+"""What must run after an install with each extra."""
+TYPED = """
+import edgetailor as et
+
+model = et.load_model("toolkit.models:digits_cnn")
+state = et.GlobalModel(model.state_dict())
+submodel = et.split(model, "low-rank:0.5", sample_shape=(1, 8, 8))
+bundle = et.export(submodel, state, "bundle")
+update = et.read_update("update")
+merged: et.GlobalModel = et.aggregate(state, [update])
+merged.load_into(model)
+"""
+"""A user's script, which mypy --strict checks against the installed wheel."""
+
+
+def build(out: Path) -> tuple[Path, Path]:
+    """Build sdist and wheel into `out` and check their metadata; returns both files."""
+    subprocess.run([sys.executable, "-m", "build", "--outdir", out, ROOT], check=True)
+    (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", sdist, wheel], check=True)
+    return sdist, wheel
+
+
+def check_contents(sdist: Path, wheel: Path) -> None:
+    """Raise SystemExit unless both hold all modules, data and the version, and nothing else."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    modules = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    }
+    with zipfile.ZipFile(wheel) as file:
+        names = {name for name in file.namelist() if ".dist-info/" not in name}
+        [metadata] = (n for n in file.namelist() if n.endswith(".dist-info/METADATA"))
+        about = Parser().parsestr(file.read(metadata).decode())
+    with tarfile.open(sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    problems = [f"the wheel lacks {name}" for name in sorted({*modules, *DATA} - names)]
+    problems += [f"the sdist lacks {name}" for name in sorted({*modules, *DATA} - held)]
+    strangers = {name for name in names if name.split("/")[0] not in PACKAGES}
+    problems += [f"the wheel has {name}, which is not of the packages" for name in strangers]
+    if about["Version"] != version:
+        problems.append(f"the wheel's version is {about['Version']}, not {version}")
+    if f"## {version}" not in (ROOT / "CHANGELOG.md").read_text("utf-8"):
+        problems.append(f"CHANGELOG.md has no section {version}")
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+def try_extra(wheel: Path, extra: str, folder: Path) -> None:
+    """Install `wheel` with `extra` into a fresh environment in `folder`, and run its commands."""
+    environment = folder / f"with-{extra or 'nothing'}"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    python = environment / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    wanted = f"{wheel}[{extra}]" if extra else str(wheel)
+    subprocess.run([*pip, "-c", ROOT / "constraints.txt", wanted], check=True)
+    for program in PROGRAMS[extra]:
+        print(f"  {' '.join(program)}", flush=True)
+        work = tempfile.mkdtemp(dir=folder)
+        subprocess.run([python, *program], check=True, cwd=work, stdout=subprocess.DEVNULL)
+    if extra == "toolkit":
+        subprocess.run([*pip, "-c", ROOT / "constraints.txt", "mypy"], check=True)
+        (folder / "script.py").write_text(TYPED)
+        mypy = [python, "-m", "mypy", "--strict", "script.py"]
+        subprocess.run(mypy, check=True, cwd=folder)
+
+
+def main() -> None:
+    """Check the release."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--only", choices=PROGRAMS, help="try one extra")
+    wanted = options.parse_args().only
+    with tempfile.TemporaryDirectory() as folder:
+        sdist, wheel = build(Path(folder) / "dist")
+        check_contents(sdist, wheel)
+        for extra in PROGRAMS if wanted is None else [wanted]:
+            print(f"install with [{extra}]", flush=True)
+            try_extra(wheel, extra, Path(folder))
+    print("The release can be made.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The documentation against the code: generated pages, links, notebooks and examples."""
+
+import doctest
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import edgetailor
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS))
+
+import generate  # noqa: E402
+
+PUBLIC = [
+    *("AggregationPolicy", "DeviceProfile", "EdgeTailorError", "ExportedBundle", "Federation"),
+    *("GlobalModel", "Submodel", "TrainingConfig", "UpdateRecord", "aggregate", "evaluate"),
+    *("export", "inspect", "load_device", "load_model", "plan", "profile", "read_update"),
+    *("recover", "split", "train"),
+]
+
+
+@pytest.mark.parametrize("name", generate.PAGES_BY_NAME)
+def test_generated_pages_are_current(name: str) -> None:
+    written = (generate.PAGES / name).read_text("utf-8")
+    assert written == generate.PAGES_BY_NAME[name](), "run `python docs/generate.py`"
+
+
+def test_contributing_lists_every_folder() -> None:
+    assert generate.tree() in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+
+
+def test_every_error_has_a_code_of_the_agreed_form() -> None:
+    codes = {site.code for site in generate.error_sites()}
+    assert len(codes) > 50
+    assert not [code for code in codes if not re.fullmatch(r"[a-z]+\.[a-z]+(-[a-z0-9]+)*", code)]
+
+
+def test_no_error_is_raised_without_a_code() -> None:
+    assert not list(generate.raises_without_code())
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_links_outside_the_site_lead_somewhere(page: str) -> None:
+    """`mkdocs build --strict` checks the links inside the site."""
+    text = (ROOT / page).read_text("utf-8")
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", " ".join(text.split()))
+    paths = [link.strip() for link in links if "://" not in link]
+    assert paths or page != "README.md"
+    assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 150
+
+
+@pytest.mark.parametrize("notebook", sorted((DOCS / "tutorials").glob("*.ipynb")), ids=str)
+def test_notebooks_run(notebook: Path, tmp_path: Path) -> None:
+    document = nbformat.read(notebook, as_version=4)
+    assert not [cell for cell in document.cells if cell.get("outputs")], "clear the outputs"
+    NotebookClient(document, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+
+def test_the_public_names() -> None:
+    assert dir(edgetailor) == PUBLIC
+    assert list(edgetailor.HOMES) == PUBLIC
+    for name in PUBLIC:
+        assert getattr(edgetailor, name).__doc__, name
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_examples_of_public_names_run(name: str, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+    module, _, attribute = edgetailor.HOMES[name].partition(":")
+    found = doctest.DocTestFinder(recurse=False).find(
+        getattr(importlib.import_module(module), attribute or name), name
+    )
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for example in found:
+        runner.run(example)
+    assert runner.summarize(verbose=False).failed == 0
+    assert any(example.examples for example in found), f"{name} has no example"

@@ -1,0 +1,57 @@
+"""One submodel as a bundle: the public `edgetailor.export`."""
+
+from pathlib import Path
+
+from exporters.export import ExportedBundle, Format
+from exporters.export import export as export_program
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.submodel import Submodel
+
+
+def export(
+    submodel: Submodel,
+    state: GlobalModel,
+    out: str | Path,
+    *,
+    format: Format = "onnx",
+    verify: bool = True,
+    force: bool = False,
+) -> ExportedBundle:
+    """Write `submodel` with its part of the global weights as a bundle that a device trains.
+
+    Args:
+        submodel: What `split` made of the model.
+        state: The global model's weights.
+        out: The new folder.
+        format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
+        verify: Compare three training steps with PyTorch in float64 first.
+        force: Replace an earlier bundle at `out`.
+
+    Returns:
+        Where the bundle is, and the result of the verification.
+
+    Raises:
+        ExportError: If an operator of the model has no form in this format.
+        VerificationError: If graph and PyTorch differ by more than the tolerance.
+        InputError: If `out` cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> import edgetailor as et
+        >>> model = et.load_model("toolkit.models:digits_cnn")
+        >>> submodel = et.split(model, "slice:units.2", sample_shape=(1, 8, 8))
+        >>> folder = tempfile.mkdtemp()
+        >>> state = et.GlobalModel(model.state_dict())
+        >>> bundle = et.export(submodel, state, f"{folder}/bundle", verify=False)
+        >>> sorted(path.name for path in bundle.out.glob("train*"))
+        ['train.onnx']
+    """
+    return export_program(
+        submodel.program,
+        submodel.cut(state),
+        out,
+        base=state.fingerprint(),
+        format=format,
+        check=verify,
+        force=force,
+    )

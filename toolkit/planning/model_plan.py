@@ -1,0 +1,67 @@
+"""The plan for one model and one device: the public `edgetailor.plan`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
+
+from profiles.cost_model.submodel_choice import Budgets
+from profiles.documents.device_profile import DeviceProfile, load_device
+from profiles.units import parse_bytes
+from toolkit.planning.candidate_specs import specs as all_specs
+from toolkit.planning.plan import Planned, plan_for
+from toolkit.planning.submodel_workloads import Workloads
+from toolkit.submodels.training_config import TrainingConfig
+
+
+def plan(
+    model: nn.Module,
+    sample_shape: tuple[int, ...],
+    profile: str | Path | DeviceProfile,
+    *,
+    memory: str | int | None = None,
+    step_s: float | None = None,
+    bandwidth: str | int | None = None,
+    specs: Sequence[str] | None = None,
+    training: TrainingConfig | None = None,
+) -> Planned:
+    """Choose the strongest submodel of `model` that a device can train within its budgets.
+
+    Args:
+        model: The global model.
+        sample_shape: Shape of one sample, without the batch.
+        profile: A device's profile, the file of one, or the name of a built-in one.
+        memory: Limit of the agent's process at its peak: bytes, or text like `"120MB"`. Without
+            it, a share of the device's memory.
+        step_s: Limit of the time of one batch, in seconds.
+        bandwidth: Limit of the traffic both ways in a round: bytes, or text.
+        specs: The submodels to look at; without them those of every family and size.
+        training: How devices train; it decides what a step holds.
+
+    Returns:
+        The plan: `plan.chosen` is the submodel, None if nothing fits; `plan.candidates` has the
+        predictions of all.
+
+    Raises:
+        InputError: If the profile cannot be read, or says nothing about memory and no limit is
+            given.
+
+    Example:
+        >>> import edgetailor as et
+        >>> model = et.load_model("toolkit.models:mnist_dnn")
+        >>> planned = et.plan(
+        ...     model, (1, 28, 28), "raspberry-pi-4-2gb", specs=["full", "low-rank:0.25"]
+        ... )
+        >>> planned.plan.chosen.submodel
+        'full'
+    """
+    device = profile if isinstance(profile, DeviceProfile) else load_device(str(profile))
+    config = training or TrainingConfig()
+    budgets = Budgets(memory=_bytes(memory), step=step_s, traffic=_bytes(bandwidth))
+    wanted = specs or all_specs(model, sample_shape, config.batch_size)
+    return plan_for(device, Workloads(model, sample_shape, config), wanted, budgets)
+
+
+def _bytes(size: str | int | None) -> float | None:
+    """A size in bytes, from text with a unit or a number."""
+    return parse_bytes(size) if isinstance(size, str) else size
