@@ -23,7 +23,7 @@ import torch
 
 from device_agent.formats.protocol import Preparation
 from profiles.errors import EdgeTailorError, LimitError
-from profiles.text_formatting import counted, size
+from profiles.text_formatting import counted, format_bytes
 from toolkit.planning.candidate_specs import specs
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
 from toolkit.splitting import split
@@ -117,7 +117,7 @@ class Search:
         impossible += [
             Impossible(
                 submodel=one.submodel,
-                reason=f"its parameters alone take {size(one.bytes)}, more than any device may use",
+                reason=f"its parameters alone take {format_bytes(one.bytes)}, more than any device may use",
             )
             for one in found.values()
             if isinstance(one, TooLarge)
