@@ -170,9 +170,9 @@ def test_a_skewed_clock(
     with pytest.raises(AuthorisationError) as error:
         join(server.url, token(server.config, "board"), "x", tmp_path / "a")
     assert str(error.value) == (
-        f"The device's clock says {shown} 12:00:00 UTC, here it is 2000-01-01 12:00:00 UTC; more "
-        "than 5 minutes apart is refused. Set the device's clock (`timedatectl set-ntp true`), "
-        "then join again."
+        f"The device's clock says {shown} 12:00:00 UTC, the coordinator's 2000-01-01 12:00:00 UTC; "
+        "they may differ by 5 minutes. Set the device's clock (`timedatectl set-ntp true`), then "
+        "join again."
     )
 
 
@@ -185,9 +185,9 @@ def test_tokens_expire_for_new_devices_only(tmp_path: Path) -> None:
         with pytest.raises(AuthorisationError) as error:
             join(server.url, token(config, "desktop"), "two", tmp_path / "b")
         assert str(error.value) == (
-            f"This join token expired on {time.strftime('%Y-%m-%d', time.gmtime())}. Whoever runs "
-            "the coordinator makes a new one by removing desktop.token from its state folder and "
-            "starting `edgetailor serve` again."
+            f"This join token expired on {time.strftime('%Y-%m-%d', time.gmtime())}. To make a new "
+            "one, the operator removes tokens/desktop.token from the coordinator's state folder and "
+            "starts `edgetailor serve` again."
         )
         (tmp_path / "a" / "device.json").unlink()
         again = join(server.url, token(config, "desktop"), "one", tmp_path / "a")
