@@ -186,8 +186,8 @@ def test_tokens_expire_for_new_devices_only(tmp_path: Path) -> None:
             join(server.url, token(config, "desktop"), "two", tmp_path / "b")
         assert str(error.value) == (
             f"This join token expired on {time.strftime('%Y-%m-%d', time.gmtime())}. To make a new "
-            "one, the operator removes tokens/desktop.token from the coordinator's state folder and "
-            "starts `edgetailor serve` again."
+            "one, the operator removes tokens/desktop.token from the coordinator's state folder "
+            "and starts `edgetailor serve` again."
         )
         (tmp_path / "a" / "device.json").unlink()
         again = join(server.url, token(config, "desktop"), "one", tmp_path / "a")
