@@ -3,6 +3,7 @@
 The global model here is one vector, so that what a round must give can be written down.
 """
 
+import logging
 import re
 import threading
 import time
@@ -157,14 +158,35 @@ def running(
     say: Callable[[str], None] = lambda line: None,
     planner: Chooser | None = None,
 ) -> Iterator[Server]:
-    server = Server(config, model or VectorModel(), Path("fleet.toml"), say, planner)
-    thread = threading.Thread(target=server.run)
-    thread.start()
+    """A coordinator that serves `config`; `say` gets each message that it logs."""
+    with messages_to(say):
+        server = Server(config, model or VectorModel(), Path("fleet.toml"), planner)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+            thread.join()
+
+
+@contextmanager
+def messages_to(say: Callable[[str], None]) -> Iterator[None]:
+    """Give `say` each message that the toolkit logs."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(record.getMessage())
+
+    logger, handler = logging.getLogger("toolkit"), Handler()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     try:
-        yield server
+        yield
     finally:
-        server.stop()
-        thread.join()
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def token(config: CoordinatorConfig, kind: str) -> str:

@@ -12,9 +12,7 @@ from device_agent.federation.run_options import RunOptions
 @click.command("install-service")
 @run_options
 @user_option
-@click.option(
-    "--dry-run", is_flag=True, help="Print the unit and the options file without writing them."
-)
+@click.option("--dry-run", is_flag=True, help="Print the unit and the options, do not write them.")
 def install_service(user: bool, dry_run: bool, **given: Any) -> None:
     """Run the agent as a systemd service.
 

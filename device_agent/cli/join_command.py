@@ -19,7 +19,7 @@ from device_agent.cli.options import read_token, state_option
 @click.option(
     "--replace",
     is_flag=True,
-    help="Leave the coordinator that the state folder belongs to, after the new one has accepted it.",
+    help="Leave the present coordinator of the state folder once the new one has accepted it.",
 )
 @state_option
 def join(url: str, token_file: Path, name: str, replace: bool, state: Path | None) -> None:

@@ -109,9 +109,7 @@ OWNER_OPTIONS = (
     click.option(
         "--only-when-charging", is_flag=True, help="Pause while the device runs on battery."
     ),
-    click.option(
-        "--quiet-hours", type=Hours(), help="Pause every day at this time, such as 22:00-07:00."
-    ),
+    click.option("--quiet-hours", type=Hours(), help="Pause at this time every day: 22:00-07:00."),
     click.option(
         "--nice",
         default=0,

@@ -8,16 +8,12 @@ import numpy as np
 from torch import Tensor
 
 from device_agent.formats.manifest import UPLOADED, TensorEntry
-from device_agent.formats.update import UpdateRecord, check_tensors
+from device_agent.formats.update import UpdateRecord, check_record, check_tensors
 from profiles.errors import SpecError, UpdateError
 from toolkit.families import family_named
 from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.submodel import Shapes, shapes_of
 from toolkit.submodels.tensor_slices import by_parameter, check_part, held_shape
-
-MOST_SAMPLES = 10**12
-"""More than any device has; keeps weighted sums within float32."""
-
 
 STATISTICS = ("running_mean", "running_var")
 """How batch norm names its statistics."""
@@ -31,12 +27,8 @@ def check_update(
     Looks at the table first, so that nothing is computed from factors of absurd size.
     """
     shapes = shapes_of(model)
-    if not 1 <= record.samples <= MOST_SAMPLES:
-        raise UpdateError(
-            f"An update of {record.samples} samples has no weight; it has from 1 to "
-            f"{MOST_SAMPLES:g}."
-        )
     origin = f"The update of {record.submodel!r}"
+    check_record(record, origin)
     _check_spec(record.submodel)
     _check_names(record.tensors, origin, shapes)
     _check_kinds(record.tensors, origin, model)

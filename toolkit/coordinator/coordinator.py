@@ -3,6 +3,7 @@
 Every method may be called from any thread; none of them does heavy work (see conductor.py).
 """
 
+import logging
 import secrets
 import threading
 import time
@@ -50,6 +51,8 @@ from toolkit.coordinator.storage.device_registry import (
     label,
 )
 
+logger = logging.getLogger(__name__)
+
 STARTED = "started"
 """The key under which it is kept that the first round has opened."""
 
@@ -67,8 +70,7 @@ class Coordinator:
 
     `lock` guards `rounds`, `bundles` and `sightings`; `changed` wakes the conductor when an update
     or the last device has come. `making` are the submodels that have their bundle already while
-    those of the next round are made. `say` gets a line for people when a device comes, goes,
-    reports that it cannot train or misses a deadline.
+    those of the next round are made.
     """
 
     config: CoordinatorConfig
@@ -76,7 +78,6 @@ class Coordinator:
     rounds: Rounds
     clock: Callable[[], float] = time.monotonic
     chooser: Chooser | None = None
-    say: Callable[[str], None] = lambda line: None
     operator_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     bundles: dict[str, Bundle] = field(default_factory=dict)
     making: set[str] = field(default_factory=set)
@@ -212,7 +213,7 @@ class Coordinator:
                 trouble = shortened(what, TROUBLE_LENGTH)
                 self.store.registry.note_trouble(device.id, trouble, from_)
                 if trouble != device.trouble:
-                    self.say(f"{label(device)}: {trouble}")
+                    logger.warning("%s: %s", label(device), trouble)
         self.changed.set()
         return Fallback(submodel=fallback, round=from_ or 0)
 
@@ -227,7 +228,7 @@ class Coordinator:
 
     def _tell_members(self, what: str) -> None:
         taken, places = len(self.rounds.devices), self.rounds.expected
-        self.say(f"{what}: {taken} of {counted(places, 'place')} taken.")
+        logger.info("%s: %d of %s taken.", what, taken, counted(places, "place"))
 
     def receive(self, device: Device, round_: int) -> Part:
         """A place for the tensors of `device`, limited to what its bundle can need.
@@ -256,7 +257,7 @@ class Coordinator:
             manifest = self._manifest(device)
         if new:
             uploaded = self.store.upload(device.id)
-            upload_validation.check_update(device.id, record, manifest, uploaded, self.store.blobs)
+            upload_validation.check_upload(device.id, record, manifest, uploaded, self.store.blobs)
             with self.lock:
                 self.rounds.check(device.id, round_, record.bundle, digest)
                 self.store.add_update(round_, device.id, record.file.sha256, body)
@@ -272,7 +273,7 @@ class Coordinator:
         for device in self.store.registry.members():
             if self.rounds.waits_for(device.id):
                 self.sightings[device.id].missed = round_
-                self.say(f"{label(device)} missed the deadline of round {round_}.")
+                logger.warning("%s missed the deadline of round %d.", label(device), round_)
         self.rounds.close()
 
     def check_operator(self, token: str) -> None:

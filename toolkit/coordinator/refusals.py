@@ -28,9 +28,9 @@ def conflict(code: str, message: str) -> RefusalError:
     return RefusalError(409, code, message)
 
 
-def unusable(message: str) -> RefusalError:
-    """The update itself cannot be used (422)."""
-    return RefusalError(422, "unusable-update", message)
+def unusable(error: EdgeTailorError) -> RefusalError:
+    """What was sent cannot be used (422), for the reason that `error` gives."""
+    return RefusalError(422, "unusable-update", str(error))
 
 
 def cut_off() -> RefusalError:

@@ -1,6 +1,7 @@
 """The worker thread that turns the rounds: bundles, aggregation and evaluation."""
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -22,6 +23,8 @@ from profiles.text_formatting import counted
 from toolkit.coordinator.coordinator import STARTED, Coordinator
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.device_registry import hashed
+
+logger = logging.getLogger(__name__)
 
 MODEL = "global.safetensors"
 TICK_S = 0.5
@@ -53,7 +56,6 @@ class RoundWorker:
     """Runs the heavy work of `coordinator` on one thread of its own, so that HTTP stays quick.
 
     A failure ends the thread, is kept as `failure`, and `on_failure` is called once.
-    `say` gets a line after every round.
     """
 
     def __init__(
@@ -62,11 +64,10 @@ class RoundWorker:
         model: Model,
         held_out: tuple[np.ndarray, np.ndarray],
         on_failure: Callable[[], None],
-        say: Callable[[str], None],
     ) -> None:
         self.failure: Exception | None = None
         self._coordinator, self._model, self._held_out = coordinator, model, held_out
-        self._on_failure, self._say = on_failure, say
+        self._on_failure = on_failure
         self._quality: tuple[float | None, float] = (None, 0.0)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="conductor", daemon=True)
@@ -115,7 +116,7 @@ class RoundWorker:
             self._publish(data)
             rounds = self._coordinator.rounds
             if rounds.done < rounds.total:
-                self._say(f"Going on at round {rounds.done + 1} of {rounds.total}.")
+                logger.info("Going on at round %d of %d.", rounds.done + 1, rounds.total)
             self._tell_end()
         else:
             self._check(0)
@@ -149,7 +150,7 @@ class RoundWorker:
         rounds.open(offers, coordinator.clock())
         store.settle(STARTED, "yes")
         for device in store.drop_damaged(rounds.round):
-            self._say(f"The update of {device} is damaged on disk: it is asked for again.")
+            logger.warning("The update of %s is damaged on disk: it is asked for again.", device)
         for device, _, record in store.updates(rounds.round):
             if device in offers:
                 rounds.take(device, rounds.round, offers[device], hashed(record.decode()))
@@ -183,7 +184,9 @@ class RoundWorker:
             self._take_in(round_, devices)  # raises again
         self._take_in(round_, sound)
         others = ", ".join(device for device in devices if device not in sound)
-        self._say(f"Round {round_}: left out {others}, by whose update the global model diverges.")
+        logger.warning(
+            "Round %d: left out %s, by whose update the global model diverges.", round_, others
+        )
         return sound
 
     def _is_sound(self, round_: int, device: str) -> bool:
@@ -204,7 +207,7 @@ class RoundWorker:
         rounds = self._coordinator.rounds
         if rounds.done >= rounds.total:
             model = shown(self._coordinator.config.state / MODEL)
-            self._say(f"All rounds are done; global model: {model}. Stop with Ctrl-C.")
+            logger.info("All rounds are done; global model: %s. Stop with Ctrl-C.", model)
 
     def _updates(self, round_: int, devices: Collection[str]) -> Iterator[Update]:
         """The updates of `devices` in a round, one in memory at a time."""
@@ -231,10 +234,9 @@ class RoundWorker:
         result = RoundResult(round=round_, accuracy=accuracy, loss=loss, updates=updates)
         self._coordinator.store.add_result(result, data)
         self._publish(data)
-        self._say(
-            f"Round {round_} of {self._coordinator.rounds.total}: {result.quality()}, "
-            f"from {counted(updates, 'update')}"
-        )
+        total = self._coordinator.rounds.total
+        source = counted(updates, "update")
+        logger.info("Round %d of %d: %s, from %s", round_, total, result.quality(), source)
 
     def _publish(self, model: bytes) -> None:
         """Write global.safetensors and history.json for people and other programs."""

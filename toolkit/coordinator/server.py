@@ -1,12 +1,12 @@
 """`edgetailor serve`: a coordinator bound to its socket, with its tokens and its worker."""
 
 import json
+import logging
 import secrets
 import signal
 import socket
-import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +31,8 @@ from toolkit.coordinator.storage.coordinator_store import Store
 if TYPE_CHECKING:
     from toolkit.aggregation.federation import Federation
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
+
 OPERATOR = "operator.token"
 ADDRESS = "address"
 KEEP_ALIVE_S = 75
@@ -44,15 +45,10 @@ def token_file(state: Path, kind: str) -> Path:
     return state / "tokens" / f"{kind}.token"
 
 
-def to_stderr(line: str) -> None:
-    """Print a line for people."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def serve(config_path: Path, say: Say = to_stderr) -> None:
+def serve(config_path: Path) -> None:
     """Serve the federation of the file `config_path` until interrupted (KeyboardInterrupt).
 
-    `say` gets lines for people (default: stderr). Raises InputError for a mistake in the file, a
+    Raises InputError for a mistake in the file, a
     port in use or a state folder of another federation, and whatever ended the rounds early.
     """
     from toolkit.coordinator.devices.submodel_assignment import (
@@ -66,12 +62,12 @@ def serve(config_path: Path, say: Say = to_stderr) -> None:
     with bind(config.host, config.port, config_path) as listening:
         with preparing(listening):
             model = federation(config)
-            server = Server(config, model, config_path, say, listening=listening)
+            server = Server(config, model, config_path, listening=listening)
             if any(kind.planned for kind in config.devices):
-                say(f"Preparing: devices that ask at {server.url} are told to wait.")
-            server.coordinator.chooser = planner(config, model, say)
+                logger.info("Preparing: devices that ask at %s are told to wait.", server.url)
+            server.coordinator.chooser = planner(config, model)
         for line in server.greeting():
-            say(line)
+            logger.info(line)
         server.run()
 
 
@@ -92,7 +88,6 @@ class Server:
         config: CoordinatorConfig,
         model: Model,
         origin: Path,
-        say: Say = to_stderr,
         chooser: Chooser | None = None,
         listening: socket.socket | None = None,
     ) -> None:
@@ -102,17 +97,16 @@ class Server:
         try:
             self._store = Store(config.state)
             self.coordinator = _coordinator(config, self._store, chooser)
-            self.coordinator.say = say
         except BaseException:
             self._socket.close()
             raise
         self.url = url_of(self._socket, config.host)
         write_file(config.state / ADDRESS, f"{self.url}\n".encode())
-        self._conductor = RoundWorker(self.coordinator, model, held_out, self.stop, say)
+        self._conductor = RoundWorker(self.coordinator, model, held_out, self.stop)
         settings = uvicorn.Config(
-            RequestLimits(create_app(self.coordinator, self._lifespan), say),
+            RequestLimits(create_app(self.coordinator, self._lifespan)),
             http=Connection,
-            log_level="critical",  # the guard tells what is worth telling
+            log_level="critical",  # RequestLimits logs what is worth knowing
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
         )

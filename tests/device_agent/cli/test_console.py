@@ -77,8 +77,8 @@ def test_a_fault_where_no_log_can_be_written(tmp_path: Path) -> None:
         70,
         "",
         "Error: edgetailor-agent failed because of an internal error. Please report it with these "
-        "details: ZeroDivisionError: division by zero (the traceback cannot be written: No such file "
-        "or directory)\n",
+        "details: ZeroDivisionError: division by zero (the traceback cannot be written: No such "
+        "file or directory)\n",
     )
 
 
@@ -193,11 +193,7 @@ def test_an_error_after_the_result_leaves_one_document(capsys: pytest.CaptureFix
             ("train", "b", "--data", "x", "--out", "u", "--threads", "x", "--json"),
             {"code": "option.invalid-value", "option": "--threads"},
         ),
-        (
-            ("profile", "b", "--sustained", "10min", "--json"),
-            {"code": "option.invalid-duration"},
-        ),
-        (("profile", "nowhere", "--json"), {"code": "bundle.unreadable"}),
+        (("status", "--state", "nowhere", "--json"), {"code": "state.not-joined"}),
     ],
 )
 def test_mistakes_in_arguments_as_json(

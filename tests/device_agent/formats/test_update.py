@@ -52,10 +52,10 @@ WRONG = {
         {"w": np.array([[0, 0, 0], [0, np.nan, 0]], np.float32), "n": N},
         "training diverged. Lower the learning rate and train again",
     ),
-    "shape": Wrong({"w": W.T.copy(), "n": N}, r"'w' is float32 \(3, 2\), .* says float32 \(2, 3\)"),
-    "type": Wrong({"w": W.astype(np.float64), "n": N}, r"'w' is float64 \(2, 3\), its bundle says"),
-    "missing": Wrong({"w": W}, "lacks the tensor 'n': it is not from this bundle"),
-    "extra": Wrong({**FINE, "z": W}, "has, unasked, the tensor 'z': it is not from this bundle"),
+    "shape": Wrong({"w": W.T.copy(), "n": N}, r"'w' is float32 \(3, 2\); .* says float32 \(2, 3\)"),
+    "type": Wrong({"w": W.astype(np.float64), "n": N}, r"'w' is float64 \(2, 3\); its bundle says"),
+    "missing": Wrong({"w": W}, "the tensor 'n' is missing; the update is not from this bundle"),
+    "extra": Wrong({**FINE, "z": W}, "unexpected tensor 'z'; the update is not from this bundle"),
 }
 
 

@@ -52,7 +52,10 @@ def test_weights_are_samples() -> None:
     [
         (received("x", np.zeros(2, np.float32)), "trains 'x', which the global"),
         (received("w", np.zeros((3, 2), np.float32)), r"gives 'w' the shape \(3, 2\)"),
-        (received("w", np.zeros((2, 3), np.float32), samples=0), "0 samples has no weight"),
+        (
+            received("w", np.zeros((2, 3), np.float32), samples=0),
+            "1 to 1,000,000,000,000 samples, not on 0",
+        ),
     ],
 )
 def test_updates_that_do_not_fit_are_refused(update: Received, words: str) -> None:

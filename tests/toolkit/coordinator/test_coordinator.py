@@ -240,6 +240,6 @@ def test_tls_at_its_plain_port_is_no_line_of_its_log(
 def test_a_failure_of_the_rounds_ends_the_server(tmp_path: Path) -> None:
     model = VectorModel()
     model.weights[:] = np.inf
-    server = Server(configured(tmp_path), model, Path("fleet.toml"), print)
+    server = Server(configured(tmp_path), model, Path("fleet.toml"))
     with pytest.raises(EdgeTailorError, match="its loss after round 0 is inf"):
         server.run()

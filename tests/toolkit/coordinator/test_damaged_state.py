@@ -10,8 +10,10 @@ import pytest
 
 from bundles import everything
 from profiles.errors import InputError
+from refusals import refused
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.server import Server
+from toolkit.coordinator.storage.database import SCHEMA_VERSION
 from vector_fleet import (
     VectorModel,
     assert_soon,
@@ -92,6 +94,17 @@ def test_what_is_refused_is_not_touched(
     assert {at: data for at, data in after.items() if not at.startswith(f"{DATABASE}-")} == before
 
 
+@pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1])
+def test_a_state_folder_of_another_version(config: CoordinatorConfig, version: int) -> None:
+    with sqlite3.connect(config.state / DATABASE) as database:
+        database.execute(f"PRAGMA user_version={version}")
+    database.close()
+    before = everything(config.state)
+    with refused("state.other-version", version=version, supported=SCHEMA_VERSION):
+        Server(config, VectorModel(), Path("fleet.toml"))
+    assert everything(config.state) == before
+
+
 def test_a_state_folder_that_is_a_file(tmp_path: Path) -> None:
     config = configured(tmp_path)
     config.state.write_text("mine")
@@ -131,7 +144,7 @@ def test_damaged_bundles_are_made_again(config: CoordinatorConfig, tmp_path: Pat
 def test_a_damaged_global_model_ends_the_server(config: CoordinatorConfig) -> None:
     (path,) = named(config, "SELECT model FROM history ORDER BY round DESC LIMIT 1")
     path.write_bytes(b"?")
-    server = Server(config, VectorModel(), Path("fleet.toml"), lambda line: None)
+    server = Server(config, VectorModel(), Path("fleet.toml"))
     with pytest.raises(InputError, match="the global model, is missing or damaged: put a copy"):
         server.run()
     shutil.copy(config.state / "global.safetensors", path)

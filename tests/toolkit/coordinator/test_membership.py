@@ -4,7 +4,6 @@ import base64
 import json
 import shutil
 import socket
-import sqlite3
 import stat
 import subprocess
 import threading
@@ -341,37 +340,6 @@ def test_a_restart_knows_who_left(tmp_path: Path) -> None:
     with running(config) as server:
         assert task(CoordinatorClient(server.url, links["desktop-1"])).round == 1
         assert server.coordinator.status().state == "training"
-
-
-OLD_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS tokens (
-    kind TEXT PRIMARY KEY, hash TEXT NOT NULL, count INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS devices (
-    id TEXT PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, secret TEXT NOT NULL,
-    bytes_down INTEGER NOT NULL DEFAULT 0, bytes_up INTEGER NOT NULL DEFAULT 0);
-"""
-
-
-def test_a_state_folder_of_before_there_were_keys(tmp_path: Path) -> None:
-    config = configured(tmp_path / "c")
-    config.state.mkdir()
-    digest = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
-    with sqlite3.connect(config.state / "state.sqlite3") as old:
-        old.executescript(OLD_SCHEMA)
-        old.execute("INSERT INTO tokens VALUES ('board', ?, 1)", (digest,))
-        old.execute("INSERT INTO devices VALUES ('board-1', 'board', 'old', ?, 7, 5)", (digest,))
-    old.close()
-    for _ in range(2):
-        with running(config) as server:
-            (round_loop,) = CoordinatorClient(server.url, "secret").status().devices
-            assert (round_loop.device, round_loop.name, round_loop.bytes_down) == (
-                "board-1",
-                "old",
-                7,
-            )
-            with pytest.raises(AuthorisationError, match="used up"):
-                join(server.url, token(config, "board"), "x", tmp_path / "a")
 
 
 def test_a_smaller_submodel_for_a_device_that_cannot(tmp_path: Path) -> None:

@@ -36,13 +36,13 @@ submodel = "full"
 SERVE = """
 import sys, time
 from pathlib import Path
-from toolkit.coordinator import choosing
+from toolkit.coordinator.devices import submodel_assignment
 
-def looks(config, model, say):
+def looks(config, model):
     while not Path("looked").exists():
         time.sleep(0.05)
 
-choosing.planner = looks
+submodel_assignment.planner = looks
 sys.argv = ["edgetailor", "serve", "fleet.toml"]
 from toolkit.cli import main
 main()

@@ -52,7 +52,7 @@ def change(update: Path, record: UpdateRecord, data: bytes | None = None, **fiel
         ({"w": np.zeros(SIZE - 1, np.float32)}, "its bundle says float32"),
         ({"w": np.zeros(SIZE, np.float64)}, "its bundle says float32"),
         ({"v": np.zeros(SIZE, np.float32)}, "is not from this bundle"),
-        ({}, "lacks the tensor 'w'"),
+        ({}, "the tensor 'w' is missing"),
     ],
 )
 def test_unusable_tensors(
@@ -69,10 +69,10 @@ def test_unusable_tensors(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"samples": 0}, "at least one sample"),
-        ({"samples": 10**400}, "more than 1,000,000,000,000 samples"),
-        ({"version": 9}, "version 9, the coordinator takes 1"),
-        ({"tensors": ()}, "tensor table is not that of its bundle"),
+        ({"samples": 0}, "must be trained on 1 to 1,000,000,000,000 samples, not on 0"),
+        ({"samples": 10**400}, "not on more than 1,000,000,000,000"),
+        ({"version": 9}, "version 9; this program reads 1"),
+        ({"tensors": ()}, "lists other tensors than its bundle"),
         ({"base": "f" * 64}, "Train the bundle again"),
         ({"profile": sliced()}, "the profile is of 'slice:blocks.3', the update of 'full'"),
     ],
@@ -89,13 +89,13 @@ def test_unusable_records(
 
 def test_no_record_and_no_tensor_file(fleet: Fleet, tmp_path: Path) -> None:
     link = fleet[1]["desktop-2"]
-    with pytest.raises(RefusedError, match=r"This is not an update\.json"):
+    with pytest.raises(RefusedError, match=r"update\.json of this request is not an update record"):
         link.send_update(1, b"{")
     _, record, update = trained(link, tmp_path)
     with pytest.raises(RefusedError, match=r"PUT update\.safetensors first"):
         link.send_update(1, (update / RECORD).read_bytes())
     change(update, record, b"these are no tensors")
-    with pytest.raises(RefusedError, match="cannot be read"):
+    with pytest.raises(RefusedError, match="is not a safetensors file"):
         send(link, 1, update)
     data = save({"w": np.zeros(SIZE, np.float32)})
     change(update, record, data)

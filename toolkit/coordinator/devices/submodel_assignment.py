@@ -1,8 +1,8 @@
 """Which submodel a device that enrols gets, where its kind leaves that to a plan."""
 
 import datetime
+import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from device_agent.formats.protocol import NOTHING_FITS
@@ -15,6 +15,8 @@ from toolkit.planning.candidate_specs import specs
 from toolkit.planning.plan import decide, looked_at
 from toolkit.planning.plan_display import as_key, check_fits
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,19 +54,17 @@ class Planner:
         return planned.plan.chosen.submodel
 
 
-def planner(
-    config: CoordinatorConfig, model: Federation, say: Callable[[str], None]
-) -> Planner | None:
+def planner(config: CoordinatorConfig, model: Federation) -> Planner | None:
     """Look at every submodel of `model`, if a kind of device asks for that.
 
-    Takes seconds for each that was not looked at before; `say` hears of those.
+    Takes seconds for each that was not looked at before; they are logged.
     """
     if not any(kind.planned for kind in config.devices):
         return None
     start = time.monotonic()
 
     def report(stage: str) -> None:
-        say(f"[{time.monotonic() - start:6.1f} s] {stage}")
+        logger.info("[%6.1f s] %s", time.monotonic() - start, stage)
 
     workloads = Workloads(model.module, config.input_shape, config.training, report=report)
     names = specs(model.module, config.input_shape, config.training.batch_size)

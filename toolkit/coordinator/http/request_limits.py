@@ -1,7 +1,7 @@
 """What every request meets before the routes: a body of bounded size and time, and faults told."""
 
 import asyncio
-from collections.abc import Callable
+import logging
 from dataclasses import asdict
 
 from starlette.responses import JSONResponse
@@ -10,6 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from device_agent.cli.console import write_traceback
 from profiles.errors import EdgeTailorError
 from toolkit.coordinator.refusals import RefusalError, cut_off
+
+logger = logging.getLogger(__name__)
 
 BODY_LIMIT = 4 << 20
 """The most bytes that a body may have, tensors apart, which the routes bound themselves."""
@@ -24,11 +26,11 @@ class RequestLimits:
 
     So neither a body that never ends nor one that never comes costs more than a connection, and
     nothing is kept in memory for somebody without a secret beyond BODY_LIMIT. A fault of the
-    program, which the app has answered, is told through `say` in one line, its traceback in a file.
+    program, which the app has answered, is logged in one line, its traceback in a file.
     """
 
-    def __init__(self, app: ASGIApp, say: Callable[[str], None]) -> None:
-        self._app, self._say = app, say
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
         self._told: str | None = None
         self._held = 0
 
@@ -90,12 +92,16 @@ class RequestLimits:
             return
         self._told = told
         if isinstance(error, EdgeTailorError):
-            self._say(f"A request failed: {error}")
+            logger.error("A request failed: %s", error)
         elif isinstance(error, OSError):
-            self._say(f"A request failed: {error.filename or 'a file'}: {error.strerror or error}.")
+            logger.error(
+                "A request failed: %s: %s.", error.filename or "a file", error.strerror or error
+            )
         else:
             place = write_traceback("edgetailor")
-            self._say(f"A request failed; this is a fault of the program's own. Details: {place}")
+            logger.error(
+                "A request failed; this is a fault of the program's own. Details: %s", place
+            )
 
 
 def _impatient(receive: Receive) -> Receive:

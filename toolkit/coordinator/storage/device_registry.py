@@ -30,9 +30,8 @@ def hashed(secret: str) -> str:
 class Device:
     """An enrolled device, or one that has left; bytes count bodies over all rounds.
 
-    `machine` is JSON; None, as `public_key`, for one that enrolled before there were keys. From the
-    round `fallback_from` on it gets its kind's fallback; `trouble` is what it last reported.
-    `submodel` was planned for it; None where its kind says which.
+    `machine` is JSON. From round `fallback_from` on the device gets its kind's fallback; `trouble`
+    is what it last reported. `submodel` was planned for it; None if its kind names one.
     """
 
     id: str
@@ -41,8 +40,8 @@ class Device:
     secret_hash: str
     bytes_down: int
     bytes_up: int
-    public_key: str | None
-    machine: str | None
+    public_key: str
+    machine: str
     has_left: bool
     fallback_from: int | None
     trouble: str | None
@@ -98,8 +97,8 @@ class Registry:
             db.execute(
                 "INSERT INTO tokens (kind, hash, count, made, days) VALUES (?, ?, ?, ?, ?) "
                 "ON CONFLICT (kind) DO UPDATE SET hash = excluded.hash, count = excluded.count, "
-                "days = excluded.days, made = CASE WHEN hash = excluded.hash "
-                "THEN coalesce(made, excluded.made) ELSE excluded.made END",
+                "days = excluded.days, "
+                "made = CASE WHEN hash = excluded.hash THEN made ELSE excluded.made END",
                 (kind, hashed(token), count, self._now(), days),
             )
 
