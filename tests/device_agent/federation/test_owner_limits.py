@@ -12,7 +12,7 @@ from bundles import BundleOf
 from device_agent.federation.owner_limits import OwnerLimits, QuietHours
 from device_agent.federation.pauses import Pauses
 from device_agent.formats.protocol import Progress
-from profiles.errors import InputError
+from refusals import refused
 from trainings import train_bundle
 
 NOON = datetime(2026, 6, 1, 12)
@@ -46,7 +46,7 @@ def test_the_second_before_and_at_the_end() -> None:
 
 @pytest.mark.parametrize("text", ["22-7", "22:00", "22:00-22:00", "25:00-07:00", "a:bc-de:fg", ""])
 def test_hours_that_are_none(text: str) -> None:
-    with pytest.raises(InputError, match="write two different times like 22:00-07:00"):
+    with refused("option.invalid-quiet-hours", quiet_hours=text):
         QuietHours.parse(text)
 
 
@@ -88,7 +88,7 @@ def test_a_pause_is_told_once_and_ends(tmp_path: Path, said: list[str]) -> None:
     pauses = Pauses(OwnerLimits(max_temperature=70), told.append, sleep, lambda: NOON, tmp_path)
     pauses.wait(Progress(state="training", loss=1.0))
     assert heat == []
-    assert said == ["Paused: warmer than 70 °C.", "Going on after a pause of 0 s."]
+    assert said == ["Paused: warmer than 70 °C.", "Continuing after a pause of 0 s."]
     assert told == [
         Progress(state="paused", note="warmer than 70 °C"),
         Progress(state="training", loss=1.0),
@@ -98,7 +98,7 @@ def test_a_pause_is_told_once_and_ends(tmp_path: Path, said: list[str]) -> None:
 
 
 def test_a_limit_that_cannot_be_kept(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="This machine shows no temperature"):
+    with refused("option.no-temperature-sensor"):
         Pauses(OwnerLimits(max_temperature=70), print, print, root=tmp_path)
 
 
@@ -131,4 +131,4 @@ def test_a_clock_that_jumps_back(tmp_path: Path, said: list[str]) -> None:
     pauses.wait()
     pauses.wait()
     assert times == []
-    assert [line[:7] for line in said] == ["Paused:", "Going o"] * 2
+    assert [line[:7] for line in said] == ["Paused:", "Continu"] * 2

@@ -25,7 +25,7 @@ from device_agent.service.systemd_service import (
     unit_text,
 )
 from device_agent.training.training_options import TrainingOptions
-from profiles.errors import InputError
+from refusals import refused
 
 ANALYZE = shutil.which("systemd-analyze")
 OPTIONS = RunOptions(
@@ -79,7 +79,7 @@ def test_a_service_of_the_user_comes_and_goes(tmp_path: Path) -> None:
         0,
         "edgetailor-agent is running: systemctl --user status edgetailor-agent\n",
         f"Wrote {unit} and {options}.\n"
-        "It runs while you are logged in; `loginctl enable-linger` lets it run always.\n",
+        "It runs while you are logged in. To let it always run: `loginctl enable-linger`.\n",
     )
     name = "edgetailor-agent.service"
     assert (tmp_path / "asked").read_text().splitlines() == [
@@ -109,15 +109,15 @@ def test_where_systemd_does_not_run(tmp_path: Path) -> None:
         systemctl="echo 'Failed to connect to bus' >&2; exit 1",
     )  # fmt: skip
     assert refusal(done) == (
-        "`systemctl --user daemon-reload` failed: Failed to connect to bus. Is systemd running "
-        "here? --dry-run prints the unit."
+        "`systemctl --user daemon-reload` failed: Failed to connect to bus. Check that systemd is "
+        "running; --dry-run prints the unit."
     )
     assert files(tmp_path / "config") == set()
 
 
 def test_what_has_not_joined_is_no_service(tmp_path: Path) -> None:
     done = service(tmp_path, "install-service", "--user", "--state", "state", "--data", "x.npz")
-    assert "belongs to no coordinator yet" in refusal(done)
+    assert "has not joined a coordinator yet" in refusal(done)
     assert not (tmp_path / "config").exists()
 
 
@@ -138,7 +138,7 @@ def test_data_that_are_not_there_yet_are_said_so(tmp_path: Path) -> None:
     )
     assert done.code == 0
     assert done.stderr == (
-        f"Note: there is nothing at {tmp_path}/no.npz yet; the service fails until there is.\n"
+        f"Note: {tmp_path}/no.npz does not exist yet. The service fails until it does.\n"
     )
     assert "/../" not in done.stdout
 
@@ -214,24 +214,25 @@ def test_options_survive_their_file(tmp_path: Path) -> None:
     read["quiet_hours"] = QuietHours.parse(read["quiet_hours"])
     assert RunOptions.from_flat(**read) == OPTIONS
     path.write_text("quiet = true\n")
-    with pytest.raises(InputError, match="there is no option `quiet`; the options are data, state"):
+    with refused("option.unknown", path=str(path), option="quiet") as caught:
         read_options(path)
+    assert "The options are data, state" in str(caught.value)
     path.write_text("quiet =\n")
-    with pytest.raises(InputError, match="is no TOML file"):
+    with refused("file.not-toml", path=str(path)):
         read_options(path)
-    with pytest.raises(InputError, match="cannot be read: No such file"):
+    with refused("file.unreadable", path=str(tmp_path / "nothing")):
         read_options(tmp_path / "nothing")
 
 
 def test_run_takes_its_options_from_the_file(tmp_path: Path) -> None:
     (tmp_path / "o.toml").write_text('data = "x.npz"\nquiet_hours = "8-9"\n')
     done = run("edgetailor-agent", "run", "--config", "o.toml", cwd=tmp_path)
-    assert "'8-9' are no quiet hours" in refusal(done)
+    assert "Invalid quiet hours '8-9'" in refusal(done)
     done = run(
         "edgetailor-agent", "run", "--config", "o.toml", "--quiet-hours", "08:00-09:00",
         "--state", "s", cwd=tmp_path,
     )  # fmt: skip
-    assert "s belongs to no coordinator yet" in refusal(done)
+    assert "s has not joined a coordinator yet" in refusal(done)
 
 
 @pytest.mark.parametrize("abstract", [False, True])
@@ -278,5 +279,6 @@ def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_of_another_kind(tmp_path: Path, line: str, kind: str) -> None:
     path = tmp_path / "options.toml"
     path.write_text(f"{line}\n")
-    with pytest.raises(InputError, match=rf"`{line.split()[0]}` is .*; it must be {kind}\.$"):
+    with refused("option.wrong-type", path=str(path), option=line.split()[0]) as caught:
         read_options(path)
+    assert f"must be {kind}; it is " in str(caught.value)

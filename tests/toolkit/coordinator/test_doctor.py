@@ -64,12 +64,12 @@ def test_json_and_the_exit_code(tmp_path: Path) -> None:
         "check": "TCP",
         "result": "FAIL",
         "detail": "127.0.0.1 port 1: connection refused",
-        "remedy": "check that `edgetailor serve` runs there, with a `host` that others reach, and "
-        "that no firewall is between",
+        "remedy": "check that `edgetailor serve` runs there, that its `host` can be reached from "
+        "other machines, and that no firewall blocks the port",
     }
     assert run("edgetailor-agent", "doctor", "ftp://x", cwd=tmp_path) == Done(
-        2, "", "Error: 'ftp://x' is no coordinator's URL: write it like http://192.168.1.10:8123, "
-        "as `edgetailor serve` prints it.\n",
+        2, "", "Error: Invalid URL of a coordinator 'ftp://x': write it like "
+        "http://192.168.1.10:8123, as `edgetailor serve` prints it.\n",
     )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def test_tokens(fleet: Fleet) -> None:
     )
     assert found(server.url, None, "two words")["token"] == (
         "FAIL",
-        "A token is one word of plain characters: give the file that `edgetailor serve` wrote, "
+        "A token is one word of ASCII characters. Give the file that `edgetailor serve` wrote, "
         "unaltered.",
     )
     leave(server.config.state.parent / "2")
@@ -135,7 +135,7 @@ def test_somebody_else(tmp_path: Path) -> None:
     with page() as port:
         assert found(f"http://127.0.0.1:{port}", None, None)["coordinator"] == (
             "FAIL",
-            f"http://127.0.0.1:{port} answers (HTTP 401), but not as a coordinator does",
+            f"http://127.0.0.1:{port} answers (HTTP 401), but not like a coordinator",
         )
 
 
@@ -152,7 +152,7 @@ def test_a_clock_that_is_off() -> None:
 def test_a_name_that_nobody_knows() -> None:
     (only,) = check_link("http://nobody.invalid", None, None)
     assert (only.check, only.result) == ("name", "FAIL")
-    assert "nobody.invalid is not known here" in only.detail
+    assert "nobody.invalid cannot be resolved" in only.detail
 
 
 def certificate(
@@ -193,10 +193,17 @@ def certificate(
             DAY,
             True,
             r"IP address mismatch",
-            "a name that the certificate is for",
+            "a host name in the URL that the certificate is for",
         ),
-        ("127.0.0.1", -2 * DAY, -DAY, True, "expired by this device's clock", "set the clock"),
-        ("127.0.0.1", DAY, 2 * DAY, True, "not yet valid by this device's cl", "set the clock"),
+        (
+            "127.0.0.1",
+            -2 * DAY,
+            -DAY,
+            True,
+            "expired according to this device's clock",
+            "set the clock",
+        ),
+        ("127.0.0.1", DAY, 2 * DAY, True, "not yet valid according to this de", "set the clock"),
     ],
 )
 def test_certificates(
@@ -223,8 +230,8 @@ def test_plain_http_where_tls_was_asked_for() -> None:
         tls = next(
             f for f in check_link(f"https://127.0.0.1:{port}", None, None) if f.check == "TLS"
         )
-    assert tls.detail == "what answers there does not speak TLS"
-    assert tls.remedy == "write http:// if that is what it serves"
+    assert tls.detail == "the answer is not TLS"
+    assert tls.remedy == "write http:// if the server does not use TLS"
 
 
 def test_the_tiny_graph_is_one() -> None:
@@ -271,11 +278,10 @@ def test_a_full_disk_a_small_machine_and_a_broken_runtime(
     assert one("disk", state).result == "FAIL"
     assert one("memory", state).result == "FAIL"
     broken = one("onnxruntime", state)
-    assert broken.detail == "running a graph ended with exit code -6: it said nothing"
+    assert broken.detail == "running a graph ended with exit code -6: no output"
     assert lines(broken) == [
-        "FAIL  onnxruntime  running a graph ended with exit code -6: it said nothing",
-        "                   -> install it again: pip install --force-reinstall",
-        "                      onnxruntime",
+        "FAIL  onnxruntime  running a graph ended with exit code -6: no output",
+        "                   -> reinstall it: pip install --force-reinstall onnxruntime",
     ]
 
 

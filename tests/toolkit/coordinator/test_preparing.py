@@ -94,7 +94,7 @@ def test_whoever_asks_is_told_to_wait(
     with pytest.raises(ClientError) as error:
         CoordinatorClient(url, "secret", patience_s=PATIENCE_S, sleep=slept.append).status()
     assert str(error.value) == (
-        f"Coordinator at {url} is still preparing: try again in a few minutes."
+        f"Coordinator at {url} is still preparing. Try again in a few minutes."
     )
     assert slept == [5]
 

@@ -94,7 +94,7 @@ def test_a_pause_in_the_middle_of_training(
         return train_vector(folder, data, out, personal=personal, keep=keep)
 
     monkeypatch.setattr(owner_limits.sensors, "charging", lambda root: power[0])
-    monkeypatch.setattr(pauses, "LOOK_S", 0)
+    monkeypatch.setattr(pauses, "CHECK_S", 0)
     limits = OwnerLimits(only_when_charging=True)
     agent = threading.Thread(
         target=round_loop.run,
@@ -112,7 +112,7 @@ def test_a_pause_in_the_middle_of_training(
     soon(lambda: desk(server).rounds_trained >= 1)
     agent.join(20)
     assert batches == [0, 1, 2, 3] * 3
-    assert said.count("Going on after a pause of 0 s.") == 1
+    assert said.count("Continuing after a pause of 0 s.") == 1
     assert (desk(server).rounds_trained, desk(server).note) == (3, None)
 
 
@@ -385,4 +385,4 @@ def test_a_limit_that_cannot_be_kept_ends_it_at_once(server: Server, tmp_path: P
     with agent(tmp_path, "--max-temperature", 70) as process:
         stdout, stderr = process.communicate(timeout=20)
     assert (process.returncode, stdout) == (2, "")
-    assert re.fullmatch(r"Error: This machine shows no temperature .*\n", stderr)
+    assert re.fullmatch(r"Error: This machine has no temperature sensor .*\n", stderr)
