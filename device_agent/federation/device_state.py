@@ -24,8 +24,8 @@ from device_agent.formats.atomic_files import fingerprint_file, write_file
 from device_agent.formats.manifest import MANIFEST, FileEntry, Manifest, Struct, encode
 from device_agent.formats.protocol import FileOffer
 from device_agent.formats.update import UpdateRecord, read_update
-from device_agent.training.checkpoint import training_folder
 from device_agent.training.personal_model import read_personal, write_personal
+from device_agent.training.training_folder import training_folder
 from profiles.errors import ClientError, InputError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
 

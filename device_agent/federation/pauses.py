@@ -9,7 +9,7 @@ from pathlib import Path
 from device_agent.federation.owner_limits import OwnerLimits
 from device_agent.formats.protocol import Progress
 from device_agent.system import sensors
-from device_agent.training.schedule_interpreter import Every
+from device_agent.system.interval_timer import IntervalTimer
 
 log = logging.getLogger(__name__)
 CHECK_S = 2.0
@@ -45,7 +45,7 @@ class Pauses:
         limits.check(root)
         self._limits, self._tell, self._sleep = limits, tell, sleep
         self._now, self._root = now, root
-        self._check = Every(CHECK_S)
+        self._check = IntervalTimer(CHECK_S)
 
     def between_batches(self, then: Progress) -> None:
         """Do as `wait` does, but check the limits only every `CHECK_S` seconds."""
@@ -61,7 +61,7 @@ class Pauses:
         reason = self._reason(paused=False)
         if reason is None:
             return
-        began, remind = time.monotonic(), Every(REMIND_S)
+        began, remind = time.monotonic(), IntervalTimer(REMIND_S)
         told = None
         while reason is not None:
             if reason != told:

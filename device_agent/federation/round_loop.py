@@ -21,10 +21,10 @@ from device_agent.federation.training_attempts import (
 from device_agent.formats.protocol import FileOffer, Progress, Work
 from device_agent.formats.update import RECORD, TENSORS
 from device_agent.log_format import fields
+from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.local_data import check_source
 from device_agent.training.memory_limits import Usage, ceilings, check_idle
-from device_agent.training.schedule_interpreter import Every
 from profiles.text_formatting import counted, have_joined, in_a_row
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class _Rounds:
         self._skipped_round: int | None = None
         self._skipped_at = 0.0
         self._progress = Progress(state="waiting")
-        self._round, self._round_check = 0, Every(ROUND_CHECK_S)
+        self._round, self._round_check = 0, IntervalTimer(ROUND_CHECK_S)
 
     def all_rounds(self) -> int:
         """Take part until the last round is over. Returns how many updates were accepted."""
@@ -185,7 +185,7 @@ class _Rounds:
     def _train(self, round_: int) -> None:
         log.info("Round %d: training", round_, extra=fields(round=round_))
         self._tell(Progress(state="training"))
-        self._round, self._round_check = round_, Every(ROUND_CHECK_S)
+        self._round, self._round_check = round_, IntervalTimer(ROUND_CHECK_S)
         training = self._options.training
         # Each round needs another order of the samples, and each device's rounds other seeds.
         options = replace(training, seed=training.seed * 100003 + round_)

@@ -6,10 +6,13 @@ cases that predictions need most come first, because later ones get fewer runs i
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 Shape = tuple[int, ...]
 Case = tuple[str, Mapping[str, Shape]]
 """Name of a graph, and the shape of each of its inputs."""
+
+GRAPHS = Path(__file__).with_name("calibration_graphs")
 
 MAX_MACS = 24e6
 """Multiply-accumulates of a convolution case. A case with a single image may have more."""
@@ -120,7 +123,7 @@ def passes() -> Iterator[Case]:
         yield "images", {"x": shape, "w": shape, "p": (1, shape[1], 1, 1)}
 
 
-def cases() -> Iterator[Case]:
+def all_cases() -> Iterator[Case]:
     """All cases, in the order in which they run."""
     yield from passes()
     yield from convolutions()

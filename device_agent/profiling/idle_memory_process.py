@@ -15,7 +15,8 @@ from profiles.documents.calibration_record import MemoryOverhead
 IDLE = process_memory.resident_bytes()
 """Memory of the idle agent, measured before the imports that only the calibration needs."""
 
-from device_agent.profiling.calibration import GRAPHS, arrays  # noqa: E402
+from device_agent.profiling.calibration_cases import GRAPHS  # noqa: E402
+from device_agent.profiling.operation_timing import random_inputs  # noqa: E402
 
 COPIES = 24
 """Number of sessions to open. The growth of a single one would be lost in the allocator's steps."""
@@ -39,7 +40,7 @@ def session_growth(graph: str, sessions: list[OnnxSession]) -> int:
     before = process_memory.resident_bytes() or 0
     for _ in range(COPIES):
         sessions.append(OnnxSession(GRAPHS / f"{graph}.onnx", 1))
-        sessions[-1].run(arrays(WARMING[graph]))
+        sessions[-1].run(random_inputs(WARMING[graph]))
     return (process_memory.resident_bytes() or 0) - before
 
 
@@ -49,7 +50,7 @@ def measure_overhead() -> MemoryOverhead | None:
     if IDLE is None or before is None:
         return None
     for name, shapes in WARMING.items():
-        OnnxSession(GRAPHS / f"{name}.onnx", 1).run(arrays(shapes))
+        OnnxSession(GRAPHS / f"{name}.onnx", 1).run(random_inputs(shapes))
     session = (process_memory.resident_bytes() or 0) - before
     kept: list[OnnxSession] = []
     smallest = session_growth("product", kept)
@@ -57,6 +58,7 @@ def measure_overhead() -> MemoryOverhead | None:
         (session_growth(name, kept) - smallest) / (COPIES * extra)
         for name, extra in EXTRA_NODES.items()
     ]
+    # A planner must not underestimate, so the larger of the two estimates is used.
     return MemoryOverhead(
         idle_bytes=IDLE, session_bytes=session, node_bytes=max(0, round(max(nodes)))
     )

@@ -69,7 +69,7 @@ def prepare_run(bundle: Bundle, task: Task, scratch: Path, threads: int) -> Sche
     source = source_of(task, bundle)
     if source != SAMPLES:
         shape = (len(local), *recorded_shape(bundle, source))
-        run.recordings[source] = recording = run.recording(source, 0)
+        run.recordings[source] = recording = run.open_recording(source, 0)
         recording.append(generator.standard_normal(shape, dtype=np.float32))
         recording.close()
     return run
@@ -142,7 +142,8 @@ def measure(request: Request) -> Measurement | Sustained:
     Returns:
         A Sustained if the request asks for a sustained run, otherwise a Measurement.
     """
-    process_memory.map_large_blocks()
+    process_memory.map_large_blocks()  # as a training does
+    # A process starts with the peak of its parent, which must not count here.
     resettable = process_memory.reset_peak()
     idle = process_memory.pages()
     bundle = open_bundle(Path(request.folder))

@@ -51,10 +51,22 @@ def profile_bundle(
     sustained_s: float = 0.0,
     sysfs: Path = sensors.SYS,
 ) -> Profile:
-    """Measure the bundle in `folder` with `threads` threads (0: one for each core).
+    """Measure time and memory of a bundle on this device. The start of each task is logged.
 
-    Samples are random: the time does not depend on them. `sustained_s` adds training steps without
-    a pause for so many seconds. Raises BundleError where the bundle cannot be read or run.
+    The samples are random, because the time does not depend on them.
+
+    Args:
+        folder: The bundle.
+        threads: Threads of the runtime; 0 for one per core.
+        runs: Number of counted runs of each task.
+        sustained_s: If above 0, also train without a pause for this time in seconds.
+        sysfs: Folder with the device's sensors.
+
+    Returns:
+        The profile.
+
+    Raises:
+        BundleError: The bundle cannot be read or run.
     """
     bundle = open_bundle(folder)
     before = sensors.conditions(sysfs)
@@ -142,6 +154,7 @@ class Children:
             try:
                 while True:
                     try:
+                        # After a timeout, `communicate` may be called again without losing output.
                         answered, errors = child.communicate(timeout=SENSOR_INTERVAL_S)
                         break
                     except subprocess.TimeoutExpired:

@@ -15,26 +15,16 @@ from device_agent.runtime.runtime_choice import describe
 from device_agent.system.disk_space import storage_error
 from device_agent.system.process_memory import map_large_blocks, ran_out
 from device_agent.training.batching import held_out
-from device_agent.training.checkpoint import (
-    CHECKPOINT,
-    UNPACKED,
-    Checkpoints,
-    key_of,
-    working_folder,
-)
+from device_agent.training.checkpoint import Checkpoints, training_key
 from device_agent.training.local_data import LocalData, load_data, name_of
 from device_agent.training.memory_estimate import open_at_once
-from device_agent.training.memory_limits import (
-    Usage,
-    ceilings,
-    check_fits,
-    enforce_memory_limit,
-    spare_bytes,
-)
+from device_agent.training.memory_fit import check_fits, spare_bytes
+from device_agent.training.memory_limits import Usage, ceilings, enforce_memory_limit
 from device_agent.training.personal_model import personal_entries
 from device_agent.training.round_profile import RoundProfile
 from device_agent.training.schedule_interpreter import OnEpoch, ScheduleRun, ignore_epoch
 from device_agent.training.signature_runs import OnBatch, at_once
+from device_agent.training.training_folder import CHECKPOINT, UNPACKED, working_folder
 from device_agent.training.training_options import DEFAULT_OPTIONS, Data, TrainingOptions
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import LimitError, UpdateError
@@ -127,7 +117,7 @@ def train_bundle(
                     written_before = resume(run)
                     check_place(out, force or written_before)
                     measured = RoundProfile() if profiled else None
-                    run.go()
+                    run.run_schedule()
                 profile = None
                 if measured is not None:
                     profile = measured.finish(bundle, options.threads, run.batch_seconds)
@@ -209,8 +199,8 @@ def resume(run: ScheduleRun) -> bool:
         options.validation,
         describe(run.bundle.manifest.runtime),
     )
-    run.checkpoints = Checkpoints(run.scratch, key_of(about), run.personal)
-    found = run.checkpoints.latest()
+    run.checkpoints = Checkpoints(run.scratch, training_key(about), run.personal)
+    found = run.checkpoints.load()
     if found is None:
         return False
     run.resume(found)
@@ -225,26 +215,26 @@ def finish(
     Raises:
         UpdateError: The loss or a tensor is not finite.
     """
-    about, losses = run.bundle.manifest, run.at.losses
+    about, losses = run.bundle.manifest, run.position.losses
     record = UpdateRecord(
         bundle=run.bundle.sha256,
         base=about.base,
         submodel=about.submodel,
         samples=len(run.trained),
-        steps=run.at.steps,
+        steps=run.position.steps,
         loss_first=losses[0],
         loss_last=losses[-1],
         tensors=uploaded(about.tensors),
         file=FileEntry(size=0, sha256=""),
         profile=profile,
-        validation=tuple(run.at.validation),
+        validation=tuple(run.position.validation),
     )
     tensors = {entry.name: run.state[entry.name] for entry in record.tensors}
     check_trained(record, tensors)
     kept = {entry.name: run.state[entry.name] for entry in personal_entries(about)}
     if kept and run.checkpoints is not None:
         # After `keep`, a restart reads the new personal tensors: it must find this checkpoint too.
-        run.checkpoints.also_for(kept)
-        run.checkpoint()
+        run.checkpoints.accept_personal(kept)
+        run.save_checkpoint()
     keep(kept)
     return Trained(write_update(out, record, tensors, force, run.scratch), kept)

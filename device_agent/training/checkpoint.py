@@ -1,15 +1,7 @@
-"""Checkpoints of a training. A killed training resumes from the last one with the same result.
+"""Checkpoints of a training. A killed training resumes from the last one with the same result."""
 
-The checkpoint is in the training folder `.NAME.training` beside the update NAME, together with the
-recorded activations and other temporary files. The folder is deleted when the update is complete.
-"""
-
-import fcntl
 import hashlib
-import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,17 +11,11 @@ from safetensors import SafetensorError, safe_open
 from device_agent.formats.tensor_files import read_tensors, write_tensors
 from device_agent.formats.update import Evaluation
 from device_agent.system.disk_space import Written
-from profiles.errors import InputError, LimitError, StorageError, UpdateError
+from device_agent.training.training_folder import CHECKPOINT, UNPACKED, remove
 from profiles.json_decoding import decode_json
-
-CHECKPOINT = "checkpoint.safetensors"
-UNPACKED = "data"
-"""Subfolder for local data that had to be unpacked or converted."""
 
 STATE, PERSONAL = "state:", "personal:"
 """Prefixes of tensor names in the checkpoint file."""
-WORTH_KEEPING = (OSError, MemoryError, LimitError, StorageError)
-"""Errors that may not occur at the next start, so the checkpoint is kept."""
 
 Tensors = dict[str, np.ndarray]
 
@@ -93,7 +79,7 @@ class Checkpoints:
         self._keys = [self._key_with(personal)]
         self._path = folder / CHECKPOINT
 
-    def also_for(self, personal: Tensors) -> None:
+    def accept_personal(self, personal: Tensors) -> None:
         """Let a training that starts with the tensors `personal` use later checkpoints too.
 
         When a training ends, its new personal tensors are stored before the update is written. If
@@ -117,7 +103,7 @@ class Checkpoints:
         about = {"keys": " ".join(self._keys), "position": position}
         write_tensors(self._path, tensors, about | {"digest": _digest(position, tensors)})
 
-    def latest(self) -> Checkpoint | None:
+    def load(self) -> Checkpoint | None:
         """Load the checkpoint, and delete all files that it does not need.
 
         Returns:
@@ -136,6 +122,7 @@ class Checkpoints:
         try:
             with safe_open(self._path, framework="numpy") as file:
                 about = file.metadata()
+            # The key is in the header, so another training's tensors are not even read.
             if self._keys[0] not in about["keys"].split():
                 return None
             position = decode_json(about["position"], Position)
@@ -144,6 +131,7 @@ class Checkpoints:
                 return None
         except (OSError, SafetensorError, msgspec.MsgspecError, KeyError, TypeError):
             return None  # missing or damaged: the training starts from the beginning
+        # A recording on disk may be damaged or deleted independently of the checkpoint.
         if not all(made.still_in(self.folder / name) for name, made in _files(position).items()):
             return None
         return Checkpoint(position, _with_prefix(STATE, tensors), _with_prefix(PERSONAL, tensors))
@@ -174,77 +162,6 @@ def _with_prefix(prefix: str, tensors: Mapping[str, np.ndarray]) -> Tensors:
     }
 
 
-def key_of(parts: object) -> str:
+def training_key(parts: object) -> str:
     """SHA-256 of the inputs of a training, given as values that JSON can hold."""
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
-
-
-def training_folder(out: Path) -> Path:
-    """The training folder of the update `out`."""
-    return out.parent / f".{out.name}.training"
-
-
-@contextmanager
-def working_folder(out: Path) -> Iterator[Path]:
-    """Create and lock the training folder of an update for the duration of a training.
-
-    The folder is deleted at the end. After a failure it stays if it holds a checkpoint from which
-    a later start could succeed.
-
-    Args:
-        out: The update to train.
-
-    Yields:
-        The training folder.
-
-    Raises:
-        InputError: Another process is training `out`.
-    """
-    folder = training_folder(out)
-    started_here = not (folder / CHECKPOINT).exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder, out):
-        try:
-            yield folder
-        except BaseException as error:
-            # Ctrl-C and the like are no Exception. If an earlier process made the checkpoint, bad
-            # input of this start does not devalue it, but a diverged training would diverge again.
-            temporary = isinstance(error, WORTH_KEEPING) or not isinstance(error, Exception)
-            kept = temporary or not (started_here or isinstance(error, UpdateError))
-            if not (kept and (folder / CHECKPOINT).exists()):
-                _clear(folder)
-            raise
-        _clear(folder)
-
-
-@contextmanager
-def _locked(folder: Path, out: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise InputError(
-            f"Another process is training {out}. Wait until it has ended, or choose another output "
-            "folder.",
-            code="update.already-training",
-            path=str(out),
-        ) from None
-    finally:
-        os.close(handle)
-
-
-def _clear(folder: Path) -> None:
-    """Delete a training folder, the checkpoint last: a restart can resume until it is gone."""
-    for path in folder.iterdir():
-        if path.name != CHECKPOINT:
-            remove(path)
-    remove(folder)
-
-
-def remove(path: Path) -> None:
-    """Delete a file, or a folder with its contents."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

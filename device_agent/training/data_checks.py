@@ -51,8 +51,7 @@ def check_types(
     x, y = shapes
     if not x or x[:1] != y[:1]:
         raise DataError(
-            f"{origin}: x and y must hold the same number of samples, but their shapes are {x} and "
-            f"{y}.",
+            f"{origin}: x and y must hold the same number of samples; they are {x} and {y}.",
             code="data.wrong-shape",
             x_shape=list(x),
             y_shape=list(y),
@@ -108,8 +107,8 @@ def check_arrays(
     fitting = y.ndim == 1 + len(widths) and (classes is None or y.shape[1:] == widths)
     if x.shape[1:] != sample_shape or not fitting or len(x) != len(y):
         raise DataError(
-            f"{origin}: x must have the shape {batch_shape(sample_shape)} and y "
-            f"{batch_shape(widths)}, but they have {x.shape} and {y.shape}.",
+            f"{origin}: x must be {batch_shape(sample_shape)} and y {batch_shape(widths)}; they "
+            f"are {x.shape} and {y.shape}.",
             code="data.wrong-shape",
             x_shape=list(x.shape),
             y_shape=list(y.shape),
@@ -146,12 +145,13 @@ def batch_shape(shape: tuple[int | str, ...]) -> str:
 def check_finite(array: np.ndarray, name: str, origin: str, on_piece: OnPiece) -> None:
     """Raise DataError if `array` holds a number that is not finite."""
     for rows in row_slices(array):
+        # `on_piece` computes a digest, which must not depend on the memory layout.
         piece = np.ascontiguousarray(array[rows])
         if not (finite := np.isfinite(piece)).all():
             place = tuple(int(n) for n in np.argwhere(~finite)[0])
             row = rows.start + place[0]
             raise DataError(
-                f"{origin}: all numbers must be finite, but {name} holds {piece[place]} in sample "
+                f"{origin}: {name} holds a number that is not finite, {piece[place]} in sample "
                 f"{row} (counted from 0). Correct or remove the sample.",
                 code="data.not-finite",
                 array=name,

@@ -77,6 +77,8 @@ class LocalData:
         return found
 
     def _rows(self, array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        # Rows of a mapped file are read from the file. If the file was truncated, that raises an
+        # error, while an access to the mapping would end the process.
         mapped = next((found for found in self.mapped if found.array is array), None)
         return np.asarray(array[indices]) if mapped is None else mapped.rows(indices)
 

@@ -1,4 +1,4 @@
-"""The memory limits of this process, and whether a bundle's training fits into them."""
+"""The memory limits of this process."""
 
 import math
 import os
@@ -8,27 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.formats.manifest import Manifest
 from device_agent.system.process_memory import status_field
-from device_agent.training.memory_estimate import SESSION_BYTES, training_bytes
-from profiles.errors import DoesNotFitError, LimitError
+from profiles.errors import LimitError
 
 OPTION = "--max-memory"
 SPACE = "the limit of the address space (ulimit -v)"
 DATA = "the limit of data (ulimit -d)"
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
-MEMINFO = Path("/proc/meminfo")
 CODE_BYTES = 10 << 20
 """Part of the runtime's libraries that the first run of a graph loads into memory."""
 STACK_BYTES = 8 << 20
 """Address space that Linux reserves for the stack of each thread. Almost none of it is used."""
 AGENT_BYTES = {resource.RLIMIT_AS: 170 * 10**6, resource.RLIMIT_DATA: 80 * 10**6}
 """What the agent needs of each before any training, measured on x86-64 with one thread."""
-VARYING_BYTES = 1 << 20
-"""The memory of the idle agent varies by this amount from start to start."""
-TRAINING_BYTES = 6 << 20
-"""Memory for reading the bundle and the data and for several stages, in addition to signatures."""
 UNLIMITED_BYTES = 1 << 62
 """Control groups of version 1 have no word for "no limit": they give a number close to 2^63."""
 
@@ -181,97 +174,6 @@ def check_idle(limits: list[Ceiling]) -> None:
                 limit_bytes=ceiling.limit,
                 needed_bytes=ceiling.used,
             )
-
-
-def needed_bytes(manifest: Manifest, validating: bool) -> tuple[int, str] | None:
-    """Predict the memory that a training needs on top of the idle agent.
-
-    Args:
-        manifest: Manifest of the bundle to train.
-        validating: Whether the training evaluates held-out samples after each epoch.
-
-    Returns:
-        The peak in bytes and the signatures that run at the peak; None if the manifest lacks the
-        prediction of a signature.
-    """
-    found = training_bytes(manifest, validating)
-    return found and (found[0] + TRAINING_BYTES, found[1])
-
-
-def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> None:
-    """Check that a training is predicted to stay within all limits.
-
-    Args:
-        manifest: Manifest of the bundle to train.
-        validating: Whether the training evaluates held-out samples after each epoch.
-        limits: The limits as `ceilings` finds them.
-
-    Raises:
-        DoesNotFitError: The predicted peak exceeds a limit.
-    """
-    need = needed_bytes(manifest, validating)
-    if need is None or not limits:
-        return
-    peak, running = need
-    tightest = min(limits, key=lambda ceiling: ceiling.left)
-    if peak <= tightest.left:
-        return
-    used, allowed = megabytes(tightest.used), megabytes(tightest.limit)
-    if tightest.left <= 0:
-        why = f"the idle agent alone uses {used}, but {tightest.name} allows only {allowed}"
-    else:
-        why = (
-            f"running {running} needs {megabytes(peak)} in addition to the {used} of the idle "
-            f"agent, but {tightest.name} allows only {allowed}"
-        )
-    needed = peak + tightest.used + VARYING_BYTES
-    # A submodel may use what is left after the training's own part.
-    fitting = tightest.left - TRAINING_BYTES
-    # No submodel needs less than the runtime's first session, so below it there is none to name.
-    possible = fitting > SESSION_BYTES.get(manifest.runtime, 0)
-    smaller = (
-        f", or take a submodel with a peak memory of at most {fitting // 10**5 / 10}MB"
-        if possible
-        else ""
-    )
-    raise DoesNotFitError(
-        f"{manifest.submodel} does not fit: {why}. Allow at least {megabytes(needed)}{smaller}.",
-        code="memory.does-not-fit",
-        submodel=manifest.submodel,
-        limit=tightest.name,
-        limit_bytes=tightest.limit,
-        idle_bytes=tightest.used,
-        needed_bytes=needed,
-        fitting_peak_bytes=fitting // 10**5 * 10**5 if possible else None,
-    )
-
-
-def spare_bytes(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> int:
-    """Predict the memory that a training leaves free.
-
-    Args:
-        manifest: Manifest of the bundle to train.
-        validating: Whether the training evaluates held-out samples after each epoch.
-        limits: The limits as `ceilings` finds them.
-
-    Returns:
-        Free memory in bytes; 0 if the need of the training is unknown.
-    """
-    need = needed_bytes(manifest, validating)
-    if need is None:
-        return 0
-    # Without a limit, half of the available memory is left to the other programs of the device.
-    left = min((ceiling.left for ceiling in limits), default=_available() // 2)
-    return max(0, left - need[0])
-
-
-def _available() -> int:
-    """Memory that the system can provide without swapping; 0 if it does not say."""
-    try:
-        lines = MEMINFO.read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:")), 0)
 
 
 @contextmanager

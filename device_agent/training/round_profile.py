@@ -47,6 +47,7 @@ class RoundProfile:
         """
         if not seconds:
             return None
+        # Each signature once, in the order in which they run.
         steps = tuple(dict.fromkeys(step.signature for step in training_of(bundle).steps))
         counted = seconds[1:] or seconds
         about = bundle.manifest

@@ -1,6 +1,5 @@
 """Runs the schedule of a bundle: its signatures and instructions, whatever the submodel family."""
 
-import json
 import logging
 import math
 import time
@@ -14,10 +13,10 @@ from device_agent.formats.manifest import LOSS, SAMPLES, Initialise, Record, Tra
 from device_agent.formats.update import DIVERGED
 from device_agent.log_format import fields
 from device_agent.runtime.runtime_choice import Session
-from device_agent.training.activation_cache import Recording
+from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.batching import batches
-from device_agent.training.checkpoint import Checkpoint, Checkpoints, Position
-from device_agent.training.signature_runs import SignatureRuns
+from device_agent.training.checkpoint import Checkpoint
+from device_agent.training.resumable_run import ResumableRun
 from profiles.errors import UpdateError
 
 log = logging.getLogger(__name__)
@@ -34,46 +33,28 @@ def ignore_epoch(epoch: int, epochs: int, loss: float) -> None:
     """Do nothing."""
 
 
-class Every:
-    """Tells when `seconds` have passed since it last did, by a clock that never jumps."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._last = seconds, time.monotonic()
-
-    def due(self) -> bool:
-        """Whether they have passed; then they begin anew."""
-        now = time.monotonic()
-        due = now - self._last >= self._seconds
-        self._last = now if due else self._last
-        return due
-
-
 @dataclass
-class ScheduleRun(SignatureRuns):
+class ScheduleRun(ResumableRun):
     """One training of one bundle, instruction by instruction.
 
     Attributes:
-        checkpoints: Where checkpoints are stored; None to store none.
-        spare_bytes: Memory in bytes for recordings that do not fit on the disk.
-        at: How far the training has come.
+        on_epoch: Called after each epoch.
         batch_seconds: Durations of the training batches that this process ran.
     """
 
     on_epoch: OnEpoch = ignore_epoch
-    checkpoints: Checkpoints | None = None
-    spare_bytes: int = 0
-    at: Position = field(default_factory=Position, init=False)
     batch_seconds: "array[float]" = field(default_factory=lambda: array("d"), init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.saving, self.telling = Every(CHECKPOINT_S), Every(PROGRESS_S)
+        self.checkpoint_timer = IntervalTimer(CHECKPOINT_S)
+        self.progress_timer = IntervalTimer(PROGRESS_S)
 
-    def go(self) -> None:
+    def run_schedule(self) -> None:
         """Run the schedule from the current position to its end."""
         schedule = self.bundle.manifest.schedule
-        while self.at.instruction < len(schedule):
-            match schedule[self.at.instruction]:
+        while self.position.instruction < len(schedule):
+            match schedule[self.position.instruction]:
                 case Record() as instruction:
                     self.record(instruction)
                 case Initialise() as instruction:
@@ -89,30 +70,13 @@ class ScheduleRun(SignatureRuns):
             elif isinstance(instruction, Initialise):
                 self.initialise(instruction)
 
-    def resume(self, found: Checkpoint) -> None:
+    def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of the same training."""
-        for name, written in found.position.recorded.items():
-            self.recordings[name] = self.recording(name, len(self.local))
-            self.recordings[name].written = written
-        self.record_again(found.position.instruction)
-        self.at, self.state = found.position, found.state
-        self.personal.update(found.personal)
-        self.dropout.bit_generator.state = json.loads(self.at.dropout)
-        log.info("Going on where this training was interrupted: %s.", self.place())
-
-    def place(self) -> str:
-        """Describe the current position, for a message."""
-        schedule = self.bundle.manifest.schedule
-        if self.at.instruction == len(schedule):
-            return "writing the update"
-        match schedule[self.at.instruction]:
-            case Record(target=target):
-                what = f"recording {target}"
-            case Initialise():
-                return "initialising the personal model"
-            case Train():
-                what = f"epoch {self.at.epoch + 1}"
-        return f"{what}, batch {self.at.batch + 1}"
+        self.reopen_recordings(checkpoint.position)
+        # Recording moves the position, so the checkpoint's position is restored after it.
+        self.record_again(checkpoint.position.instruction)
+        self.restore(checkpoint)
+        log.info("Continuing the interrupted training: %s.", self.describe_position())
 
     def record_again(self, instruction: int) -> None:
         """Repeat recordings that are still needed but were only in the killed process's memory."""
@@ -127,37 +91,9 @@ class ScheduleRun(SignatureRuns):
             self.record(done)
         self.checkpoints = kept
 
-    def sources_from(self, instruction: int) -> set[str]:
-        """Names of the data sets that `instruction` and later instructions read."""
-        rest = self.bundle.manifest.schedule[instruction:]
-        return {later.source for later in rest if not isinstance(later, Initialise)}
-
-    def checkpoint(self) -> None:
-        """Store a checkpoint of the current position."""
-        if self.checkpoints is None:
-            return
-        needed = self.sources_from(self.at.instruction)
-        self.at.recorded = {
-            name: made.written
-            for name, made in self.recordings.items()
-            if made.written is not None and name in needed
-        }
-        self.at.dropout = json.dumps(self.dropout.bit_generator.state)
-        frozen = {e.name for e in self.bundle.manifest.tensors if e.role == "frozen"}
-        state = {name: array for name, array in self.state.items() if name not in frozen}
-        if self.at.recording is not None:
-            state = {}  # a recording only reads its tensors, which are in the bundle
-        self.checkpoints.save(Checkpoint(self.at, state, {} if state else self.personal))
-
-    def advance(self) -> None:
-        """Move to the next instruction and store a checkpoint."""
-        self.at.instruction += 1
-        self.at.epoch = self.at.batch = 0
-        self.checkpoint()
-
-    def tell(self, what: str, batch: int, count: int) -> None:
+    def report_progress(self, what: str, batch: int, count: int) -> None:
         """Report progress, at most once every `PROGRESS_S` seconds."""
-        if self.telling.due():
+        if self.progress_timer.due():
             log.info("%s: batch %d of %d", what, batch, count)
 
     def record(self, instruction: Record) -> None:
@@ -167,37 +103,32 @@ class ScheduleRun(SignatureRuns):
         """
         signature = self.bundle.manifest.signatures[instruction.signature]
         parts = batches(len(self.local), self.record_batch(), None)
-        target = self.recording(instruction.target, sum(map(len, parts[: self.at.batch])))
+        target = self.open_recording(
+            instruction.target, sum(map(len, parts[: self.position.batch]))
+        )
         session = self.open(instruction.signature)
-        for number, indices in enumerate(parts[self.at.batch :], self.at.batch + 1):
+        for number, indices in enumerate(parts[self.position.batch :], self.position.batch + 1):
             self.on_batch()
             feeds = self.feeds(signature, instruction.source, indices, {})
             target.append(session.run(feeds)[signature.outputs[0].name])
-            self.tell(f"recording {instruction.target}", number, len(parts))
-            if target.kept and self.saving.due():
+            self.report_progress(f"recording {instruction.target}", number, len(parts))
+            if target.kept and self.checkpoint_timer.due():
                 target.sync()
-                self.at.batch = number
-                self.at.recording, self.at.begun = instruction.target, target.written
-                self.checkpoint()
+                self.position.batch = number
+                self.position.recording, self.position.begun = instruction.target, target.written
+                self.save_checkpoint()
         target.close()
+        # The session holds the weights of this stage. Without it the next one would need memory
+        # for two stages.
         del session
         self.release()
-        self.at.recording = self.at.begun = None
+        self.position.recording = self.position.begun = None
         source = self.recordings.pop(instruction.source, None)
         self.recordings[instruction.target] = target
         self.advance()
         # The source is deleted after the checkpoint, which until then refers to it.
         if source is not None:
             source.remove()
-
-    def recording(self, name: str, done: int) -> Recording:
-        """Open the recording `name`, of which `done` samples are on disk already."""
-        schedule = self.bundle.manifest.schedule
-        made_by = next(s for s in schedule if isinstance(s, Record) and s.target == name)
-        (output,) = self.bundle.manifest.signatures[made_by.signature].outputs
-        shape = tuple(size for size in output.shape if size is not None)
-        path = self.scratch / f"{name}.npy"
-        return Recording(path, len(self.local), shape, done=done, memory_bytes=self.spare_bytes)
 
     def record_batch(self) -> int:
         """Batch size for recordings: the largest of the training batches.
@@ -211,6 +142,7 @@ class ScheduleRun(SignatureRuns):
         """Compute initial personal tensors, unless the device has them from an earlier round."""
         signature = self.bundle.manifest.signatures[instruction.signature]
         wanted = {port.state for port in signature.outputs}
+        # All or none: tensors of one personal model belong together.
         if not wanted <= self.personal.keys():
             session = self.open(instruction.signature)
             self.update_state(
@@ -223,16 +155,16 @@ class ScheduleRun(SignatureRuns):
     def train(self, instruction: Train) -> None:
         """Run the remaining epochs of a training."""
         sessions: dict[str, Session] = {}
-        while self.at.epoch < instruction.epochs:
+        while self.position.epoch < instruction.epochs:
             sessions = sessions or self.sessions(instruction)
             self.train_epoch(instruction, sessions)
             if len(self.held_out):
                 # Frees the memory of the training sessions for that of the evaluation.
                 sessions.clear()
-                self.at.validation.append(self.evaluate(instruction, self.held_out))
-            if self.at.epoch < instruction.epochs:
-                self.checkpoint()
-            self.report(instruction)
+                self.position.validation.append(self.evaluate(instruction, self.held_out))
+            if self.position.epoch < instruction.epochs:
+                self.save_checkpoint()
+            self.report_epoch(instruction)
         self.advance()
 
     def train_epoch(self, instruction: Train, sessions: Mapping[str, Session]) -> None:
@@ -241,35 +173,37 @@ class ScheduleRun(SignatureRuns):
         Raises UpdateError at the first loss that is not finite, because training cannot recover.
         """
         # The order depends only on seed and epoch, so a resumed epoch sees the same batches.
-        order = np.random.default_rng([self.options.seed, self.at.epoch])
+        order = np.random.default_rng([self.options.seed, self.position.epoch])
         parts = batches(len(self.trained), instruction.batch_size, order)
-        for indices in parts[self.at.batch :]:
+        for indices in parts[self.position.batch :]:
             self.on_batch()
             begun = time.perf_counter()
             losses = self.train_batch(instruction, sessions, self.trained[indices])
             self.batch_seconds.append(time.perf_counter() - begun)
-            self.at.loss_sum += sum(losses)
-            if not math.isfinite(self.at.loss_sum):
+            self.position.loss_sum += sum(losses)
+            if not math.isfinite(self.position.loss_sum):
                 raise UpdateError(DIVERGED, code="update.diverged")
-            self.at.loss_count += len(losses)
-            self.at.batch += 1
-            self.tell(f"epoch {self.at.epoch + 1}", self.at.batch, len(parts))
-            if self.saving.due():
-                self.checkpoint()
-        count = self.at.loss_count
-        self.at.losses.append(self.at.loss_sum / count if count else math.nan)
-        self.at.loss_sum, self.at.loss_count = 0.0, 0
-        self.at.epoch, self.at.batch = self.at.epoch + 1, 0
+            self.position.loss_count += len(losses)
+            self.position.batch += 1
+            self.report_progress(
+                f"epoch {self.position.epoch + 1}", self.position.batch, len(parts)
+            )
+            if self.checkpoint_timer.due():
+                self.save_checkpoint()
+        count = self.position.loss_count
+        self.position.losses.append(self.position.loss_sum / count if count else math.nan)
+        self.position.loss_sum, self.position.loss_count = 0.0, 0
+        self.position.epoch, self.position.batch = self.position.epoch + 1, 0
 
-    def report(self, instruction: Train) -> None:
+    def report_epoch(self, instruction: Train) -> None:
         """Report the results of the epoch that has just ended."""
-        epoch, epochs = self.at.epoch, instruction.epochs
-        loss = self.at.losses[-1]
+        epoch, epochs = self.position.epoch, instruction.epochs
+        loss = self.position.losses[-1]
         about = fields(epoch=epoch, epochs=epochs, loss=loss)
         log.info("epoch %d of %d: loss %.4f", epoch, epochs, loss, extra=about)
         self.on_epoch(epoch, epochs, loss)
-        if self.at.validation:
-            log.info("epoch %d of %d: validation %s", epoch, epochs, self.at.validation[-1])
+        if self.position.validation:
+            log.info("epoch %d of %d: validation %s", epoch, epochs, self.position.validation[-1])
 
     def sessions(self, instruction: Train) -> dict[str, Session]:
         """Open a session for each signature that `instruction` runs."""
@@ -288,5 +222,5 @@ class ScheduleRun(SignatureRuns):
                 self.update_state(signature, results)
                 if LOSS in results:
                     losses.append(float(results[LOSS]))
-        self.at.steps += 1
+        self.position.steps += 1
         return losses

@@ -107,6 +107,7 @@ class SignatureRuns:
         """
         signature = self.bundle.manifest.signatures[name]
         names = {port.state for port in signature.inputs if port.state is not None}
+        # Loaded tensors stay: another signature of the same step may have trained them.
         missing = [self.bundle.entry(n) for n in sorted(names - self.state.keys())]
         self.state.update(self.bundle.load(e.name for e in missing if e.stored))
         self.state.update({e.name: self.unstored(e) for e in missing if not e.stored})
@@ -199,6 +200,7 @@ class SignatureRuns:
             self.on_batch()
             feeds = self.feeds(signature, instruction.source, samples[indices], {})
             results = session.run(feeds)
+            # The loss of a batch is a mean, and the last batch may have another size.
             loss += float(results[LOSS]) * len(indices)
             correct += int(results.get(CORRECT, 0))
         counts = any(port.name == CORRECT for port in signature.outputs)

@@ -121,7 +121,7 @@ def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
     [
         (("nosuch.npz",), 2, r"^nosuch\.npz does not exist; give an \.npz file with x and y\.$"),
         (("text.npz",), 2, r"^text\.npz is not a readable \.npz file: "),
-        (("no_y.npz",), 2, r"^no_y\.npz has no array 'y'; "),
+        (("no_y.npz",), 2, r"^no_y\.npz has no array 'y'\. "),
         (("nosuch:local",), 2, r"^nosuch:local cannot be loaded: No module named 'nosuch'\.$"),
         (
             ("doubles.npz",), 2,
@@ -130,14 +130,15 @@ def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
         ),
         (
             ("odd.npz",), 2,
-            r"^odd\.npz: x and y must hold as many samples each; they are \(3, 1\) and \(2,\)\.$",
+            r"^odd\.npz: x and y must hold the same number of samples; they are \(3, 1\) and "
+            r"\(2,\)\.$",
         ),
-        (("one.npz",), 2, r"^one\.npz holds 1 sample; training needs at least two\.$"),
+        (("one.npz",), 2, r"^one\.npz holds 1 sample\. Give at least 2\.$"),
         (("folder",), 2, r"as a folder it lacks y\.npy"),
         (
             ("fine.npz", "--max-memory", "20MB"), 5,
-            r"^--max-memory allows 20\.0MB, and the agent takes (3|4|5|6)\d\.\dMB before any "
-            r"training: allow more than that\.$",
+            r"^The agent uses (3|4|5|6)\d\.\dMB before any training, but --max-memory allows only "
+            r"20\.0MB\. Raise this limit\.$",
         ),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The calibration, for real but short: what it times, and what it makes of it."""
+"""The calibration, run for a short time on this machine: its timings and the device profile."""
 
 import datetime
 import json
@@ -11,22 +11,17 @@ import msgspec
 import pytest
 
 from commands import Agent, environment
-from device_agent.profiling.calibration import (
-    calibrate,
-    device_profile,
-    quickest,
-    timed,
-    without_profiler,
-)
-from device_agent.profiling.calibration_cases import MOST
+from device_agent.profiling.calibration import calibrate, device_profile
+from device_agent.profiling.calibration_cases import MAX_MACS
 from device_agent.profiling.calibration_summary import rates, summary
+from device_agent.profiling.operation_timing import fastest_mean, subtract_profiler, time_cases
 from profiles.cost_model.prediction import Clock
 from profiles.cost_model.workload import KINDS, Operation, amount
 from profiles.documents.calibration_record import Calibration, Timing
 from profiles.documents.device_profile import load_device
 
 LARGEST = 160e6
-"""Multiply-accumulates: a tenth of a second where a core does 1.6 G a second."""
+"""Multiply-accumulates: a tenth of a second on a core that does 1.6 G per second."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +41,7 @@ def test_every_kind_of_work_is_timed(found: Calibration) -> None:
 
 def test_cases_are_small(found: Calibration) -> None:
     assert max(amount(t.kind, t.sizes) for t in found.timings) < LARGEST
-    assert MOST < LARGEST
+    assert MAX_MACS < LARGEST
 
 
 def test_more_work_takes_longer(found: Calibration) -> None:
@@ -55,7 +50,7 @@ def test_more_work_takes_longer(found: Calibration) -> None:
         assert own[0][1] < own[-1][1]
 
 
-def test_memory_is_that_of_a_fresh_process(found: Calibration) -> None:
+def test_memory_is_measured_in_a_fresh_process(found: Calibration) -> None:
     assert found.memory is not None
     # Python with numpy and onnxruntime, and no torch.
     assert 20e6 < found.memory.idle_bytes < 150e6
@@ -63,26 +58,26 @@ def test_memory_is_that_of_a_fresh_process(found: Calibration) -> None:
     assert 0 < found.memory.node_bytes < 50_000
 
 
-def test_the_profilers_share_is_taken_off() -> None:
+def test_the_time_of_the_profiler_is_subtracted() -> None:
     timings = [Timing("unary", (1,), 2e-6), Timing("unary", (9,), 12e-6)]
-    [small, large] = without_profiler(timings, 3e-7)
+    [small, large] = subtract_profiler(timings, 3e-7)
     assert small.seconds == pytest.approx(3e-7)
     assert large.seconds == pytest.approx(10e-6 + 3e-7)
 
 
-def test_nothing_takes_no_time_at_all() -> None:
+def test_no_operation_takes_zero_time() -> None:
     same = [Timing("unary", (1,), 5e-6), Timing("unary", (2,), 5e-6)]
-    assert [timing.seconds for timing in without_profiler(same, 0.0)] == [1e-9, 1e-9]
+    assert [timing.seconds for timing in subtract_profiler(same, 0.0)] == [1e-9, 1e-9]
 
 
 def test_the_quickest_quarter_counts() -> None:
-    assert quickest([9.0, 1.0, 3.0, 9.0, 9.0, 9.0, 9.0, 9.0]) == 2.0
-    assert quickest([5.0]) == 5.0
+    assert fastest_mean([9.0, 1.0, 3.0, 9.0, 9.0, 9.0, 9.0, 9.0]) == 2.0
+    assert fastest_mean([5.0]) == 5.0
 
 
-def test_time_that_has_run_out_leaves_nothing_out() -> None:
+def test_without_time_every_case_still_runs() -> None:
     two = [("product", {"x": (1, 2, 3), "w": (1, 3, 4)}), ("row", {"x": (5,)})]
-    found = timed(two, 1, 0.0)
+    found = time_cases(two, 1, 0.0)
     assert [(t.kind, t.sizes) for t in found] == [("product", (1, 2, 4, 3)), ("unary", (5,))]
 
 
@@ -102,13 +97,13 @@ def test_the_profile_of_this_device(found: Calibration, tmp_path: Path) -> None:
     )
 
 
-def test_rates_for_people() -> None:
+def test_rates_as_text() -> None:
     timings = [Timing("product", (1, 10, 10, 10), 1e-6), Timing("product", (1, 10, 10, 20), 1e-6)]
     assert rates("product", timings) == "1 to 2 GMAC/s, 2 sizes"
     assert rates("unary", [Timing("unary", (1000,), 1e-6)]) == "1 to 1 G numbers/s, 1 sizes"
 
 
-def test_a_file_that_is_there_is_kept(agent: Agent, tmp_path: Path) -> None:
+def test_an_existing_file_is_kept(agent: Agent, tmp_path: Path) -> None:
     kept = tmp_path / "device.json"
     kept.write_text("mine")
     done = agent("calibrate", "--out", kept)
@@ -139,9 +134,9 @@ def test_the_command_writes_a_profile_that_the_planner_reads(agent: Agent, tmp_p
     done = agent("calibrate", "--threads", "1", "--name", "desk", "--out", out, "--json")
     assert done.code == 0
     assert done.stderr.splitlines() == [
-        "what a run itself takes, a few seconds",
-        "operations, about 40 s",
-        "memory of the runtime",
+        "Measuring the overhead of a run, a few seconds",
+        "Timing operations, about 40 s",
+        "Measuring the memory of the runtime",
     ]
     written = load_device(str(out))
     assert json.loads(done.stdout) == json.loads(out.read_bytes())

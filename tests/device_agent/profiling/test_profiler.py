@@ -1,4 +1,4 @@
-"""The profiler's figures against what is known by other means: allocations, counts, throttling."""
+"""Checks the profiler against known allocations, run counts and throttling."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from refusals import refused
 
 MB = 10**6
 
-# Prints the peak above the idle process and how its pages grew, after a known allocation.
+# Prints the peak above the idle process and the growth of its pages after a known allocation.
 ALLOCATE = """
 import json, mmap, resource, sys
 from device_agent.system import process_memory as memory
@@ -53,8 +53,8 @@ print(json.dumps([
 """
 
 
-def test_memory_of_a_child_that_takes_a_known_amount(tmp_path: Path) -> None:
-    """The parent is larger than the child, which getrusage would report in its place."""
+def test_the_memory_of_a_child_with_a_known_allocation(tmp_path: Path) -> None:
+    """The parent is larger than the child. getrusage would report the parent's peak."""
     (tmp_path / "file").write_bytes(b"x" * 30 * MB)
     large = bytearray(600 * MB)
     large[::4096] = b"x" * len(large[::4096])
@@ -63,7 +63,7 @@ def test_memory_of_a_child_that_takes_a_known_amount(tmp_path: Path) -> None:
         env=environment(), capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     peak, anonymous, file, inherited = json.loads(done.stdout)
-    # The kernel counts pages in batches, some hundred kB for each processor.
+    # The kernel counts pages in batches of a few hundred kB per processor.
     assert abs(peak - 90 * MB) < 2 * MB
     assert abs(anonymous) < 2 * MB
     assert abs(file - 30 * MB) < 2 * MB
@@ -79,8 +79,8 @@ def test_percentiles() -> None:
     assert found.runs == 21
 
 
-def test_the_course_of_a_device_that_slows_down() -> None:
-    """Five minutes, each of whose steps takes 1% more of a second than those a second before."""
+def test_a_sustained_run_on_a_device_that_slows_down() -> None:
+    """Five minutes. Steps take 0.1 s at first, and 1% of that more in every later second."""
     at = np.arange(0, 300, 0.5)
     took = 0.1 * (1 + np.floor(at) / 100)
     read = {number: (40.0 + number, 10**9) for number in range(60)}
@@ -111,7 +111,7 @@ class Counting:
 
 
 def counted(bundle: Path, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How often two actions of `task` run each of its signatures."""
+    """How often each signature of `task` runs if the task is repeated once."""
     sessions: list[Counting] = []
     opened = open_bundle(bundle)
     run = prepare_run(opened, task, tmp_path, 1)
@@ -143,7 +143,7 @@ def test_a_training_step_of_several_signatures(
         assert counted(bundle.folder, task, tmp_path, monkeypatch) == expected
 
 
-def test_a_slice_is_fed_a_recording_that_nothing_recorded(
+def test_a_slice_gets_a_synthetic_recording(
     bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = open_bundle(bundle_of("slice"))
@@ -154,7 +154,9 @@ def test_a_slice_is_fed_a_recording_that_nothing_recorded(
         assert counted(bundle.folder, task, tmp_path, monkeypatch) == [2]
 
 
-def test_every_training_step_begins_at_the_first_state(bundle_of: BundleOf, tmp_path: Path) -> None:
+def test_every_training_step_starts_from_the_initial_state(
+    bundle_of: BundleOf, tmp_path: Path
+) -> None:
     bundle = open_bundle(bundle_of("full"))
     task = Task(role="train", signatures=("train",))
     run = prepare_run(bundle, task, tmp_path, 1)
@@ -167,7 +169,7 @@ def test_every_training_step_begins_at_the_first_state(bundle_of: BundleOf, tmp_
     assert all(np.array_equal(once[name], run.state[name]) for name in first)
 
 
-def test_the_structure_tells_submodels_apart_and_rounds_not(bundle_of: BundleOf) -> None:
+def test_submodels_differ_in_their_structure(bundle_of: BundleOf) -> None:
     manifests = [open_bundle(bundle_of(name)).manifest for name in ("full", "cp", "slice")]
     assert len({structure(manifest) for manifest in manifests}) == 3
 
@@ -176,7 +178,7 @@ def test_the_structure_tells_submodels_apart_and_rounds_not(bundle_of: BundleOf)
 
 
 def pi(root: Path, flags: str) -> Path:
-    """The sysfs of a Raspberry Pi with these flags."""
+    """Write the throttling flags of a Raspberry Pi into a sysfs folder."""
     path = root / "devices/platform/soc/soc:firmware/get_throttled"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{flags}\n")
@@ -184,7 +186,7 @@ def pi(root: Path, flags: str) -> Path:
 
 
 def once_a_child_runs(root: Path, flags: str) -> None:
-    """Set the flags when this process has a child, which is after the sensors were read first."""
+    """Set the flags once this process has a child, which is after the first sensor reading."""
     children = Path(f"/proc/{os.getpid()}/task/{threading.main_thread().native_id}/children")
     while not children.read_text().strip():
         time.sleep(0.001)
@@ -192,7 +194,7 @@ def once_a_child_runs(root: Path, flags: str) -> None:
 
 
 def profiled(bundle: Path, root: Path, flags: str) -> Profile:
-    """A profile during whose training step the flags become `flags`."""
+    """Profile a bundle, and set the throttling flags to `flags` during the training step."""
 
     class Starter(list[str]):
         def append(self, line: str) -> None:
@@ -204,7 +206,7 @@ def profiled(bundle: Path, root: Path, flags: str) -> Profile:
 
 
 @pytest.mark.parametrize(("flags", "reason"), [("4", "throttled"), ("10000", "under-voltage")])
-def test_a_run_during_which_throttling_set_in_is_invalid(
+def test_a_run_with_throttling_is_invalid(
     bundle_of: BundleOf, tmp_path: Path, flags: str, reason: str
 ) -> None:
     found = profiled(bundle_of("full"), pi(tmp_path, "0"), flags)
@@ -217,14 +219,12 @@ def test_a_run_during_which_throttling_set_in_is_invalid(
     assert f"{reason} during train" in error.value.values["reasons"]
 
 
-def test_a_quiet_run_is_valid_whatever_happened_since_boot(
-    bundle_of: BundleOf, tmp_path: Path
-) -> None:
+def test_throttling_before_the_run_does_not_count(bundle_of: BundleOf, tmp_path: Path) -> None:
     found = profiled(bundle_of("full"), pi(tmp_path, "50000"), "50000")
     assert found.validity.invalid == ()
 
 
-def test_strict() -> None:
+def test_strict_refuses_unstable_times() -> None:
     require_stable(full())
     varying = Validity(unstable=("predict", "train"))
     unstable = msgspec.structs.replace(full(), validity=varying)

@@ -1,4 +1,4 @@
-"""A disk that refuses, at every write of a training: one sentence, and nothing done is lost."""
+"""A disk that fills up at any write of a training: one error message, and no progress is lost."""
 
 import builtins
 import errno
@@ -28,9 +28,9 @@ MOST_WRITES = 400
 
 
 class Disk:
-    """Lets the write number `full_at` below `folder` fail, and all that follow it.
+    """Makes the write number `full_at` below `folder` fail, and all later ones.
 
-    What counts: making files and folders, taking room, writing, flushing to disk, renaming.
+    Creating files and folders, reserving space, writing, flushing to disk and renaming count.
     """
 
     def __init__(self, folder: Path, full_at: int) -> None:
@@ -46,7 +46,7 @@ class Disk:
 
 
 class Counted(io.BufferedIOBase):
-    """A file whose writes are counted; it has no name in its errors, as real ones have none."""
+    """A file whose writes are counted. Its errors name no file, as those of real files."""
 
     def __init__(self, file: Any, disk: Disk) -> None:
         self._file, self._disk = file, disk
@@ -81,7 +81,7 @@ class Counted(io.BufferedIOBase):
 
 
 def install(disk: Disk, patch: pytest.MonkeyPatch) -> None:
-    """Let every write of this process below the disk's folder go through `disk`."""
+    """Send every write of this process below the disk's folder through `disk`."""
 
     def before(module: Any, name: str, position: int) -> None:
         original: Callable[..., Any] = getattr(module, name)
@@ -114,7 +114,7 @@ def install(disk: Disk, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def compressed(tmp_path: Path) -> str:
-    """Data that are unpacked to the disk: compressed, and larger than what is held in memory."""
+    """Compressed data that are large enough to be unpacked to the disk instead of memory."""
     x, y = samples(IN_MEMORY_BYTES // 144 + 1, seed=0)
     np.savez_compressed(tmp_path / "packed.npz", x=np.round(x), y=y)
     return str(tmp_path / "packed.npz")
@@ -149,11 +149,10 @@ def test_a_disk_that_is_full_at_every_write(
             ": No space left on device; free some space there and give the same command again; "
             "training goes on where it was."
         )
-        landed = (
-            folder / "new" / "update"
-        )  # whole or not at all: its folder's flush may have failed
+        # The update is complete or absent. It may exist if only the flush of its folder failed.
+        landed = folder / "new" / "update"
         assert not landed.exists() or everything(landed) == everything(whole / "new" / "update")
-        train(folder)  # space was made
+        train(folder)  # the disk has space again
         assert everything(folder) == expected, full_at
         shutil.rmtree(folder)
     assert 30 < full_at < MOST_WRITES - 1
@@ -169,13 +168,13 @@ def test_a_disk_that_is_full_at_every_write(
         (errno.EDQUOT, r"^/media/usb/update: Disk quota exceeded; free some space there"),
     ],
 )
-def test_what_to_do_about_a_disk(number: int, message: str) -> None:
+def test_a_disk_error_says_what_to_do(number: int, message: str) -> None:
     error = storage_error(OSError(number, os.strerror(number), "/media/usb/update"))
     assert error is not None
     assert re.search(message, str(error))
 
 
-def test_other_trouble_is_left_as_it_is(bundle_of: BundleOf, tmp_path: Path) -> None:
+def test_other_os_errors_are_not_converted(bundle_of: BundleOf, tmp_path: Path) -> None:
     def on_epoch(epoch: int, epochs: int, loss: float) -> None:
         raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
 
@@ -217,7 +216,7 @@ cp -r update {result}
 def test_a_disk_that_is_really_small(
     bundle_of: BundleOf, tmp_path: Path, size: str, code: int
 ) -> None:
-    """A file system of its own: too small for the update, or for the recordings only."""
+    """A file system that is too small for the update, or only for the recordings."""
     if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
         pytest.skip("a file system of one's own cannot be mounted here")
     data = write_data(tmp_path / "local.npz", count=600)

@@ -1,4 +1,4 @@
-"""Data in files are mapped, not loaded, and looked at piece by piece."""
+"""Data files are memory-mapped, not loaded, and checked piece by piece."""
 
 import json
 import shutil
@@ -68,7 +68,7 @@ def test_files_are_mapped(tmp_path: Path, kind: str) -> None:
     np.testing.assert_array_equal(found.samples(some), x[some])
 
 
-def test_one_fingerprint_whatever_the_file(tmp_path: Path) -> None:
+def test_the_fingerprint_does_not_depend_on_the_file_format(tmp_path: Path) -> None:
     x, y = samples(30, seed=0)
     np.savez(tmp_path / "a.npz", x=x, y=y)
     np.savez_compressed(tmp_path / "b.npz", y=y, x=x)
@@ -94,7 +94,7 @@ print(json.dumps({"samples": done.samples, "growth": memory.peak_bytes() - idle}
 """
 
 
-def test_data_larger_than_what_is_used_of_memory(bundle_of: BundleOf, tmp_path: Path) -> None:
+def test_training_uses_less_memory_than_its_data(bundle_of: BundleOf, tmp_path: Path) -> None:
     count = 200 * MB // (4 * int(np.prod(SAMPLE_SHAPE)))
     order = np.random.default_rng(0)
     x = np.lib.format.open_memmap(
@@ -111,7 +111,7 @@ def test_data_larger_than_what_is_used_of_memory(bundle_of: BundleOf, tmp_path: 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["samples"] == count
-    assert found["growth"] < 80 * MB  # the labels' and the order's whole numbers are 35 MB of it
+    assert found["growth"] < 80 * MB  # 35 MB of it are the labels and the order of samples
 
 
 def quick(bundle: Path, folder: Path) -> Path:
@@ -168,7 +168,7 @@ def test_int32_numbers_are_converted_on_disk(
 
 @pytest.mark.parametrize("row", [0, 17, 49])
 @pytest.mark.parametrize(("name", "value"), [("x", np.nan), ("x", -np.inf), ("y", 8), ("y", -1)])
-def test_every_piece_is_looked_at(
+def test_every_piece_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: int, name: str, value: float
 ) -> None:
     monkeypatch.setattr(array_files, "PIECE_BYTES", 500)
@@ -181,7 +181,7 @@ def test_every_piece_is_looked_at(
         load(as_folder(tmp_path / "local", x, y))
 
 
-def test_pieces_cover_all_once() -> None:
+def test_pieces_cover_the_array_once() -> None:
     array = np.arange(1000).reshape(100, 10)
     for size in (1, 80, 81, 799, 10**6):
         with pytest.MonkeyPatch.context() as patch:
@@ -232,28 +232,30 @@ def test_folders_that_hold_no_data(
     assert message in str(error.value)
 
 
-def test_an_empty_array_is_mapped_as_one(tmp_path: Path) -> None:
+def test_an_empty_array_is_mapped(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.empty((0, 3), np.float32))
     found = open_npy(tmp_path / "a.npy")
     assert isinstance(found, MappedArray)
     assert found.array.shape == (0, 3)
 
 
-def test_data_that_are_cut_while_they_are_trained_on(bundle_of: BundleOf, tmp_path: Path) -> None:
+def test_a_file_that_is_truncated_during_training(bundle_of: BundleOf, tmp_path: Path) -> None:
     source = write_data(tmp_path / "local.npz", count=2000)
     begun: list[int] = []
 
     def cut() -> None:
         begun.append(1)
         if len(begun) == 10:
-            source.write_bytes(b"")  # as numpy.savez begins to write a file anew
+            source.write_bytes(b"")  # as numpy.savez does before it writes a file again
 
     with pytest.raises(DataError, match=r"local\.npz became shorter while .* with a rename"):
         train_bundle(bundle_of("full"), str(source), tmp_path / "out", threads=1, on_batch=cut)
     assert [path.name for path in tmp_path.iterdir()] == ["local.npz"]
 
 
-def test_one_class_alone_is_remarked(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
+def test_data_with_a_single_class_cause_a_warning(
+    agent: Agent, bundle_of: BundleOf, tmp_path: Path
+) -> None:
     x, _ = samples(9, seed=0)
     np.savez(tmp_path / "local.npz", x=x, y=np.full(9, 3))
     done = agent("train", bundle_of("full"), "--data", "local.npz", "--out", "update")
@@ -267,7 +269,7 @@ def test_one_class_alone_is_remarked(agent: Agent, bundle_of: BundleOf, tmp_path
 
 @pytest.mark.parametrize("family", ["full", "slice", "cp"])
 def test_validation(bundle_of: BundleOf, tmp_path: Path, family: str, said: list[str]) -> None:
-    """The held-out samples are judged and not trained on."""
+    """The held-out samples are evaluated and not trained on."""
     x, y = samples(40, seed=0)
     np.savez(tmp_path / "all.npz", x=x, y=y)
     apart = held_out(40, 0.25)
@@ -292,8 +294,8 @@ def test_validation(bundle_of: BundleOf, tmp_path: Path, family: str, said: list
         np.testing.assert_allclose(trained[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_validation_is_what_a_server_would_find(bundle_of: BundleOf, tmp_path: Path) -> None:
-    """The last epoch's figures are PyTorch's for the weights that are sent."""
+def test_validation_agrees_with_pytorch(bundle_of: BundleOf, tmp_path: Path) -> None:
+    """Loss and accuracy of the last epoch are those of PyTorch with the uploaded weights."""
     x, y = samples(40, seed=0)
     np.savez(tmp_path / "local.npz", x=x, y=y)
     record = train_bundle(
@@ -311,7 +313,7 @@ def test_validation_is_what_a_server_would_find(bundle_of: BundleOf, tmp_path: P
     assert record.validation[-1].correct == right
 
 
-def test_too_little_to_validate(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
+def test_too_few_samples_to_validate(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
     write_data(tmp_path / "few.npz", count=4)
     before = everything(tmp_path)
     done = agent(

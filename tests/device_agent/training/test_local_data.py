@@ -172,7 +172,7 @@ def test_pickled_objects_are_refused(tmp_path: Path) -> None:
 
 
 class Opens:
-    """Makes the file `name` when it is unpickled."""
+    """Creates the file `name` when it is unpickled."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -224,7 +224,7 @@ def test_files_that_are_no_npz(tmp_path: Path, kind: str) -> None:
 
 
 def with_header(header: str, numbers: bytes, version: int = 1) -> bytes:
-    """A .npy file of that header, laid out as its format's description says."""
+    """A .npy file with this header, in the layout of its format's specification."""
     size = len(header).to_bytes(2 if version == 1 else 4, "little")
     return b"\x93NUMPY" + bytes([version, 0]) + size + header.encode("latin1") + numbers
 
@@ -254,7 +254,9 @@ NO_HEADER = "its header is not one of a .npy file"
         (b"", NO_HEADER),
     ],
 )
-def test_arrays_that_are_none(tmp_path: Path, data: bytes, message: str, compression: int) -> None:
+def test_data_that_are_no_arrays(
+    tmp_path: Path, data: bytes, message: str, compression: int
+) -> None:
     path = tmp_path / "local.npz"
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("x.npy", data)
@@ -335,7 +337,7 @@ number = 3
 
 @pytest.fixture
 def owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The current folder holds a module of the device's owner."""
+    """Write modules of the device's owner into the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "owners.py").write_text(FUNCTIONS)
@@ -390,11 +392,11 @@ def test_a_function_that_cannot_be_loaded(source: str, reason: str) -> None:
 def test_a_function_whose_arrays_do_not_fit() -> None:
     with refused("data.wrong-shape", **shapes([4, 2], [4])) as error:
         load("owners:wrong")
-    assert str(error.value).startswith("owners:wrong: x must have the shape (n, 1, 6, 6)")
+    assert str(error.value).startswith("owners:wrong: x must be (n, 1, 6, 6)")
 
 
 @pytest.mark.usefixtures("owners")
-def test_a_function_that_leaves_its_place(
+def test_a_function_that_changes_the_folder_and_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert load("owners:wandering")[1].tolist() == [0, 1, 2, 0]

@@ -1,4 +1,4 @@
-"""Training under a limit of memory: the weak slice runs where the whole model cannot."""
+"""Training under a memory limit: a small slice trains where the whole model does not fit."""
 
 import json
 import re
@@ -20,8 +20,8 @@ from device_agent.formats.update import read_update
 from device_agent.runtime.onnx_runtime import OnnxSession
 from device_agent.system.process_memory import status_field
 from device_agent.training import memory_limits
-from device_agent.training.checkpoint import CHECKPOINT, training_folder
 from device_agent.training.memory_estimate import open_at_once
+from device_agent.training.memory_fit import check_fits, needed_bytes
 from device_agent.training.memory_limits import (
     AGENT_BYTES,
     CODE_BYTES,
@@ -30,10 +30,9 @@ from device_agent.training.memory_limits import (
     Usage,
     ceilings,
     cgroup_limit,
-    check_fits,
     enforce_memory_limit,
-    needed_bytes,
 )
+from device_agent.training.training_folder import CHECKPOINT, training_folder
 from edgetailor import TrainingConfig, export, load_model, split
 from profiles.errors import LimitError
 from refusals import refused
@@ -72,7 +71,8 @@ import sys
 import device_agent.runtime.onnx_runtime
 from pathlib import Path
 from device_agent.formats.bundle import open_bundle
-from device_agent.training.memory_limits import VARYING_BYTES, Usage, needed_bytes
+from device_agent.training.memory_fit import VARYING_BYTES, needed_bytes
+from device_agent.training.memory_limits import Usage
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.training_options import TrainingOptions
 bundle, data, threads = sys.argv[1:]
@@ -101,7 +101,10 @@ print(before - memory.resident_bytes())
 
 @dataclass(frozen=True)
 class Ended:
-    """How a training ended, and for one that ended well how far memory grew from what, in bytes."""
+    """How a training process ended.
+
+    `growth` is the growth of its memory in bytes from `idle`; None if the training failed.
+    """
 
     code: int
     stderr: str
@@ -110,7 +113,7 @@ class Ended:
 
 
 def train(bundle: Path, data: Path, folder: Path, space: int = 0, allowed: int = 0) -> Ended:
-    """Train in a process that may grow by `space` bytes of addresses, or by `allowed` of memory."""
+    """Train in a process that may grow by `space` bytes of address space or `allowed` of memory."""
     given = {"bundle": str(bundle), "data": str(data), "space": space, "allowed": allowed}
     folder.mkdir(exist_ok=True)
     done = subprocess.run(
@@ -124,7 +127,7 @@ def train(bundle: Path, data: Path, folder: Path, space: int = 0, allowed: int =
 
 
 def make(folder: Path) -> None:
-    """The bundles of the whole model and of the weak slice, and 128 samples."""
+    """Export the whole model and the weak slice, and write 128 samples."""
     model = load_model(MODEL, seed=0)
     source = from_model(model)
     for name, spec in (("full", "full"), ("weak", WEAK)):
@@ -142,7 +145,7 @@ def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def between(resnet: Path) -> int:
-    """Bytes that are enough for the weak slice and too few for the whole model."""
+    """A limit in bytes that is enough for the weak slice but too low for the whole model."""
     needs = [needed_bytes(open_bundle(resnet / name).manifest, False) for name in ("weak", "full")]
     weak, full = (need[0] for need in needs if need is not None)
     assert full > 1.5 * weak
@@ -150,7 +153,7 @@ def between(resnet: Path) -> int:
 
 
 def unpredicted(bundle: Path, to: Path) -> Path:
-    """A copy of `bundle` that does not say what memory it needs."""
+    """A copy of `bundle` whose manifest does not predict its memory."""
 
     def change(manifest: dict) -> None:  # type: ignore[type-arg]
         for signature in manifest["signatures"].values():
@@ -184,7 +187,7 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
     )
     assert everything(tmp_path / "full") == {}
 
-    # Were it not refused, it would be killed or told that there is no memory.
+    # Without the check, the training runs out of memory or is killed.
     blind = unpredicted(resnet / "full", tmp_path / "blind")
     killed = train(blind, data, tmp_path / "killed", **{kind: limit})
     assert killed.code in (5, -6, -9, -11), killed.stderr
@@ -192,13 +195,13 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
         assert_sentence(
             killed.stderr,
             r"Memory ran out while training update: .*\. Allow more memory or take a smaller "
-            r"submodel; the same command goes on where it was\.",
+            r"submodel\. The same command continues the training\.",
         )
     assert not (tmp_path / "killed" / "update").exists()
 
 
 @pytest.mark.parametrize("allowed", [1, 16 << 20])
-def test_memory_that_runs_out_early_is_said_in_one_sentence(
+def test_running_out_of_memory_early_prints_one_sentence(
     resnet: Path, tmp_path: Path, allowed: int
 ) -> None:
     blind = unpredicted(resnet / "full", tmp_path / "blind")
@@ -207,13 +210,13 @@ def test_memory_that_runs_out_early_is_said_in_one_sentence(
     assert_sentence(
         done.stderr,
         r"Memory ran out while training update: [^:].*\. Allow more memory or take a smaller "
-        r"submodel; the same command goes on where it was\.",
+        r"submodel\. The same command continues the training\.",
     )
     assert everything(tmp_path / "out") == {}
 
 
 def train_limited(kind: int, limit: int, bundle: Path, data: Path, cwd: Path) -> Done:
-    """Train in a process that the system holds to `limit` bytes of `kind`."""
+    """Train in a process with a system limit of `limit` bytes on the resource `kind`."""
     words = command("edgetailor-agent", "train", bundle, "--data", data, "--out", "u")
     done = subprocess.run(
         [*words, "--threads", "1"], cwd=cwd, env=environment(OMP_NUM_THREADS="4"), text=True,
@@ -231,7 +234,7 @@ def train_limited(kind: int, limit: int, bundle: Path, data: Path, cwd: Path) ->
     ],
     ids=["-v", "-d"],
 )
-def test_a_limit_below_the_agents_own_is_said_before_anything_is_loaded(
+def test_a_limit_below_the_agents_own_need_is_refused_before_loading_anything(
     kind: int, option: str, limits: tuple[int, ...], tmp_path: Path
 ) -> None:
     least = f"{AGENT_BYTES[kind] // 10**6}.0MB"
@@ -246,7 +249,7 @@ def test_a_limit_below_the_agents_own_is_said_before_anything_is_loaded(
 
 
 @pytest.mark.parametrize("kind", [resource.RLIMIT_AS, resource.RLIMIT_DATA], ids=["-v", "-d"])
-def test_under_the_least_limit_the_agent_still_speaks(
+def test_the_agent_reports_errors_under_the_lowest_accepted_limit(
     bundle_of: BundleOf, kind: int, tmp_path: Path
 ) -> None:
     data = write_data(tmp_path / "local.npz")
@@ -260,7 +263,7 @@ def assert_sentence(stderr: str, pattern: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["full", "low-rank", "slice", "cp"])
-def test_training_stays_within_what_is_foreseen(
+def test_training_stays_within_the_prediction(
     bundle_of: BundleOf, tmp_path: Path, family: str
 ) -> None:
     data = write_data(tmp_path / "local.npz", count=200)
@@ -270,18 +273,18 @@ def test_training_stays_within_what_is_foreseen(
     found = train(bundle, data, tmp_path / "run")
     assert found.growth is not None, found.stderr
     assert found.growth <= need[0]
-    # A limit a ninth above the whole process's peak is not refused.
+    # A limit of a ninth above the peak of the whole process is accepted.
     assert found.idle + need[0] <= (found.idle + found.growth) / 0.9
 
 
-def test_what_large_arrays_took_goes_back_at_once() -> None:
+def test_the_memory_of_large_arrays_is_returned_at_once() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LARGE], env=environment(), capture_output=True, text=True
     )
     assert int(done.stdout) > 19_000_000, done.stderr
 
 
-def test_what_is_trained_stays_where_memory_runs_out(
+def test_progress_is_kept_when_memory_runs_out(
     bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     longer = shutil.copytree(bundle_of("slice"), tmp_path / "bundle")
@@ -295,8 +298,10 @@ def test_what_is_trained_stays_where_memory_runs_out(
         return original(session, feeds)
 
     monkeypatch.setattr(OnnxSession, "run", run)
-    with pytest.raises(LimitError, match="the same command goes on where it was"):
+    with refused("memory.ran-out", update=str(out)) as error:
         train_bundle(longer, data, out, threads=1, on_epoch=lambda *epoch: heard.append(epoch))
+    assert isinstance(error.value, LimitError)
+    assert "The same command continues the training." in str(error.value)
     assert (training_folder(out) / CHECKPOINT).is_file()
     monkeypatch.undo()
     later: list[int] = []
@@ -343,7 +348,7 @@ def test_a_limit_below_the_idle_agent_leaves_no_submodel(bundle_of: BundleOf) ->
 
 
 def test_the_submodel_that_a_refusal_asks_for_fits(bundle_of: BundleOf) -> None:
-    """At the peak that it names, to a tenth of a megabyte, and no higher."""
+    """A submodel with the named peak fits, and one with a tenth of a megabyte more does not."""
     manifest = open_bundle(bundle_of("full")).manifest
     limit = Ceiling("--max-memory", 80_000_000, 61_234_567)
 
@@ -413,7 +418,7 @@ def test_the_kernel_leaves_room_for_the_stacks_of_all_open_sessions(bundle_of: B
 def test_what_fits_once_fits_round_after_round(
     bundle_of: BundleOf, tmp_path: Path, spec: str, threads: int
 ) -> None:
-    """What the runtime keeps from one training to the next is not counted on top of the next."""
+    """Memory that the runtime keeps after a training is not counted twice for the next one."""
     write_data(tmp_path / "local.npz")
     done = subprocess.run(
         [sys.executable, "-c", ROUNDS, bundle_of(spec), tmp_path / "local.npz", str(threads)],

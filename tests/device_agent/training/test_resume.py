@@ -1,4 +1,4 @@
-"""A training that is killed goes on where it was, and its update is the same."""
+"""A killed training resumes from its checkpoint, and its update is the same."""
 
 import shutil
 import signal
@@ -11,8 +11,8 @@ import pytest
 
 from bundles import BundleOf, everything, rewrite, write_data
 from device_agent.training import schedule_interpreter
-from device_agent.training.checkpoint import CHECKPOINT, training_folder
 from device_agent.training.schedule_interpreter import ScheduleRun
+from device_agent.training.training_folder import CHECKPOINT, training_folder
 from killing import Job, Trainer, training_process
 from log_messages import logged
 from profiles.errors import InputError
@@ -22,7 +22,7 @@ from trainings import train_bundle
 EPOCHS = 4
 SAMPLES = 130
 OFTEN_S = 0.005
-"""Time between checkpoints that lets kills fall inside epochs and recordings."""
+"""Time between checkpoints, so short that kills fall between checkpoints of one epoch."""
 
 
 @pytest.fixture(scope="module")
@@ -45,38 +45,38 @@ def jobs(bundle_of: BundleOf, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 def placed(job: Job, folder: Path) -> Job:
-    """`job` with all that it writes below `folder`."""
+    """`job` with all of its output in `folder`."""
     folder.mkdir()
     return replace(job, out=str(folder / "update"), personal=str(folder / "own.safetensors"))
 
 
 def undisturbed(trainer: Trainer, job: Job, folder: Path) -> tuple[dict[str, bytes], float]:
-    """What `job` leaves when nothing happens, and the seconds that it takes."""
+    """Run `job` without a kill; return its output files and its duration in seconds."""
     start = schedule_interpreter.time.monotonic()
     assert trainer.run(placed(job, folder)) == 0
     return everything(folder), schedule_interpreter.time.monotonic() - start
 
 
-def taken_up(trainer: Trainer, job: Job, folder: Path) -> dict[str, bytes]:
-    """What is in `folder` after `job` was begun again there."""
+def resumed(trainer: Trainer, job: Job, folder: Path) -> dict[str, bytes]:
+    """Start `job` again in `folder`, and return the output files."""
     over = Path(job.out).exists() and not (training_folder(Path(job.out)) / CHECKPOINT).exists()
-    assert (trainer.run(job) == 0) != over  # killed when all was done, there is nothing to train
+    assert (trainer.run(job) == 0) != over  # it was killed after the end, so the update exists
     return everything(folder)
 
 
 def kill_often(
     trainer: Trainer, job: Job, folder: Path, kills: int, order: np.random.Generator
 ) -> None:
-    undisturbed(trainer, job, folder / "first")  # loads what is slow to load
+    undisturbed(trainer, job, folder / "first")  # loads the libraries
     expected, seconds = undisturbed(trainer, job, folder / "whole")
     killed = 0
     while killed < kills:
         used = placed(job, folder / str(killed))
         after = float(order.uniform(0, seconds))
-        if trainer.kill(used, after) == 0:  # it was faster than the first one
+        if trainer.kill(used, after) == 0:  # it ended before the kill
             shutil.rmtree(folder / str(killed))
             continue
-        found = taken_up(trainer, used, folder / str(killed))
+        found = resumed(trainer, used, folder / str(killed))
         assert found == expected, f"killed after {after} s"
         killed += 1
 
@@ -116,12 +116,12 @@ def test_killed_at_every_write(
         if status == 0:
             break
         assert status == -signal.SIGKILL
-        assert taken_up(trainer, used, tmp_path / str(stop)) == expected, f"killed at write {stop}"
+        assert resumed(trainer, used, tmp_path / str(stop)) == expected, f"killed at write {stop}"
     assert stop > 10
 
 
 class Stopped(KeyboardInterrupt):
-    """The person's Ctrl-C."""
+    """Stands for the user's Ctrl-C."""
 
 
 def stop_after(epochs: int) -> schedule_interpreter.OnEpoch:
@@ -133,7 +133,7 @@ def stop_after(epochs: int) -> schedule_interpreter.OnEpoch:
 
 
 def interrupted(job: Job, folder: Path, **options: object) -> Path:
-    """Where `job` was to leave its update when it was stopped after two epochs."""
+    """Interrupt `job` after two epochs; return the path of its update, which is not there yet."""
     out = folder / "stopped"
     with pytest.raises(Stopped):
         train_bundle(job.bundle, job.data, out, threads=1, on_epoch=stop_after(2), **options)
@@ -142,7 +142,7 @@ def interrupted(job: Job, folder: Path, **options: object) -> Path:
     return out
 
 
-def test_what_is_done_is_not_done_again(
+def test_a_resumed_training_does_not_repeat_finished_epochs(
     jobs: dict[str, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = jobs["slice"]
@@ -161,14 +161,16 @@ def test_what_is_done_is_not_done_again(
     assert opened == ["train"]
     assert heard == [3, 4]
     assert [line for line in said if not line.startswith("epoch")] == [
-        "Going on where this training was interrupted: epoch 3, batch 1."
+        "Continuing the interrupted training: epoch 3, batch 1."
     ]
     assert record == train_bundle(job.bundle, job.data, tmp_path / "whole", threads=1).record
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stopped", "whole"]
 
 
 @pytest.mark.parametrize("change", ["data", "seed", "validation", "bundle", "damaged", "lost"])
-def test_other_inputs_start_afresh(jobs: dict[str, Job], tmp_path: Path, change: str) -> None:
+def test_a_training_with_other_inputs_starts_from_the_beginning(
+    jobs: dict[str, Job], tmp_path: Path, change: str
+) -> None:
     job = jobs["slice"]
     out = interrupted(job, tmp_path)
     bundle, data, options = job.bundle, job.data, dict[str, object]()
@@ -195,14 +197,14 @@ def test_other_inputs_start_afresh(jobs: dict[str, Job], tmp_path: Path, change:
     with logged() as said:
         train_bundle(bundle, data, out, threads=1, **options)
     train_bundle(bundle, data, tmp_path / "whole", threads=1, **options)
-    assert not any("Going on" in line for line in said)
+    assert not any("Continuing" in line for line in said)
     assert everything(out) == everything(tmp_path / "whole")
     assert not place.exists()
 
 
 @pytest.mark.parametrize("file", ["recording", "checkpoint"])
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9, None], ids=["head", "middle", "tail", "emptied"])
-def test_a_disk_that_altered_a_file_costs_time_only(
+def test_a_file_altered_on_disk_costs_only_time(
     jobs: dict[str, Job], tmp_path: Path, file: str, part: float | None
 ) -> None:
     job = jobs["slice"]
@@ -246,7 +248,7 @@ def test_a_recording_altered_while_it_is_made(
     assert everything(out) == everything(tmp_path / "whole")
 
 
-def test_trouble_with_the_data_keeps_the_training(jobs: dict[str, Job], tmp_path: Path) -> None:
+def test_an_error_in_the_data_keeps_the_checkpoint(jobs: dict[str, Job], tmp_path: Path) -> None:
     job = jobs["slice"]
     out = interrupted(job, tmp_path)
     before = everything(tmp_path)
@@ -255,7 +257,7 @@ def test_trouble_with_the_data_keeps_the_training(jobs: dict[str, Job], tmp_path
     assert everything(tmp_path) == before
 
 
-def test_one_process_a_training(jobs: dict[str, Job], tmp_path: Path) -> None:
+def test_only_one_process_trains_an_update(jobs: dict[str, Job], tmp_path: Path) -> None:
     job = jobs["slice"]
 
     def second(epoch: int, of: int, loss: float) -> None:
@@ -266,7 +268,7 @@ def test_one_process_a_training(jobs: dict[str, Job], tmp_path: Path) -> None:
     train_bundle(job.bundle, job.data, tmp_path / "out", threads=1, on_epoch=second)
 
 
-def test_recordings_in_memory_are_made_again(
+def test_recordings_in_memory_are_repeated_after_a_restart(
     jobs: dict[str, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = jobs["slice"]
@@ -284,7 +286,7 @@ def test_recordings_in_memory_are_made_again(
     assert everything(out) == everything(tmp_path / "whole")
 
 
-def test_the_wall_clock_may_jump(
+def test_a_jump_of_the_wall_clock_is_harmless(
     jobs: dict[str, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = jobs["slice"]

@@ -1,4 +1,4 @@
-"""Months in short: hundreds of rounds in one process leave no memory and no files behind."""
+"""Hundreds of rounds in one process leak neither memory nor open files."""
 
 import json
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 from bundles import BundleOf, write_data
 from commands import environment
 
-# Plays rounds: collects a bundle that differs in each, trains it, keeps the personal model and
-# "sends" the update. Prints resident bytes and open files after every one.
+# Simulates rounds: collects a bundle that differs in each, trains it, keeps the personal model and
+# reads the update. Prints resident bytes and the number of open files after each round.
 PROGRAM = """
 import json, os, shutil, sys
 from pathlib import Path
@@ -55,7 +55,7 @@ print(json.dumps(seen))
 
 
 def play(folder: Path, bundles: list[Path], rounds: int) -> list[tuple[int, int]]:
-    """Resident bytes and open files after each of `rounds` rounds that take turns in `bundles`."""
+    """Run `rounds` rounds with `bundles` in turn. Return the memory and open files after each."""
     given = {
         "bundles": [str(bundle) for bundle in bundles],
         "data": str(write_data(folder / "local.npz", count=40)),
@@ -72,7 +72,7 @@ def play(folder: Path, bundles: list[Path], rounds: int) -> list[tuple[int, int]
 
 
 def check_flat(seen: list[tuple[int, int]], warm_up: int, bytes_: int) -> None:
-    """No more files than in the beginning; memory grows by less than `bytes_` after `warm_up`."""
+    """Check that files stay constant, and memory grows by less than `bytes_` after `warm_up`."""
     assert len({files for _, files in seen}) == 1
     memory = [resident for resident, _ in seen]
     growth = max(memory[-warm_up:]) - max(memory[:warm_up])

@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import toolkit
-from device_agent.profiling.calibration import GRAPHS
+from device_agent.profiling.calibration_cases import GRAPHS
 from exporters.calibration_graphs import graphs
 from exporters.onnx.graph_workload import graph_work, signature_work
 from exporters.programs.operation_counts import macs

@@ -15,7 +15,7 @@ from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.membership import join, leave
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.protocol import JoinRequest, SubmodelFailure
-from device_agent.training.memory_limits import TRAINING_BYTES, needed_bytes
+from device_agent.training.memory_fit import TRAINING_BYTES, needed_bytes
 from edgetailor import export, split
 from log_messages import logged
 from made_calibration import DEVICE

@@ -1,0 +1,94 @@
+"""Predicts whether the training of a bundle fits into the memory limits of this process."""
+
+from device_agent.formats.manifest import Manifest
+from device_agent.system.process_memory import available_bytes
+from device_agent.training.memory_estimate import SESSION_BYTES, training_bytes
+from device_agent.training.memory_limits import Ceiling, megabytes
+from profiles.errors import DoesNotFitError
+
+VARYING_BYTES = 1 << 20
+"""The memory of the idle agent varies by this amount from start to start."""
+TRAINING_BYTES = 6 << 20
+"""Memory for reading the bundle and the data and for several stages, in addition to signatures."""
+
+
+def needed_bytes(manifest: Manifest, validating: bool) -> tuple[int, str] | None:
+    """Predict the memory that a training needs on top of the idle agent.
+
+    Args:
+        manifest: Manifest of the bundle to train.
+        validating: Whether the training evaluates held-out samples after each epoch.
+
+    Returns:
+        The peak in bytes and the signatures that run at the peak; None if the manifest lacks the
+        prediction of a signature.
+    """
+    found = training_bytes(manifest, validating)
+    return found and (found[0] + TRAINING_BYTES, found[1])
+
+
+def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> None:
+    """Check that a training is predicted to stay within all limits.
+
+    Args:
+        manifest: Manifest of the bundle to train.
+        validating: Whether the training evaluates held-out samples after each epoch.
+        limits: The limits as `ceilings` finds them.
+
+    Raises:
+        DoesNotFitError: The predicted peak exceeds a limit.
+    """
+    need = needed_bytes(manifest, validating)
+    if need is None or not limits:
+        return
+    peak, running = need
+    tightest = min(limits, key=lambda ceiling: ceiling.left)
+    if peak <= tightest.left:
+        return
+    used, allowed = megabytes(tightest.used), megabytes(tightest.limit)
+    if tightest.left <= 0:
+        why = f"the idle agent alone uses {used}, but {tightest.name} allows only {allowed}"
+    else:
+        why = (
+            f"running {running} needs {megabytes(peak)} in addition to the {used} of the idle "
+            f"agent, but {tightest.name} allows only {allowed}"
+        )
+    needed = peak + tightest.used + VARYING_BYTES
+    # A submodel may use what is left after the training's own part.
+    fitting = tightest.left - TRAINING_BYTES
+    # No submodel needs less than the runtime's first session, so below it there is none to name.
+    possible = fitting > SESSION_BYTES.get(manifest.runtime, 0)
+    smaller = (
+        f", or take a submodel with a peak memory of at most {fitting // 10**5 / 10}MB"
+        if possible
+        else ""
+    )
+    raise DoesNotFitError(
+        f"{manifest.submodel} does not fit: {why}. Allow at least {megabytes(needed)}{smaller}.",
+        code="memory.does-not-fit",
+        submodel=manifest.submodel,
+        limit=tightest.name,
+        limit_bytes=tightest.limit,
+        idle_bytes=tightest.used,
+        needed_bytes=needed,
+        fitting_peak_bytes=fitting // 10**5 * 10**5 if possible else None,
+    )
+
+
+def spare_bytes(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> int:
+    """Predict the memory that a training leaves free.
+
+    Args:
+        manifest: Manifest of the bundle to train.
+        validating: Whether the training evaluates held-out samples after each epoch.
+        limits: The limits as `ceilings` finds them.
+
+    Returns:
+        Free memory in bytes; 0 if the need of the training is unknown.
+    """
+    need = needed_bytes(manifest, validating)
+    if need is None:
+        return 0
+    # Without a limit, half of the available memory is left to the other programs of the device.
+    left = min((ceiling.left for ceiling in limits), default=(available_bytes() or 0) // 2)
+    return max(0, left - need[0])
