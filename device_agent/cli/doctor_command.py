@@ -22,12 +22,12 @@ def doctor(url: str | None, token_file: Path | None, state: Path | None, as_json
     Each check ends with PASS, FAIL or SKIP and names the remedy. If a check fails, the exit code
     is 2. Without URL the command checks the coordinator that this device has joined.
     """
-    from device_agent.doctor.doctor import examine, lines
+    from device_agent.doctor.doctor import lines, run_checks
     from device_agent.federation.device_state import default_state
 
     token = None if token_file is None else read_token(token_file)
     found = []
-    for finding in examine(url, state or default_state(), token):
+    for finding in run_checks(url, state or default_state(), token):
         found.append(finding)
         if not as_json:
             click.echo("\n".join(lines(finding)))

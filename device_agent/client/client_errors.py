@@ -51,12 +51,12 @@ class PreparingError(UnreachableError):
         self.retry_s = retry_s
 
 
-def permanent(error: Exception) -> bool:
+def is_permanent(error: Exception) -> bool:
     """Whether the same request would always fail, so that waiting does not help."""
     return isinstance(error, SSLError | LocationValueError) or _not_http(error)
 
 
-def unanswered(error: Exception) -> bool:
+def nothing_was_sent(error: Exception) -> bool:
     """Whether there was no connection, so that nothing was sent."""
     return isinstance(error, NewConnectionError | ConnectTimeoutError)
 

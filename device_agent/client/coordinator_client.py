@@ -22,16 +22,16 @@ from device_agent.client.addresses import check_secret, check_url
 from device_agent.client.client_errors import (
     PreparingError,
     UnreachableError,
-    permanent,
+    is_permanent,
+    nothing_was_sent,
     reason,
-    unanswered,
 )
 from device_agent.client.replies import (
     RefusedError,
     check_words,
     not_a_coordinator,
+    raise_refusal,
     read_reply,
-    refuse,
 )
 from device_agent.formats.atomic_files import naming
 from device_agent.formats.protocol import (
@@ -103,6 +103,7 @@ class CoordinatorClient:
                 "Authorization": f"Bearer {check_secret(secret)}",
                 "User-Agent": "edgetailor-agent",
             },
+            # This class repeats requests: it waits longer than urllib3 does, and logs each wait.
             retries=False,
         )
 
@@ -118,6 +119,7 @@ class CoordinatorClient:
         """
 
         def attempt() -> JoinReply:
+            # Stays True if the process is interrupted between sending and the answer.
             self.join_unanswered = True
             try:
                 body = msgspec.json.encode(request())
@@ -129,7 +131,7 @@ class CoordinatorClient:
                 self.join_unanswered = failure.sent
                 raise
 
-        return self._persist(attempt, repeat=False)
+        return self._with_retries(attempt, repeat=False)
 
     def leave(self) -> None:
         """Give up this device's place.
@@ -137,16 +139,16 @@ class CoordinatorClient:
         Raises:
             AuthorisationError: The device has no place any more.
         """
-        self._persist(lambda: self._send("POST", "/leave").release_conn())
+        self._with_retries(lambda: self._send("POST", "/leave").release_conn())
 
     def report(self, failure: SubmodelFailure) -> Fallback:
         """Report that this device cannot train its submodel. Returns what it trains instead."""
         body = msgspec.json.encode(failure)
-        return self._persist(lambda: self._ask("POST", "/problems", Fallback, body))
+        return self._with_retries(lambda: self._ask("POST", "/problems", Fallback, body))
 
     def work(self) -> Work:
         """Ask what to do now."""
-        return self._persist(lambda: self._ask("GET", "/work", Work))
+        return self._with_retries(lambda: self._ask("GET", "/work", Work))
 
     def peek(self) -> Work | None:
         """Ask once what to do now. Returns None if there is no answer: training must not wait."""
@@ -157,7 +159,7 @@ class CoordinatorClient:
 
     def status(self) -> Status:
         """Ask for the status of the fleet."""
-        return self._persist(lambda: self._ask("GET", "/status", Status))
+        return self._with_retries(lambda: self._ask("GET", "/status", Status))
 
     def progress(self, progress: Progress) -> None:
         """Report what this device does. It is tried once, because training must not wait."""
@@ -177,7 +179,7 @@ class CoordinatorClient:
         Raises:
             ClientError: Size or SHA-256 differ from the offer.
         """
-        self._persist(lambda: self._download(offer, to))
+        self._with_retries(lambda: self._download(offer, to))
 
     def send_tensors(self, round_: int, path: Path) -> None:
         """Upload update.safetensors, streamed from the disk.
@@ -185,7 +187,7 @@ class CoordinatorClient:
         Raises:
             RefusedError: The coordinator does not take it.
         """
-        self._persist(lambda: self._upload(f"/rounds/{round_}/tensors", path))
+        self._with_retries(lambda: self._upload(f"/rounds/{round_}/tensors", path))
 
     def send_update(self, round_: int, record: bytes) -> Receipt:
         """Upload update.json. Its tensors must have been sent before.
@@ -193,14 +195,16 @@ class CoordinatorClient:
         Raises:
             RefusedError: The coordinator does not take the update.
         """
-        return self._persist(lambda: self._ask("POST", f"/rounds/{round_}/update", Receipt, record))
+        return self._with_retries(
+            lambda: self._ask("POST", f"/rounds/{round_}/update", Receipt, record)
+        )
 
-    def _persist(self, attempt: Callable[[], T], repeat: bool = True) -> T:
+    def _with_retries(self, attempt: Callable[[], T], repeat: bool = True) -> T:
         """Repeat `attempt` until the coordinator answers, or for `patience_s` seconds."""
-        wait, waited, told = FIRST_WAIT_S, 0.0, 0.0
+        wait, waited, logged_at = FIRST_WAIT_S, 0.0, 0.0
         while True:
             try:
-                return self._once_ready(attempt, self._patience_s if repeat else float("inf"))
+                return self._when_ready(attempt, self._patience_s if repeat else float("inf"))
             except UnreachableError as failure:
                 problem = f"Coordinator at {self.url} {failure}"
                 if failure.sent and not repeat:
@@ -218,13 +222,14 @@ class CoordinatorClient:
                         url=self.url,
                         waited_s=waited,
                     ) from None
-            if wait < LONGEST_WAIT_S or waited - told >= REPORT_S:
+            # An agent may wait for days: a line each minute would fill the log.
+            if wait < LONGEST_WAIT_S or waited - logged_at >= REPORT_S:
                 log.info("%s; next try in %.0f s", problem, wait)
-                told = waited
+                logged_at = waited
             self._sleep(wait)
             waited, wait = waited + wait, min(2 * wait, LONGEST_WAIT_S)
 
-    def _once_ready(self, attempt: Callable[[], T], patience_s: float) -> T:
+    def _when_ready(self, attempt: Callable[[], T], patience_s: float) -> T:
         """Repeat `attempt` while the coordinator is starting."""
         waited = 0.0
         while True:
@@ -270,6 +275,7 @@ class CoordinatorClient:
     def _download(self, offer: FileOffer, to: Path) -> None:
         response = self._send("GET", f"/files/{offer.sha256}")
         to.parent.mkdir(parents=True, exist_ok=True)
+        # A temporary file in the same folder: os.replace is atomic only within one file system.
         handle, part = tempfile.mkstemp(dir=to.parent, prefix=".part-")
         try:
             with naming(to), os.fdopen(handle, "wb") as file:
@@ -291,6 +297,7 @@ class CoordinatorClient:
         try:
             for piece in response.stream(PIECE_BYTES):
                 size += len(piece)
+                # Another program may send without end: stop before the disk is full.
                 if size > offer.size:
                     break
                 digest.update(piece)
@@ -338,10 +345,11 @@ class CoordinatorClient:
                 headers={**self._pool.headers, **headers},
                 timeout=timeout,
                 preload_content=False,
+                # A redirect would send the secret to another address.
                 redirect=False,
             )
         except (HTTPError, LocationValueError) as error:
-            if permanent(error):
+            if is_permanent(error):
                 raise ClientError(
                     f"Coordinator at {self.url}: {reason(error)}.",
                     code="client.connection-failed",
@@ -349,8 +357,8 @@ class CoordinatorClient:
                     reason=reason(error),
                 ) from None
             raise UnreachableError(
-                f"cannot be reached ({reason(error)})", sent=not unanswered(error)
+                f"cannot be reached ({reason(error)})", sent=not nothing_was_sent(error)
             ) from None
         if response.status >= 300:
-            refuse(response, self.url, f"{method} {path}")
+            raise_refusal(response, self.url, f"{method} {path}")
         return response

@@ -65,7 +65,7 @@ def read_reply(response: urllib3.BaseHTTPResponse, url: str) -> bytes:
     return data
 
 
-def refuse(response: urllib3.BaseHTTPResponse, url: str, what: str) -> NoReturn:
+def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, what: str) -> NoReturn:
     """Raise the error for an answer that is not a success.
 
     Args:

@@ -34,7 +34,9 @@ SKEW_S = 60.0
 """How far the clocks may differ. The coordinator refuses joins from 5 minutes on."""
 
 
-def check_link(url: str | None, identity: Identity | None, token: str | None) -> Iterator[Finding]:
+def check_connection(
+    url: str | None, identity: Identity | None, token: str | None
+) -> Iterator[Finding]:
     """Check the connection to a coordinator. The first failure ends the checks.
 
     Args:

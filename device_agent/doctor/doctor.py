@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from device_agent.doctor.coordinator_checks import check_link
+from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.doctor.finding import Finding
 from device_agent.doctor.machine_checks import check_machine
 from device_agent.federation.device_state import DeviceState, Identity
@@ -13,7 +13,7 @@ from profiles.text_formatting import wrapped
 INDENT = " " * 19
 
 
-def examine(url: str | None, state: Path, token: str | None = None) -> Iterator[Finding]:
+def run_checks(url: str | None, state: Path, token: str | None = None) -> Iterator[Finding]:
     """Check the connection to the coordinator, and this machine.
 
     Args:
@@ -37,7 +37,7 @@ def examine(url: str | None, state: Path, token: str | None = None) -> Iterator[
     if url is None and identity is None:
         yield Finding.skip("coordinator", "not known", "give its URL, or join first")
     else:
-        yield from check_link(url, identity, token)
+        yield from check_connection(url, identity, token)
     yield from check_machine(state)
 
 

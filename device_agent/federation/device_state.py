@@ -56,7 +56,11 @@ def default_state() -> Path:
 
 
 class DeviceState:
-    """The state folder at `folder`."""
+    """The state folder of a device.
+
+    Args:
+        folder: The folder. It need not exist yet.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -140,7 +144,7 @@ class DeviceState:
                 path=str(self.folder),
             ) from None
 
-    def check_open(self) -> None:
+    def check_changeable(self) -> None:
         """Check that files of the folder can be made and removed.
 
         Raises:
@@ -161,7 +165,8 @@ class DeviceState:
         Raises:
             InputError: Another agent uses the folder, or it cannot be written.
         """
-        self.check_open()
+        self.check_changeable()
+        # The kernel releases this lock when the process ends, also after a kill.
         handle = os.open(self.folder, os.O_RDONLY)
         try:
             try:
@@ -190,7 +195,7 @@ class DeviceState:
         Args:
             keep_personal: Keep the personal model.
         """
-        self._empty(keep_personal)
+        self._remove_round_files(keep_personal)
         self._remove_unfinished()
         # The identity goes last: if the process is killed before, `leave` can be repeated.
         for path in (self.replacing_key, self.key, self._identity):
@@ -198,12 +203,12 @@ class DeviceState:
         with suppress(OSError):  # it holds files of the owner, or was never made
             self.folder.rmdir()
 
-    def change_hands(self) -> None:
-        """Switch to the key that the new coordinator knows, and drop the rest of the state."""
-        self._empty(keep_personal=False)
+    def take_new_key(self) -> None:
+        """Use the key that the new coordinator knows, and remove the files of the old rounds."""
+        self._remove_round_files(keep_personal=False)
         os.replace(self.replacing_key, self.key)
 
-    def _empty(self, keep_personal: bool) -> None:
+    def _remove_round_files(self, keep_personal: bool) -> None:
         """Remove what the rounds left."""
         for path in (self.bundle, self.update, training_folder(self.update), self._files):
             shutil.rmtree(path, ignore_errors=True)
@@ -227,10 +232,11 @@ class DeviceState:
         offers = list(offers)
         _check_offers(offers)
         for offer in offers:
+            # The hash of a cached file is computed again: a failing disk may have altered it.
             if not self._has(offer):
                 fetch(offer, self._files / offer.sha256)
-        self._drop_others({offer.sha256 for offer in offers})
-        self._lay_out(offers)
+        self._remove_other_files({offer.sha256 for offer in offers})
+        self._link_files(offers)
         return next(offer.sha256 for offer in offers if offer.name == MANIFEST)
 
     def _has(self, offer: FileOffer) -> bool:
@@ -238,12 +244,12 @@ class DeviceState:
         expected = FileEntry(size=offer.size, sha256=offer.sha256)
         return path.exists() and fingerprint_file(path) == expected
 
-    def _drop_others(self, wanted: set[str]) -> None:
+    def _remove_other_files(self, wanted: set[str]) -> None:
         for path in self._files.iterdir():
             if path.name not in wanted:
                 path.unlink()
 
-    def _lay_out(self, offers: list[FileOffer]) -> None:
+    def _link_files(self, offers: list[FileOffer]) -> None:
         shutil.rmtree(self.bundle, ignore_errors=True)
         self.bundle.mkdir()
         for offer in offers:

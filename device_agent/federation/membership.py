@@ -84,15 +84,16 @@ def join(
             raise _belongs_elsewhere(known, url, state)
         log.info("%s has joined %s already, as %s.", known.name, url, known.device)
         return known
-    link = CoordinatorClient(url, token, patience_s=patience_s)
+    client = CoordinatorClient(url, token, patience_s=patience_s)
     folder.check_writable()
     moving = known is not None and not same
+    # The old key stays until the new coordinator has accepted this device.
     key = folder.replacing_key if moving else folder.key
     with folder.locked():
-        identity = _enrol(link, token, name, key, lambda: measure(name, state))
+        identity = _enrol(client, token, name, key, lambda: measure(name, state))
         if known is not None and moving:
             _tell_old(known)
-            folder.change_hands()
+            folder.take_new_key()
         folder.remember(identity)
     log.info("Joined %s as %s (%s); it trains %s.", url, identity.device, name, identity.submodel)
     log.info("This machine: %s.", machine_line())
@@ -116,7 +117,7 @@ def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) ->
     """
     folder = DeviceState(state)
     known = folder.member()
-    folder.check_open()
+    folder.check_changeable()
     try:
         CoordinatorClient(known.url, known.secret, patience_s=LEAVE_PATIENCE_S).leave()
     except AuthorisationError:
@@ -129,6 +130,7 @@ def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) ->
                 code="client.not-left",
                 device=known.device,
                 url=known.url,
+                reason=error.code,
             ) from None
         log.warning("%s was not told: %s keeps its place there.", known.url, known.device)
     folder.forget(keep_personal=keep_personal)
@@ -167,7 +169,7 @@ class _Key:
 
 
 def _enrol(
-    link: CoordinatorClient,
+    client: CoordinatorClient,
     token: str,
     name: str,
     key: Path,
@@ -183,19 +185,19 @@ def _enrol(
     request = partial(held.key.join_request, token, name, machine)
     try:
         try:
-            reply = link.join(request)
+            reply = client.join(request)
         except RefusedError as refusal:
             if refusal.code != NEEDS_PROFILE:
                 raise
             log.info("The coordinator plans by what a device can do: measuring, about a minute.")
             profile = msgspec.to_builtins(measure())
-            reply = link.join(partial(request, profile))
+            reply = client.join(partial(request, profile))
     except BaseException:
-        if held.new and not link.join_unanswered:
+        if held.new and not client.join_unanswered:
             held.path.unlink()  # the coordinator knows no device with this key
         raise
     return Identity(
-        url=link.url,
+        url=client.url,
         device=reply.device,
         secret=reply.secret,
         name=name,

@@ -1,12 +1,16 @@
 """Options of one training, and the kinds of local data that it accepts."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
-Data = str | Path | tuple[np.ndarray, np.ndarray] | Mapping[str, np.ndarray]
+    import numpy as np
+
+# A text, so that parsing the command line does not import numpy.
+Data: TypeAlias = "str | Path | tuple[np.ndarray, np.ndarray] | Mapping[str, np.ndarray]"
 """Local data: a file or folder, a function `module:callable`, or the arrays x and y themselves."""
 
 

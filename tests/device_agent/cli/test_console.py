@@ -253,3 +253,12 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     with process:
         assert process.stderr.read() == ""
     assert process.returncode == 0
+
+
+def test_parsing_arguments_imports_no_heavy_library() -> None:
+    code = "import sys, device_agent.cli; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert loaded & {"numpy", "onnxruntime", "torch", "cryptography", "urllib3"} == set()

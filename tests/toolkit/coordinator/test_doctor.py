@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from commands import Done, run
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.doctor import machine_checks
-from device_agent.doctor.coordinator_checks import check_link
-from device_agent.doctor.doctor import examine, lines
+from device_agent.doctor.coordinator_checks import check_connection
+from device_agent.doctor.doctor import lines, run_checks
 from device_agent.doctor.finding import Finding
 from device_agent.federation.membership import leave
 from profiles.errors import ClientError
@@ -35,7 +35,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 
 
 def found(*arguments: object) -> dict[str, tuple[str, str]]:
-    return {f.check: (f.result, f.detail) for f in check_link(*arguments)}  # type: ignore[arg-type]
+    return {f.check: (f.result, f.detail) for f in check_connection(*arguments)}  # type: ignore[arg-type]
 
 
 def test_a_member(fleet: Fleet, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_clock_that_is_off() -> None:
 
 
 def test_a_name_that_nobody_knows() -> None:
-    (only,) = check_link("http://nobody.invalid", None, None)
+    (only,) = check_connection("http://nobody.invalid", None, None)
     assert (only.check, only.result) == ("name", "FAIL")
     assert "nobody.invalid cannot be resolved" in only.detail
 
@@ -215,7 +215,7 @@ def test_certificates(
         monkeypatch.setenv("SSL_CERT_FILE", str(made))
     with page(made) as port:
         url = f"https://127.0.0.1:{port}"
-        tls = next(f for f in check_link(url, None, None) if f.check == "TLS")
+        tls = next(f for f in check_connection(url, None, None) if f.check == "TLS")
         with pytest.raises(ClientError) as refused:
             CoordinatorClient(url, "s", patience_s=0).work()
     assert re.search(says, tls.detail)
@@ -228,7 +228,7 @@ def test_certificates(
 def test_plain_http_where_tls_was_asked_for() -> None:
     with page() as port:
         tls = next(
-            f for f in check_link(f"https://127.0.0.1:{port}", None, None) if f.check == "TLS"
+            f for f in check_connection(f"https://127.0.0.1:{port}", None, None) if f.check == "TLS"
         )
     assert tls.detail == "the answer is not TLS"
     assert tls.remedy == "write http:// if the server does not use TLS"
@@ -248,7 +248,7 @@ def state(tmp_path: Path) -> Path:
 
 
 def one(check: str, state: Path) -> Finding:
-    return next(finding for finding in examine(None, state) if finding.check == check)
+    return next(finding for finding in run_checks(None, state) if finding.check == check)
 
 
 def test_a_key_that_others_can_read(state: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_damaged_state(state: Path) -> None:
 def test_a_state_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for state in (tmp_path / "file", tmp_path / "file" / "below"):
-        found = [finding for finding in examine(None, state) if finding.check == "state"]
+        found = [finding for finding in run_checks(None, state) if finding.check == "state"]
         assert [(f.result, f.detail) for f in found] == [("FAIL", f"{tmp_path}/file is a file")]
 
 

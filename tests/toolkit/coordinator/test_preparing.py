@@ -14,7 +14,7 @@ import urllib3
 
 from commands import command, edgetailor, environment, refusal, run
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.doctor.coordinator_checks import check_link
+from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.federation.fleet_status import PATIENCE_S
 from profiles.errors import ClientError
 
@@ -87,7 +87,7 @@ def test_whoever_asks_is_told_to_wait(
     answer = urllib3.request(method, f"{url}/v1/devices", body=body, retries=False)
     assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
     assert answer.json()["code"] == "preparing"
-    said = {f.check: (f.result, f.detail) for f in check_link(url, None, "some-token")}
+    said = {f.check: (f.result, f.detail) for f in check_connection(url, None, "some-token")}
     assert said["coordinator"] == ("PASS", f"answers at {url}")
     assert said["token"] == ("SKIP", "the coordinator is still preparing")
     slept: list[float] = []
