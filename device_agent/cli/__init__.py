@@ -29,6 +29,7 @@ def main_group() -> None:
     Alone: copy a bundle folder here, train it, and copy the update back. In a federation: join
     once, then run.
     """
+    # A limit that is too low would end the process in an import, without an explanation.
     check_memory()
 
 
@@ -44,6 +45,7 @@ COMMANDS = (
     train,
     uninstall_service,
 )
+# Each command imports what it needs when it runs, so that --help and typos are answered fast.
 for command in COMMANDS:
     main_group.add_command(command)
 

@@ -131,6 +131,7 @@ def read_token(path: Path) -> str:
     """
     try:
         with path.open("rb") as file:
+            # A wrong path may name a file of gigabytes, or one without end such as /dev/zero.
             content = file.read(TOKEN_BYTES + 1)
         text = content.decode()
     except OSError as error:
@@ -157,6 +158,7 @@ def read_token(path: Path) -> str:
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that `RunOptions` holds to `command`."""
     taken = (data_option, state_option, threads_option, seed_option, validation_option)
+    # Decorators apply from the last to the first: reversed, --help lists them in this order.
     for option in reversed((*taken, max_memory_option, *OWNER_OPTIONS)):
         command = option(command)
     return command

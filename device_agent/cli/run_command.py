@@ -46,6 +46,7 @@ def run_command(**given: Any) -> None:
     signal.signal(signal.SIGTERM, _end)
     notifier = Notifier()
 
+    # `systemctl status` shows the last line of the log.
     def write(line: str) -> None:
         say(line)
         notifier.status(line)
@@ -55,6 +56,7 @@ def run_command(**given: Any) -> None:
         try:
             taken = _run(options, notifier)
         except EdgeTailorError as error:
+            # A program that reads the log must find the error there, in its format.
             if not options.log_json:
                 raise
             log.error("%s", error, extra=fields(code=error.code))
@@ -70,4 +72,5 @@ def _run(options: RunOptions, notifier: Notifier) -> int:
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:
+    # systemd stops a service with SIGTERM, which is no failure. The exception unlocks the folder.
     raise SystemExit(0)

@@ -47,6 +47,7 @@ def check_url(url: str) -> str:
         InputError: It is not such a URL, or has a user name or a password. A password is not
             repeated in the message.
     """
+    # A typo is found here: urllib3 reports some of them as a failed connection, which is retried.
     try:
         parsed = urllib3.util.parse_url(url)
     except LocationValueError:

@@ -73,6 +73,7 @@ def reason(error: Exception) -> str:
         return f"the secure connection failed: {tls_reason(_tls_error(error))}"
     if isinstance(error, DecodeError):
         return "its answer cannot be decompressed"
+    # urllib3 wraps errors of http.client: the cause is among the arguments.
     if any(isinstance(a, IncompleteRead) for a in error.args):
         return "the connection broke off"
     if _not_http(error):

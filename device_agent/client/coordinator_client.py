@@ -142,7 +142,7 @@ class CoordinatorClient:
         self._with_retries(lambda: self._send("POST", "/leave").release_conn())
 
     def report(self, failure: SubmodelFailure) -> Fallback:
-        """Report that this device cannot train its submodel. Returns what it trains instead."""
+        """Report that this device cannot train its submodel. Returns the submodel to train."""
         body = msgspec.json.encode(failure)
         return self._with_retries(lambda: self._ask("POST", "/problems", Fallback, body))
 
@@ -162,7 +162,7 @@ class CoordinatorClient:
         return self._with_retries(lambda: self._ask("GET", "/status", Status))
 
     def progress(self, progress: Progress) -> None:
-        """Report what this device does. It is tried once, because training must not wait."""
+        """Report progress. It is tried once, because training must not wait."""
         try:
             body = msgspec.json.encode(progress)
             self._send("POST", "/progress", body, timeout=PROGRESS_TIMEOUT_S).release_conn()

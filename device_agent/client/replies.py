@@ -54,6 +54,7 @@ def read_reply(response: urllib3.BaseHTTPResponse, url: str) -> bytes:
         ClientError: The body is too long.
     """
     try:
+        # One byte more than allowed, to notice an answer that is longer.
         data = response.read(REPLY_LIMIT + 1)
     except HTTPError as error:
         raise UnreachableError(f"cannot be reached ({reason(error)})", sent=True) from None
@@ -65,13 +66,13 @@ def read_reply(response: urllib3.BaseHTTPResponse, url: str) -> bytes:
     return data
 
 
-def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, what: str) -> NoReturn:
+def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, request: str) -> NoReturn:
     """Raise the error for an answer that is not a success.
 
     Args:
         response: The answer.
         url: The coordinator's URL.
-        what: Method and path of the request.
+        request: Method and path of the request.
 
     Raises:
         UnreachableError: The coordinator has a temporary problem, or is starting.
@@ -89,8 +90,9 @@ def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, what: str) -> No
         raise UnreachableError(f"has a problem (HTTP {response.status})", sent=True)
     if problem is None:
         to = response.get_redirect_location()
-        where = f" to {one_line(to, MESSAGE_LENGTH)}" if to else ""
-        raise not_a_coordinator(url, f"{what} returned HTTP {response.status}{where}")
+        target = f" to {one_line(to, MESSAGE_LENGTH)}" if to else ""
+        raise not_a_coordinator(url, f"{request} returned HTTP {response.status}{target}")
+    # The message goes to a terminal: control characters could move its cursor.
     problem = replace(problem, message=one_line(problem.message, MESSAGE_LENGTH))
     if response.status in (401, 403):
         raise AuthorisationError(problem.message, code=problem.code)
@@ -114,18 +116,24 @@ def check_words(reply: JoinReply, url: str) -> JoinReply:
     return reply
 
 
-def not_a_coordinator(url: str, what: str) -> ClientError:
-    """The error for a program that answers and is not a coordinator; `what` it did."""
+def not_a_coordinator(url: str, found: str) -> ClientError:
+    """The error for an answer that does not come from a coordinator.
+
+    Args:
+        url: The address that answered.
+        found: The request and its answer.
+    """
     return ClientError(
-        f"{url} answers, but not like an EdgeTailor coordinator ({what}). Check the URL, and that "
+        f"{url} answers, but not like an EdgeTailor coordinator ({found}). Check the URL, and that "
         "both sides run the same version.",
         code="client.not-a-coordinator",
         url=url,
-        found=what,
+        found=found,
     )
 
 
 def _retry_s(response: urllib3.BaseHTTPResponse) -> float:
     """Seconds after which to ask again, from the header Retry-After."""
+    # The header may also hold a date. The coordinator sends seconds only.
     given = response.headers.get("Retry-After", "")
     return min(max(float(given), 1.0), LONGEST_RETRY_S) if given.isdecimal() else RETRY_S

@@ -54,6 +54,7 @@ def check_connection(
     parsed = urllib3.util.parse_url(target)
     host = (parsed.host or "").strip("[]")
     port = parsed.port or (443 if parsed.scheme == "https" else 80)
+    # The secret of another coordinator must not be sent to this one.
     if identity is not None and identity.url != target:
         identity = None
     for finding in _steps(target, host, port, parsed.scheme == "https", identity, token):
@@ -107,6 +108,7 @@ def _tls(host: str, port: int) -> Finding:
             until = (made.getpeercert() or {}).get("notAfter")
             return Finding.ok("TLS", f"{made.version()}, certificate valid until {until}")
     except ssl.SSLError as error:
+        # tls_reason puts the remedy after a semicolon.
         detail, _, remedy = tls_reason(error).partition("; ")
         return Finding.fail("TLS", detail, remedy or "check the server's TLS settings")
     except OSError as error:

@@ -134,6 +134,7 @@ class DeviceState:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            # Mode bits do not tell: the disk may be read-only or full, and root ignores the bits.
             write_file(self.folder / ".writable", b"")
             (self.folder / ".writable").unlink()
         except OSError as error:
@@ -209,7 +210,7 @@ class DeviceState:
         os.replace(self.replacing_key, self.key)
 
     def _remove_round_files(self, keep_personal: bool) -> None:
-        """Remove what the rounds left."""
+        """Remove the files of the rounds."""
         for path in (self.bundle, self.update, training_folder(self.update), self._files):
             shutil.rmtree(path, ignore_errors=True)
         self.attempts.unlink(missing_ok=True)
@@ -254,6 +255,7 @@ class DeviceState:
         self.bundle.mkdir()
         for offer in offers:
             cached = self._files / offer.sha256
+            # A link needs no second copy of the weights on the disk.
             try:
                 os.link(cached, self.bundle / offer.name)
             except OSError:  # the file system has no hard links

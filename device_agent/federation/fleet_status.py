@@ -33,6 +33,7 @@ def fleet_status(state: Path) -> Status:
 def lines(status: Status) -> list[str]:
     """Format the status: the round, then one line for each device and one for its note."""
     head = f"round {status.round} of {status.rounds}, {status.state}"
+    # Devices that have left stay listed, and their places are free again.
     if status.state == "enrolling":
         members = sum(device.state != "left" for device in status.devices)
         head += f" ({have_joined(members, status.expected_devices)})"

@@ -79,6 +79,7 @@ def join(
     url = check_url(url)
     known = folder.identity()
     same = known is not None and _is_same(known, url, token)
+    # Checked before any request: a second join must not use up a place of the token.
     if known is not None and not replace:
         if not same:
             raise _belongs_elsewhere(known, url, state)
@@ -120,6 +121,7 @@ def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) ->
     folder.check_changeable()
     try:
         CoordinatorClient(known.url, known.secret, patience_s=LEAVE_PATIENCE_S).leave()
+    # The coordinator has removed the device already: only this side is left to clean up.
     except AuthorisationError:
         log.info("%s does not know %s any more.", known.url, known.device)
     except ClientError as error:
@@ -187,9 +189,10 @@ def _enrol(
         try:
             reply = client.join(request)
         except RefusedError as refusal:
+            # Measuring takes a minute, so it is done only for a coordinator that needs it.
             if refusal.code != NEEDS_PROFILE:
                 raise
-            log.info("The coordinator plans by what a device can do: measuring, about a minute.")
+            log.info("The coordinator needs a profile of this device: measuring, about a minute.")
             profile = msgspec.to_builtins(measure())
             reply = client.join(partial(request, profile))
     except BaseException:

@@ -102,10 +102,12 @@ def unit_text(options: RunOptions, place: Place, version: int) -> str:
         InputError: The state folder does not exist.
     """
     assert options.state is not None
+    # A function is imported from the folder that the service was installed from.
     folder = Path.cwd() if _is_callable(options.data) else options.state
     lines = [
         "[Unit]",
         "Description=EdgeTailor agent: trains this device's part of a federation",
+        # Without a limit: an agent whose data appear a day later must start then.
         "StartLimitIntervalSec=0",
         *([] if place.user else ["Wants=network-online.target", "After=network-online.target"]),
         "",
@@ -147,6 +149,7 @@ def install(options: RunOptions, user: bool) -> Place:
         _systemctl(place, "enable", UNIT)
         _systemctl(place, "restart", UNIT)
     except (InputError, OSError):
+        # Leave nothing half installed: a unit without options would fail at every boot.
         subprocess.run([*place.systemctl, "disable", "--now", UNIT], capture_output=True)
         _remove(place)
         raise
@@ -206,6 +209,7 @@ def has_memory_cgroup(cgroup: Path = CGROUP, old: Path = OLD_CGROUPS) -> bool:
 
 def _hardened(state: Path, data: Path) -> list[str]:
     """Settings that protect the system from the service. Its own folders stay usable."""
+    # PrivateTmp would hide a state folder or data below /tmp.
     shared = any(path.is_relative_to(tmp) for path in (state, data) for tmp in TEMPORARY)
     return [
         *HARDENED_SYSTEM.splitlines(),
@@ -226,6 +230,7 @@ def _environment() -> list[str]:
 
 
 def _restarts(version: int) -> list[str]:
+    # Growing pauses protect a small board from a failure that repeats.
     if version < RESTART_STEPS_VERSION:
         return ["RestartSec=60"]
     return ["RestartSec=10", "RestartSteps=6", "RestartMaxDelaySec=600"]
