@@ -103,17 +103,19 @@ def _finish(error: EdgeTailorError) -> int:
     """Print `error` as JSON if the command was to print JSON. Returns the exit code."""
     # Arguments that cannot be parsed have no result to ask: look at the command line itself.
     if JSON_OPTION in sys.argv[1:] and not _output["json_printed"]:
-        about = error.values | {"code": error.code, "message": str(error)}
+        about = {"code": error.code, "message": str(error)} | error.values
         print_json(json.dumps({"version": ERROR_VERSION, "error": about}, indent=1))
     return error.exit_code
 
 
 def _from_click(error: click.ClickException) -> EdgeTailorError:
     """The error with a code for an error in the arguments."""
-    # A parameter type reports an InputError of ours with `fail`: keep that error's code.
-    if isinstance(error.__context__, EdgeTailorError):
-        return error.__context__
     message = error.format_message()
+    parameter = getattr(error, "param", None)
+    named = {} if parameter is None else {"option": parameter.opts[-1]}
+    # Our parameter types catch an InputError and call `fail`: keep that error's code and values.
+    if isinstance(cause := error.__context__, EdgeTailorError):
+        return InputError(message, code=cause.code, **(cause.values | named))
     if isinstance(error, click.NoSuchOption):
         return InputError(
             message,
@@ -129,8 +131,6 @@ def _from_click(error: click.ClickException) -> EdgeTailorError:
             command=command,
             possibilities=possibilities,
         )
-    parameter = getattr(error, "param", None)
-    named = {} if parameter is None else {"option": parameter.opts[-1]}
     if isinstance(error, click.MissingParameter):
         return InputError(message, code="option.missing", **named)
     if isinstance(error, click.BadParameter):

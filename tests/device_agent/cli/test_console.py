@@ -185,14 +185,15 @@ def test_an_error_after_the_result_leaves_one_document(capsys: pytest.CaptureFix
     [
         (("trian", "--json"), {"code": "option.unknown-command", "possibilities": ["train"]}),
         (
-            ("train", "b", "--dta", "x.npz", "--json"),
-            {"code": "option.unknown", "option": "--dta", "possibilities": ["--data"]},
+            ("train", "b", "--seedd", "1", "--json"),
+            {"code": "option.unknown", "option": "--seedd", "possibilities": ["--seed"]},
         ),
         (("train", "b", "--data", "x", "--json"), {"code": "option.missing", "option": "--out"}),
         (
             ("train", "b", "--data", "x", "--out", "u", "--threads", "x", "--json"),
             {"code": "option.invalid-value", "option": "--threads"},
         ),
+        (("profile", "b", "--sustained", "10min", "--json"), {"option": "--sustained"}),
         (("status", "--state", "nowhere", "--json"), {"code": "state.not-joined"}),
     ],
 )
