@@ -30,7 +30,7 @@ from device_agent.formats.manifest import (
 from device_agent.formats.protocol import Work
 from device_agent.formats.update import RECORD, TENSORS, UpdateRecord, write_update
 from device_agent.training.bundle_training import forget
-from toolkit.coordinator.coordinator import Chooser
+from toolkit.coordinator.coordinator import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
 from toolkit.coordinator.server import Server
 
@@ -156,7 +156,7 @@ def running(
     config: CoordinatorConfig,
     model: VectorModel | None = None,
     say: Callable[[str], None] = lambda line: None,
-    planner: Chooser | None = None,
+    planner: SubmodelPlanner | None = None,
 ) -> Iterator[Server]:
     """A coordinator that serves `config`; `say` gets each message that it logs."""
     with messages_to(say):

@@ -12,7 +12,16 @@ from urllib3.exceptions import HTTPError
 
 from device_agent.client.addresses import one_word
 from device_agent.client.client_errors import PreparingError, UnreachableError, reason
-from device_agent.formats.protocol import NOTHING_FITS, PREPARING, JoinReply, Problem
+from device_agent.formats.protocol import (
+    ALREADY_SENT,
+    NO_SUCH_FILE,
+    NOTHING_FITS,
+    OTHER_BUNDLE,
+    PREPARING,
+    ROUND_CLOSED,
+    JoinReply,
+    Problem,
+)
 from profiles.errors import AuthorisationError, ClientError, NothingFitsError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
 from profiles.text_formatting import one_line
@@ -28,8 +37,8 @@ LONGEST_RETRY_S = 60.0
 """How often a coordinator that is starting is asked: by default, and at least."""
 LATER = frozenset({408, 429, 500, 502, 503, 504})
 """HTTP statuses of errors that may be temporary."""
-ROUND_OVER = frozenset({"round-over", "wrong-bundle", "already-sent", "no-such-file"})
-"""Codes of refusals that only mean that the rounds went on without this device."""
+ROUND_OVER = frozenset({ROUND_CLOSED, OTHER_BUNDLE, ALREADY_SENT, NO_SUCH_FILE})
+"""Codes of refusals that mean that the rounds continued without this device."""
 
 
 class RefusedError(UpdateError):

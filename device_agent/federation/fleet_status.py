@@ -41,7 +41,7 @@ def lines(status: Status) -> list[str]:
         last = status.history[-1]
         accuracy = None if last.accuracy is None else f"accuracy {last.accuracy:.1%}"
         head += f", global {accuracy or f'loss {last.loss:.4f}'}"
-    return [head, *_rows(status.devices)]
+    return [head, *(f"  {one}" for one in status.preparing), *_rows(status.devices)]
 
 
 def _rows(devices: list[DeviceStatus]) -> Iterator[str]:

@@ -136,7 +136,7 @@ def test_refused_secret(server: Server, status: int) -> None:
     assert str(caught.value) == "Because of no."
 
 
-@pytest.mark.parametrize(("code", "over"), [("round-over", True), ("unusable-update", False)])
+@pytest.mark.parametrize(("code", "over"), [("round.closed", True), ("update.wrong-tensor", False)])
 def test_refused_update(server: Server, code: str, over: bool) -> None:
     server.answers = lambda method, path: (409, problem(code))
     with refused(code) as caught:
@@ -269,7 +269,12 @@ def test_tensors_are_sent_as_they_are(server: Server, tmp_path: Path) -> None:
 def test_a_look_never_holds_training_up(server: Server, said: list[str]) -> None:
     away, slept = link(f"http://127.0.0.1:{free_port()}")
     assert (away.peek(), said, slept) == (None, [], [])
-    answers = [(503, problem("preparing")), (401, problem("x")), (200, b"<html>"), (200, WAIT)]
+    answers = [
+        (503, problem("federation.preparing")),
+        (401, problem("x")),
+        (200, b"<html>"),
+        (200, WAIT),
+    ]
     server.answers = lambda method, path: answers.pop(0)
     client = link(server.url)[0]
     assert [client.peek() for _ in range(4)] == [None, None, None, Work(state="wait", round=1)]

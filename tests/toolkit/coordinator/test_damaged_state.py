@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from bundles import everything
-from profiles.errors import InputError
 from refusals import refused
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.server import Server
@@ -62,24 +61,20 @@ def named(config: CoordinatorConfig, query: str) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "message"),
+    ("name", "damage", "code"),
     [
-        (DATABASE, None, "state.sqlite3 is missing or empty: put a copy of it back"),
-        (DATABASE, lambda data: b"", "state.sqlite3 is missing or empty: put a copy of it back"),
-        (DATABASE, lambda data: data[: len(data) // 2], "is not a state folder of this program"),
-        (DATABASE, noise, "is not a state folder of this program"),
-        (DATABASE, lambda data: data[:6000] + noise(data)[6000:], "is not a state folder of this"),
-        (
-            "tokens/board.token",
-            lambda data: b"",
-            "board.token holds no token, .* a new one is made",
-        ),
-        ("tokens/board.token", lambda data: b"\xff\xfe", "board.token holds no token"),
-        ("operator.token", lambda data: b"two words", "operator.token holds no token"),
+        (DATABASE, None, "state.no-database"),
+        (DATABASE, lambda data: b"", "state.no-database"),
+        (DATABASE, lambda data: data[: len(data) // 2], "state.damaged"),
+        (DATABASE, noise, "state.damaged"),
+        (DATABASE, lambda data: data[:6000] + noise(data)[6000:], "state.damaged"),
+        ("tokens/board.token", lambda data: b"", "state.damaged-token"),
+        ("tokens/board.token", lambda data: b"\xff\xfe", "state.damaged-token"),
+        ("operator.token", lambda data: b"two words", "state.damaged-token"),
     ],
 )
 def test_what_is_refused_is_not_touched(
-    config: CoordinatorConfig, name: str, damage: Damage | None, message: str
+    config: CoordinatorConfig, name: str, damage: Damage | None, code: str
 ) -> None:
     path = config.state / name
     if damage is None:
@@ -87,9 +82,11 @@ def test_what_is_refused_is_not_touched(
     else:
         path.write_bytes(damage(path.read_bytes()))
     before = everything(config.state)
-    with pytest.raises(InputError, match=message) as error:
+    named = path if code == "state.damaged-token" else config.state
+    with refused(code, path=str(named)) as error:
         Server(config, VectorModel(), Path("fleet.toml"))
     assert "\n" not in str(error.value)
+    assert str(named) in str(error.value)
     after = everything(config.state)
     assert {at: data for at, data in after.items() if not at.startswith(f"{DATABASE}-")} == before
 
@@ -108,7 +105,7 @@ def test_a_state_folder_of_another_version(config: CoordinatorConfig, version: i
 def test_a_state_folder_that_is_a_file(tmp_path: Path) -> None:
     config = configured(tmp_path)
     config.state.write_text("mine")
-    with pytest.raises(InputError, match=r"The `state` folder .* cannot be made"):
+    with refused("state.not-a-folder", path=str(config.state)):
         Server(config, VectorModel(), Path("fleet.toml"))
 
 
@@ -121,7 +118,7 @@ def test_a_damaged_update_is_asked_for_again(
     said: list[str] = []
     with running(config, VectorModel(), said.append) as server:
         assert_soon(lambda: len(said) == 2)
-        assert said[1] == "The update of desktop-1 is damaged on disk: it is asked for again."
+        assert said[1] == "The update of desktop-1 is damaged: the device sends it again."
         links = [joined(server, config.state.parent / str(n)) for n in range(3)]
         for number, link in enumerate(links):
             send(link, 2, trained(link, tmp_path / str(number))[2])
@@ -145,9 +142,9 @@ def test_a_damaged_global_model_ends_the_server(config: CoordinatorConfig) -> No
     (path,) = named(config, "SELECT model FROM history ORDER BY round DESC LIMIT 1")
     path.write_bytes(b"?")
     server = Server(config, VectorModel(), Path("fleet.toml"))
-    with pytest.raises(InputError, match="the global model, is missing or damaged: put a copy"):
+    with refused("state.damaged-model", path=str(path)):
         server.run()
     shutil.copy(config.state / "global.safetensors", path)
     said: list[str] = []
     with running(config, VectorModel(), said.append):
-        assert_soon(lambda: said == ["Going on at round 2 of 3."])
+        assert_soon(lambda: said == ["Continuing with round 2 of 3."])

@@ -140,7 +140,7 @@ def test_somebody_else(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_is_off() -> None:
-    problem = b'{"code": "not-authorised", "message": "Say who you are."}'
+    problem = b'{"code": "client.not-authorised", "message": "Say who you are."}'
     with page(body=problem) as port:
         result, detail = found(f"http://127.0.0.1:{port}", None, None)["clock"]
     assert result == "FAIL"

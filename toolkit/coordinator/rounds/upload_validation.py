@@ -22,7 +22,7 @@ from device_agent.formats.update import (
     decode_record,
 )
 from profiles.errors import UpdateError
-from toolkit.coordinator.refusals import RefusalError, conflict, unusable
+from toolkit.coordinator.refusals import RefusalError, conflict, unusable_because
 from toolkit.coordinator.storage.blobs import Blobs
 
 HEADROOM = 64 << 10
@@ -52,10 +52,11 @@ def expected_tensors(manifest: bytes) -> tuple[TensorEntry, ...]:
 def too_large(limit: int) -> RefusalError:
     """The refusal (413) of an upload of more than `limit` bytes."""
     return RefusalError(
-        413,
-        "too-large",
-        f"An update for this bundle has at most {limit} bytes: send update.safetensors of the "
-        "bundle that was offered.",
+        f"An update for this bundle has at most {limit} bytes: send {TENSORS} of the bundle that "
+        "was offered.",
+        status=413,
+        code="update.too-large",
+        limit_bytes=limit,
     )
 
 
@@ -64,7 +65,7 @@ def read_record(body: bytes) -> UpdateRecord:
     try:
         return decode_record(body, f"The {RECORD} of this request")
     except UpdateError as error:
-        raise unusable(error) from None
+        raise unusable_because(error) from None
 
 
 def check_upload(
@@ -76,9 +77,9 @@ def check_upload(
     """
     if upload is None or upload != record.file.sha256:
         raise conflict(
-            "tensors-missing",
             f"The tensors that this update describes (SHA-256 {record.file.sha256[:12]}) are not "
             f"those that were sent last: PUT {TENSORS} first, then {RECORD}.",
+            code="round.tensors-not-sent",
         )
     path = blobs.path(upload)
     try:
@@ -94,11 +95,11 @@ def check_upload(
             )
         check_tensors(load_file(path), record.tensors, device)
     except SafetensorError as error:
-        raise unusable(
+        raise unusable_because(
             UpdateError(
                 f"{device}: {TENSORS} is not a safetensors file: {error}.",
                 code="update.unreadable-tensors",
             )
         ) from None
     except UpdateError as error:
-        raise unusable(error) from None
+        raise unusable_because(error) from None

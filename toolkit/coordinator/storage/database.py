@@ -96,27 +96,29 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """The connection, alone; what is done to it is kept whole, or not at all on an error.
+        """The connection, for this thread only. On an error nothing of the transaction is kept.
 
-        Raises StorageError where the disk refuses.
+        Raises StorageError if the disk is full or fails.
         """
         try:
             with self._lock, self._connection:
                 yield self._connection
         except sqlite3.OperationalError as error:
             raise StorageError(
-                f"{self._path} cannot be written ({error}): make room on its disk, and start "
-                "`edgetailor serve` again if it has ended. Nothing that was taken is lost."
+                f"{self._path} cannot be written ({error}). Make room on its disk, and start "
+                "`edgetailor serve` again if it has ended. No update is lost.",
+                code="storage.not-writable",
+                path=str(self._path),
             ) from None
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Keep other threads off the database, and off the files that go with it."""
+        """Keep other threads from the database and from the files that belong to it."""
         with self._lock:
             yield
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._connection.close()
 
@@ -125,9 +127,13 @@ def _unusable(path: Path, error: sqlite3.DatabaseError) -> InputError:
     if isinstance(error, sqlite3.OperationalError):
         return InputError(
             f"{path.parent} cannot be used ({error}): stop the coordinator that runs on it, or set "
-            "another `state` folder."
+            "another `state` folder.",
+            code="state.in-use",
+            path=str(path.parent),
         )
     return InputError(
         f"{path.parent} is not a state folder of this program ({error}): set another `state`, or "
-        f"put a copy of {path.name} back."
+        f"put a copy of {path.name} back.",
+        code="state.damaged",
+        path=str(path.parent),
     )
