@@ -23,11 +23,11 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
     from device_agent.federation.device_state import DeviceState
     from device_agent.service import systemd_service
 
-    options = systemd_service.absolute(RunOptions.from_flat(**given))
+    options = systemd_service.with_absolute_paths(RunOptions.from_flat(**given))
     assert options.state is not None
-    note = systemd_service.missing_data(options)
+    note = systemd_service.missing_data_note(options)
     if dry_run:
-        place = systemd_service.place_of(user)
+        place = systemd_service.service_place(user)
         unit = systemd_service.unit_text(options, place, systemd_service.systemd_version())
         click.echo(f"# {place.options}\n{options.toml()}\n# {place.unit}\n{unit}", nl=False)
         if note is not None:

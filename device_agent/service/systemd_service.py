@@ -53,7 +53,7 @@ RestrictNamespaces=yes
 
 
 @dataclass(frozen=True)
-class Place:
+class ServicePlace:
     """The files of a service: of the system, or of the current user."""
 
     user: bool
@@ -66,15 +66,15 @@ class Place:
         return ["systemctl", "--user"] if self.user else ["systemctl"]
 
 
-def place_of(user: bool) -> Place:
+def service_place(user: bool) -> ServicePlace:
     """The place of the service's files."""
     if not user:
-        return Place(False, SYSTEM_UNITS / UNIT, SYSTEM_OPTIONS / f"{NAME}.toml")
+        return ServicePlace(False, SYSTEM_UNITS / UNIT, SYSTEM_OPTIONS / f"{NAME}.toml")
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return Place(True, home / "systemd" / "user" / UNIT, home / f"{NAME}.toml")
+    return ServicePlace(True, home / "systemd" / "user" / UNIT, home / f"{NAME}.toml")
 
 
-def absolute(options: RunOptions) -> RunOptions:
+def with_absolute_paths(options: RunOptions) -> RunOptions:
     """Make the paths of `options` absolute: the service starts in another folder."""
     return replace(
         options,
@@ -83,14 +83,14 @@ def absolute(options: RunOptions) -> RunOptions:
     )
 
 
-def missing_data(options: RunOptions) -> str | None:
+def missing_data_note(options: RunOptions) -> str | None:
     """The note for the user if the data of `options` do not exist yet."""
     if _is_callable(options.data) or Path(options.data).exists():
         return None
     return f"Note: {options.data} does not exist yet. The service fails until it does."
 
 
-def unit_text(options: RunOptions, place: Place, version: int) -> str:
+def unit_text(options: RunOptions, place: ServicePlace, version: int) -> str:
     """Write the text of the unit file.
 
     Args:
@@ -132,13 +132,13 @@ def unit_text(options: RunOptions, place: Place, version: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def install(options: RunOptions, user: bool) -> Place:
+def install(options: RunOptions, user: bool) -> ServicePlace:
     """Write the service's files and start it. After an error, no file is left.
 
     Raises:
         InputError: This user may not do it, or systemd refuses.
     """
-    place = place_of(user)
+    place = service_place(user)
     _check_rights(place)
     text = unit_text(options, place, systemd_version())
     try:
@@ -166,7 +166,7 @@ def uninstall(user: bool) -> list[Path]:
     Raises:
         InputError: This user may not do it, or systemd refuses.
     """
-    place = place_of(user)
+    place = service_place(user)
     there = [path for path in (place.unit, place.options) if path.exists()]
     if there:
         _check_rights(place)
@@ -254,7 +254,7 @@ def _owner(state: Path) -> str:
         return str(state.stat().st_uid)
 
 
-def _check_rights(place: Place) -> None:
+def _check_rights(place: ServicePlace) -> None:
     if not place.user and os.geteuid() != 0:
         raise InputError(
             "Changing a system service needs root. Use sudo with --state DIR, or --user for a "
@@ -263,7 +263,7 @@ def _check_rights(place: Place) -> None:
         )
 
 
-def _systemctl(place: Place, *arguments: str) -> None:
+def _systemctl(place: ServicePlace, *arguments: str) -> None:
     if shutil.which("systemctl") is None:
         systemd_version()
     done = subprocess.run([*place.systemctl, *arguments], capture_output=True, text=True)
@@ -278,7 +278,7 @@ def _systemctl(place: Place, *arguments: str) -> None:
         )
 
 
-def _remove(place: Place) -> None:
+def _remove(place: ServicePlace) -> None:
     for path in (place.unit, place.options):
         path.unlink(missing_ok=True)
 

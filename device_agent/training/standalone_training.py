@@ -19,8 +19,8 @@ from device_agent.training.training_options import Data, TrainingOptions
 
 log = logging.getLogger(__name__)
 LOST = (
-    "This bundle has a personal model, which ends with this round: --personal FILE.safetensors "
-    "keeps it."
+    "The personal model of this bundle is lost after this training. Use --personal "
+    "FILE.safetensors to keep it."
 )
 
 

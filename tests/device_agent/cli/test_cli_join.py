@@ -21,7 +21,7 @@ STOPPED = "\nInterrupted.\n"  # on a line of its own, behind the terminal's ^C
 
 
 def nobody() -> str:
-    """The URL of a port where nobody listens."""
+    """The URL of a port without a server."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return f"http://127.0.0.1:{taken.getsockname()[1]}"
 
@@ -142,7 +142,7 @@ def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_run_finds_at_once_what_no_round_could_be_trained_with(
+def test_run_checks_the_data_before_the_first_round(
     agent: Agent, tmp_path: Path, options: tuple[str, ...], code: int, message: str
 ) -> None:
     one, labels = np.zeros((2, 1), np.float32), np.zeros(2, np.int64)

@@ -1,4 +1,4 @@
-"""How both commands end: exit codes, one sentence for every error, and where tracebacks go."""
+"""How both commands end: exit codes, errors as text and JSON, and tracebacks in files."""
 
 import json
 import resource
@@ -44,7 +44,7 @@ run(work, "edgetailor-agent")
 
 
 def program(folder: Path, body: str) -> Done:
-    """A command that does `body`, in a process of its own; its temporary files are in `folder`."""
+    """Run a command with this `body` in a process. Its temporary files are in `folder`."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(body=body)],
         cwd=folder,
@@ -56,7 +56,7 @@ def program(folder: Path, body: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def test_a_fault_of_its_own(tmp_path: Path) -> None:
+def test_an_internal_error(tmp_path: Path) -> None:
     done = program(tmp_path, "print(1 / 0)")
     [log] = tmp_path.iterdir()
     assert done == Done(
@@ -71,7 +71,7 @@ def test_a_fault_of_its_own(tmp_path: Path) -> None:
     assert text.endswith("\nZeroDivisionError: division by zero\n")
 
 
-def test_a_fault_where_no_log_can_be_written(tmp_path: Path) -> None:
+def test_an_internal_error_without_a_log(tmp_path: Path) -> None:
     done = program(tmp_path, "import tempfile; tempfile.tempdir = 'nowhere'; print(1 / 0)")
     assert done == Done(
         70,

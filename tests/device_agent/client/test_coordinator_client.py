@@ -84,7 +84,7 @@ def link(url: str, **options: object) -> tuple[CoordinatorClient, list[float]]:
 WAIT = b'{"state": "wait", "round": 1, "files": []}'
 
 
-def test_waits_for_a_coordinator_that_is_not_there_and_says_so(said: list[str]) -> None:
+def test_waits_for_a_coordinator_that_cannot_be_reached(said: list[str]) -> None:
     port = free_port()
     servers: list[Server] = []
 
@@ -103,7 +103,7 @@ def test_waits_for_a_coordinator_that_is_not_there_and_says_so(said: list[str]) 
     ]
 
 
-def test_patience_ends_in_one_sentence(said: list[str]) -> None:
+def test_gives_up_after_patience_s(said: list[str]) -> None:
     client, slept = link(f"http://127.0.0.1:{free_port()}", patience_s=100)
     with refused("client.unreachable", waited_s=63):
         client.join(request)
@@ -111,7 +111,7 @@ def test_patience_ends_in_one_sentence(said: list[str]) -> None:
     assert len(said) == 6
 
 
-def test_waits_while_the_coordinator_is_in_trouble(server: Server, said: list[str]) -> None:
+def test_waits_while_the_coordinator_has_a_problem(server: Server, said: list[str]) -> None:
     replies = [(503, b""), (500, b"Internal Server Error"), (200, WAIT)]
     server.answers = lambda method, path: replies.pop(0)
     client, slept = link(server.url)
@@ -150,14 +150,14 @@ def test_refused_update(server: Server, code: str, over: bool) -> None:
     "answer",
     [(200, b"<html>"), (200, b'{"state": "dance"}'), (404, b"nothing"), (301, b""), (401, b"<p>")],
 )
-def test_some_other_server(server: Server, answer: Answer) -> None:
+def test_another_http_server(server: Server, answer: Answer) -> None:
     server.answers = lambda method, path: answer
     with refused("client.not-a-coordinator", url=server.url) as error:
         link(server.url)[0].work()
     assert not isinstance(error.value, AuthorisationError)
 
 
-def test_something_that_does_not_speak_http() -> None:
+def test_a_server_that_does_not_speak_http() -> None:
     def greet(listening: socket.socket) -> None:
         other, _ = listening.accept()
         with other:
@@ -171,7 +171,7 @@ def test_something_that_does_not_speak_http() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "host", "ftp://host", "http://", "http://a b/", "http://h/?q"])
-def test_urls_that_are_none(url: str) -> None:
+def test_malformed_urls(url: str) -> None:
     with refused("client.invalid-url", url=url):
         CoordinatorClient(url, "secret")
 
@@ -183,7 +183,7 @@ def test_urls_that_are_none(url: str) -> None:
         f"http://{'a' * 64}.org", f"http://{'.'.join(['a' * 60] * 5)}", "http://h:1\n",
     ],
 )  # fmt: skip
-def test_hosts_that_no_name_service_can_know(url: str) -> None:
+def test_impossible_host_names(url: str) -> None:
     with refused("client.invalid-url") as error:
         check_url(url)
     assert len(str(error.value)) < 220
@@ -193,7 +193,7 @@ def test_hosts_that_no_name_service_can_know(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["http://h", "http://h./", "http://[::1]:80", f"https://{'a' * 63}.org", "http://h/@x"]
 )
-def test_hosts_that_may_be(url: str) -> None:
+def test_possible_host_names(url: str) -> None:
     assert check_url(url) == url.rstrip("/")
 
 
@@ -211,7 +211,7 @@ def test_secret_of_several_lines() -> None:
         CoordinatorClient("http://host", "one\ntwo")
 
 
-def test_download_is_whole_and_right_or_not_there(server: Server, tmp_path: Path) -> None:
+def test_a_download_is_complete_and_correct_or_absent(server: Server, tmp_path: Path) -> None:
     data = bytes(range(256)) * 4096
     offer = FileOffer(name="a.onnx", size=len(data), sha256=hashlib.sha256(data).hexdigest())
     target = tmp_path / "files" / "a"
@@ -259,14 +259,14 @@ def test_a_download_that_breaks_off_is_tried_again(tmp_path: Path, said: list[st
     assert "(the connection broke off); next try in 1 s" in said[0]
 
 
-def test_tensors_are_sent_as_they_are(server: Server, tmp_path: Path) -> None:
+def test_tensors_are_sent_unaltered(server: Server, tmp_path: Path) -> None:
     (tmp_path / "t").write_bytes(b"tensors" * 100_000)
     server.answers = lambda method, path: (204, b"")
     link(server.url)[0].send_tensors(3, tmp_path / "t")
     assert server.asked == [("PUT", "/v1/rounds/3/tensors", b"tensors" * 100_000)]
 
 
-def test_a_look_never_holds_training_up(server: Server, said: list[str]) -> None:
+def test_peek_never_delays_training(server: Server, said: list[str]) -> None:
     away, slept = link(f"http://127.0.0.1:{free_port()}")
     assert (away.peek(), said, slept) == (None, [], [])
     answers = [
@@ -280,7 +280,7 @@ def test_a_look_never_holds_training_up(server: Server, said: list[str]) -> None
     assert [client.peek() for _ in range(4)] == [None, None, None, Work(state="wait", round=1)]
 
 
-def test_progress_never_holds_training_up(said: list[str]) -> None:
+def test_progress_never_delays_training(said: list[str]) -> None:
     client, slept = link(f"http://127.0.0.1:{free_port()}")
     client.progress(Progress(state="training", loss=1.0))
     assert (said, slept) == ([], [])
@@ -288,7 +288,7 @@ def test_progress_never_holds_training_up(said: list[str]) -> None:
 
 @pytest.mark.parametrize("status", [200, 403, 409])
 @pytest.mark.parametrize("body", [b'{"code":"\xff"}', b'{"code":' * 50_000, b'{"code":"\\ud800"}'])
-def test_replies_that_are_no_json(server: Server, status: int, body: bytes) -> None:
+def test_replies_that_are_not_json(server: Server, status: int, body: bytes) -> None:
     server.answers = lambda method, path: (status, body)
     with refused("client.not-a-coordinator", url=server.url):
         link(server.url)[0].work()
@@ -298,7 +298,7 @@ def test_replies_that_are_no_json(server: Server, status: int, body: bytes) -> N
     "change",
     [{"device": "\x1b[2J"}, {"secret": "two words"}, {"secret": ""}, {"submodel": "x" * 999}],
 )
-def test_a_join_reply_that_cannot_be_kept(server: Server, change: dict[str, str]) -> None:
+def test_a_join_reply_that_cannot_be_stored(server: Server, change: dict[str, str]) -> None:
     reply = json.dumps({"device": "d-1", "secret": "s", "submodel": "full"} | change).encode()
     server.answers = lambda method, path: (200, reply)
     with refused("client.not-a-coordinator", url=server.url):
@@ -354,7 +354,7 @@ def test_answers_of_other_programs(answer: bytes, code: str, message: str) -> No
         (b"\x15\x03\x01\x00\x02\x02\x28", "handshake failure"),
     ],
 )
-def test_tls_that_fails_half_way(answer: bytes, message: str) -> None:
+def test_tls_handshakes_that_fail(answer: bytes, message: str) -> None:
     with answering(answer) as port, refused("client.connection-failed") as error:
         link(f"https://127.0.0.1:{port}")[0].join(request)
     assert message in str(error.value.values["reason"])
@@ -368,7 +368,7 @@ def test_a_reply_without_end(server: Server) -> None:
         link(server.url)[0].work()
 
 
-def test_what_a_server_says_moves_no_cursor(server: Server) -> None:
+def test_messages_are_stripped_of_control_characters(server: Server) -> None:
     said = json.dumps({"code": "no", "message": "\x1b[2JNo.\r\nNever." + "!" * 5000}).encode()
     server.answers = lambda method, path: (403, said)
     with pytest.raises(AuthorisationError) as error:

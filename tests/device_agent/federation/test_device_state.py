@@ -1,4 +1,4 @@
-"""The device's state folder: what is fetched, what is kept, and what starts afresh."""
+"""The device's state folder: which files are downloaded, kept and removed."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ Files = dict[str, bytes]
 
 
 class Coordinator:
-    """Offers `files`, and remembers which were fetched."""
+    """Offers `files`, and records which were fetched."""
 
     def __init__(self, files: Files) -> None:
         self.files, self.fetched = files, list[str]()

@@ -1,4 +1,4 @@
-"""What the owner allows: quiet hours against a day of minutes, heat and power on made-up trees."""
+"""Quiet hours against each minute of a day; heat and power with made-up trees of sysfs."""
 
 import json
 from datetime import datetime, time, timedelta
@@ -45,13 +45,13 @@ def test_the_second_before_and_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("text", ["22-7", "22:00", "22:00-22:00", "25:00-07:00", "a:bc-de:fg", ""])
-def test_hours_that_are_none(text: str) -> None:
+def test_invalid_quiet_hours(text: str) -> None:
     with refused("option.invalid-quiet-hours", quiet_hours=text):
         QuietHours.parse(text)
 
 
 def machine(root: Path, celsius: float | None = None, mains: int | None = None) -> Path:
-    """A tree like /sys, of a machine this hot and on or off external power."""
+    """A tree like /sys, for a machine with this temperature and on or off external power."""
     root.mkdir(exist_ok=True)
     if celsius is not None:
         zone = root / "class/thermal/thermal_zone0"
@@ -78,7 +78,7 @@ def test_reasons(tmp_path: Path) -> None:
     assert OwnerLimits().reason(night, root=machine(tmp_path / "on", 200, 0)) is None
 
 
-def test_a_pause_is_told_once_and_ends(tmp_path: Path, said: list[str]) -> None:
+def test_a_pause_is_reported_once_and_ends(tmp_path: Path, said: list[str]) -> None:
     heat, told = [80.0, 75.0, 68.0, 60.0], list[Progress]()
 
     def sleep(seconds: float) -> None:
@@ -102,7 +102,7 @@ def test_a_limit_that_cannot_be_kept(tmp_path: Path) -> None:
         Pauses(OwnerLimits(max_temperature=70), print, print, root=tmp_path)
 
 
-def test_training_is_held_up_before_each_batch(
+def test_training_can_be_delayed_before_each_batch(
     bundle_of: BundleOf, data: str, tmp_path: Path
 ) -> None:
     calls: list[float] = []
@@ -119,7 +119,7 @@ def test_training_is_held_up_before_each_batch(
 
 
 def test_a_clock_that_jumps_back(tmp_path: Path, said: list[str]) -> None:
-    """Out of its quiet hours, and into them again."""
+    """The clock leaves the quiet hours and jumps back into them."""
     times = [time(23), time(23, 30), time(12), time(23), time(12)]
     pauses = Pauses(
         OwnerLimits(quiet_hours=QuietHours.parse("22:00-07:00")),

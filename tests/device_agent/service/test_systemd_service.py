@@ -1,4 +1,4 @@
-"""The systemd service: what is written, what systemd says of it, and that nothing stays behind."""
+"""The systemd service: the files written, systemd's check of the unit, and complete removal."""
 
 import os
 import re
@@ -18,11 +18,11 @@ from device_agent.federation.owner_limits import OwnerLimits, QuietHours
 from device_agent.federation.run_options import RunOptions, read_options
 from device_agent.service.systemd_notify import Notifier
 from device_agent.service.systemd_service import (
-    Place,
-    absolute,
+    ServicePlace,
     has_memory_cgroup,
-    place_of,
+    service_place,
     unit_text,
+    with_absolute_paths,
 )
 from device_agent.training.training_options import TrainingOptions
 from refusals import refused
@@ -53,7 +53,7 @@ def member(folder: Path) -> Path:
 
 
 def service(folder: Path, *arguments: object, systemctl: str = "exit 0") -> Done:
-    """Run a command whose systemctl is a script that writes down what it is asked."""
+    """Run a command with a script as systemctl, which records its arguments."""
     tools = folder / "tools"
     tools.mkdir(exist_ok=True)
     script = f'[ "$1" = --version ] && {{ echo systemd 257; exit; }}\necho "$@" >> {folder}/asked\n'
@@ -115,7 +115,7 @@ def test_where_systemd_does_not_run(tmp_path: Path) -> None:
     assert files(tmp_path / "config") == set()
 
 
-def test_what_has_not_joined_is_no_service(tmp_path: Path) -> None:
+def test_a_device_that_has_not_joined_is_refused(tmp_path: Path) -> None:
     done = service(tmp_path, "install-service", "--user", "--state", "state", "--data", "x.npz")
     assert "has not joined a coordinator yet" in refusal(done)
     assert not (tmp_path / "config").exists()
@@ -131,7 +131,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "config").exists()
 
 
-def test_data_that_are_not_there_yet_are_said_so(tmp_path: Path) -> None:
+def test_a_note_for_data_that_do_not_exist_yet(tmp_path: Path) -> None:
     member(tmp_path)
     done = service(
         tmp_path, "install-service", "--state", "x/../state", "--data", "x/../no.npz", "--dry-run"
@@ -144,7 +144,7 @@ def test_data_that_are_not_there_yet_are_said_so(tmp_path: Path) -> None:
 
 
 def test_a_service_sees_its_own_folders_among_temporary_ones() -> None:
-    place = Place(False, Path("/etc/unit"), Path("/etc/options"))
+    place = ServicePlace(False, Path("/etc/unit"), Path("/etc/options"))
     for state, data in (("/tmp", "/srv/x.npz"), ("/srv", "/var/tmp/x.npz"), ("/", "/srv/x.npz")):
         text = unit_text(replace(OPTIONS, state=Path(state), data=data), place, 257)
         assert ("PrivateTmp=yes" in text) == (state == "/")
@@ -152,10 +152,12 @@ def test_a_service_sees_its_own_folders_among_temporary_ones() -> None:
 
 
 def written(folder: Path, user: bool, version: int) -> str:
-    """The unit, as it is in `folder`."""
+    """Write the unit to `folder` and return its text."""
     state = member(folder)
-    options = absolute(replace(OPTIONS, state=state))
-    place = Place(user, folder / "edgetailor-agent.service", folder / "edgetailor agent 100%.toml")
+    options = with_absolute_paths(replace(OPTIONS, state=state))
+    place = ServicePlace(
+        user, folder / "edgetailor-agent.service", folder / "edgetailor agent 100%.toml"
+    )
     place.unit.write_text(unit_text(options, place, version))
     return place.unit.read_text()
 
@@ -177,7 +179,7 @@ def test_systemd_takes_the_unit(tmp_path: Path, user: bool) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_what_the_unit_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_of_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("device_agent.service.systemd_service.has_memory_cgroup", lambda: False)
     text = written(tmp_path, user=False, version=257)
     assert "MemoryMax" not in text
@@ -236,7 +238,7 @@ def test_run_takes_its_options_from_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool) -> None:
+def test_notifications(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool) -> None:
     address = f"\0{tmp_path}" if abstract else str(tmp_path / "notify")
     monkeypatch.setenv("NOTIFY_SOCKET", address.replace("\0", "@"))
     monkeypatch.setenv("WATCHDOG_USEC", str(40_000_000))
@@ -258,8 +260,8 @@ def test_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract
 
 def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", "/home/pi/.config")
-    assert str(place_of(True).unit) == "/home/pi/.config/systemd/user/edgetailor-agent.service"
-    assert str(place_of(False).options) == "/etc/edgetailor-agent.toml"
+    assert str(service_place(True).unit) == "/home/pi/.config/systemd/user/edgetailor-agent.service"
+    assert str(service_place(False).options) == "/etc/edgetailor-agent.toml"
 
 
 @pytest.mark.parametrize(
@@ -276,7 +278,7 @@ def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
         ("max_memory = 1979-05-27", "bytes, or a size like 256MB"),
     ],
 )
-def test_options_of_another_kind(tmp_path: Path, line: str, kind: str) -> None:
+def test_options_of_the_wrong_type(tmp_path: Path, line: str, kind: str) -> None:
     path = tmp_path / "options.toml"
     path.write_text(f"{line}\n")
     with refused("option.wrong-type", path=str(path), option=line.split()[0]) as caught:

@@ -97,7 +97,7 @@ def test_tokens(fleet: Fleet) -> None:
     )  # fmt: skip
 
 
-def test_who_is_not_a_member(fleet: Fleet) -> None:
+def test_a_device_that_has_not_joined(fleet: Fleet) -> None:
     server, _ = fleet
     assert found(server.url, None, None)["membership"] == ("SKIP", "not joined there")
 
@@ -131,7 +131,7 @@ def page(certificate: Path | None = None, **fields: object) -> Iterator[int]:
     server.server_close()
 
 
-def test_somebody_else(tmp_path: Path) -> None:
+def test_another_program(tmp_path: Path) -> None:
     with page() as port:
         assert found(f"http://127.0.0.1:{port}", None, None)["coordinator"] == (
             "FAIL",
@@ -149,7 +149,7 @@ def test_a_clock_that_is_off() -> None:
     assert abs(int(ahead[1]) - (NOW.timestamp() - 946684800)) < 3600
 
 
-def test_a_name_that_nobody_knows() -> None:
+def test_a_name_that_cannot_be_resolved() -> None:
     (only,) = check_connection("http://nobody.invalid", None, None)
     assert (only.check, only.result) == ("name", "FAIL")
     assert "nobody.invalid cannot be resolved" in only.detail
@@ -234,7 +234,7 @@ def test_plain_http_where_tls_was_asked_for() -> None:
     assert tls.remedy == "write http:// if the server does not use TLS"
 
 
-def test_the_tiny_graph_is_one() -> None:
+def test_the_tiny_graph_is_valid() -> None:
     model = onnx.load_from_string(machine_checks.TINY_GRAPH)
     onnx.checker.check_model(model, full_check=True)
     evaluator = onnx.reference.ReferenceEvaluator(model)
@@ -286,6 +286,6 @@ def test_a_full_disk_a_small_machine_and_a_broken_runtime(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_state_folder_of_somebody_else(state: Path) -> None:
+def test_a_state_folder_of_another_user(state: Path) -> None:
     state.chmod(0o555)
     assert one("state", state).result == "FAIL"

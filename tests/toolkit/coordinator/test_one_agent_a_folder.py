@@ -1,4 +1,4 @@
-"""Agents that are killed while they join, and several on one state folder at once."""
+"""Agents that are killed during a join, and several agents on one state folder."""
 
 import multiprocessing
 import threading
