@@ -31,7 +31,7 @@ EXIT_CODES = """
     6    connection or authorisation
     7    measurement unstable
     8    slower or larger than allowed
-    70   a fault of the program's own
+    70   internal error
     130  interrupted
 """
 """How the help of both commands ends."""

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pytest
 import torch
 
 from device_agent.formats.manifest import FileEntry, Role, TensorEntry
 from device_agent.formats.update import UpdateRecord
 from profiles.errors import UpdateError
+from refusals import refused
 from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.tensor_slices import Part
@@ -131,7 +131,8 @@ def assert_model(model: GlobalModel, expected: Mapping[str, Array]) -> None:
         np.testing.assert_allclose(model.tensors[name].numpy(), value, rtol=2e-6, atol=2e-6)
 
 
-def refused(update: Received, words: str) -> None:
-    """Aggregating `update` raises UpdateError in these `words`, a regular expression."""
-    with pytest.raises(UpdateError, match=words):
+def assert_refused(update: Received, code: str, **values: object) -> None:
+    """Aggregating `update` raises an UpdateError with this `code` and these `values`."""
+    with refused(code, **values) as caught:
         aggregate(OLD, [update])
+    assert isinstance(caught.value, UpdateError)

@@ -3,6 +3,7 @@
 The global model here is one vector, so that what a round must give can be written down.
 """
 
+import logging
 import re
 import threading
 import time
@@ -29,7 +30,7 @@ from device_agent.formats.manifest import (
 from device_agent.formats.protocol import Work
 from device_agent.formats.update import RECORD, TENSORS, UpdateRecord, write_update
 from device_agent.training.bundle_training import forget
-from toolkit.coordinator.coordinator import Chooser
+from toolkit.coordinator.coordinator import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
 from toolkit.coordinator.server import Server
 
@@ -155,16 +156,37 @@ def running(
     config: CoordinatorConfig,
     model: VectorModel | None = None,
     say: Callable[[str], None] = lambda line: None,
-    planner: Chooser | None = None,
+    planner: SubmodelPlanner | None = None,
 ) -> Iterator[Server]:
-    server = Server(config, model or VectorModel(), Path("fleet.toml"), say, planner)
-    thread = threading.Thread(target=server.run)
-    thread.start()
+    """A coordinator that serves `config`; `say` gets each message that it logs."""
+    with messages_to(say):
+        server = Server(config, model or VectorModel(), Path("fleet.toml"), planner)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+            thread.join()
+
+
+@contextmanager
+def messages_to(say: Callable[[str], None]) -> Iterator[None]:
+    """Give `say` each message that the toolkit logs."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(record.getMessage())
+
+    logger, handler = logging.getLogger("toolkit"), Handler()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     try:
-        yield server
+        yield
     finally:
-        server.stop()
-        thread.join()
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def token(config: CoordinatorConfig, kind: str) -> str:

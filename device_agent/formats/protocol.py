@@ -13,8 +13,9 @@ both sides always agree. All messages are JSON over HTTP, usable from a browser'
     POST /v1/leave                   secret       ->
     GET  /v1/status                  secret or operator token -> Status
 
-Tokens and secrets are sent as `Authorization: Bearer ...`. Every refusal is a Problem. While a
-coordinator starts, it answers every request with 503 and the code `preparing`, and does nothing.
+Tokens and secrets travel as `Authorization: Bearer ...`. Every refusal is a Problem. While a
+coordinator starts, it answers 503 with the code PREPARING to every request; while it still looks
+at submodels, to joins of devices that it plans for. It has done nothing then: ask again.
 
 The Ed25519 key pair that a device makes identifies it, and the device signs its join. It does not
 sign later requests: a signature would require reading the body of a streamed upload twice. They
@@ -26,20 +27,29 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 API = "/v1"
-JOIN_TOKEN = "join-token"
-"""Code of the Problem for a valid join token in a request that needs a device's secret."""
-NOT_AUTHORISED = "not-authorised"
+JOIN_TOKEN = "client.join-token"
+"""Code of the Problem (401) for a valid join token where a device's secret is needed."""
+NOT_AUTHORISED = "client.not-authorised"
 """Code of the Problem (401) for an unknown token or secret."""
 UNKNOWN_TOKEN = (
     "This join token is unknown here: give the content of one of the .token files that "
     "`edgetailor serve` names when it starts."
 )
-NEEDS_PROFILE = "needs-profile"
-"""Code of the Problem for a join without `profile` if the coordinator plans submodels."""
-NOTHING_FITS = "nothing-fits"
+NEEDS_PROFILE = "join.needs-profile"
+"""Code of the Problem for a join without `profile` if the coordinator plans for the device."""
+NOTHING_FITS = "plan.nothing-fits"
 """Code of the Problem for a join if no submodel is within the device's budgets."""
-PREPARING = "preparing"
-"""Code of the Problem (503, with Retry-After) for all requests until the coordinator is ready."""
+PREPARING = "federation.preparing"
+"""Code of the Problem (503, with Retry-After) for a request that the coordinator is not ready for.
+"""
+ROUND_CLOSED = "round.closed"
+"""Code of the Problem for an update of a round that takes none from this device now."""
+OTHER_BUNDLE = "round.other-bundle"
+"""Code of the Problem for an update that was not trained from the offered bundle."""
+ALREADY_SENT = "round.already-sent"
+"""Code of the Problem for a second, different update for one round."""
+NO_SUCH_FILE = "round.no-such-file"
+"""Code of the Problem (404) for a file that this device is not offered now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,10 +184,28 @@ class RoundResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """The coordinator works on `submodel`, the `number`-th (from 1) of `total`.
+
+    `task` is what it makes: bundles of the next round, or the workloads that it plans with.
+    """
+
+    task: Literal["bundles", "plan"]
+    submodel: str
+    number: int
+    total: int
+
+    def __str__(self) -> str:
+        verb = "preparing" if self.task == "bundles" else "planning"
+        return f"{verb} {self.number} of {self.total}: {self.submodel}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """The whole fleet. `round` counts from 1; it is 0 while devices enrol.
 
-    `kinds_ready` of the `kinds` of devices have a bundle for the current or next round.
+    `kinds_ready` of the `kinds` of devices have their bundle of the next or present round.
+    `preparing` is what the coordinator is making now, if anything.
     """
 
     version: int = 1
@@ -189,11 +217,12 @@ class Status:
     history: list[RoundResult]
     kinds: int = 0
     kinds_ready: int = 0
+    preparing: list[Preparation] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A refusal: a code for programs and a sentence for people."""
+    """A refusal: a code for programs (see the reference of errors) and a sentence for people."""
 
     code: str
     message: str

@@ -14,7 +14,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from device_agent.formats.atomic_files import fingerprint, refuse_existing, write_folder
-from device_agent.formats.manifest import FileEntry, Struct, TensorEntry, encode
+from device_agent.formats.manifest import (
+    FileEntry,
+    Manifest,
+    Struct,
+    TensorEntry,
+    encode,
+    uploaded,
+)
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import InputError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
@@ -23,6 +30,8 @@ UPDATE_VERSION = 1
 RECORD = "update.json"
 TENSORS = "update.safetensors"
 DIVERGED = "The loss is not finite: training diverged. Lower the learning rate."
+MOST_SAMPLES = 10**12
+"""More than any device has. The bound keeps sums weighted by samples within float32."""
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
@@ -78,20 +87,64 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
         return first if self.loss_first == self.loss_last else f"{first} to {last}"
 
 
+def decode_record(data: bytes, origin: str) -> UpdateRecord:
+    """The record in the bytes of an `update.json`; `origin` names it in errors.
+
+    Raises UpdateError if it is malformed or of another version.
+    """
+    try:
+        record = decode_json(data, UpdateRecord)
+    except MalformedError as error:
+        raise UpdateError(
+            f"{origin} is not an update record: {error}.", code="update.malformed-record"
+        ) from None
+    if record.version != UPDATE_VERSION:
+        raise UpdateError(
+            f"{origin} has version {record.version}; this program reads "
+            f"{UPDATE_VERSION}. Install the same version of edgetailor on both sides.",
+            code="update.unknown-version",
+            version=record.version,
+            supported=UPDATE_VERSION,
+        )
+    return record
+
+
+def check_record(record: UpdateRecord, origin: str) -> None:
+    """Raise UpdateError unless `record` has a usable number of samples and finite losses."""
+    if not 1 <= record.samples <= MOST_SAMPLES:
+        # Over JSON the number may have any length; errors carry what other programs can read.
+        samples = min(max(record.samples, -1), MOST_SAMPLES + 1)
+        raise UpdateError(
+            f"{origin}: an update must be trained on 1 to {MOST_SAMPLES:,} samples, not on "
+            f"{_shown(record.samples)}. Train the bundle again.",
+            code="update.unusable-samples",
+            samples=samples,
+            most=MOST_SAMPLES,
+        )
+    losses = (record.loss_first, record.loss_last, *(found.loss for found in record.validation))
+    if not all(map(math.isfinite, losses)):
+        raise UpdateError(DIVERGED, code="update.diverged")
+
+
+def _shown(number: int) -> str:
+    """An integer of any length for people."""
+    return f"{number:,}" if abs(number) <= 1000 * MOST_SAMPLES else f"more than {MOST_SAMPLES:,}"
+
+
 def check_tensors(
     tensors: Mapping[str, np.ndarray], table: tuple[TensorEntry, ...], origin: str
 ) -> None:
     """Raise UpdateError unless `tensors` are those of `table` and all numbers are finite."""
     expected = {entry.name: entry for entry in table}
-    for name in expected.keys() - tensors.keys():
+    for name in sorted(expected.keys() - tensors.keys()):
         raise UpdateError(
-            f"{origin} lacks the tensor {name!r}: it is not from this bundle.",
+            f"{origin}: the tensor {name!r} is missing; the update is not from this bundle.",
             code="update.missing-tensor",
             tensor=name,
         )
-    for name in tensors.keys() - expected.keys():
+    for name in sorted(tensors.keys() - expected.keys()):
         raise UpdateError(
-            f"{origin} has the unexpected tensor {name!r}: it is not from this bundle.",
+            f"{origin}: unexpected tensor {name!r}; the update is not from this bundle.",
             code="update.unexpected-tensor",
             tensor=name,
         )
@@ -99,7 +152,7 @@ def check_tensors(
         entry = expected[name]
         if tuple(array.shape) != entry.shape or array.dtype.name != entry.dtype:
             raise UpdateError(
-                f"{origin}: {name!r} is {array.dtype.name} {tuple(array.shape)}, "
+                f"{origin}: {name!r} is {array.dtype.name} {tuple(array.shape)}; "
                 f"its bundle says {entry.dtype} {entry.shape}.",
                 code="update.wrong-shape",
                 tensor=name,
@@ -118,11 +171,34 @@ def check_tensors(
 
 
 def check_trained(record: UpdateRecord, tensors: Mapping[str, np.ndarray]) -> None:
-    """Raise UpdateError for losses or tensors that every server would refuse."""
+    """Raise UpdateError for a record and tensors that no server would take."""
     check_tensors(tensors, record.tensors, "This update")
-    losses = (record.loss_first, record.loss_last, *(found.loss for found in record.validation))
-    if not all(map(math.isfinite, losses)):
-        raise UpdateError(DIVERGED, code="update.diverged")
+    check_record(record, "This update")
+
+
+def check_matches_bundle(record: UpdateRecord, manifest: Manifest, origin: str) -> None:
+    """Raise UpdateError unless `record` describes a training of the bundle of `manifest`."""
+    if (record.base, record.submodel) != (manifest.base, manifest.submodel):
+        raise UpdateError(
+            f"{origin} trained {record.submodel!r} of the model {record.base[:12]}; its bundle is "
+            f"{manifest.submodel!r} of {manifest.base[:12]}. Train the bundle again.",
+            code="update.other-bundle",
+            submodel=record.submodel,
+            expected_submodel=manifest.submodel,
+        )
+    if record.tensors != uploaded(manifest.tensors):
+        raise UpdateError(
+            f"{origin}: the update lists other tensors than its bundle. Train the bundle again.",
+            code="update.other-tensors",
+        )
+    if record.profile is not None and record.profile.submodel != manifest.submodel:
+        raise UpdateError(
+            f"{origin}: the profile is of {record.profile.submodel!r}, the update of "
+            f"{manifest.submodel!r}. Train the bundle again.",
+            code="update.other-profile",
+            submodel=record.profile.submodel,
+            expected_submodel=manifest.submodel,
+        )
 
 
 def check_place(out: Path, force: bool = False) -> None:
@@ -188,7 +264,7 @@ def read_update(folder: str | Path) -> tuple[UpdateRecord, dict[str, np.ndarray]
     """
     folder = Path(folder)
     try:
-        record = decode_json((folder / RECORD).read_bytes(), UpdateRecord)
+        encoded = (folder / RECORD).read_bytes()
         data = (folder / TENSORS).read_bytes()
     except FileNotFoundError as error:
         raise UpdateError(
@@ -203,18 +279,7 @@ def read_update(folder: str | Path) -> tuple[UpdateRecord, dict[str, np.ndarray]
             code="update.not-a-folder",
             path=str(folder),
         ) from None
-    except MalformedError as error:
-        raise UpdateError(
-            f"{folder / RECORD} is not an update record: {error}.",
-            code="update.malformed-record",
-        ) from None
-    if record.version != UPDATE_VERSION:
-        raise UpdateError(
-            f"{folder / RECORD} has version {record.version}; this program reads {UPDATE_VERSION}.",
-            code="update.wrong-version",
-            found=record.version,
-            supported=UPDATE_VERSION,
-        )
+    record = decode_record(encoded, str(folder / RECORD))
     # A hash that differs usually means an incomplete copy, so the advice is to copy again.
     if fingerprint(data) != record.file:
         raise UpdateError(

@@ -1,5 +1,5 @@
-"""Folding updates of any shape back into the one global model.
+"""Aggregating updates of any shape into the one global model.
 
-Start with `aggregate.py`; `federation.py` is the loop around it without any transport. Nothing here
-knows how updates arrived.
+Start with `aggregate.py`. `recover.py` is for your own aggregation, `federation.py` is the loop
+over rounds. Nothing here knows how updates arrive.
 """

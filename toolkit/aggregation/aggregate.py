@@ -1,10 +1,10 @@
-"""Folding updates of any shape back into one global model.
+"""Aggregating updates of any shape into one global model.
 
-Every update is recovered to global tensors, or parts of them, by its family, and each element is
+Every update is recovered by its family to global tensors, or parts of them, and each element is
 averaged over the devices that trained it. Nothing here knows how updates arrive.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,27 +13,37 @@ from torch import Tensor
 
 from device_agent.formats.manifest import TensorEntry
 from device_agent.formats.update import UpdateRecord
-from profiles.errors import UpdateError
+from profiles.errors import InputError, UpdateError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
-from toolkit.aggregation.submodel_strength import strength, trainable
+from toolkit.aggregation.recover import Received as Received
+from toolkit.aggregation.recover import (
+    RecoveredUpdate,
+    as_tensors,
+    check_recovers,
+    recover,
+    recover_tensors,
+    weight_of,
+)
 from toolkit.aggregation.update_validation import check_update, is_statistic
 from toolkit.aggregation.weighted_mean import Mean
 from toolkit.families import family_named
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.spec import parse_spec
-from toolkit.submodels.submodel import Family, Shapes, shapes_of
-from toolkit.submodels.tensor_slices import by_parameter, held_shapes, places
-
-Received = tuple[UpdateRecord, Mapping[str, np.ndarray]]
-"""An update as `read_update` returns it."""
+from toolkit.submodels.submodel import Family, shapes_of
+from toolkit.submodels.tensor_slices import held_shapes, places
 
 Table = tuple[TensorEntry, ...]
+
+Strategy = Callable[[GlobalModel, Iterator[RecoveredUpdate]], Mapping[str, Tensor]]
+"""(global model, updates) -> the new values of the global tensors that change, by name.
+
+The updates can be iterated once. Each is recovered when it is reached, so a strategy that keeps
+only sums never holds two updates in memory."""
 
 
 @dataclass
 class FactorMean:
-    """The updates of one submodel whose factors are averaged as they come (TDPFed's AFM)."""
+    """The mean of the factors of one submodel's updates (TDPFed's AFM)."""
 
     family: Family
     table: Table
@@ -45,25 +55,112 @@ def aggregate(
     model: GlobalModel,
     updates: Iterable[Received],
     policy: AggregationPolicy = AggregationPolicy(),  # noqa: B008  frozen
+    strategy: Strategy | None = None,
 ) -> GlobalModel:
-    """The next global model: each element moved by `policy` to the mean over those who trained it.
+    """Aggregate updates into the next global model.
 
-    What nobody trained stays as it is. Factors of families that keep them are also fitted anew to
-    the resulting model (TDPFed eq. 22). One update is in memory at a time. Raises UpdateError for
-    an update that does not fit `model`.
+    By default each element moves to the weighted mean over the updates that hold it, as `policy`
+    says. Elements that no update holds stay unchanged. One update is in memory at a time. Factors
+    of families that keep them are fitted again to the resulting model (TDPFed eq. 22).
+
+    Args:
+        model: The global model that the updates were trained from.
+        updates: Records and arrays, as `read_update` returns them.
+        policy: The weights of updates, and for the default strategy how factors are averaged and
+            how far the model moves.
+        strategy: Replaces the weighted mean. It gets every update recovered to full shapes and
+            returns new tensors. Default: the weighted mean.
+
+    Returns:
+        The next global model.
+
+    Raises:
+        UpdateError: If an update does not fit `model`, or if there is none.
+        InputError: If `strategy` returns tensors that do not fit the model.
+
+    Example:
+        >>> import torch
+        >>> model = GlobalModel({"w": torch.zeros(2)})
+        >>> aggregate(model, [])
+        Traceback (most recent call last):
+        ...
+        profiles.errors.UpdateError: There is no update to aggregate. Give at least one.
     """
+    if strategy is not None:
+        return _aggregate_by(strategy, model, updates, policy)
     aggregation = Aggregation(model, policy)
     for record, arrays in updates:
         aggregation.add(record, arrays)
-        del arrays  # or two updates are in memory while the next is read
+        del arrays  # otherwise two updates are in memory while the next one is read
     return aggregation.result()
 
 
-class Aggregation:
-    """The updates of one round on their way into `model`; needs the memory of a few models.
+def _aggregate_by(
+    strategy: Strategy,
+    model: GlobalModel,
+    updates: Iterable[Received],
+    policy: AggregationPolicy,
+) -> GlobalModel:
+    """The next global model by a user's strategy."""
+    factors = Aggregation(model, policy)
+    count = 0
 
-    The result does not depend on the order of `add`, and merging two aggregations of one model
-    under one policy equals adding everything to one.
+    def recovered() -> Iterator[RecoveredUpdate]:
+        nonlocal count
+        for update in updates:
+            count += 1
+            one = recover(update, model, policy)
+            factors.add_factors(*update)
+            yield one
+
+    iterator = recovered()
+    new = strategy(model, iterator)
+    for _ in iterator:  # kept factors need every update, whatever the strategy used
+        pass
+    if not count:
+        raise _no_update()
+    tensors = {**model.tensors}
+    for name, value in new.items():
+        tensors[name] = _checked(name, value, model)
+    return GlobalModel(tensors, {**model.kept, **factors.refitted(tensors)})
+
+
+def _checked(name: str, value: Tensor, model: GlobalModel) -> Tensor:
+    """A strategy's tensor in the type of the global tensor `name`. Raises InputError."""
+    if name not in model.tensors:
+        raise InputError(
+            f"The strategy returned {name!r}, which the global model does not have.",
+            code="aggregate.unknown-tensor",
+            parameter=name,
+        )
+    old = model.tensors[name]
+    if value.shape != old.shape:
+        raise InputError(
+            f"The strategy returned {name!r} with the shape {tuple(value.shape)}; the global model "
+            f"has {tuple(old.shape)}.",
+            code="aggregate.wrong-shape",
+            parameter=name,
+            shape=list(value.shape),
+            expected_shape=list(old.shape),
+        )
+    if not torch.isfinite(value).all():
+        raise InputError(
+            f"The strategy returned a number in {name!r} that is not finite.",
+            code="aggregate.not-finite",
+            parameter=name,
+        )
+    return value.to(old.dtype)
+
+
+class Aggregation:
+    """A running aggregation of one round's updates. It needs the memory of a few models.
+
+    The result does not depend on the order of `add`. Merging two aggregations of one model under
+    one policy equals adding all updates to one.
+
+    Args:
+        model: The global model that the updates were trained from.
+        policy: The weights of updates and how far the model moves.
     """
 
     def __init__(self, model: GlobalModel, policy: AggregationPolicy) -> None:
@@ -74,19 +171,29 @@ class Aggregation:
         self.trained: set[str] = set()
 
     def add(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take in one update. Raises UpdateError where it does not fit the model."""
+        """Add one update. Raises UpdateError if it does not fit the model."""
         check_update(record, arrays, self.model.tensors)
-        tensors = {name: torch.from_numpy(np.asarray(array)) for name, array in arrays.items()}
-        spec = parse_spec(record.submodel)
-        family, weight = family_named(spec.family), self._weight(record)
+        family = family_named(parse_spec(record.submodel).family)
         self.trained |= {e.stands_for or "" for e in record.tensors if e.role == "parameter"}
-        if family.averages_factors:
-            self._add_factors(spec.head, family, record, tensors, weight)
+        self.add_factors(record, arrays)
+        # AFM recovers the mean of all factors once, in `result`.
         if not family.averages_factors or self.policy.factors == "act":
-            self._add_recovered(family, tensors, record.tensors, weight)
+            weight = weight_of(record, self.model, self.policy)
+            self._add_recovered(family, as_tensors(arrays), record.tensors, weight)
+
+    def add_factors(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
+        """Add only the factors of a checked update, if its family keeps factors."""
+        spec = parse_spec(record.submodel)
+        family = family_named(spec.family)
+        if not family.averages_factors:
+            return
+        weight = weight_of(record, self.model, self.policy)
+        group = self._group(spec.head, family, record.tensors)
+        group.mean.add(as_tensors(arrays), weight)
+        group.weight += weight
 
     def merge(self, other: "Aggregation") -> None:
-        """Take in all that `other`, of the same model and policy, took in."""
+        """Add all updates of `other`, which has the same model and policy."""
         self.mean.merge(other.mean)
         self.trained |= other.trained
         for key, theirs in other.factors.items():
@@ -95,115 +202,67 @@ class Aggregation:
             group.weight += theirs.weight
 
     def result(self) -> GlobalModel:
-        """The next global model; this aggregation is used up."""
+        """The next global model. The aggregation cannot be used afterwards."""
         if self.policy.factors == "afm":
             for group in self.factors.values():
                 averaged = group.mean.result()
                 self._add_recovered(group.family, averaged, group.table, group.weight)
         if not self.mean.sums:
-            raise UpdateError("There is no update to aggregate; give at least one.")
+            raise _no_update()
         tensors = {**self.model.tensors}
         for name in list(self.mean.sums):
             tensors[name] = self._next(name)
-        kept = {
+        return GlobalModel(tensors, {**self.model.kept, **self.refitted(tensors)})
+
+    def refitted(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """Factors of the new global `tensors` for the next round, by submodel."""
+        return {
             key: group.family.refit(group.mean.result(), group.table, tensors)
             for key, group in self.factors.items()
         }
-        return GlobalModel(tensors, {**self.model.kept, **kept})
 
     def _next(self, name: str) -> Tensor:
-        """(1 - beta) * old + beta * mean (TDPFed, above eq. 22); forgets the mean.
+        """(1 - beta) * old + beta * mean (TDPFed, above eq. 22); drops the mean.
 
-        Statistics are never taken beyond the mean, where a variance can turn negative. Batch norm's
-        are known by name, whatever an update calls them; others by all updates calling them so.
+        Statistics never move beyond the mean, because a variance could become negative. Batch
+        norm's are known by name, whatever role an update gives them. Other tensors are statistics
+        if every update says so.
         """
         old = self.model.tensors[name]
         statistic = is_statistic(name) or name not in self.trained
         beta = min(self.policy.beta, 1.0) if statistic else self.policy.beta
         mean = self.mean.take(name, old)
         new = mean if beta == 1.0 else torch.lerp(old.float(), mean, beta)
+        # One sum instead of isfinite on every element: no temporary of the tensor's size.
         if not np.isfinite(new.numpy().sum(dtype=np.float64)):
             raise UpdateError(
                 f"The updates of {name!r} add up to more than float32 holds; training diverged. "
-                "Lower the learning rate."
+                "Lower the learning rate.",
+                code="aggregate.overflow",
+                parameter=name,
             )
         return new.to(old.dtype)
-
-    def _weight(self, record: UpdateRecord) -> float:
-        by_strength = self.policy.weights == "softmax"
-        shapes = trainable(self.model.tensors)
-        gamma = strength(record.submodel, record.tensors, shapes) if by_strength else 1.0
-        return self.policy.weight(record.samples, gamma)
 
     def _group(self, key: str, family: Family, table: Table) -> FactorMean:
         if key not in self.factors:
             check_recovers(family, table, self.shapes)
         group = self.factors.setdefault(key, FactorMean(family, table))
         if group.table != table:
-            raise UpdateError(f"Two updates of {key!r} have different factors.")
+            raise UpdateError(
+                f"Two updates of {key!r} have different factors.",
+                code="update.different-factors",
+                submodel=key,
+            )
         return group
-
-    def _add_factors(
-        self,
-        key: str,
-        family: Family,
-        record: UpdateRecord,
-        tensors: Mapping[str, Tensor],
-        weight: float,
-    ) -> None:
-        group = self._group(key, family, record.tensors)
-        group.mean.add(tensors, weight)
-        group.weight += weight
 
     def _add_recovered(
         self, family: Family, tensors: Mapping[str, Tensor], table: Table, weight: float
     ) -> None:
-        recovered = recover(family, tensors, table, held_shapes(table, self.shapes))
+        recovered = recover_tensors(family, tensors, table, held_shapes(table, self.shapes))
         self.mean.add(recovered, weight, places(table, self.shapes))
 
 
-def recover(
-    family: Family, tensors: Mapping[str, Tensor], table: Table, shapes: Shapes
-) -> Mapping[str, Tensor | Product]:
-    """What an update says of global tensors, or parts of them, of `shapes`.
-
-    Raises UpdateError where its factors do not give all of these tensors in these shapes.
-    """
-    try:
-        recovered = family.recover(tensors, table, shapes)
-    except KeyError as error:
-        name = _lacking(family, tensors, table, shapes)
-        raise UpdateError(f"An update lacks the factor {error} of {name!r}.") from None
-    except (RuntimeError, LookupError, ValueError) as error:
-        raise UpdateError(f"An update's factors do not fit the global model: {error}.") from None
-    named = {entry.stands_for for entry in table}
-    for odd in sorted(map(str, named ^ recovered.keys())):
-        raise UpdateError(
-            f"An update gives factors of {odd!r}, of which the family {family.name!r} makes "
-            "nothing: it is not of the submodel that it names."
-        )
-    for name, value in recovered.items():
-        if tuple(value.shape) != shapes[name]:
-            raise UpdateError(
-                f"An update gives {name!r} the shape {tuple(value.shape)}; "
-                f"the global model has {shapes[name]}."
-            )
-    return recovered
-
-
-def check_recovers(family: Family, table: Table, shapes: Shapes) -> None:
-    """Raise UpdateError as `recover` would, from the shapes in `table` alone."""
-    tensors = {entry.name: torch.empty(entry.shape, device="meta") for entry in table}
-    recover(family, tensors, table, held_shapes(table, shapes))
-
-
-def _lacking(
-    family: Family, tensors: Mapping[str, Tensor], table: Table, shapes: Shapes
-) -> str | None:
-    """The global tensor that `family` cannot recover for lack of a factor."""
-    for name, entries in by_parameter(table).items():
-        try:
-            family.recover(tensors, entries, shapes)
-        except KeyError:
-            return name
-    return None
+def _no_update() -> UpdateError:
+    return UpdateError(
+        "There is no update to aggregate. Give at least one.", code="aggregate.no-update"
+    )

@@ -1,12 +1,12 @@
-"""Rounds without a coordinator: aggregate update folders into a weights file."""
+"""Rounds without a coordinator: update folders aggregated into a weights file."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.formats.atomic_files import check_file_place, write_file
-from device_agent.formats.update import UpdateRecord, read_update
-from profiles.errors import UpdateError
+from device_agent.formats.update import RECORD, UpdateRecord, read_update
+from profiles.errors import InputError, UpdateError
 from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.submodels import global_model
@@ -16,7 +16,7 @@ AGGREGATION_VERSION = 1
 
 @dataclass(frozen=True)
 class Aggregated:
-    """What went into a new global model."""
+    """The updates in a new global model, and its file."""
 
     records: tuple[UpdateRecord, ...]
     out: Path
@@ -29,12 +29,30 @@ def aggregate_files(
     force: bool = False,
     policy: AggregationPolicy | None = None,
 ) -> Aggregated:
-    """Fold the update folders `updates` into the model of `global_file` and write it to `out`.
+    """Aggregate update folders into a weights file. One update is in memory at a time.
 
-    One update is in memory at a time. Raises UpdateError for an update that was cut from another
-    global model, InputError for files that cannot be used; then `out` is as it was.
+    Args:
+        global_file: The weights that the updates were trained from.
+        updates: Update folders.
+        out: The new weights file.
+        force: Replace `out` if it exists.
+        policy: The weights of updates and how far the model moves.
+
+    Returns:
+        The records of the updates.
+
+    Raises:
+        UpdateError: If an update was trained from other weights. `out` is then unchanged.
+        InputError: If a file cannot be used. `out` is then unchanged.
     """
     check_file_place(out, force)
+    if (global_file / RECORD).is_file():
+        raise InputError(
+            f"{global_file} is an update folder, not a weights file: give the global weights first "
+            "and the updates after them.",
+            code="aggregate.wrong-order",
+            path=str(global_file),
+        )
     model = global_model.from_file(global_file)
     base = model.fingerprint()
     records: list[UpdateRecord] = []
@@ -47,16 +65,22 @@ def aggregate_files(
                 raise UpdateError(
                     f"{folder} was trained from another global model than {global_file}: it is of "
                     "another model or another round. Aggregate it into the weights that its bundle "
-                    "was cut from."
+                    "was cut from.",
+                    code="aggregate.other-model",
+                    path=str(folder),
+                    global_file=str(global_file),
                 )
             if record.file.sha256 in seen:
                 raise UpdateError(
-                    f"{folder} is the same update as {seen[record.file.sha256]}: give each once."
+                    f"{folder} is the same update as {seen[record.file.sha256]}: give each once.",
+                    code="aggregate.same-update",
+                    path=str(folder),
+                    other=str(seen[record.file.sha256]),
                 )
             seen[record.file.sha256] = folder
             records.append(record)
             yield record, tensors
-            del tensors  # before the next update is read
+            del tensors  # freed before the next update is read
 
     new = aggregate(model, received(), policy or AggregationPolicy())
     write_file(out, new.save())

@@ -1,4 +1,4 @@
-"""How updates are weighed and how far the global model follows their mean."""
+"""The weights of updates, and how far the global model moves to their mean."""
 
 import math
 from dataclasses import dataclass
@@ -11,22 +11,32 @@ Weights = Literal["samples", "uniform", "softmax"]
 Factors = Literal["afm", "act"]
 
 LOWEST_TEMPERATURE = 0.05
-"""At it a full model already outweighs one of rank ratio 1/2 by e^10; far below, float32 weights
-of weak devices vanish, and with them tensors that only these trained."""
+"""At this temperature a full model outweighs one of rank ratio 1/2 by e^10. Far below it, float32
+weights of weak devices become 0, and tensors that only they trained are lost."""
 
 GREATEST_BETA = 10.0
-"""Far beyond TDPFed's 1.8; keeps the new model within float32."""
+"""Far beyond TDPFed's 1.8. The bound keeps the new model within float32."""
 
 
 @dataclass(frozen=True)
 class AggregationPolicy:
-    """What `aggregate` does with the updates of one round.
+    """How the updates of one round are aggregated.
 
-    `weights` is what an update counts: its number of samples, the same for all, or FedHM eq. 2's
-    softmax over strengths at `temperature` (inf: the same for all). `factors` says how families
-    that keep factors are averaged: `afm` averages factors and composes once, `act` composes every
-    update. `beta` is TDPFed's: the new model is (1 - beta) * old + beta * mean; above 1 it goes
-    beyond the mean. Raises InputError for values outside what aggregation can use.
+    Args:
+        weights: The weight of an update: its number of `samples`, `uniform` for all, or FedHM
+            eq. 2's `softmax` over the strengths of the submodels.
+        temperature: The temperature of the softmax, from 0.05; inf means uniform weights.
+        factors: How families that keep factors are averaged. `afm` averages factors and composes
+            the mean; `act` composes every update and averages the tensors.
+        beta: TDPFed's: the new model is (1 - beta) * old + beta * mean. Above 1 it moves beyond
+            the mean.
+
+    Raises:
+        InputError: If a value cannot be used.
+
+    Example:
+        >>> AggregationPolicy(weights="uniform").weight(samples=100, strength=0.5)
+        1.0
     """
 
     weights: Weights = "samples"
@@ -38,23 +48,31 @@ class AggregationPolicy:
         for name, choices in (("weights", get_args(Weights)), ("factors", get_args(Factors))):
             if getattr(self, name) not in choices:
                 raise InputError(
-                    f"{name} must be one of {', '.join(choices)}; it is {getattr(self, name)!r}."
+                    f"{name} must be one of {', '.join(choices)}; it is {getattr(self, name)!r}.",
+                    code="aggregate.unknown-choice",
+                    option=name,
+                    choices=list(choices),
                 )
         if not _number(self.temperature) >= LOWEST_TEMPERATURE:
             raise InputError(
                 f"temperature must be a number from {LOWEST_TEMPERATURE} up, or inf; "
-                f"it is {self.temperature!r}."
+                f"it is {self.temperature!r}.",
+                code="aggregate.bad-temperature",
+                least=LOWEST_TEMPERATURE,
             )
         if not 0 < _number(self.beta) <= GREATEST_BETA:
             raise InputError(
-                f"beta must be a number above 0 and at most {GREATEST_BETA:g}; it is {self.beta!r}."
+                f"beta must be a number above 0 and at most {GREATEST_BETA:g}; "
+                f"it is {self.beta!r}.",
+                code="aggregate.bad-beta",
+                most=GREATEST_BETA,
             )
 
     def weight(self, samples: int, strength: float) -> float:
-        """Weight of an update, to be divided by the sum over all; `strength` is in (0, 1].
+        """The weight of an update of `samples` samples, relative to other updates.
 
-        FedHM eq. 2 with 1 subtracted from every strength, which cancels in the quotient and keeps
-        the exponential at most 1.
+        `strength` is in (0, 1]. The softmax is FedHM eq. 2 with 1 subtracted from every strength:
+        that cancels in the quotient and keeps the exponential at most 1.
         """
         match self.weights:
             case "samples":
@@ -66,7 +84,7 @@ class AggregationPolicy:
 
 
 def _number(value: object) -> float:
-    """`value` as a float; nan, which is in no range, where it is no number or beyond any float."""
+    """`value` as a float; nan, which no range contains, if it is not a number or too large."""
     try:
         return float(value) if isinstance(value, Real) else math.nan
     except OverflowError:

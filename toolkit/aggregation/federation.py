@@ -1,4 +1,4 @@
-"""One global model over the rounds: bundles out, updates in. Knows nothing of transport."""
+"""One global model over the rounds: bundles out, updates in, without any transport."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,7 +10,7 @@ from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import with_constants
 from exporters.export import compile_graphs
 from exporters.runtime_graph import Graphs
-from toolkit.aggregation.aggregate import Received, aggregate
+from toolkit.aggregation.aggregate import Received, Strategy, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.model_evaluation import evaluate, take_statistics
 from toolkit.splitting import split
@@ -24,7 +24,26 @@ from toolkit.submodels.training_config import TrainingConfig
 class Federation:
     """A global model and the submodels that its devices train.
 
-    Graphs are lowered once for each submodel; every round only cuts new weights for them.
+    The graphs of a submodel are made once. Every round only cuts new weights for them.
+
+    Args:
+        model_reference: `package.module:function` that returns the model.
+        input_shape: The shape of one sample.
+        training: How devices train.
+        weights_file: The model's first weights. Default: those that it is built with.
+        seed: The seed that the model is built with.
+        policy: The weights of updates and how far the model moves in a round.
+        strategy: Replaces the weighted mean; see `aggregate`.
+
+    Raises:
+        ModelError: If the model cannot be loaded.
+        InputError: If the weights file cannot be used.
+
+    Example:
+        >>> from toolkit.submodels.training_config import TrainingConfig
+        >>> federation = Federation("toolkit.models:digits_cnn", (1, 8, 8), TrainingConfig())
+        >>> str(federation.submodel("width:0.5").spec)
+        'width:0.5'
     """
 
     def __init__(
@@ -35,24 +54,25 @@ class Federation:
         weights_file: str | Path | None = None,
         seed: int = 0,
         policy: AggregationPolicy | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
-        """Build the model with `seed`. Raises ModelError or InputError as `load_model` does."""
         self.module, self.model = load_global(model_reference, weights_file, seed)
         self.input_shape = input_shape
         self.training = training
         self.policy = policy or AggregationPolicy()
+        self.strategy = strategy
         self._submodels: dict[str, Submodel] = {}
         self._graphs: dict[str, Graphs] = {}
         self._bundles: dict[tuple[str, int], dict[str, bytes]] = {}
 
     def submodel(self, spec: str) -> Submodel:
-        """The submodel of `spec`, split once. Raises SpecError where the model cannot give it."""
+        """The submodel of `spec`, split once. Raises SpecError if the model cannot give it."""
         if spec not in self._submodels:
             self._submodels[spec] = split(self.module, spec, self.input_shape, self.training)
         return self._submodels[spec]
 
     def bundle(self, spec: str, round_: int = 1) -> dict[str, bytes]:
-        """Files of the bundle for `spec` in round `round_` (from 1): name to content."""
+        """The files of the bundle for `spec` in round `round_` (from 1): name to content."""
         if (spec, round_) not in self._bundles:
             submodel = self.submodel(spec)
             if spec not in self._graphs:
@@ -66,18 +86,29 @@ class Federation:
         return self._bundles[spec, round_]
 
     def fold(self, updates: Iterable[Received]) -> None:
-        """Make the next global model of `updates`. Raises UpdateError and changes nothing."""
-        new = aggregate(self.model, updates, self.policy)
-        # The last round's subspaces are where this round's factorizations start.
+        """Aggregate `updates` into the next global model.
+
+        Raises UpdateError for an update that does not fit; the model then stays unchanged.
+        """
+        new = aggregate(self.model, updates, self.policy, self.strategy)
+        # This round's factorizations start from the last round's subspaces: few iterations suffice.
         self._replace(replace(new, factorizer=self.model.factorizer))
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float | None, float]:
-        """Accuracy and mean loss of the global model on samples `x`, labels `y`.
+        """Evaluate the global model.
 
-        A regression has no accuracy.
+        With static batch norm the model takes its statistics from `x` first.
 
-        With static batch norm the model takes its statistics from `x` first. Raises ModelError for
-        samples that the model does not take, InputError for labels that it has no class for.
+        Args:
+            x: Samples, (samples, *input_shape).
+            y: Their labels, (samples,).
+
+        Returns:
+            The accuracy (None for a regression) and the mean loss.
+
+        Raises:
+            ModelError: If the model does not take these samples.
+            InputError: If it has no class for a label.
         """
         self.model.load_into(self.module)
         if self.training.batch_norm == "static":
@@ -87,11 +118,11 @@ class Federation:
         return found.accuracy, found.loss
 
     def save(self) -> bytes:
-        """The global model, kept factors included, as a safetensors file."""
+        """The global model, with kept factors, as a safetensors file."""
         return self.model.save()
 
     def load(self, data: bytes) -> None:
-        """Take up a saved global model. Raises InputError where it is not of this model."""
+        """Restore a saved global model. Raises InputError if it is not of this model."""
         loaded = global_model.from_bytes(data, "The saved global model")
         global_model.check_fits(loaded, self.module, "The saved global model")
         self._replace(loaded)

@@ -1,4 +1,4 @@
-"""A weighted sum of many tensors in float32 memory, nearly as accurate as one in float64."""
+"""A weighted sum of many tensors in float32, nearly as accurate as one in float64."""
 
 import torch
 from torch import Tensor
@@ -7,33 +7,33 @@ from toolkit.submodels.matrix_product import Product, inverse
 from toolkit.submodels.tensor_slices import Place
 
 CARRY = 32
-"""Additions before the low part is carried: each rounds by at most 2^-24 of the low part."""
+"""Additions before the low part is carried. Each rounds by at most 2^-24 of the low part."""
 
 PIECE = 1 << 16
-"""Numbers carried at once, so that their temporary stays in the cache."""
+"""Numbers carried at a time, so that the temporary stays in the cache."""
 
 
 class RunningSum:
-    """sum of weight * value over what was added, kept as high + low.
+    """The sum of weight * value over all additions, kept as high + low.
 
-    Additions go to `low`. Every CARRY of them its leading part moves to `high` and the rounding
-    remainder stays (Dekker's fast two-sum), so that only additions within one run of CARRY round,
-    however many there are. Products are accumulated by the matrix product itself, without a
-    temporary; both parts lie in memory so that the axes in the order `axes` are contiguous, which
-    for products are their rows and columns.
+    Additions go to `low`. After every CARRY additions its leading part moves to `high` and the
+    rounding remainder stays (Dekker's fast two-sum). Only additions within one run of CARRY round,
+    however many there are. Products are added by the matrix product itself, without a temporary.
+    In both parts the axes in the order `axes` are contiguous in memory; for products these are
+    their rows and columns.
     """
 
     def __init__(self, shape: tuple[int, ...], axes: tuple[int, ...] | None = None) -> None:
         self.axes = axes or tuple(range(len(shape)))
-        lying = torch.zeros([shape[axis] for axis in self.axes])
-        self.low = lying.permute(inverse(self.axes))
+        contiguous = torch.zeros([shape[axis] for axis in self.axes])
+        self.low = contiguous.permute(inverse(self.axes))
         self.high: Tensor | None = None
         self.additions = 0
 
     def add(self, value: Tensor | Product, weight: float, place: Place | None = None) -> None:
-        """Add `weight` * `value`, at `place` where that is only a part of the sum's shape."""
+        """Add `weight` * `value`, at `place` if it is a part of the sum's shape."""
         if isinstance(value, Product) and place is None:
-            self._lie_as(value.axes)
+            self._set_layout(value.axes)
             u, v = value.matrices()
             self.low.permute(self.axes).view(u.shape[0], -1).addmm_(u, v, alpha=weight)
         else:
@@ -47,14 +47,14 @@ class RunningSum:
             self.carry()
 
     def merge(self, other: "RunningSum") -> None:
-        """Add all that `other` holds."""
+        """Add the sum of `other`."""
         for part in (other.high, other.low):
             if part is not None:
                 self.carry()
                 self.low += part
 
     def carry(self) -> None:
-        """high, low = the rounded high + low, and what rounding left over."""
+        """high, low = the rounded high + low, and the rounding remainder."""
         if self.high is None:
             self.high, self.low = self.low, torch.zeros_like(self.low)
             return
@@ -71,14 +71,14 @@ class RunningSum:
         return self.low.clone() if self.high is None else self.low + self.high
 
     def take(self) -> Tensor:
-        """As `total`, contiguous and in the sum's own memory, which ends it."""
+        """The sum as `total` gives it, contiguous, in the sum's own memory. This ends the sum."""
         if self.high is None:
             return self.low.contiguous()
         self.low += self.high
         return self.high.permute(self.axes).view(self.low.shape).copy_(self.low)
 
-    def _lie_as(self, axes: tuple[int, ...]) -> None:
-        """Lay the sum out so that its axes in the order `axes` are contiguous."""
+    def _set_layout(self, axes: tuple[int, ...]) -> None:
+        """Make the axes in the order `axes` contiguous."""
         if axes != self.axes:
             back = inverse(axes)
             self.low = self.low.permute(axes).contiguous().permute(back)

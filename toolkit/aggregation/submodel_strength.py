@@ -1,4 +1,4 @@
-"""How strong a device's submodel is beside the global model: gamma of FedHM eq. 2."""
+"""The strength of a submodel relative to the global model: gamma of FedHM eq. 2."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ from toolkit.submodels.tensor_slices import numbers_held
 def strength(submodel: str, table: Sequence[TensorEntry], shapes: Shapes) -> float:
     """Strength in (0, 1] of an update of `submodel` (a spec) whose tensors `table` describes.
 
-    What the spec's size says by its family, otherwise the share of the global model that the update
-    stands for (1 for `full`). A composed spec, like `slice:0.42+low-rank:0.25`, has the product
-    over its families. `shapes` are those that `trainable` gives. Raises SpecError for a spec that
-    cannot be read.
+    If the family gives the spec's size a strength, that is it; otherwise it is the share of the
+    global model that the update holds (1 for `full`). A composed spec, like
+    `slice:0.42+low-rank:0.25`, has the product over its families. `shapes` are those that
+    `trainable` gives. Raises SpecError for a malformed spec.
     """
     specs = parse_spec(submodel).nested()
     known = [family_named(spec.family).strength(spec) for spec in specs]
@@ -27,15 +27,15 @@ def strength(submodel: str, table: Sequence[TensorEntry], shapes: Shapes) -> flo
 
 
 def trainable(tensors: Mapping[str, Tensor]) -> Shapes:
-    """Shapes of the global `tensors` that updates may hold: not of counters, which none trains."""
+    """Shapes of the global `tensors` that updates may hold. Integer counters are not trained."""
     return shapes_of({name: t for name, t in tensors.items() if t.is_floating_point()})
 
 
 def share(table: Sequence[TensorEntry], shapes: Shapes) -> float:
-    """Share of the global model's numbers that an update stands for.
+    """The share of the global model's numbers that an update holds.
 
-    Factors stand for all of their tensor. Buffers count on both sides: a state dict does not tell
-    them from parameters.
+    Factors hold all of their tensor. Buffers count in both numbers, because a state dict does not
+    distinguish them from parameters.
     """
     held = {e.stands_for: numbers_held(e, shapes[e.stands_for]) for e in table if e.stands_for}
     return sum(held.values()) / sum(map(math.prod, shapes.values()))

@@ -1,4 +1,4 @@
-"""What an update must be before it may enter the mean."""
+"""Checks of an update against the global model, before it may be aggregated."""
 
 import math
 from collections import Counter
@@ -8,38 +8,30 @@ import numpy as np
 from torch import Tensor
 
 from device_agent.formats.manifest import UPLOADED, TensorEntry
-from device_agent.formats.update import UpdateRecord, check_tensors
+from device_agent.formats.update import UpdateRecord, check_record, check_tensors
 from profiles.errors import SpecError, UpdateError
 from toolkit.families import family_named
 from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.submodel import Shapes, shapes_of
 from toolkit.submodels.tensor_slices import by_parameter, check_part, held_shape
 
-MOST_SAMPLES = 10**12
-"""More than any device has; keeps weighted sums within float32."""
-
-
 STATISTICS = ("running_mean", "running_var")
-"""How batch norm names its statistics."""
+"""The names of batch norm's statistics."""
 
 
 def check_update(
     record: UpdateRecord, arrays: Mapping[str, np.ndarray], model: Mapping[str, Tensor]
 ) -> None:
-    """Raise UpdateError unless an update, from whoever it comes, fits the global tensors `model`.
+    """Raise UpdateError unless an update, whatever its source, fits the global tensors `model`.
 
-    Looks at the table first, so that nothing is computed from factors of absurd size.
+    The table is checked before the arrays, so that nothing is computed from factors of absurd size.
     """
     shapes = shapes_of(model)
-    if not 1 <= record.samples <= MOST_SAMPLES:
-        raise UpdateError(
-            f"An update of {record.samples} samples has no weight; it has from 1 to "
-            f"{MOST_SAMPLES:g}."
-        )
     origin = f"The update of {record.submodel!r}"
+    check_record(record, origin)
     _check_spec(record.submodel)
     _check_names(record.tensors, origin, shapes)
-    _check_kinds(record.tensors, origin, model)
+    _check_roles_and_types(record.tensors, origin, model)
     for name, entries in by_parameter(record.tensors).items():
         for entry in entries:
             check_part(entry, shapes[name])
@@ -49,12 +41,12 @@ def check_update(
 
 
 def is_statistic(name: str) -> bool:
-    """Whether the global tensor `name` is a batch norm's, which has no gradient to go on along."""
+    """Whether the global tensor `name` is a statistic of batch norm, which has no gradient."""
     return name.rpartition(".")[2] in STATISTICS
 
 
 def _check_spec(submodel: str) -> None:
-    """Refuse a submodel that no family makes of any model."""
+    """Raise UpdateError for a submodel that no family makes of any model."""
     try:
         for spec in parse_spec(submodel).nested():
             family = family_named(spec.family)
@@ -62,39 +54,63 @@ def _check_spec(submodel: str) -> None:
                 spec.check_no_size()
             family.strength(spec)  # reads the size
     except SpecError as error:
-        raise UpdateError(f"{error} An update calls its submodel so.") from None
+        raise UpdateError(
+            f"{error} An update names this submodel.",
+            code="update.unknown-submodel",
+            submodel=submodel,
+        ) from None
 
 
 def _check_names(table: tuple[TensorEntry, ...], origin: str, shapes: Shapes) -> None:
     times = Counter(entry.name for entry in table)
     for entry in table:
         if times[entry.name] > 1:
-            raise UpdateError(f"{origin} lists the tensor {entry.name!r} more than once.")
+            raise UpdateError(
+                f"{origin} lists the tensor {entry.name!r} more than once.",
+                code="update.repeated-tensor",
+                tensor=entry.name,
+            )
         if entry.stands_for is None:
-            raise UpdateError(f"{origin}: {entry.name!r} stands for no global parameter.")
+            raise UpdateError(
+                f"{origin}: {entry.name!r} stands for no global parameter.",
+                code="update.unnamed-parameter",
+                tensor=entry.name,
+            )
         if entry.stands_for not in shapes:
             raise UpdateError(
-                f"{origin} trains {entry.stands_for!r}, which the global model does not have: it "
-                "belongs to another model."
+                f"{origin} trains {entry.stands_for!r}, which the global model does not have. The "
+                "update belongs to another model.",
+                code="update.unknown-parameter",
+                parameter=entry.stands_for,
             )
 
 
-def _check_kinds(table: tuple[TensorEntry, ...], origin: str, model: Mapping[str, Tensor]) -> None:
-    """Refuse roles and number types that no device sends."""
+def _check_roles_and_types(
+    table: tuple[TensorEntry, ...], origin: str, model: Mapping[str, Tensor]
+) -> None:
+    """Raise UpdateError for roles and number types that no device sends."""
     for entry in table:
         if entry.role not in UPLOADED:
             raise UpdateError(
                 f"{origin}: {entry.name!r} has the role {entry.role!r}; an update holds tensors of "
-                f"the roles {' and '.join(UPLOADED)}."
+                f"the roles {' and '.join(UPLOADED)}.",
+                code="update.wrong-role",
+                tensor=entry.name,
+                role=entry.role,
             )
         if entry.dtype != "float32":
             raise UpdateError(
-                f"{origin}: {entry.name!r} is {entry.dtype}; an update holds float32 only."
+                f"{origin}: {entry.name!r} is {entry.dtype}; an update holds float32 only.",
+                code="update.wrong-type",
+                tensor=entry.name,
+                dtype=entry.dtype,
             )
         if not model[entry.stands_for or ""].is_floating_point():
             raise UpdateError(
-                f"{origin} trains {entry.stands_for!r}, which holds whole numbers in the global "
-                "model: no device trains these."
+                f"{origin} trains {entry.stands_for!r}, which holds integers in the global model; "
+                "devices do not train these.",
+                code="update.integer-parameter",
+                parameter=entry.stands_for,
             )
 
 
@@ -104,7 +120,11 @@ def _check_variances(
     for entry in table:
         name = entry.stands_for or ""
         if name.rpartition(".")[2] == "running_var" and (arrays[entry.name] < 0).any():
-            raise UpdateError(f"{origin} gives {name!r} a variance below zero.")
+            raise UpdateError(
+                f"{origin} gives {name!r} a variance below zero.",
+                code="update.negative-variance",
+                parameter=name,
+            )
 
 
 def _check_group(
@@ -113,9 +133,17 @@ def _check_group(
     """Check the entries that stand for the global tensor `name` of `shape`."""
     labels = [entry.factor for entry in entries]
     if len(set(labels)) < len(labels) or (None in labels and len(labels) > 1):
-        raise UpdateError(f"{origin} stands for {name!r} twice; one tensor or its factors may.")
+        raise UpdateError(
+            f"{origin} holds {name!r} twice; it may hold one tensor or its factors.",
+            code="update.repeated-parameter",
+            parameter=name,
+        )
     if any(entry.part != entries[0].part for entry in entries):
-        raise UpdateError(f"{origin}: the factors of {name!r} name different parts of it.")
+        raise UpdateError(
+            f"{origin}: the factors of {name!r} name different parts of it.",
+            code="update.different-parts",
+            parameter=name,
+        )
     held = held_shape(entries[0], shape)
     if None in labels:
         _check_shape(name, entries[0].shape, held, origin)
@@ -126,25 +154,35 @@ def _check_group(
 def _check_shape(name: str, came: tuple[int, ...], held: tuple[int, ...], origin: str) -> None:
     if came != held:
         raise UpdateError(
-            f"{origin} gives {name!r} the shape {came}; the global model has {held} there."
+            f"{origin} gives {name!r} the shape {came}; the global model has {held} there.",
+            code="update.wrong-shape",
+            parameter=name,
+            shape=list(came),
+            expected_shape=list(held),
         )
 
 
 def _check_rank(name: str, entries: list[TensorEntry], held: tuple[int, ...], origin: str) -> None:
-    """Refuse factors that are empty, or larger than any rank of a tensor of shape `held` makes.
+    """Raise UpdateError for empty factors, and for more numbers than any useful rank has.
 
-    A tensor has at most the rank count / largest size, at which CP factors have that many rows of
-    `sum(held)` numbers; a matrix factorization of less than full size is smaller still.
+    A tensor of shape `held` has at most the rank count / largest size. At that rank CP factors have
+    that many rows of `sum(held)` numbers. A matrix factorization of less than full size is smaller.
     """
     if len(held) < 2:
         raise UpdateError(
             f"{origin} has factors of {name!r}, which has the shape {held} in the global model; "
-            "only tensors of two axes and more have factors."
+            "only tensors of two or more axes have factors.",
+            code="update.unexpected-factors",
+            parameter=name,
+            shape=list(held),
         )
     numbers = sum(math.prod(entry.shape) for entry in entries)
     largest = math.prod(held) // max(held) * sum(held)
     if not 0 < numbers <= largest:
         raise UpdateError(
             f"{origin} has factors of {numbers} numbers for {name!r}; factors of a tensor of "
-            f"shape {held} have from 1 to {largest}."
+            f"shape {held} have from 1 to {largest}.",
+            code="update.wrong-rank",
+            parameter=name,
+            most=largest,
         )

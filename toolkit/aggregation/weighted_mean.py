@@ -1,4 +1,4 @@
-"""The streaming weighted mean of tensors, element by element over those who hold them."""
+"""The streaming weighted mean of tensors, for each element over the updates that hold it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ from toolkit.submodels.tensor_slices import Place
 
 @dataclass
 class Mean:
-    """Streaming weighted mean, tensor by tensor over those that were added.
+    """Streaming weighted mean, for each tensor over the values that were added.
 
     Laws: the result does not depend on the order of `add`, and merging two means equals adding
-    everything to one. Holds two float32 copies of what was added, however many there were, and
-    one number for every place that somebody's tensors had.
+    everything to one. However many tensors are added, the mean holds two float32 copies of each,
+    and one number for every different place.
     """
 
     sums: dict[str, RunningSum] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Mean:
         weight: float,
         places: Mapping[str, Place] | None = None,
     ) -> None:
-        """Take in `tensors` with `weight` > 0; those in `places` are parts of larger ones."""
+        """Add `tensors` with `weight` > 0. Those in `places` are parts of larger tensors."""
         for name, value in tensors.items():
             place = (places or {}).get(name)
             if name not in self.sums:
@@ -38,7 +38,7 @@ class Mean:
             self._weigh(name, place, weight)
 
     def merge(self, other: "Mean") -> None:
-        """Take in all that `other` took in."""
+        """Add everything that was added to `other`."""
         for name, total in other.sums.items():
             if name not in self.sums:
                 self.sums[name] = RunningSum(tuple(total.low.shape), total.axes)
@@ -47,15 +47,15 @@ class Mean:
                 self._weigh(name, place, weight)
 
     def result(self) -> dict[str, Tensor]:
-        """The means so far, float32; nan where nobody holds an element."""
+        """The means so far, float32; nan for elements that nothing holds."""
         return {
             name: (total.total() / self._share(name)).float() for name, total in self.sums.items()
         }
 
     def take(self, name: str, old: Tensor) -> Tensor:
-        """The mean of one tensor, float32, which is then forgotten.
+        """Remove the mean of one tensor and return it, float32.
 
-        Elements that nobody holds are those of `old`.
+        Elements that no update holds have the value of `old`.
         """
         share = self._share(name)
         del self.weights[name]
@@ -67,7 +67,7 @@ class Mean:
         weights[place] = weights.get(place, 0.0) + weight
 
     def _share(self, name: str) -> float | Tensor:
-        """Joint weight of those who hold each element; one number where all hold all of it."""
+        """The sum of weights for each element; one number if every value was a whole tensor."""
         weights = dict(self.weights[name])
         whole = weights.pop(None, 0.0)
         if not weights:
@@ -80,7 +80,7 @@ class Mean:
 
 
 def sum_for(value: Tensor | Product, place: Place | None) -> RunningSum:
-    """An empty sum for what is like `value`, lying as it does."""
+    """An empty sum in the shape and memory layout of `value`."""
     if place is not None:
         return RunningSum(place.shape)
     return RunningSum(tuple(value.shape), value.axes if isinstance(value, Product) else None)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from device_agent.cli.console import print_json
 from device_agent.cli.options import Size
 
 FILE = click.Path(path_type=Path)
@@ -60,7 +61,7 @@ def diff(before: Path, after: Path, allowed: float, other_machine: bool, as_json
 
     found = comparing.compare(read_merged(before), read_merged(after), allowed, other_machine)
     if as_json:
-        click.echo(json.dumps(comparing.as_json(found), indent=1))
+        print_json(json.dumps(comparing.as_json(found), indent=1))
     else:
         click.echo("\n".join(comparing.lines(found)))
     comparing.require_no_regression(found)

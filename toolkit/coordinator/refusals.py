@@ -1,38 +1,57 @@
-"""What the coordinator answers when it does not do what a device asked."""
+"""Refusals: errors that the coordinator answers a request with."""
+
+from typing import Any
 
 from device_agent.formats.protocol import NOT_AUTHORISED, Problem
 from profiles.errors import EdgeTailorError
 
 
 class RefusalError(EdgeTailorError):
-    """A request that is refused: HTTP `status`, a `code` for programs, a message for people."""
+    """A refused request.
 
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
+    Attributes:
+        status: The HTTP status of the answer.
+    """
+
+    def __init__(self, message: str, *, status: int, code: str, **values: Any) -> None:
+        super().__init__(message, code=code, **values)
         self.status = status
-        self.problem = Problem(code=code, message=message)
+
+    @property
+    def problem(self) -> Problem:
+        """The body of the answer."""
+        return Problem(code=self.code, message=str(self))
 
 
 def not_authorised(message: str) -> RefusalError:
-    """Nobody knows who asks (401)."""
-    return RefusalError(401, NOT_AUTHORISED, message)
+    """401: the token or secret is unknown."""
+    return RefusalError(message, status=401, code=NOT_AUTHORISED)
 
 
-def forbidden(message: str, code: str = "forbidden") -> RefusalError:
-    """It is known who asks, and it may not (403)."""
-    return RefusalError(403, code, message)
+def forbidden(message: str, *, code: str, **values: Any) -> RefusalError:
+    """403: the token or secret is known and does not allow this request."""
+    return RefusalError(message, status=403, code=code, **values)
 
 
-def conflict(code: str, message: str) -> RefusalError:
-    """The request does not fit the present state of the round (409)."""
-    return RefusalError(409, code, message)
+def conflict(message: str, *, code: str, **values: Any) -> RefusalError:
+    """409: the request does not fit the present state of the federation."""
+    return RefusalError(message, status=409, code=code, **values)
 
 
-def unusable(message: str) -> RefusalError:
-    """The update itself cannot be used (422)."""
-    return RefusalError(422, "unusable-update", message)
+def unusable(message: str, *, code: str, **values: Any) -> RefusalError:
+    """422: the content of the request cannot be used."""
+    return RefusalError(message, status=422, code=code, **values)
+
+
+def unusable_because(error: EdgeTailorError) -> RefusalError:
+    """422: the content of the request cannot be used, for the reason that `error` gives."""
+    return RefusalError(str(error), status=422, code=error.code, **error.values)
 
 
 def cut_off() -> RefusalError:
-    """The request did not come to its end (408)."""
-    return RefusalError(408, "cut-off", "The request did not come to its end: send it again.")
+    """408: the request broke off before its end."""
+    return RefusalError(
+        "The request broke off before its end: send it again.",
+        status=408,
+        code="client.cut-off",
+    )

@@ -1,6 +1,7 @@
-"""The worker thread that turns the rounds: bundles, aggregation and evaluation."""
+"""The worker thread of the rounds: it makes bundles, aggregates and evaluates."""
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -12,7 +13,7 @@ import numpy as np
 
 from device_agent.formats.atomic_files import shown, write_file
 from device_agent.formats.manifest import MANIFEST, Dtype
-from device_agent.formats.protocol import RoundResult
+from device_agent.formats.protocol import Preparation, RoundResult
 from device_agent.formats.tensor_files import read_tensors
 from device_agent.formats.update import UpdateRecord
 from device_agent.training.array_files import as_array, read_arrays
@@ -23,37 +24,38 @@ from toolkit.coordinator.coordinator import STARTED, Coordinator
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.device_registry import hashed
 
+logger = logging.getLogger(__name__)
+
 MODEL = "global.safetensors"
 TICK_S = 0.5
-"""How often a deadline is looked at, in seconds."""
+"""How often deadlines are checked, in seconds."""
 
 Update = tuple[UpdateRecord, dict[str, np.ndarray]]
 
 
 class Model(Protocol):
-    """The global model, as far as rounds need it; `Federation` is one."""
+    """The part of a global model that the rounds need; `Federation` is one."""
 
     def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
-        """The files of the bundle of round `round_`, which is the current one."""
+        """The files of the bundle for the current round `round_`: name to content."""
 
     def fold(self, updates: Iterable[Update]) -> None:
         """Fold updates into the global model."""
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float | None, float]:
-        """Accuracy and loss of the global model; a regression has no accuracy."""
+        """Accuracy (None for a regression) and loss of the global model on samples."""
 
     def save(self) -> bytes:
         """The whole state."""
 
     def load(self, data: bytes) -> None:
-        """Take up a state that `save` gave."""
+        """Restore a state that `save` returned."""
 
 
 class RoundWorker:
-    """Runs the heavy work of `coordinator` on one thread of its own, so that HTTP stays quick.
+    """Does the heavy work of `coordinator` on its own thread, so that HTTP stays quick.
 
-    A failure ends the thread, is kept as `failure`, and `on_failure` is called once.
-    `say` gets a line after every round.
+    An error ends the thread. It is kept as `failure`, and `on_failure` is called once.
     """
 
     def __init__(
@@ -62,21 +64,20 @@ class RoundWorker:
         model: Model,
         held_out: tuple[np.ndarray, np.ndarray],
         on_failure: Callable[[], None],
-        say: Callable[[str], None],
     ) -> None:
         self.failure: Exception | None = None
         self._coordinator, self._model, self._held_out = coordinator, model, held_out
-        self._on_failure, self._say = on_failure, say
+        self._on_failure = on_failure
         self._quality: tuple[float | None, float] = (None, 0.0)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="conductor", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after what it is doing now."""
+        """End the thread after its present step."""
         self._stopping.set()
         self._coordinator.changed.set()
         self._thread.join()
@@ -88,12 +89,12 @@ class RoundWorker:
                 self._turn()
                 self._coordinator.changed.wait(TICK_S)
                 self._coordinator.changed.clear()
-        except Exception as error:  # kept, so that the server ends with it
+        except Exception as error:  # the server raises it when it ends
             self.failure = error
             self._on_failure()
 
     def _turn(self) -> None:
-        """Do whatever the rounds are ready for."""
+        """Take the step that the rounds are ready for, if any."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
         if rounds.phase in ("enrolling", "aggregating") and not self._prepared():
             self._prepare()
@@ -102,10 +103,10 @@ class RoundWorker:
                 self._open()
             closing = rounds.due(coordinator.clock())
             if closing:
-                coordinator.close()
+                coordinator.close_round()
         if closing:
             self._fold()
-            self._tell_end()
+            self._log_end()
             coordinator.changed.set()
 
     def _resume(self) -> None:
@@ -115,14 +116,14 @@ class RoundWorker:
             self._publish(data)
             rounds = self._coordinator.rounds
             if rounds.done < rounds.total:
-                self._say(f"Going on at round {rounds.done + 1} of {rounds.total}.")
-            self._tell_end()
+                logger.info("Continuing with round %d of %d.", rounds.done + 1, rounds.total)
+            self._log_end()
         else:
             self._check(0)
             self._keep(0, 0)
 
     def _prepared(self) -> bool:
-        """Whether every bundle of the next round is there."""
+        """Whether every bundle of the next round is made."""
         return self._coordinator.submodels() <= self._coordinator.bundles.keys()
 
     def _prepare(self) -> None:
@@ -130,16 +131,22 @@ class RoundWorker:
         coordinator = self._coordinator
         round_ = coordinator.rounds.done + 1
         made = {}
-        for submodel in sorted(coordinator.submodels()):
+        needed = sorted(coordinator.submodels())
+        for number, submodel in enumerate(needed, 1):
+            coordinator.note_preparation(
+                "bundles",
+                Preparation(task="bundles", submodel=submodel, number=number, total=len(needed)),
+            )
             made[submodel] = self._model.bundle(submodel, round_)
             with coordinator.lock:
-                coordinator.making.add(submodel)
+                coordinator.bundles_made.add(submodel)
         kept = coordinator.store.set_bundles(round_, made)
         with coordinator.lock:
-            coordinator.bundles, coordinator.making = kept, set()
+            coordinator.bundles, coordinator.bundles_made = kept, set()
+            coordinator.note_preparation("bundles", None)
 
     def _open(self) -> None:
-        """Open the next round, with the updates that it had before a restart."""
+        """Open the next round, with the updates that came before a restart."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
         store = coordinator.store
         offers = {
@@ -147,9 +154,9 @@ class RoundWorker:
             for device in store.registry.members()
         }
         rounds.open(offers, coordinator.clock())
-        store.settle(STARTED, "yes")
+        store.set_once(STARTED, "yes")
         for device in store.drop_damaged(rounds.round):
-            self._say(f"The update of {device} is damaged on disk: it is asked for again.")
+            logger.warning("The update of %s is damaged: the device sends it again.", device)
         for device, _, record in store.updates(rounds.round):
             if device in offers:
                 rounds.take(device, rounds.round, offers[device], hashed(record.decode()))
@@ -159,52 +166,56 @@ class RoundWorker:
         round_ = coordinator.rounds.round
         devices = [device for device, _, _ in coordinator.store.updates(round_)]
         try:
-            self._take_in(round_, devices)
+            self._aggregate(round_, devices)
         except EdgeTailorError:
-            devices = self._without_the_unsound(round_, devices)
+            devices = self._aggregate_sound(round_, devices)
         self._keep(round_, len(devices))
         with coordinator.lock:
             coordinator.rounds.folded()
             coordinator.bundles = {}
 
-    def _take_in(self, round_: int, devices: Collection[str]) -> None:
-        """Fold the updates of `devices`. Raises EdgeTailorError where the model diverges so."""
+    def _aggregate(self, round_: int, devices: Collection[str]) -> None:
+        """Fold the updates of `devices`. Raises EdgeTailorError if the model then diverges."""
         self._model.fold(self._updates(round_, devices))
         self._check(round_)
 
-    def _without_the_unsound(self, round_: int, devices: Sequence[str]) -> list[str]:
-        """Fold those updates only by each of which alone the model does not diverge; whose.
+    def _aggregate_sound(self, round_: int, devices: Sequence[str]) -> list[str]:
+        """Fold only the updates that alone do not make the model diverge; returns their devices.
 
-        Raises EdgeTailorError where those are none, or all.
+        Raises EdgeTailorError if no update or every update is such a one.
         """
         sound = [device for device in devices if self._is_sound(round_, device)]
-        self._take_back()
+        self._restore_model()
         if not sound or len(sound) == len(devices):
-            self._take_in(round_, devices)  # raises again
-        self._take_in(round_, sound)
+            self._aggregate(round_, devices)  # raises again
+        self._aggregate(round_, sound)
         others = ", ".join(device for device in devices if device not in sound)
-        self._say(f"Round {round_}: left out {others}, by whose update the global model diverges.")
+        logger.warning(
+            "Round %d: left out %s, whose updates make the global model diverge.",
+            round_,
+            others,
+        )
         return sound
 
     def _is_sound(self, round_: int, device: str) -> bool:
-        self._take_back()
+        self._restore_model()
         try:
-            self._take_in(round_, [device])
+            self._aggregate(round_, [device])
         except EdgeTailorError:
             return False
         return True
 
-    def _take_back(self) -> None:
-        """Let the model be what it was before this round."""
+    def _restore_model(self) -> None:
+        """Restore the model as it was before this round."""
         data = self._coordinator.store.model()
         assert data is not None
         self._model.load(data)
 
-    def _tell_end(self) -> None:
+    def _log_end(self) -> None:
         rounds = self._coordinator.rounds
         if rounds.done >= rounds.total:
             model = shown(self._coordinator.config.state / MODEL)
-            self._say(f"All rounds are done; global model: {model}. Stop with Ctrl-C.")
+            logger.info("All rounds are done; global model: %s. Stop with Ctrl-C.", model)
 
     def _updates(self, round_: int, devices: Collection[str]) -> Iterator[Update]:
         """The updates of `devices` in a round, one in memory at a time."""
@@ -215,29 +226,30 @@ class RoundWorker:
                 yield record, read_tensors(store.blobs.path(sha256))
 
     def _check(self, round_: int) -> None:
-        """Find out how good the global model is. Raises EdgeTailorError where it has diverged."""
+        """Evaluate the global model. Raises EdgeTailorError if it has diverged."""
         self._quality = self._model.evaluate(*self._held_out)
         loss = self._quality[1]
         if not is_finite(loss):
             raise EdgeTailorError(
                 f"The global model diverged: its loss after round {round_} is {loss}. Lower "
-                "learning_rate in [training] and start again with another `state` folder."
+                "learning_rate in [training] and start again with another `state` folder.",
+                code="federation.diverged",
+                round=round_,
             )
 
     def _keep(self, round_: int, updates: int) -> None:
-        """Keep the global model as it is after `round_`."""
+        """Keep the global model after `round_`, with its quality."""
         data = self._model.save()
         accuracy, loss = self._quality
         result = RoundResult(round=round_, accuracy=accuracy, loss=loss, updates=updates)
         self._coordinator.store.add_result(result, data)
         self._publish(data)
-        self._say(
-            f"Round {round_} of {self._coordinator.rounds.total}: {result.quality()}, "
-            f"from {counted(updates, 'update')}"
-        )
+        total = self._coordinator.rounds.total
+        source = counted(updates, "update")
+        logger.info("Round %d of %d: %s, from %s", round_, total, result.quality(), source)
 
     def _publish(self, model: bytes) -> None:
-        """Write global.safetensors and history.json for people and other programs."""
+        """Write global.safetensors and history.json, for people and other programs."""
         state = self._coordinator.config.state
         write_file(state / MODEL, model)
         results = [asdict(result) for result in self._coordinator.store.history()]
@@ -250,7 +262,7 @@ def read_held_out(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Held-out samples of `shape` and their labels of the type `labels`.
 
-    Raises DataError for another kind of file.
+    Raises DataError if the file does not hold them.
     """
     x, y = (np.array(as_array(found)) for found in read_arrays(path))
     dtype: Dtype = "int64" if x.dtype == np.int64 else "float32"

@@ -1,10 +1,11 @@
-"""`edgetailor serve`: a coordinator bound to its socket, with its tokens and its worker."""
+"""`edgetailor serve`: a coordinator bound to its socket, with its tokens and its workers."""
 
 import json
+import logging
 import secrets
 import signal
 import socket
-import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,25 +19,31 @@ from fastapi import FastAPI
 
 from device_agent.client.addresses import check_secret
 from device_agent.formats.atomic_files import shown, write_file
+from device_agent.formats.protocol import Preparation
 from profiles.errors import InputError
-from toolkit.coordinator.coordinator import Chooser, Coordinator, restore
+from toolkit.coordinator.coordinator import Coordinator, SubmodelPlanner, restore
 from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
-from toolkit.coordinator.http.connection_limits import Connection, allow_many
+from toolkit.coordinator.http.connection_limits import Connection, raise_descriptor_limit
 from toolkit.coordinator.http.http_api import create_app
 from toolkit.coordinator.http.request_limits import RequestLimits
-from toolkit.coordinator.http.server_socket import GRACE_S, bind, preparing, url_of
+from toolkit.coordinator.http.server_socket import GRACE_S, answer_preparing, bind, url_of
 from toolkit.coordinator.round_worker import Model, RoundWorker, read_held_out
 from toolkit.coordinator.storage.coordinator_store import Store
 
 if TYPE_CHECKING:
     from toolkit.aggregation.federation import Federation
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
+
+MakePlanner = Callable[[Callable[[Preparation], None], threading.Event], SubmodelPlanner]
+"""(progress, stopping) -> the planner. It calls `progress` with every step and ends early, with
+any error, when `stopping` is set."""
+
 OPERATOR = "operator.token"
 ADDRESS = "address"
 KEEP_ALIVE_S = 75
-"""Idle connections live longer than agents wait between two questions, so that none is cut off
-just as it is used again."""
+"""Idle connections live longer than agents wait between two requests, so that none is closed just
+when it is used again."""
 
 
 def token_file(state: Path, kind: str) -> Path:
@@ -44,47 +51,57 @@ def token_file(state: Path, kind: str) -> Path:
     return state / "tokens" / f"{kind}.token"
 
 
-def to_stderr(line: str) -> None:
-    """Print a line for people."""
-    print(line, file=sys.stderr, flush=True)
+def serve(config_path: Path) -> None:
+    """Serve the federation of the file `config_path` until interrupted.
 
+    Args:
+        config_path: The federation's TOML file.
 
-def serve(config_path: Path, say: Say = to_stderr) -> None:
-    """Serve the federation of the file `config_path` until interrupted (KeyboardInterrupt).
-
-    `say` gets lines for people (default: stderr). Raises InputError for a mistake in the file, a
-    port in use or a state folder of another federation, and whatever ended the rounds early.
+    Raises:
+        InputError: For a mistake in the file, a port in use, or a state folder of another
+            federation.
+        EdgeTailorError: If the rounds cannot continue, for example because the model diverged.
+        KeyboardInterrupt: When interrupted.
     """
     from toolkit.coordinator.devices.submodel_assignment import (
-        planner,
-    )  # torch and exporters come with it
+        make_planner,
+    )  # imports torch and the exporters, which takes seconds
 
     config = load_config(config_path)
-    # uvicorn raises the signal again once it has stopped: an orderly end, not the default one.
-    signal.signal(signal.SIGTERM, _end)
-    allow_many()
+    # uvicorn raises the signal again once it has stopped. An exit here ends the process orderly.
+    signal.signal(signal.SIGTERM, _exit)
+    raise_descriptor_limit()
     with bind(config.host, config.port, config_path) as listening:
-        with preparing(listening):
+        with answer_preparing(listening):
             model = federation(config)
-            server = Server(config, model, config_path, say, listening=listening)
-            if any(kind.planned for kind in config.devices):
-                say(f"Preparing: devices that ask at {server.url} are told to wait.")
-            server.coordinator.chooser = planner(config, model, say)
+            server = Server(config, model, config_path, listening=listening)
+        planned = [kind.name for kind in config.devices if kind.planned]
+        if planned:
+            server.make_planner = lambda *args: make_planner(config, *args)
         for line in server.greeting():
-            say(line)
+            logger.info(line)
         server.run()
 
 
-def _end(signum: int, frame: FrameType | None) -> NoReturn:
+def _exit(signum: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
 class Server:
     """A coordinator that is bound to its socket and has its tokens on disk, ready to `run`.
 
-    `origin` is the configuration file that error messages name; `chooser` plans for the kinds that
-    need it; `listening` is its socket, by default one that it makes. Raises InputError where the
-    port or the state folder cannot be used.
+    Args:
+        config: The federation's file.
+        model: The global model.
+        origin: The path of the file, for error messages.
+        planner: Assigns submodels to devices of `auto` kinds.
+        listening: The server's socket. By default it makes one from `config`.
+
+    Attributes:
+        make_planner: Makes `planner` while the server runs, if it is not given.
+
+    Raises:
+        InputError: If the port or the state folder cannot be used.
     """
 
     def __init__(
@@ -92,46 +109,51 @@ class Server:
         config: CoordinatorConfig,
         model: Model,
         origin: Path,
-        say: Say = to_stderr,
-        chooser: Chooser | None = None,
+        planner: SubmodelPlanner | None = None,
         listening: socket.socket | None = None,
     ) -> None:
         self.config = config
+        self.make_planner: MakePlanner | None = None
         held_out = read_held_out(config.held_out, config.input_shape, config.training.labels)
         self._socket = listening or bind(config.host, config.port, origin)
         try:
             self._store = Store(config.state)
-            self.coordinator = _coordinator(config, self._store, chooser)
-            self.coordinator.say = say
+            self.coordinator = _coordinator(config, self._store, planner)
         except BaseException:
             self._socket.close()
             raise
         self.url = url_of(self._socket, config.host)
         write_file(config.state / ADDRESS, f"{self.url}\n".encode())
-        self._conductor = RoundWorker(self.coordinator, model, held_out, self.stop, say)
+        self._round_worker = RoundWorker(self.coordinator, model, held_out, self.stop)
+        self._stopping = threading.Event()
+        self._planner_failure: Exception | None = None
         settings = uvicorn.Config(
-            RequestLimits(create_app(self.coordinator, self._lifespan), say),
+            RequestLimits(create_app(self.coordinator, self._lifespan)),
             http=Connection,
-            log_level="critical",  # the guard tells what is worth telling
+            log_level="critical",  # RequestLimits logs what is worth knowing
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
         )
         self._uvicorn = uvicorn.Server(settings)
 
     def greeting(self) -> list[str]:
-        """What to tell whoever started this."""
+        """What to tell the operator at the start: address, tokens, what is prepared first."""
         state = shown(self.config.state)
         devices = [
             f"  {kind.count} x {kind.name} ({kind.submodel}): {token_file(state, kind.name)}"
             for kind in self.config.devices
         ]
-        return [
+        lines = [
             f"Coordinator at {self.url}",
-            "Its routes are explained at /docs, without the internet at /openapi.json.",
+            "API reference at /docs (loads its style from a CDN) and /openapi.json.",
             f"Join: edgetailor-agent join {self.url} --token-file FILE",
             *devices,
             f"The operator's token, for /v1/status: {state / OPERATOR}",
         ]
+        if self.make_planner is not None:
+            planned = ", ".join(kind.name for kind in self.config.devices if kind.planned)
+            lines.append(f"Planning first: devices of kind {planned} wait; others may join.")
+        return lines
 
     def run(self) -> None:
         """Serve until interrupted or `stop`ped. Raises what ended the rounds, if anything did."""
@@ -140,18 +162,44 @@ class Server:
         finally:
             self._socket.close()
             self._store.close()
-        if self._conductor.failure is not None:
-            raise self._conductor.failure
+        failure = self._round_worker.failure or self._planner_failure
+        if failure is not None:
+            raise failure
 
     def stop(self) -> None:
-        """Let `run` return, from any thread."""
+        """Let `run` return. May be called from any thread."""
         self._uvicorn.should_exit = True
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        self._conductor.start()
+        self._round_worker.start()
+        planning = threading.Thread(target=self._plan, name="planner")
+        planning.start()
         yield
-        self._conductor.stop()
+        self._stopping.set()
+        self._round_worker.stop()
+        planning.join()
+
+    def _plan(self) -> None:
+        """Make the planner, while rounds and devices that need none proceed."""
+        if self.make_planner is None:
+            return
+        coordinator = self.coordinator
+
+        def progress(preparation: Preparation) -> None:
+            coordinator.note_preparation("plan", preparation)
+
+        try:
+            planner = self.make_planner(progress, self._stopping)
+        except Exception as error:
+            if not self._stopping.is_set():
+                self._planner_failure = error
+                self.stop()
+            return
+        with coordinator.lock:
+            coordinator.planner = planner
+            coordinator.note_preparation("plan", None)
+        logger.info("The plan is ready: devices of every kind may join.")
 
 
 def federation(config: CoordinatorConfig) -> "Federation":
@@ -169,6 +217,7 @@ def federation(config: CoordinatorConfig) -> "Federation":
         config.seed,
         config.aggregation,
     )
+    # Split now, so that a spec that the model cannot satisfy ends the server before it starts.
     for kind in config.devices:
         if not kind.planned:
             model.submodel(kind.submodel)
@@ -177,18 +226,20 @@ def federation(config: CoordinatorConfig) -> "Federation":
     return model
 
 
-def _coordinator(config: CoordinatorConfig, store: Store, chooser: Chooser | None) -> Coordinator:
+def _coordinator(
+    config: CoordinatorConfig, store: Store, planner: SubmodelPlanner | None
+) -> Coordinator:
     _check_same_federation(config, store)
     for kind in config.devices:
         token = _token(token_file(config.state, kind.name))
         store.registry.set_token(kind.name, token, kind.count, config.token_days)
-    coordinator = restore(config, store, time.monotonic, chooser)
+    coordinator = restore(config, store, time.monotonic, planner)
     coordinator.operator_token = _token(config.state / OPERATOR)
     return coordinator
 
 
 def _check_same_federation(config: CoordinatorConfig, store: Store) -> None:
-    """Raise InputError where the state folder was begun with another fleet or model."""
+    """Raise InputError if the state folder belongs to a federation with other settings."""
     now = {
         "model": config.model,
         "input_shape": list(config.input_shape),
@@ -198,23 +249,27 @@ def _check_same_federation(config: CoordinatorConfig, store: Store) -> None:
             kind.model_dump(exclude={"fallback"}, exclude_none=True) for kind in config.devices
         ],
     }
-    before = json.loads(store.settle("federation", json.dumps(now)))
+    before = json.loads(store.set_once("federation", json.dumps(now)))
     changed = [key for key in now if now[key] != before[key]]
     if changed:
         raise InputError(
             f"{config.state} holds a federation with another `{changed[0]}`: set it back to "
-            f"{json.dumps(before[changed[0]])}, or set another `state` folder."
+            f"{json.dumps(before[changed[0]])}, or set another `state` folder.",
+            code="state.other-federation",
+            key=changed[0],
         )
 
 
 def _token(path: Path) -> str:
-    """The token in the file `path`, made where there is none; only the owner may read it."""
+    """The token in the file `path`. A missing file is created, readable by its owner only."""
     if not path.exists():
         write_file(path, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
     try:
         return check_secret(path.read_text().strip())
     except (UnicodeDecodeError, InputError):
         raise InputError(
-            f"{path} holds no token, which is one word of plain characters: remove the file, and a "
-            "new one is made."
+            f"{path} does not hold a token, which is one word of ASCII characters. Remove the file "
+            "and start again: a new token is made.",
+            code="state.damaged-token",
+            path=str(path),
         ) from None

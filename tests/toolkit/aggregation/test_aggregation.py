@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.errors import UpdateError
+from refusals import refused
 from toolkit.aggregation.aggregate import Aggregation, Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy, Factors, Weights
 from toolkit.submodels.global_model import GlobalModel
@@ -48,21 +48,31 @@ def test_weights_are_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("update", "words"),
+    ("update", "code", "values"),
     [
-        (received("x", np.zeros(2, np.float32)), "trains 'x', which the global"),
-        (received("w", np.zeros((3, 2), np.float32)), r"gives 'w' the shape \(3, 2\)"),
-        (received("w", np.zeros((2, 3), np.float32), samples=0), "0 samples has no weight"),
+        (received("x", np.zeros(2, np.float32)), "update.unknown-parameter", {"parameter": "x"}),
+        (
+            received("w", np.zeros((3, 2), np.float32)),
+            "update.wrong-shape",
+            {"parameter": "w", "shape": [3, 2], "expected_shape": [2, 3]},
+        ),
+        (
+            received("w", np.zeros((2, 3), np.float32), samples=0),
+            "update.unusable-samples",
+            {"samples": 0, "most": 10**12},
+        ),
     ],
 )
-def test_updates_that_do_not_fit_are_refused(update: Received, words: str) -> None:
-    with pytest.raises(UpdateError, match=words):
+def test_updates_that_do_not_fit_are_refused(
+    update: Received, code: str, values: dict[str, object]
+) -> None:
+    with refused(code, **values):
         aggregate(MODEL, [received("w", np.ones((2, 3), np.float32)), update])
     assert torch.equal(MODEL.tensors["w"], torch.zeros(2, 3))
 
 
 def test_nothing_to_aggregate_is_refused() -> None:
-    with pytest.raises(UpdateError, match="no update to aggregate"):
+    with refused("aggregate.no-update"):
         aggregate(MODEL, [])
 
 

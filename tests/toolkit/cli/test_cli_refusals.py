@@ -155,7 +155,6 @@ def test_a_package_that_is_not_installed_is_named(folder: Path) -> None:
     path = os.pathsep.join(map(str, (blocked, ROOT)))
     done = run("edgetailor", "inspect", TINY, "--input-shape", "1,6,6", cwd=folder, PYTHONPATH=path)
     assert refusal(done) == (
-        "This needs the Python package torch, which is not installed here. In the folder of "
-        "EdgeTailor's source, `pip install '.[toolkit]'` installs it with all else that a server "
-        "needs."
+        "The Python package torch is not installed. Run `pip install '.[toolkit]'` in the folder "
+        "of EdgeTailor's source to install all packages of the server side."
     )

@@ -20,7 +20,7 @@ from device_agent.federation import round_loop
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.update import write_update
 from log_messages import logged
-from profiles.errors import ClientError, EdgeTailorError
+from refusals import refused
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.blobs import Blobs
 from vector_fleet import (
@@ -121,7 +121,7 @@ def test_the_greeting_fits_80_columns(tmp_path: Path, monkeypatch: pytest.Monkey
         greeting = server.greeting()
     assert greeting == [
         f"Coordinator at {server.url}",
-        "Its routes are explained at /docs, without the internet at /openapi.json.",
+        "API reference at /docs (loads its style from a CDN) and /openapi.json.",
         f"Join: edgetailor-agent join {server.url} --token-file FILE",
         "  2 x desktop (full): state/tokens/desktop.token",
         "  1 x board (low-rank:0.5): state/tokens/board.token",
@@ -145,7 +145,7 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
         send(first, 2, update)
     model, told = VectorModel(), list[str]()
     with running(config, model, told.append) as server:
-        assert_soon(lambda: told == ["Going on at round 2 of 3."])
+        assert_soon(lambda: told == ["Continuing with round 2 of 3."])
         again = [joined(server, tmp_path / str(n)) for n in range(3)]
         for _ in range(200):
             status = again[0].status()
@@ -170,12 +170,13 @@ def test_a_deadline_closes_a_round_with_what_it_has(tmp_path: Path) -> None:
         send(links["desktop-1"], 1, trained(links["desktop-1"], tmp_path / "early")[2])
         while task(late).round == 1:
             time.sleep(0.02)
-        with pytest.raises(RefusedError, match="Round 1 takes no updates now") as refused:
+        with refused("round.closed") as caught:
             send(late, work.round, update)
-        assert refused.value.round_over
+        assert isinstance(caught.value, RefusedError)
+        assert caught.value.round_over
         assert re.fullmatch(
             r"Round 1 takes no updates now: round \d of 3 is (being trained|closed)\.",
-            str(refused.value),
+            str(caught.value),
         )
     assert model.folded[0] == 1
 
@@ -194,8 +195,9 @@ def test_a_full_disk_is_told_once_and_waited_for(
         with monkeypatch.context() as patch:
             patch.setattr(Blobs, "adopt", full)
             for name, link in links.items():
-                with pytest.raises(ClientError, match=r"is in trouble \(HTTP 500\)"):
+                with refused("client.unreachable") as caught:
                     send(link, 1, updates[name])
+                assert "HTTP 500" in str(caught.value)
         for name, link in links.items():
             send(link, 1, updates[name])
         assert task(links["board-1"]).round == 2
@@ -221,7 +223,7 @@ def test_an_update_by_which_the_model_diverges_is_left_out(tmp_path: Path) -> No
         assert task(board).round == 3
     assert [line for line in told if "has joined" not in line][1:] == [
         "Round 1 of 3: accuracy 0.5000, loss 1.0000, from 3 updates",
-        "Round 2: left out board-1, by whose update the global model diverges.",
+        "Round 2: left out board-1, whose updates make the global model diverge.",
         "Round 2 of 3: accuracy 0.5000, loss 2.0000, from 2 updates",
     ]
     assert load_file(config.state / "global.safetensors")["w"].tolist() == [2.0] * SIZE
@@ -232,14 +234,16 @@ def test_tls_at_its_plain_port_is_no_line_of_its_log(
 ) -> None:
     with running(configured(tmp_path)) as server:
         link = CoordinatorClient(server.url.replace("http:", "https:"), "s")
-        with pytest.raises(ClientError, match="does not speak TLS; write http:// if that is what"):
+        with refused("client.connection-failed") as caught:
             link.work()
+    assert "the answer is not TLS; write http://" in str(caught.value)
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_failure_of_the_rounds_ends_the_server(tmp_path: Path) -> None:
     model = VectorModel()
     model.weights[:] = np.inf
-    server = Server(configured(tmp_path), model, Path("fleet.toml"), print)
-    with pytest.raises(EdgeTailorError, match="its loss after round 0 is inf"):
+    server = Server(configured(tmp_path), model, Path("fleet.toml"))
+    with refused("federation.diverged", round=0) as caught:
         server.run()
+    assert "is inf" in str(caught.value)

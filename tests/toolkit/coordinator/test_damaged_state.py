@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from bundles import everything
-from profiles.errors import InputError
+from refusals import refused
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.server import Server
+from toolkit.coordinator.storage.database import SCHEMA_VERSION
 from vector_fleet import (
     VectorModel,
     assert_soon,
@@ -60,24 +61,20 @@ def named(config: CoordinatorConfig, query: str) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "message"),
+    ("name", "damage", "code"),
     [
-        (DATABASE, None, "state.sqlite3 is missing or empty: put a copy of it back"),
-        (DATABASE, lambda data: b"", "state.sqlite3 is missing or empty: put a copy of it back"),
-        (DATABASE, lambda data: data[: len(data) // 2], "is not a state folder of this program"),
-        (DATABASE, noise, "is not a state folder of this program"),
-        (DATABASE, lambda data: data[:6000] + noise(data)[6000:], "is not a state folder of this"),
-        (
-            "tokens/board.token",
-            lambda data: b"",
-            "board.token holds no token, .* a new one is made",
-        ),
-        ("tokens/board.token", lambda data: b"\xff\xfe", "board.token holds no token"),
-        ("operator.token", lambda data: b"two words", "operator.token holds no token"),
+        (DATABASE, None, "state.no-database"),
+        (DATABASE, lambda data: b"", "state.no-database"),
+        (DATABASE, lambda data: data[: len(data) // 2], "state.damaged"),
+        (DATABASE, noise, "state.damaged"),
+        (DATABASE, lambda data: data[:6000] + noise(data)[6000:], "state.damaged"),
+        ("tokens/board.token", lambda data: b"", "state.damaged-token"),
+        ("tokens/board.token", lambda data: b"\xff\xfe", "state.damaged-token"),
+        ("operator.token", lambda data: b"two words", "state.damaged-token"),
     ],
 )
 def test_what_is_refused_is_not_touched(
-    config: CoordinatorConfig, name: str, damage: Damage | None, message: str
+    config: CoordinatorConfig, name: str, damage: Damage | None, code: str
 ) -> None:
     path = config.state / name
     if damage is None:
@@ -85,17 +82,30 @@ def test_what_is_refused_is_not_touched(
     else:
         path.write_bytes(damage(path.read_bytes()))
     before = everything(config.state)
-    with pytest.raises(InputError, match=message) as error:
+    named = path if code == "state.damaged-token" else config.state
+    with refused(code, path=str(named)) as error:
         Server(config, VectorModel(), Path("fleet.toml"))
     assert "\n" not in str(error.value)
+    assert str(named) in str(error.value)
     after = everything(config.state)
     assert {at: data for at, data in after.items() if not at.startswith(f"{DATABASE}-")} == before
+
+
+@pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1])
+def test_a_state_folder_of_another_version(config: CoordinatorConfig, version: int) -> None:
+    with sqlite3.connect(config.state / DATABASE) as database:
+        database.execute(f"PRAGMA user_version={version}")
+    database.close()
+    before = everything(config.state)
+    with refused("state.other-version", version=version, supported=SCHEMA_VERSION):
+        Server(config, VectorModel(), Path("fleet.toml"))
+    assert everything(config.state) == before
 
 
 def test_a_state_folder_that_is_a_file(tmp_path: Path) -> None:
     config = configured(tmp_path)
     config.state.write_text("mine")
-    with pytest.raises(InputError, match=r"The `state` folder .* cannot be made"):
+    with refused("state.not-a-folder", path=str(config.state)):
         Server(config, VectorModel(), Path("fleet.toml"))
 
 
@@ -108,7 +118,7 @@ def test_a_damaged_update_is_asked_for_again(
     said: list[str] = []
     with running(config, VectorModel(), said.append) as server:
         assert_soon(lambda: len(said) == 2)
-        assert said[1] == "The update of desktop-1 is damaged on disk: it is asked for again."
+        assert said[1] == "The update of desktop-1 is damaged: the device sends it again."
         links = [joined(server, config.state.parent / str(n)) for n in range(3)]
         for number, link in enumerate(links):
             send(link, 2, trained(link, tmp_path / str(number))[2])
@@ -131,10 +141,10 @@ def test_damaged_bundles_are_made_again(config: CoordinatorConfig, tmp_path: Pat
 def test_a_damaged_global_model_ends_the_server(config: CoordinatorConfig) -> None:
     (path,) = named(config, "SELECT model FROM history ORDER BY round DESC LIMIT 1")
     path.write_bytes(b"?")
-    server = Server(config, VectorModel(), Path("fleet.toml"), lambda line: None)
-    with pytest.raises(InputError, match="the global model, is missing or damaged: put a copy"):
+    server = Server(config, VectorModel(), Path("fleet.toml"))
+    with refused("state.damaged-model", path=str(path)):
         server.run()
     shutil.copy(config.state / "global.safetensors", path)
     said: list[str] = []
     with running(config, VectorModel(), said.append):
-        assert_soon(lambda: said == ["Going on at round 2 of 3."])
+        assert_soon(lambda: said == ["Continuing with round 2 of 3."])

@@ -89,7 +89,7 @@ def request_body(server: Server, **change: object) -> bytes:
 )  # fmt: skip
 def test_bodies_that_are_no_request(server: Server, told: list[str], body: bytes) -> None:
     status, problem = ask(server, "POST", "/v1/devices", token(server.config, "board"), body)
-    assert (status, problem["code"]) == (422, "bad-request")
+    assert (status, problem["code"]) == (422, "client.bad-request")
     assert not any("fault" in line for line in told)
 
 
@@ -97,7 +97,7 @@ def test_bodies_that_are_no_request(server: Server, told: list[str], body: bytes
 def test_other_content_types(server: Server, kind: str) -> None:
     bearer, body = token(server.config, "board"), request_body(server)
     status, problem = ask(server, "POST", "/v1/devices", bearer, body, kind)
-    assert (status, problem["code"]) == (422, "bad-request")
+    assert (status, problem["code"]) == (422, "client.bad-request")
 
 
 HALF = "\ud800"  # of a surrogate pair, which JSON can say and UTF-8 cannot
@@ -106,22 +106,22 @@ HALF = "\ud800"  # of a surrogate pair, which JSON can say and UTF-8 cannot
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"name": HALF}, "bad-request"),
-        ({"public_key": HALF}, "bad-request"),
-        ({"machine": MACHINE | {"system": HALF}}, "bad-request"),
-        ({"profile": {"title": HALF}}, "bad-request"),
-        ({"public_key": "é" * 44}, "bad-key"),
-        ({"public_key": "A" * 100_000}, "bad-key"),
-        ({"signature": "é"}, "bad-signature"),
-        ({"signature": "A" * 100_000}, "bad-signature"),
-        ({"name": "a\u0000b"}, "bad-name"),
-        ({"name": "a\u202eb"}, "bad-name"),
-        ({"name": "a\nSet-Cookie: b"}, "bad-name"),
-        ({"timestamp": 10**30}, "bad-signature"),
-        ({"timestamp": -(10**30)}, "bad-signature"),
-        ({"machine": None}, "bad-request"),
-        ({"machine": {"a": {"b": 1}}}, "bad-request"),
-        ({"profile": []}, "bad-request"),
+        ({"name": HALF}, "client.bad-request"),
+        ({"public_key": HALF}, "client.bad-request"),
+        ({"machine": MACHINE | {"system": HALF}}, "client.bad-request"),
+        ({"profile": {"title": HALF}}, "client.bad-request"),
+        ({"public_key": "é" * 44}, "join.bad-key"),
+        ({"public_key": "A" * 100_000}, "join.bad-key"),
+        ({"signature": "é"}, "join.bad-signature"),
+        ({"signature": "A" * 100_000}, "join.bad-signature"),
+        ({"name": "a\u0000b"}, "join.bad-name"),
+        ({"name": "a\u202eb"}, "join.bad-name"),
+        ({"name": "a\nSet-Cookie: b"}, "join.bad-name"),
+        ({"timestamp": 10**30}, "join.bad-signature"),
+        ({"timestamp": -(10**30)}, "join.bad-signature"),
+        ({"machine": None}, "client.bad-request"),
+        ({"machine": {"a": {"b": 1}}}, "client.bad-request"),
+        ({"profile": []}, "client.bad-request"),
     ],
 )
 def test_joins_that_cannot_be(
@@ -243,7 +243,10 @@ def test_a_body_that_does_not_come(
         made = connected(server)
         made.sendall(head(method, path, secret, "Content-Length: 9") + b"{")
         status, problem = answered(made)
-        assert (status, json.loads(problem)["code"]) in ((408, "cut-off"), (409, "round-over"))
+        assert (status, json.loads(problem)["code"]) in (
+            (408, "client.cut-off"),
+            (409, "round.closed"),
+        )
 
 
 def test_headers_that_do_not_come(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,28 +9,29 @@ import pytest
 import urllib3
 
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.client.replies import RefusedError
 from device_agent.federation import membership, round_loop
 from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.protocol import JoinRequest
 from log_messages import logged
-from profiles.errors import AuthorisationError, InputError
+from profiles.errors import InputError
+from refusals import refused
 from vector_fleet import MACHINE, Fleet, token
 
 
 def test_tokens_and_secrets(fleet: Fleet, tmp_path: Path) -> None:
     server, _ = fleet
-    with pytest.raises(AuthorisationError, match="This join token is unknown here"):
+    with refused("join.unknown-token"):
         membership.join(server.url, "guess", "x", tmp_path / "a")
-    with pytest.raises(AuthorisationError, match="used up: it is for 1 device of kind 'board'"):
+    with refused("join.used-up-token") as caught:
         membership.join(server.url, token(server.config, "board"), "x", tmp_path / "b")
+    assert "1 device of kind 'board'" in str(caught.value)
     for call in ("work", "status"):
-        with pytest.raises(AuthorisationError, match="No device here has this secret"):
+        with refused("client.not-authorised"):
             getattr(CoordinatorClient(server.url, "guess"), call)()
     answer = urllib3.request("GET", f"{server.url}/v1/work")
     assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
-    assert answer.json()["code"] == "not-authorised"
+    assert answer.json()["code"] == "client.not-authorised"
     for file in ("operator.token", "tokens/board.token"):
         assert stat.S_IMODE((server.config.state / file).stat().st_mode) == 0o600
 
@@ -45,14 +46,14 @@ def test_joining_again(fleet: Fleet, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         membership.join(server.url, token(server.config, "board"), "x", state)
     assert str(error.value) == (
-        f"{state} belongs to desktop-1, which joined {server.url} with another token: give one "
-        f"more device of this machine a folder of its own with --state, or --replace to leave as "
-        "desktop-1."
+        f"{state} belongs to desktop-1, which joined {server.url} with another token. For a second "
+        "device on this machine, give another folder with --state. To leave as desktop-1, use "
+        "--replace."
     )
     assert stat.S_IMODE((state / "device.json").stat().st_mode) == 0o600
-    with pytest.raises(InputError, match="belongs to the coordinator"):
+    with refused("state.other-coordinator", url=server.url):
         membership.join("http://elsewhere:1", "t", "x", state)
-    with pytest.raises(InputError, match="belongs to no coordinator yet"):
+    with refused("state.not-joined", path=str(tmp_path)):
         round_loop.run(RunOptions(data="data.npz", state=tmp_path))
 
 
@@ -61,13 +62,13 @@ def test_other_requests_get_a_problem_too(fleet: Fleet) -> None:
     secret = token(server.config, "board")
     headers = {"Authorization": f"Bearer {secret}"}
     answer = urllib3.request("GET", f"{server.url}/v1/nothing")
-    assert (answer.status, answer.json()["code"]) == (404, "no-such-route")
+    assert (answer.status, answer.json()["code"]) == (404, "client.no-such-route")
     answer = urllib3.request("POST", f"{server.url}/v1/devices", json={}, headers=headers)
-    assert answer.json() == {"code": "bad-request", "message": "body.name: Field required."}
+    assert answer.json() == {"code": "client.bad-request", "message": "body.name: Field required."}
     request = asdict(replace(DeviceKey.new().join_request(secret, "x", MACHINE), name="\n"))
     answer = urllib3.request("POST", f"{server.url}/v1/devices", json=request, headers=headers)
-    assert answer.json()["code"] == "bad-name"
-    with pytest.raises(RefusedError, match="is offered no file"):
+    assert answer.json()["code"] == "join.bad-name"
+    with refused("round.no-such-file"):
         links["board-1"]._ask("GET", f"/files/{'0' * 64}", JoinRequest)
 
 

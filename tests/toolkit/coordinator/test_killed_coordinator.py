@@ -41,7 +41,7 @@ class Chooser:
 def serve(folder: Path) -> None:
     """A coordinator in this process, until it is killed."""
     config = load_config(folder / "fleet.toml")
-    Server(config, VectorModel(), Path("fleet.toml"), lambda line: None, Chooser(folder)).run()
+    Server(config, VectorModel(), Path("fleet.toml"), Chooser(folder)).run()
 
 
 @contextmanager

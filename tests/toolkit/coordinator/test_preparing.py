@@ -1,29 +1,35 @@
-"""`edgetailor serve` while it looks at submodels: the port is taken and says that it prepares."""
+"""`edgetailor serve` while it starts and while it plans, and what devices are told meanwhile."""
 
-import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import urllib3
 
 from commands import command, edgetailor, environment, refusal, run
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.doctor.coordinator_checks import check_link
+from device_agent.doctor.coordinator_checks import check_connection
+from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.fleet_status import PATIENCE_S
+from device_agent.formats.protocol import NEEDS_PROFILE, PREPARING
+from made_calibration import DEVICE
 from profiles.errors import ClientError
+from vector_fleet import MACHINE
 
 FLEET = """
 model = "toolkit.models:digits_cnn"
 input_shape = [1, 8, 8]
 rounds = 1
 held_out = "digits.npz"
-port = 0
+port = {port}
 
 [[devices]]
 name = "phone"
@@ -36,115 +42,201 @@ submodel = "full"
 SERVE = """
 import sys, time
 from pathlib import Path
-from toolkit.coordinator import choosing
+from device_agent.formats.protocol import Preparation
+from toolkit.coordinator import server
+from toolkit.coordinator.devices import submodel_assignment
 
-def looks(config, model, say):
-    while not Path("looked").exists():
+load = server.federation
+
+def federation(config):
+    while not Path("loaded").exists():
         time.sleep(0.05)
+    return load(config)
 
-choosing.planner = looks
+class Planner:
+    def submodel(self, kind, device):
+        return "full"
+
+def make_planner(config, progress, stopping):
+    progress(Preparation(task="plan", submodel="low-rank:0.25", number=2, total=5))
+    while not Path("planned").exists():
+        if stopping.wait(0.05):
+            raise RuntimeError("stopped")
+    return Planner()
+
+server.federation = federation
+submodel_assignment.make_planner = make_planner
 sys.argv = ["edgetailor", "serve", "fleet.toml"]
 from toolkit.cli import main
 main()
 """
-Preparing = tuple["subprocess.Popen[str]", str]
+Process = subprocess.Popen[str]
+
+
+def assert_soon(condition: Callable[[], bool], seconds: float = 30) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the coordinator works."""
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        return int(made.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def url(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, port: int) -> Path:
+    """Where the coordinator works; its tokens are those of the test."""
     made = tmp_path_factory.mktemp("coordinator")
     np.savez(made / "digits.npz", x=np.zeros((2, 1, 8, 8), np.float32), y=np.array([0, 1]))
-    (made / "fleet.toml").write_text(FLEET)
+    (made / "fleet.toml").write_text(FLEET.format(port=port))
+    (made / "state" / "tokens").mkdir(parents=True)
+    for kind in ("desk", "phone"):
+        (made / "state" / "tokens" / f"{kind}.token").write_text(f"token-of-{kind}\n")
     return made
 
 
 @pytest.fixture(scope="module")
-def preparing(folder: Path) -> Iterator[Preparing]:
-    """A coordinator that prepares until the file `looked` is there, and its URL."""
-    process = subprocess.Popen(
+def process(folder: Path, url: str) -> Iterator[Process]:
+    """A coordinator that loads its model until `loaded` is there, and plans until `planned` is."""
+    started = subprocess.Popen(
         [sys.executable, "-c", SERVE], cwd=folder, env=environment(),
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        assert process.stderr is not None
-        said = re.fullmatch(
-            r"Preparing: devices that ask at (http://127\.0\.0\.1:\d+) are told to wait\.\n",
-            process.stderr.readline(),
-        )
-        assert said is not None
-        yield process, said[1]
+        assert_soon(lambda: answers(url))
+        yield started
     finally:
-        process.kill()
-        process.communicate()
+        started.kill()
+        started.communicate()
+
+
+def answers(url: str) -> bool:
+    try:
+        return urllib3.request("GET", url, retries=False).status == 503
+    except urllib3.exceptions.HTTPError:
+        return False
 
 
 @pytest.mark.parametrize(("method", "body"), [("GET", None), ("POST", b"x" * 5_000_000)])
-def test_whoever_asks_is_told_to_wait(
-    preparing: Preparing, method: str, body: bytes | None
+def test_while_it_starts_everybody_is_told_to_wait(
+    process: Process, url: str, method: str, body: bytes | None
 ) -> None:
-    _, url = preparing
     answer = urllib3.request(method, f"{url}/v1/devices", body=body, retries=False)
     assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
-    assert answer.json()["code"] == "preparing"
-    said = {f.check: (f.result, f.detail) for f in check_link(url, None, "some-token")}
+    assert answer.json()["code"] == PREPARING
+    said = {f.check: (f.result, f.detail) for f in check_connection(url, None, "some-token")}
     assert said["coordinator"] == ("PASS", f"answers at {url}")
     assert said["token"] == ("SKIP", "the coordinator is still preparing")
     slept: list[float] = []
     with pytest.raises(ClientError) as error:
         CoordinatorClient(url, "secret", patience_s=PATIENCE_S, sleep=slept.append).status()
     assert str(error.value) == (
-        f"Coordinator at {url} is still preparing: try again in a few minutes."
+        f"Coordinator at {url} is still preparing. Try again in a few minutes."
     )
     assert slept == [5]
 
 
-def test_a_port_that_is_taken_by_one_that_prepares(preparing: Preparing, folder: Path) -> None:
-    port = preparing[1].rpartition(":")[2]
-    (folder / "second.toml").write_text(FLEET.replace("port = 0", f"port = {port}"))
-    assert refusal(edgetailor("serve", "second.toml", cwd=folder)) == (
+def test_a_port_that_is_taken_by_one_that_starts(process: Process, folder: Path, port: int) -> None:
+    assert refusal(edgetailor("serve", "fleet.toml", cwd=folder)) == (
         f"Port {port} on 127.0.0.1 is in use: stop what uses it or set another `port` in "
-        "second.toml."
+        "fleet.toml."
     )
-    sentence = refusal(edgetailor("serve", "fleet.toml", cwd=folder))
-    assert "stop the coordinator that runs on it" in sentence
 
 
-def test_an_agent_waits_and_says_so(preparing: Preparing, folder: Path) -> None:
-    process, url = preparing
+def test_an_agent_waits_for_the_start_and_joins_while_others_are_planned_for(
+    process: Process, folder: Path, url: str
+) -> None:
     token = folder / "state" / "tokens" / "desk.token"
     join = command("edgetailor-agent", "join", url, "--token-file", token, "--state", "a")
     agent = subprocess.Popen(
         join, cwd=folder, env=environment(),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    with agent, socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as stalled:
+    port = int(url.rpartition(":")[2])
+    with agent, socket.create_connection(("127.0.0.1", port)) as stalled:
         stalled.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")  # no more
         assert agent.stderr is not None
         assert agent.stderr.readline() == (
             f"Coordinator at {url} is still preparing; asking every 5 s until it is ready\n"
         )
-        (folder / "looked").touch()
+        (folder / "loaded").touch()
         stdout, rest = agent.communicate(timeout=30)
     assert (agent.returncode, stdout.split(":")[0]) == (0, "desk-1")
     assert rest.startswith(f"Joined {url} as desk-1 ")
     done = run("edgetailor-agent", "status", "--state", "a", cwd=folder)
     assert (done.code, done.stdout.splitlines()[0][:8]) == (0, "round 0 ")
+    assert "  planning 2 of 5: low-rank:0.25" in done.stdout.splitlines()
+
+
+def test_a_state_folder_that_is_used_by_one_that_plans(process: Process, folder: Path) -> None:
+    (folder / "second.toml").write_text(FLEET.format(port=0))
+    sentence = refusal(edgetailor("serve", "second.toml", cwd=folder))
+    assert "stop the coordinator that runs on it" in sentence
+
+
+def test_a_device_that_is_planned_for_waits_for_the_plan(
+    process: Process, folder: Path, url: str
+) -> None:
+    def ask(profile: object) -> urllib3.BaseHTTPResponse:
+        request = DeviceKey.new().join_request("token-of-phone", "mine", MACHINE)
+        return urllib3.request(
+            "POST", f"{url}/v1/devices", json=asdict(replace(request, profile=profile)),
+            headers={"Authorization": "Bearer token-of-phone"}, retries=False,
+        )  # fmt: skip
+
+    assert ask(None).json()["code"] == NEEDS_PROFILE  # it may measure meanwhile
+    profile = msgspec.to_builtins(DEVICE)
+    answer = ask(profile)
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
+    assert answer.json()["code"] == PREPARING
+    operator = CoordinatorClient(
+        url, (folder / "state" / "operator.token").read_text().strip(), print
+    )
+    assert [one.device for one in operator.status().devices] == ["desk-1"]
+    (folder / "planned").touch()
+    assert_soon(lambda: not [p for p in operator.status().preparing if p.task == "plan"])
+    joined = ask(profile)
+    assert (joined.status, joined.json()["device"]) == (200, "phone-1")
+
+
+def test_what_it_logged(process: Process, url: str) -> None:
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=20)[1]
+    lines = process.communicate(timeout=120)[1].splitlines()
     assert process.returncode == 130
-    assert said.startswith(f"Coordinator at {url}\n")
-    assert said.endswith("\nInterrupted.\n")
+    assert lines[0] == f"Coordinator at {url}"
+    assert "Planning first: devices of kind phone wait; others may join." in lines
+    planned = lines.index("The plan is ready: devices of every kind may join.")
+    assert lines.index("desk-1 (a) has joined: 1 of 2 places taken.") < planned
+    assert lines.index("phone-1 (mine) has joined: 2 of 2 places taken.") > planned
+    assert lines[-1] == "Interrupted."
 
 
-def test_it_can_be_interrupted(folder: Path) -> None:
-    (folder / "looked").unlink(missing_ok=True)
+@pytest.mark.parametrize("stage", ["loading", "planning"])
+def test_it_can_be_interrupted(folder: Path, url: str, stage: str) -> None:
+    (folder / "planned").unlink(missing_ok=True)
+    (folder / "loaded").unlink(missing_ok=True)
+    if stage == "planning":
+        (folder / "loaded").touch()
     with subprocess.Popen(
         [sys.executable, "-c", SERVE], cwd=folder, env=environment(),
         stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith("Preparing: ")
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=20)[1] == "\nInterrupted.\n"
-    assert process.returncode == 130
+    ) as started:  # fmt: skip
+        assert started.stderr is not None
+        if stage == "loading":
+            assert_soon(lambda: answers(url))
+        else:
+            while not started.stderr.readline().startswith("Planning first"):
+                pass
+        started.send_signal(signal.SIGINT)
+        lines = started.communicate(timeout=120)[1].splitlines()
+    assert lines[-1] == "Interrupted."
+    assert not any("Error" in line or "Traceback" in line for line in lines)
+    assert started.returncode == 130

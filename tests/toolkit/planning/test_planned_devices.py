@@ -121,7 +121,7 @@ def test_a_device_that_nothing_fits_takes_no_place(planner: Planner, tmp_path: P
             join(server.url, bearer, "mine", tmp_path / "a", measure=measured)
         assert refused.value.exit_code == 5
         said = str(refused.value)
-        assert documented("nothing-fits").match(said)
+        assert documented("plan.nothing-fits").match(said)
         needed = re.search(r'would fit with (memory = "[0-9.]+MB")\)\. ', said)
         assert needed, said
         assert said.endswith(
@@ -141,25 +141,25 @@ def test_a_device_that_nothing_fits_takes_no_place(planner: Planner, tmp_path: P
             token(config, "phone"), "mine", MACHINE, msgspec.to_builtins(unknown)
         )
         status, problem = ask(server, request)
-        assert (status, problem["code"]) == (409, "memory-unknown")
+        assert (status, problem["code"]) == (409, "join.unknown-memory")
         assert "set `memory` of the kind 'phone'" in problem["message"]
-        assert documented("memory-unknown").match(problem["message"])
+        assert documented("join.unknown-memory").match(problem["message"])
 
 
 @pytest.mark.parametrize(
     ("profile", "status", "code"),
     [
-        (None, 409, "needs-profile"),
-        ({}, 422, "bad-profile"),
-        (PROFILE | {"memory_bytes": "much"}, 422, "bad-profile"),
-        (PROFILE | {"version": 99}, 422, "bad-profile"),
-        (PROFILE | {"memory_available_bytes": 0}, 422, "bad-profile"),
-        (changed(node_s=1e308), 422, "bad-profile"),
-        (changed(timings=[["product", [], 1.0]]), 422, "bad-profile"),
-        (changed(timings=[["product", [1, 2, 3, 2**64], 1.0]]), 422, "bad-profile"),
-        (changed(timings=[]), 409, "unusable-profile"),
-        (PROFILE | {"title": "x" * 2_000_000}, 422, "bad-profile"),
-        (PROFILE | {"title": "x" * 140_000}, 422, "bad-profile"),
+        (None, 409, "join.needs-profile"),
+        ({}, 422, "join.bad-profile"),
+        (PROFILE | {"memory_bytes": "much"}, 422, "join.bad-profile"),
+        (PROFILE | {"version": 99}, 422, "join.bad-profile"),
+        (PROFILE | {"memory_available_bytes": 0}, 422, "join.bad-profile"),
+        (changed(node_s=1e308), 422, "join.bad-profile"),
+        (changed(timings=[["product", [], 1.0]]), 422, "join.bad-profile"),
+        (changed(timings=[["product", [1, 2, 3, 2**64], 1.0]]), 422, "join.bad-profile"),
+        (changed(timings=[]), 409, "join.unusable-profile"),
+        (PROFILE | {"title": "x" * 2_000_000}, 422, "join.bad-profile"),
+        (PROFILE | {"title": "x" * 140_000}, 422, "join.bad-profile"),
     ],
     ids=[
         "none",
@@ -218,7 +218,7 @@ def test_nothing_is_measured_for_a_federation_that_is_over(
         "This federation is over: all of its rounds (1) are done, so there is nothing left to "
         "train."
     )
-    assert documented("over").match(str(refused.value))
+    assert documented("federation.finished").match(str(refused.value))
     assert not everything(tmp_path / "b")
 
 

@@ -1,4 +1,4 @@
-"""What each device was last seen doing, and how that is told."""
+"""What each device was last seen doing, and the status that shows it."""
 
 from dataclasses import dataclass
 
@@ -6,25 +6,33 @@ from device_agent.formats.protocol import DeviceStatus
 from toolkit.coordinator.storage.device_registry import Device
 
 WORKING = ("downloading", "training", "uploading")
+"""States of a device that works for a round."""
 
 
 @dataclass
 class DeviceActivity:
-    """What a device was last seen doing; `at` in seconds of the coordinator's clock.
+    """What a device was last seen doing.
 
-    `round` is the one that it was last given work for, `missed` one that closed before its update
-    came; None once a later update has.
+    Attributes:
+        seen_at: When it last sent a request, in seconds of the coordinator's clock.
+        state: What it said that it does.
+        loss: The last loss that it reported.
+        note: Why it is paused, if it said so.
+        round: The round that it was last given work for.
+        missed: The round that closed before its update came. None once a later update has come.
     """
 
-    at: float
+    seen_at: float
     state: str = "enrolled"
     loss: float | None = None
     note: str | None = None
     round: int | None = None
     missed: int | None = None
 
-    def told(self, device: Device, submodel: str, trained: int, now: float) -> DeviceStatus:
-        """The status of `device`, which trains `submodel` and has had `trained` updates taken."""
+    def status(
+        self, device: Device, submodel: str, rounds_trained: int, now: float
+    ) -> DeviceStatus:
+        """The status of `device`, which trains `submodel`, at the time `now`."""
         late = None if self.missed is None else f"missed the deadline of round {self.missed}"
         return DeviceStatus(
             device=device.id,
@@ -32,10 +40,10 @@ class DeviceActivity:
             submodel=submodel,
             state=self.state,
             loss=self.loss,
-            rounds_trained=trained,
+            rounds_trained=rounds_trained,
             bytes_down=device.bytes_down,
             bytes_up=device.bytes_up,
-            idle_s=now - self.at,
+            idle_s=now - self.seen_at,
             note=self.note or late or device.trouble,
             round=self.round if self.state in WORKING else None,
         )

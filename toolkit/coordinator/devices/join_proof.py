@@ -1,4 +1,4 @@
-"""That a device which asks to join has the private key it speaks of, and the right time."""
+"""Checks that a joining device holds its private key and that its clock is right."""
 
 import base64
 from datetime import UTC, datetime
@@ -7,22 +7,31 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from device_agent.formats.protocol import JoinRequest, join_text
-from toolkit.coordinator.refusals import RefusalError, forbidden
+from toolkit.coordinator.refusals import forbidden, unusable
 
 CLOCK_SKEW_S = 300
-"""How far a device's clock may be off; a copied request is good for as long."""
+"""How far a device's clock may be off. A copied request can be replayed for this long."""
 KEY_BYTES = 32
 
 
 def check_possession(token: str, request: JoinRequest, now: float) -> None:
-    """Raise RefusalError unless `request` was signed with its own key, for `token`, around `now`.
+    """Check that `request` was signed with its own key, for `token`, around `now`.
 
-    `now` is in seconds since 1970. 422 for a key that is none, 403 for the rest.
+    Args:
+        token: The join token that came with the request.
+        request: The request to check.
+        now: The coordinator's time, in seconds since 1970.
+
+    Raises:
+        RefusalError: 422 for a malformed key, 403 for a wrong signature or clock.
     """
     key = _decoded(request.public_key)
     if len(key) != KEY_BYTES:
-        raise RefusalError(
-            422, "bad-key", f"public_key is {KEY_BYTES} bytes in base64; {len(key)} came."
+        raise unusable(
+            f"public_key must be {KEY_BYTES} bytes in base64; {len(key)} came.",
+            code="join.bad-key",
+            bytes=len(key),
+            expected_bytes=KEY_BYTES,
         )
     text = join_text(token, request.public_key, request.timestamp)
     try:
@@ -31,28 +40,29 @@ def check_possession(token: str, request: JoinRequest, now: float) -> None:
         raise forbidden(
             "The signature is not this key's over this token and time: sign the text that "
             "join_text describes.",
-            "bad-signature",
+            code="join.bad-signature",
         ) from None
+    # After the signature, so that only the holder of the key learns this machine's time.
     if abs(now - request.timestamp) > CLOCK_SKEW_S:
-        raise forbidden(_skewed(request.timestamp, now), "skewed-clock")
+        raise forbidden(
+            f"The device's clock says {_time_text(request.timestamp)}, the coordinator's "
+            f"{_time_text(now)}; they may differ by {CLOCK_SKEW_S // 60} minutes. Set the device's "
+            "clock (`timedatectl set-ntp true`), then join again.",
+            code="join.skewed-clock",
+            limit_s=CLOCK_SKEW_S,
+        )
 
 
 def _decoded(text: str) -> bytes:
+    """The bytes of base64 `text`; empty if it is malformed, which no key or signature is."""
     try:
         return base64.b64decode(text, validate=True)
-    except ValueError:  # what is no base64, and what is not ASCII
+    except ValueError:  # not base64, or not ASCII
         return b""
 
 
-def _skewed(theirs: int, ours: float) -> str:
-    return (
-        f"The device's clock says {_shown(theirs)}, here it is {_shown(ours)}; more than "
-        f"{CLOCK_SKEW_S // 60} minutes apart is refused. Set the device's clock (`timedatectl "
-        "set-ntp true`), then join again."
-    )
-
-
-def _shown(seconds: float) -> str:
+def _time_text(seconds: float) -> str:
+    """A time for people; a timestamp beyond any calendar is shown as a number."""
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):

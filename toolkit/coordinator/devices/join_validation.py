@@ -1,4 +1,4 @@
-"""What devices say of themselves, bounded and checked before it is kept."""
+"""Bounds and checks of what a device says about itself, before the coordinator keeps it."""
 
 from typing import Any
 
@@ -8,52 +8,62 @@ from profiles.documents.bundle_profile import Machine
 from profiles.documents.device_profile import DeviceProfile, decoded
 from profiles.errors import InputError
 from profiles.text_formatting import one_line
-from toolkit.coordinator.refusals import RefusalError
+from toolkit.coordinator.refusals import unusable
 
 NAME_LENGTH = 64
 NOTE_LENGTH = 200
 TROUBLE_LENGTH = 500
 MACHINE_LENGTH = 4096
 PROFILE_LENGTH = 1 << 17
-"""Bytes: eight times what a calibration makes. Planning takes longer the more there is in one."""
+"""Bytes: eight times what a calibration makes. Planning time grows with the size of a profile."""
 
 
-def checked_name(given: str) -> str:
-    """The device's name. Raises RefusalError (422)."""
-    name = given.strip()
+def check_name(name: str) -> str:
+    """The device's name, stripped. Raises RefusalError (422)."""
+    name = name.strip()
     if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
-        raise RefusalError(
-            422, "bad-name", f"A device's name has 1 to {NAME_LENGTH} printable characters."
+        raise unusable(
+            f"A device's name must have 1 to {NAME_LENGTH} printable characters.",
+            code="join.bad-name",
+            limit=NAME_LENGTH,
         )
     return name
 
 
-def checked_machine(given: dict[str, str | int | None]) -> str:
+def check_machine(fields: dict[str, str | int | None]) -> str:
     """The device's machine as JSON. Raises RefusalError (422)."""
     try:
-        machine = msgspec.json.encode(msgspec.convert(given, Machine)).decode()
+        machine = msgspec.json.encode(msgspec.convert(fields, Machine)).decode()
     except msgspec.ValidationError as error:
-        raise RefusalError(
-            422, "bad-machine", f"machine is no description of a machine: {error}."
+        raise unusable(
+            f"machine does not describe a machine: {error}.", code="join.bad-machine"
         ) from None
     if len(machine) > MACHINE_LENGTH:
-        raise RefusalError(422, "bad-machine", f"machine has more than {MACHINE_LENGTH} bytes.")
+        raise unusable(
+            f"machine must have at most {MACHINE_LENGTH} bytes; it has {len(machine)}.",
+            code="join.bad-machine",
+            limit_bytes=MACHINE_LENGTH,
+        )
     return machine
 
 
-def checked_profile(given: dict[str, Any]) -> DeviceProfile:
-    """What the device can do. Raises RefusalError (422)."""
-    content = msgspec.json.encode(given)
+def check_profile(fields: dict[str, Any]) -> DeviceProfile:
+    """The device's profile. Raises RefusalError (422)."""
+    content = msgspec.json.encode(fields)
     if len(content) > PROFILE_LENGTH:
-        raise RefusalError(422, "bad-profile", f"profile has more than {PROFILE_LENGTH} bytes.")
+        raise unusable(
+            f"profile must have at most {PROFILE_LENGTH} bytes; it has {len(content)}.",
+            code="join.bad-profile",
+            limit_bytes=PROFILE_LENGTH,
+        )
     try:
         return decoded(content)
     except InputError as error:
-        raise RefusalError(422, "bad-profile", str(error)) from None
+        raise unusable(str(error), code="join.bad-profile") from None
 
 
 def shortened(text: str, most: int = NOTE_LENGTH) -> str:
-    """What a device says, as one line of at most `most` characters that ends with a word."""
+    """`text` as one line of at most `most` characters; a cut falls between words if it can."""
     line = one_line(text, most + 1)
     if len(line) <= most:
         return line

@@ -1,25 +1,24 @@
-"""Which submodel a device that enrols gets, where its kind leaves that to a plan."""
+"""The submodel of a joining device, if its kind leaves the choice to a plan."""
 
 import datetime
-import time
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from device_agent.formats.protocol import NOTHING_FITS
+from device_agent.formats.protocol import NOTHING_FITS, Preparation
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError, NothingFitsError
-from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.refusals import conflict
-from toolkit.planning.candidate_specs import specs
-from toolkit.planning.plan import decide, looked_at
+from toolkit.planning.parallel_workloads import ModelSource, Search
+from toolkit.planning.plan import decide
 from toolkit.planning.plan_display import as_key, check_fits
-from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
+from toolkit.planning.submodel_workloads import Impossible, Known
 
 
 @dataclass(frozen=True)
 class Planner:
-    """What every submodel of the federation's model has a device do."""
+    """Plans devices with the workloads of the model's submodels."""
 
     known: tuple[Known, ...]
     impossible: tuple[Impossible, ...] = ()
@@ -27,14 +26,15 @@ class Planner:
     def submodel(self, kind: DeviceKind, device: DeviceProfile) -> str:
         """The strongest submodel within the budgets of `kind` on `device`.
 
-        Raises RefusalError (409) where none is, saying what would be needed, and where the profile
-        does not say enough.
+        Raises RefusalError (409) if nothing fits, with what would be needed, and if the profile
+        lacks a figure.
         """
         if not (kind.memory or device.memory_bytes or device.memory_available_bytes):
             raise conflict(
-                "memory-unknown",
                 f"How much memory {device.name} has could not be measured there: set `memory` of "
-                f"the kind {kind.name!r} in the coordinator's configuration.",
+                f"the kind {kind.name!r} in the federation's file.",
+                code="join.unknown-memory",
+                kind=kind.name,
             )
         try:
             today = datetime.datetime.now(datetime.UTC).date()
@@ -42,31 +42,36 @@ class Planner:
             check_fits(planned, as_key)
         except NothingFitsError as error:
             raise conflict(
-                NOTHING_FITS,
-                f"{error} What a device of kind {kind.name!r} may take is in the federation's "
-                "file: ask whoever runs the coordinator.",
+                f"{error} The budgets of kind {kind.name!r} are in the federation's file: ask the "
+                "operator of the coordinator.",
+                code=NOTHING_FITS,
+                kind=kind.name,
             ) from None
         except InputError as error:
-            raise conflict("unusable-profile", str(error)) from None
+            raise conflict(str(error), code="join.unusable-profile", kind=kind.name) from None
         assert planned.plan.chosen is not None
         return planned.plan.chosen.submodel
 
 
-def planner(
-    config: CoordinatorConfig, model: Federation, say: Callable[[str], None]
-) -> Planner | None:
-    """Look at every submodel of `model`, if a kind of device asks for that.
+def make_planner(
+    config: CoordinatorConfig,
+    progress: Callable[[Preparation], None],
+    stopping: threading.Event,
+) -> Planner:
+    """Find the workloads that the `auto` kinds of `config` are planned with.
 
-    Takes seconds for each that was not looked at before; `say` hears of those.
+    Takes seconds to a minute for each submodel that is not in the cache. Raises StoppedError
+    after `stopping` is set.
     """
-    if not any(kind.planned for kind in config.devices):
-        return None
-    start = time.monotonic()
-
-    def report(stage: str) -> None:
-        say(f"[{time.monotonic() - start:6.1f} s] {stage}")
-
-    workloads = Workloads(model.module, config.input_shape, config.training, report=report)
-    names = specs(model.module, config.input_shape, config.training.batch_size)
-    known, impossible = looked_at(workloads, names)
+    source = ModelSource(
+        config.model, config.input_shape, config.training, config.weights, config.seed
+    )
+    limit = memory_limit([kind for kind in config.devices if kind.planned])
+    known, impossible = Search(source, limit, progress, stopping).run()
     return Planner(tuple(known), impossible)
+
+
+def memory_limit(kinds: list[DeviceKind]) -> int | None:
+    """The most memory in bytes that any device of `kinds` may use; None if one has no limit."""
+    limits = [kind.memory for kind in kinds]
+    return None if None in limits else max(limit for limit in limits if limit is not None)

@@ -1,4 +1,4 @@
-"""Connections bounded in number, and in how long they may take to say what they want."""
+"""Limits on the number of connections and on the time for a request's headers."""
 
 import asyncio
 import resource
@@ -7,53 +7,53 @@ from contextlib import suppress
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADERS_S = 20.0
-"""How long, in seconds, a connection may take to send a request's headers, once it began to."""
+"""How long a connection may take to send the headers of a request, in seconds."""
 RESERVED = 128
-"""File descriptors that are kept for the coordinator's own files."""
+"""File descriptors that are reserved for the coordinator's own files."""
 
 
 class Connection(H11Protocol):
-    """One connection. uvicorn by itself waits for ever for headers, and takes any number."""
+    """One connection. uvicorn itself waits for headers without limit and takes any number."""
 
-    _silent: asyncio.TimerHandle | None = None
+    _timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See asyncio."""
+        """Implement asyncio.Protocol."""
         super().connection_made(transport)
         if len(self.connections) > most_connections():
             transport.abort()
-        self._watch()
+        self._limit_headers()
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
+        """Implement asyncio.Protocol."""
         super().data_received(data)
-        self._watch()
+        self._limit_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
-        self._forget()
+        """Implement asyncio.Protocol."""
+        self._cancel_timeout()
         super().connection_lost(exc)
 
-    def _watch(self) -> None:
-        """Give what was begun a time to become a request; one that has is left to the guard."""
+    def _limit_headers(self) -> None:
+        """Limit the time for headers. From then on RequestLimits limits the body."""
         if self.cycle is not None and not self.cycle.response_complete:
-            self._forget()
-        elif self._silent is None:
-            self._silent = self.loop.call_later(HEADERS_S, self.transport.close)
+            self._cancel_timeout()
+        elif self._timeout is None:
+            self._timeout = self.loop.call_later(HEADERS_S, self.transport.close)
 
-    def _forget(self) -> None:
-        if self._silent is not None:
-            self._silent.cancel()
-        self._silent = None
+    def _cancel_timeout(self) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+        self._timeout = None
 
 
 def most_connections() -> int:
-    """How many there may be at a time: each may have a file open besides."""
+    """How many connections there may be at a time. Each may have one open file."""
     return max((resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED) // 2, 1)
 
 
-def allow_many() -> None:
-    """Raise this process's limit of file descriptors as far as the system lets it."""
+def raise_descriptor_limit() -> None:
+    """Raise this process's limit of file descriptors as far as the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # where `hard` is more than the kernel gives
+    with suppress(OSError, ValueError):  # `hard` may be more than the kernel gives
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from device_agent.formats.protocol import (
     API,
+    NO_SUCH_FILE,
     Fallback,
     JoinReply,
     JoinRequest,
@@ -29,6 +30,7 @@ from device_agent.formats.protocol import (
 )
 from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.http.server_socket import RETRY_S
 from toolkit.coordinator.http.strict_json import StrictRoute
 from toolkit.coordinator.refusals import RefusalError, cut_off, not_authorised
 from toolkit.coordinator.rounds.upload_validation import too_large
@@ -36,6 +38,9 @@ from toolkit.coordinator.storage.device_registry import Device
 
 PIECE = 1 << 18
 SCHEMAS = "#/components/schemas/{name}"
+
+HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_S)}}
+"""Headers of answers, by their status."""
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -47,8 +52,7 @@ def _credentials(
 ) -> str:
     if given is None:
         raise not_authorised(
-            "Say who you are: send `Authorization: Bearer ...` with the device's secret, or with "
-            "a token."
+            "Send `Authorization: Bearer ...` with the device's secret or with a token."
         )
     return given.credentials
 
@@ -72,12 +76,12 @@ router = APIRouter(
     prefix=API,
     route_class=StrictRoute,
     responses={
-        401: {"model": Problem, "description": "Nobody is known by this token or secret"},
-        422: {"model": Problem, "description": "What was sent cannot be used"},
+        401: {"model": Problem, "description": "This token or secret is unknown"},
+        422: {"model": Problem, "description": "The content of the request cannot be used"},
     },
 )
 _conflict: dict[int | str, dict[str, Any]] = {
-    409: {"model": Problem, "description": "It does not fit the round as it is now"},
+    409: {"model": Problem, "description": "The request does not fit the present state"},
 }
 
 
@@ -89,9 +93,11 @@ _conflict: dict[int | str, dict[str, Any]] = {
     responses={
         403: {
             "model": Problem,
-            "description": "`code` tells which: token-unknown, token-expired, token-used-up, "
-            "other-kind, bad-signature, skewed-clock",
-        }
+            "description": "`code` is one of join.unknown-token, join.expired-token, "
+            "join.used-up-token, join.other-kind, join.bad-signature, join.skewed-clock",
+        },
+        409: {"model": Problem, "description": "The device needs a profile, or nothing fits it"},
+        503: {"model": Problem, "description": "The plan is still being made: ask again"},
     },
 )
 def join(body: JoinRequest, token: Credentials, service: Service) -> JoinReply:
@@ -105,7 +111,7 @@ def join(body: JoinRequest, token: Credentials, service: Service) -> JoinReply:
     description="What this device should do now; ask again after training, or while waiting.",
 )
 def work(device: Caller, service: Service) -> Work:
-    """What the device should do now."""
+    """Give the device its next task."""
     return service.work(device)
 
 
@@ -130,11 +136,13 @@ def file(sha256: str, device: Caller, service: Service) -> StreamingResponse:
 
 
 def _opened(path: Path) -> BinaryIO:
-    # Opened before the answer starts: once open, the end of the round cannot take it away.
+    # Opened before the answer starts. The end of the round may remove the file, but not its data.
     try:
         return path.open("rb")
     except FileNotFoundError:
-        raise RefusalError(404, "no-such-file", "The round of this file is over.") from None
+        raise RefusalError(
+            "The round of this file is over.", status=404, code=NO_SUCH_FILE
+        ) from None
 
 
 def _pieces(opened: BinaryIO) -> Iterator[bytes]:
@@ -145,8 +153,8 @@ def _pieces(opened: BinaryIO) -> Iterator[bytes]:
 
 @router.post(
     "/progress",
-    summary="Say how it goes",
-    description="What the device is doing, for whoever watches the fleet.",
+    summary="Report progress",
+    description="What the device is doing, for the status of the fleet.",
     status_code=204,
 )
 def progress(body: Progress, device: Caller, service: Service) -> None:
@@ -157,22 +165,22 @@ def progress(body: Progress, device: Caller, service: Service) -> None:
 @router.post(
     "/problems",
     summary="Report that training fails",
-    description="The device cannot train its submodel; the reply says from which round on it gets "
-    "a smaller one, where the coordinator has one for it.",
+    description="The device cannot train its submodel. If its kind has a fallback, the reply names "
+    "it and the first round that the device trains it in.",
 )
 def problem(body: SubmodelFailure, device: Caller, service: Service) -> Fallback:
     """Note that a device cannot train its submodel."""
-    return service.problem(device, body)
+    return service.submodel_failed(device, body)
 
 
 @router.post(
     "/leave",
     summary="Leave",
-    description="End this device's membership: its secret ends, and its place is free.",
+    description="End this device's membership: its secret is void and its place is free.",
     status_code=204,
 )
 def leave(device: Caller, service: Service) -> None:
-    """Let a device go."""
+    """End a membership."""
     service.leave(device)
 
 
@@ -191,17 +199,17 @@ def leave(device: Caller, service: Service) -> None:
 )
 async def put_tensors(round: int, request: Request, device: Caller, service: Service) -> None:
     """Stream the tensors to disk."""
-    with await run_in_threadpool(service.receive, device, round) as part:
+    with await run_in_threadpool(service.open_upload, device, round) as received:
         async for piece in _body(request):
-            if not part.write(piece):
-                raise too_large(part.limit)
-        await run_in_threadpool(service.keep, device, part)
+            if not received.write(piece):
+                raise too_large(received.limit)
+        await run_in_threadpool(service.keep_upload, device, received)
 
 
 @router.post(
     "/rounds/{round}/update",
     summary="Send the update",
-    description="update.json, after its tensors. Sending the very same again is fine.",
+    description="update.json, after its tensors. The same update may be sent again.",
     responses=_conflict,
     openapi_extra={
         "requestBody": {
@@ -214,8 +222,8 @@ async def put_tensors(round: int, request: Request, device: Caller, service: Ser
 )
 async def post_update(round: int, request: Request, device: Caller, service: Service) -> Receipt:
     """Check the update and count it."""
-    body = await request.body()  # bounded by the guard
-    return await run_in_threadpool(service.take, device, round, body)
+    body = await request.body()  # limited by RequestLimits
+    return await run_in_threadpool(service.take_update, device, round, body)
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
@@ -229,16 +237,16 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
 @router.get(
     "/status",
     summary="See the fleet",
-    description="Devices, rounds and how good the global model is; for devices and the operator.",
+    description="Devices, rounds and the quality of the model, for devices and the operator.",
 )
 def status(token: Credentials, service: Service) -> Status:
     """The whole fleet."""
-    service.check_operator(token)
+    service.check_reader(token)
     return service.status()
 
 
 def create_app(coordinator: Coordinator, lifespan: Lifespan | None = None) -> FastAPI:
-    """The app that serves `coordinator`; its documentation is at /docs."""
+    """The app that serves `coordinator`. Its documentation is at /docs."""
     app = FastAPI(
         title="EdgeTailor coordinator",
         description="Devices enrol, fetch bundles, train them and send updates back.",
@@ -256,14 +264,14 @@ def create_app(coordinator: Coordinator, lifespan: Lifespan | None = None) -> Fa
 
 
 def _describe_update(app: FastAPI) -> None:
-    """Add the schema of update.json, which msgspec reads rather than FastAPI."""
+    """Add the schema of update.json, which msgspec reads instead of FastAPI."""
     _, schemas = msgspec.json.schema_components([UpdateRecord], ref_template=SCHEMAS)
-    document = app.openapi()  # made once and kept by the app
+    document = app.openapi()  # the app keeps this object
     document["components"]["schemas"] |= schemas
 
 
 def _problem(status: int, problem: Problem) -> JSONResponse:
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    headers = HEADERS.get(status)
     return JSONResponse(asdict(problem), status_code=status, headers=headers)
 
 
@@ -277,17 +285,19 @@ def _invalid(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         why = first["ctx"]["error"]
-        return _problem(422, Problem(code="bad-request", message=f"The body is no JSON: {why}."))
+        message = f"The body is not JSON: {why}."
+        return _problem(422, Problem(code="client.bad-request", message=message))
     place = ".".join(str(part) for part in first["loc"])
-    return _problem(422, Problem(code="bad-request", message=f"{place}: {first['msg']}."))
+    message = f"{place}: {first['msg']}."
+    return _problem(422, Problem(code="client.bad-request", message=message))
 
 
 def _http_problem(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is."
-    return _problem(error.status_code, Problem(code="no-such-route", message=message))
+    message = f"{request.method} {request.url.path}: {error.detail}. /docs lists all routes."
+    return _problem(error.status_code, Problem(code="client.no-such-route", message=message))
 
 
 def _fault(request: Request, error: Exception) -> JSONResponse:
-    message = "The coordinator failed at this; whoever runs it sees why. Try again later."
-    return _problem(500, Problem(code="fault", message=message))
+    message = "The coordinator failed; its operator sees why in its log. Try again later."
+    return _problem(500, Problem(code="federation.fault", message=message))

@@ -1,7 +1,7 @@
-"""What every request meets before the routes: a body of bounded size and time, and faults told."""
+"""Limits on every request before it reaches the routes: size and time of its body."""
 
 import asyncio
-from collections.abc import Callable
+import logging
 from dataclasses import asdict
 
 from starlette.responses import JSONResponse
@@ -11,37 +11,39 @@ from device_agent.cli.console import write_traceback
 from profiles.errors import EdgeTailorError
 from toolkit.coordinator.refusals import RefusalError, cut_off
 
+logger = logging.getLogger(__name__)
+
 BODY_LIMIT = 4 << 20
-"""The most bytes that a body may have, tensors apart, which the routes bound themselves."""
+"""The most bytes of a body. Uploads of tensors are exempt: their route limits them."""
 ALL_BODIES = 256 << 20
-"""The most bytes that all bodies that are on their way may have together."""
+"""The most bytes of all bodies together that are being received."""
 BODY_S = 60.0
-"""How long, in seconds, such a body may take; of tensors, how long their next piece may."""
+"""How long a body may take, in seconds; for tensors, how long their next piece may take."""
 
 
 class RequestLimits:
-    """Lets `app` see whole bodies only, except of uploads (PUT), which it may stream.
+    """Passes only complete bodies to `app`, except uploads (PUT), which it may stream.
 
-    So neither a body that never ends nor one that never comes costs more than a connection, and
-    nothing is kept in memory for somebody without a secret beyond BODY_LIMIT. A fault of the
-    program, which the app has answered, is told through `say` in one line, its traceback in a file.
+    A body that never ends or never comes costs only a connection. Without a valid secret nobody
+    can make the coordinator hold more than BODY_LIMIT in memory. A fault of the program, which the
+    app has answered, is logged in one line; its traceback goes to a file.
     """
 
-    def __init__(self, app: ASGIApp, say: Callable[[str], None]) -> None:
-        self._app, self._say = app, say
-        self._told: str | None = None
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._logged: str | None = None
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Implement ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
             streamed = scope["method"] == "PUT"
-            body = _impatient(receive) if streamed else await self._whole(receive)
+            body = _with_timeout(receive) if streamed else await self._complete(receive)
         except RefusalError as refusal:
-            # The rest of the body, if there is one, is not waited for.
+            # Closing the connection discards the rest of the body.
             headers = {"Connection": "close"}
             answer = JSONResponse(asdict(refusal.problem), refusal.status, headers=headers)
             await answer(scope, receive, send)
@@ -49,10 +51,10 @@ class RequestLimits:
         try:
             await self._app(scope, body, send)
         except Exception as error:
-            self._tell(error)
+            self._log(error)
 
-    async def _whole(self, receive: Receive) -> Receive:
-        """What gives the whole body at once, then whatever else comes. Raises RefusalError."""
+    async def _complete(self, receive: Receive) -> Receive:
+        """A `receive` that gives the body in one message, then what follows."""
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_S):
@@ -75,31 +77,43 @@ class RequestLimits:
         return messages
 
     def _hold(self, body: bytearray, piece: bytes) -> None:
-        """Add `piece` to `body`. Raises RefusalError where that is too much."""
+        """Add `piece` to `body`. Raises RefusalError if that exceeds a limit."""
         if len(body) + len(piece) > BODY_LIMIT:
-            text = f"A request has at most {BODY_LIMIT} bytes, tensors apart."
-            raise RefusalError(413, "too-large", text)
+            raise RefusalError(
+                f"A request may have at most {BODY_LIMIT} bytes, except an upload of tensors.",
+                status=413,
+                code="client.too-large",
+                limit_bytes=BODY_LIMIT,
+            )
         if self._held + len(piece) > ALL_BODIES:
-            raise RefusalError(503, "busy", "Too much is being sent at once: try again later.")
+            raise RefusalError(
+                "The coordinator is receiving too much at once: try again later.",
+                status=503,
+                code="federation.busy",
+            )
         body += piece
         self._held += len(piece)
 
-    def _tell(self, error: Exception) -> None:
-        told = f"{type(error).__name__}: {error}"
-        if told == self._told:  # whoever causes it again and again fills no disk
+    def _log(self, error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}"
+        if text == self._logged:  # a client that repeats its request must not fill the disk
             return
-        self._told = told
+        self._logged = text
         if isinstance(error, EdgeTailorError):
-            self._say(f"A request failed: {error}")
+            logger.error("A request failed: %s", error)
         elif isinstance(error, OSError):
-            self._say(f"A request failed: {error.filename or 'a file'}: {error.strerror or error}.")
+            logger.error(
+                "A request failed: %s: %s.", error.filename or "a file", error.strerror or error
+            )
         else:
             place = write_traceback("edgetailor")
-            self._say(f"A request failed; this is a fault of the program's own. Details: {place}")
+            logger.error(
+                "A request failed; this is a fault of the program's own. Details: %s", place
+            )
 
 
-def _impatient(receive: Receive) -> Receive:
-    """`receive`, for which a client that falls silent amid its body is one that has gone."""
+def _with_timeout(receive: Receive) -> Receive:
+    """`receive`, which treats a client that stops within its body as disconnected."""
     whole = False
 
     async def messages() -> Message:

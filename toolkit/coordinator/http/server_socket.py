@@ -1,4 +1,4 @@
-"""The coordinator's port: taken before anything else, and answered while the rest is prepared."""
+"""The coordinator's port: bound first, and answered while the rest starts."""
 
 import errno
 import socket
@@ -18,49 +18,48 @@ from toolkit.coordinator.http.connection_limits import Connection
 
 BACKLOG = 128
 RETRY_S = 5
-"""How long, in seconds, a device is told to wait before it asks again."""
+"""How long a device waits before it asks again, in seconds."""
 GRACE_S = 5
-"""How long, in seconds, requests that are under way may hold up the end of a server."""
+"""How long running requests may delay the end of a server, in seconds."""
 WILDCARDS = ("0.0.0.0", "::", "")
 
 
 def bind(host: str, port: int, origin: Path) -> socket.socket:
-    """A socket that listens there; port 0 is any free one.
+    """A listening socket; port 0 means any free one.
 
-    Raises InputError, naming the configuration file `origin`, where that cannot be.
+    Raises InputError, which names the configuration file `origin`, if it cannot be bound.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         made = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise InputError(_problem(error, host, port, origin)) from None
-    # Its connections take this over. asyncio would see to it itself, but not for such a socket; an
-    # answer's body would wait 40 ms for its headers to be acknowledged.
+        raise _not_bound(error, host, port, origin) from None
+    # Connections inherit this. asyncio sets it only on sockets that it made itself. Without it an
+    # answer's body waits 40 ms for the acknowledgement of its headers.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made
 
 
 def url_of(listening: socket.socket, host: str) -> str:
-    """How others reach the socket that was bound to `host`."""
+    """The URL by which others reach the socket that was bound to `host`."""
     name, port = socket.gethostname() if host in WILDCARDS else host, listening.getsockname()[1]
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 @contextmanager
-def preparing(listening: socket.socket) -> Iterator[None]:
-    """Tell whoever asks at the socket that the coordinator prepares (503); then leave it open."""
+def answer_preparing(listening: socket.socket) -> Iterator[None]:
+    """Answer every request at the socket with 503 during the block, and leave the socket open."""
     problem = Problem(
         code=PREPARING,
-        message="The coordinator is still preparing: it looks at the model's submodels, which "
-        "takes minutes the first time. Ask again soon.",
+        message="The coordinator is starting: it loads and splits the model. Ask again soon.",
     )
-    # Closed after each answer: the next request goes to whoever serves the port by then.
+    # Closed after each answer, so that the next request reaches the coordinator once it serves.
     headers = {"Retry-After": str(RETRY_S), "Connection": "close"}
     answer = JSONResponse(asdict(problem), 503, headers=headers)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive()).get("more_body", False):
-            pass  # a client that still sends would miss the answer
+            pass  # a client that is still sending would miss the answer
         await answer(scope, receive, send)
 
     server = uvicorn.Server(
@@ -72,7 +71,7 @@ def preparing(listening: socket.socket) -> Iterator[None]:
             timeout_graceful_shutdown=GRACE_S,
         )
     )
-    # A copy: uvicorn closes what it is given, and connections wait in the queue meanwhile.
+    # A copy, because uvicorn closes its socket. Connections wait in the queue until the next one.
     thread = threading.Thread(target=server.run, args=([listening.dup()],), daemon=True)
     thread.start()
     try:
@@ -82,14 +81,23 @@ def preparing(listening: socket.socket) -> Iterator[None]:
         thread.join()
 
 
-def _problem(error: OSError, host: str, port: int, origin: Path) -> str:
+def _not_bound(error: OSError, host: str, port: int, origin: Path) -> InputError:
     if error.errno == errno.EADDRINUSE:
-        return (
-            f"Port {port} on {host} is in use: stop what uses it or set another `port` in {origin}."
+        return InputError(
+            f"Port {port} on {host} is in use: stop what uses it or set another `port` in "
+            f"{origin}.",
+            code="service.port-in-use",
+            port=port,
         )
     if error.errno == errno.EACCES:
-        return f"Port {port} is not open to you: set a `port` from 1024 up in {origin}."
-    return (
-        f"{host!r} is no address of this machine ({error.strerror}): set `host` in {origin} to "
-        "127.0.0.1, 0.0.0.0 or one of the machine's own addresses."
+        return InputError(
+            f"Port {port} needs root: set a `port` from 1024 up in {origin}.",
+            code="service.port-not-allowed",
+            port=port,
+        )
+    return InputError(
+        f"{host!r} is not an address of this machine ({error.strerror}): set `host` in {origin} "
+        "to 127.0.0.1, 0.0.0.0 or one of the machine's own addresses.",
+        code="service.unknown-host",
+        host=host,
     )

@@ -1,4 +1,4 @@
-"""Bodies as JSON that can be kept and sent on: UTF-8, without half a surrogate pair or NaN."""
+"""Strict reading of JSON bodies: UTF-8 only, no lone surrogates, no NaN."""
 
 import json
 from collections.abc import Callable, Coroutine
@@ -11,10 +11,10 @@ from profiles.json_decoding import MalformedError, decode_json
 
 
 class StrictRequest(Request):
-    """A request whose JSON is read strictly; Python's own reader takes what UTF-8 cannot hold."""
+    """A request with strict JSON. Python's own reader accepts text that UTF-8 cannot encode."""
 
     async def json(self) -> Any:
-        """The body. Raises JSONDecodeError, which FastAPI answers as it does mistakes in types."""
+        """The body. Raises JSONDecodeError, which FastAPI answers like a wrong type."""
         try:
             return decode_json(await self.body(), object)
         except MalformedError as error:
@@ -22,10 +22,10 @@ class StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route for StrictRequests."""
+    """A route whose requests are StrictRequests."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """See FastAPI."""
+        """Implement APIRoute."""
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:

@@ -1,29 +1,29 @@
-"""The rounds as a state machine: no HTTP, no storage and no clock of its own.
+"""The rounds as a state machine. It knows no HTTP, no storage and no clock.
 
     enrolling --last device enrolled--> aggregating --open--> training --close--> aggregating ...
     ... --folded after the last round--> finished
 
-A device may leave at any time, and another take its place: it trains from the next round on.
-Times are seconds of any steady clock, passed in. A refusal changes nothing.
+A device may leave at any time. Another one may take its place and trains from the next round on.
+Times are seconds of a monotonic clock that the caller passes in. A refusal changes nothing.
 """
 
 from collections.abc import Mapping
 from typing import Literal
 
+from device_agent.formats.protocol import ALREADY_SENT, OTHER_BUNDLE, ROUND_CLOSED
 from profiles.text_formatting import counted
 from toolkit.coordinator.refusals import conflict, forbidden
 
 Phase = Literal["enrolling", "training", "aggregating", "finished"]
 Task = Literal["train", "wait", "finished"]
-ROUND_OVER = "round-over"
 
 
 class Rounds:
-    """`total` rounds of `expected` devices, of which `done` are over already.
+    """`total` rounds of `expected` devices; `done` of the rounds are over.
 
-    A round closes when every device that it was opened for has sent its update or left, or
-    `deadline_s` seconds after it opened if at least one has sent; without any it stays open for the
-    first.
+    A round closes when every device that it was opened for has sent its update or left. It also
+    closes `deadline_s` seconds after it opened if at least one update has come; otherwise it waits
+    for the first.
     """
 
     def __init__(self, total: int, expected: int, deadline_s: float, done: int = 0) -> None:
@@ -44,35 +44,39 @@ class Rounds:
 
     @property
     def places(self) -> tuple[int, int]:
-        """How many devices have joined, and of how many, before the rounds begin; then 0 of 0."""
+        """Joined and expected devices before the first round; (0, 0) from then on."""
         return (len(self.devices), self.expected) if self.phase == "enrolling" else (0, 0)
 
     def enrol(self, device: str) -> None:
-        """Add `device`; the last one ends enrolment. RefusalError where the fleet is full."""
+        """Add `device`; the last one ends enrolment. Raises RefusalError if the fleet is full."""
         if len(self.devices) == self.expected or device in self.devices:
-            raise forbidden(f"This fleet is full: it has {counted(self.expected, 'device')}.")
+            raise forbidden(
+                f"This fleet is full: it has {counted(self.expected, 'device')}.",
+                code="join.full-fleet",
+                devices=self.expected,
+            )
         self.devices.add(device)
         if self.phase == "enrolling" and len(self.devices) == self.expected:
             self.begin()
 
     def begin(self) -> None:
-        """End enrolment: the rounds have begun, whoever has left since."""
+        """End enrolment. Devices that leave later do not undo it."""
         self.phase = "finished" if self.done >= self.total else "aggregating"
 
     def leave(self, device: str) -> None:
-        """Forget `device`; the update that it sent for the open round counts."""
+        """Remove `device`; an update that it sent for the open round still counts."""
         self.devices.discard(device)
         self.excuse(device)
 
     def excuse(self, device: str) -> None:
-        """Wait for `device` no longer in the open round, unless it has sent its update."""
+        """Stop waiting for `device` in the open round, unless its update has come."""
         if device not in self.updates:
             self._offers.pop(device, None)
         if self.phase == "training" and not self._offers:
-            self.phase = "aggregating"  # with nobody to wait for, the round opens anew
+            self.phase = "aggregating"  # nobody is left to wait for: the round opens again
 
     def open(self, offers: Mapping[str, str], now: float) -> None:
-        """Start the next round. `offers` gives, for every device, the hash of its bundle."""
+        """Start the next round. `offers`: for every device the hash of its bundle's manifest."""
         self._expect(self.phase == "aggregating" and not self._offers, "open")
         self._expect(set(offers) == self.devices != set(), "open with offers for other devices")
         self._offers = dict(offers)
@@ -86,36 +90,42 @@ class Rounds:
         return "train" if self.waits_for(device) else "wait"
 
     def waits_for(self, device: str) -> bool:
-        """Whether the open round is one for `device`, and without its update."""
+        """Whether the open round was offered to `device` and lacks its update."""
         return self.phase == "training" and device in self._offers.keys() - self.updates.keys()
 
     def check_round(self, device: str, round_: int) -> None:
         """Raise RefusalError unless `device` may send something for `round_` now."""
         open_to_it = self.waits_for(device) or device in self.updates
         if round_ != self.round or not open_to_it:
-            raise conflict(ROUND_OVER, f"Round {round_} takes no updates now: {self._now(round_)}.")
+            raise conflict(
+                f"Round {round_} takes no updates now: {self._reason(round_)}.",
+                code=ROUND_CLOSED,
+                phase=self.phase,
+            )
 
     def check(self, device: str, round_: int, bundle: str, update: str) -> bool:
-        """Whether `update` (its hash) is new; False where it was taken already.
+        """Whether `update` (its hash) is new; False if it was taken before.
 
-        Raises RefusalError for another round, another bundle than the offered, or a second update.
+        Raises RefusalError for another round, a bundle that was not offered, or a second update.
         """
         self.check_round(device, round_)
         if bundle != self._offers[device]:
             raise conflict(
-                "wrong-bundle",
                 f"Round {round_} offered {device} the bundle {self._offers[device][:12]}; this "
                 f"update was trained from {bundle[:12]}. Fetch the bundle again and train it.",
+                code=OTHER_BUNDLE,
+                device=device,
             )
         if self.updates.get(device, update) != update:
             raise conflict(
-                "already-sent",
-                f"{device} has sent another update for round {round_} already, which counts.",
+                f"{device} has already sent another update for round {round_}. That one counts.",
+                code=ALREADY_SENT,
+                device=device,
             )
         return device not in self.updates
 
     def take(self, device: str, round_: int, bundle: str, update: str) -> None:
-        """Count `update` towards the round; the very same again changes nothing."""
+        """Count `update` towards the round. Repeating the same call changes nothing."""
         self.check(device, round_, bundle, update)
         self.updates[device] = update
 
@@ -127,22 +137,22 @@ class Rounds:
         return late or self._offers.keys() == self.updates.keys()
 
     def close(self) -> None:
-        """Take no more updates: they are folded from here on."""
+        """Take no more updates, so that they can be aggregated."""
         self._expect(self.phase == "training" and bool(self.updates), "close")
         self.phase = "aggregating"
 
     def folded(self) -> None:
-        """The closed round is in the global model: the next one may open, if there is one."""
+        """Note that the closed round is in the global model; the next one may open."""
         self._expect(self.phase == "aggregating" and bool(self._offers), "fold")
         self.done += 1
         self._offers, self.updates = {}, {}
         if self.done >= self.total:
             self.phase = "finished"
 
-    def _now(self, asked: int) -> str:
-        """How things are, for whoever comes with something for the round `asked`."""
+    def _reason(self, asked: int) -> str:
+        """Why round `asked` takes no update now."""
         if self.phase == "training" and asked == self.round:
-            return "it goes on without this device"
+            return "it continues without this device"
         this = f"round {self.round} of {self.total}"
         return {
             "enrolling": "devices are still joining",

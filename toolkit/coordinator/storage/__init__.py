@@ -1,4 +1,4 @@
-"""What the coordinator may not lose: database, files by hash, devices and tokens.
+"""The coordinator's state on disk: database, files by hash, devices and tokens.
 
 Start with `coordinator_store.py`.
 """

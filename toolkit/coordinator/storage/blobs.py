@@ -1,4 +1,4 @@
-"""Files kept by their SHA-256, each whole on disk before anything refers to it."""
+"""Files named by their SHA-256. A file is completely on disk before anything refers to it."""
 
 import hashlib
 import os
@@ -14,10 +14,10 @@ from device_agent.formats.manifest import FileEntry
 _PART = ".part-"
 
 
-class Part:
+class IncomingFile:
     """A file being received: at most `limit` bytes, counted and hashed as they come.
 
-    Use it in a `with` block; what was not kept by then is removed.
+    Use it in a `with` block. The file is removed at its end unless `Blobs.adopt` has taken it.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -28,7 +28,7 @@ class Part:
         self._file = self.path.open("wb")
 
     def write(self, piece: bytes) -> bool:
-        """Append `piece`; False, writing nothing, where that would pass the limit."""
+        """Append `piece`. Returns False and writes nothing if that would exceed the limit."""
         if self.size + len(piece) > self.limit:
             return False
         self.size += len(piece)
@@ -37,7 +37,7 @@ class Part:
         return True
 
     def finish(self) -> FileEntry:
-        """Bring everything to disk; returns size (bytes) and SHA-256."""
+        """Flush the file to disk; returns its size in bytes and its SHA-256."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -57,48 +57,48 @@ class Part:
 
 
 class Blobs:
-    """A folder of files named by their SHA-256. Not locked: the store does that."""
+    """A folder of files named by their SHA-256. It has no lock: the store provides one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(".*"):  # of a process that was stopped while writing
+        for left in folder.glob(".*"):  # from a process that was stopped while writing
             left.unlink()
 
     def path(self, sha256: str) -> Path:
-        """Where the file with this hash lies."""
+        """The path of the file with this hash."""
         return self.folder / sha256
 
     def is_whole(self, sha256: str) -> bool:
-        """Whether the file with this hash is there, and as it was written."""
+        """Whether the file with this hash exists and is undamaged."""
         try:
             return fingerprint_file(self.path(sha256)).sha256 == sha256
         except OSError:
             return False
 
     def put(self, data: bytes) -> FileEntry:
-        """Keep `data`; writing it again changes nothing."""
+        """Keep `data`. Repeating it changes nothing."""
         entry = FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
         if not self.is_whole(entry.sha256):
             write_file(self.path(entry.sha256), data)
             self._sync()
         return entry
 
-    def adopt(self, part: Part) -> FileEntry:
+    def adopt(self, received: IncomingFile) -> FileEntry:
         """Keep a received file."""
-        entry = part.finish()
-        os.replace(part.path, self.path(entry.sha256))
+        entry = received.finish()
+        os.replace(received.path, self.path(entry.sha256))
         self._sync()
         return entry
 
     def keep_only(self, wanted: Set[str]) -> None:
-        """Drop every file whose hash is not in `wanted`; files being received stay."""
+        """Remove every file whose hash is not in `wanted`, except files being received."""
         for path in self.folder.iterdir():
             if path.name not in wanted and not path.name.startswith("."):
                 path.unlink()
 
     def _sync(self) -> None:
-        """Make the renames so far survive a power cut."""
+        """Flush the folder, so that renames survive a power cut."""
         handle = os.open(self.folder, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -1,7 +1,7 @@
-"""What the coordinator must not forget: the database and a folder of files by hash.
+"""The coordinator's state on disk: a database, and a folder of files named by their hashes.
 
-A file is on disk before a row refers to it, and a row is gone before its file is dropped, so a
-stop at any moment leaves a state to go on from.
+A file is on disk before a row refers to it, and a row is deleted before its file is. A coordinator
+that is killed at any moment can therefore continue.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from device_agent.formats.update import UpdateRecord
 from profiles.documents.bundle_profile import Profile
 from profiles.documents.profile_reading import same_hardware
 from profiles.errors import InputError
-from toolkit.coordinator.storage.blobs import Blobs, Part
+from toolkit.coordinator.storage.blobs import Blobs, IncomingFile
 from toolkit.coordinator.storage.database import Database
 from toolkit.coordinator.storage.device_registry import Registry
 
@@ -27,7 +27,7 @@ FILES = "files"
 class Store:
     """The state folder of one federation.
 
-    Raises InputError where another process has it open, and where it is none or incomplete.
+    Raises InputError if another process has it open, or if it is not a complete state folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,7 +35,10 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f"The `state` folder {folder} cannot be made ({error.strerror}): set another."
+                f"The `state` folder {folder} cannot be created ({error.strerror}). Set another "
+                "`state`.",
+                code="state.not-a-folder",
+                path=str(folder),
             ) from None
         _check_whole(folder)
         self._database = Database(folder / DATABASE)
@@ -43,18 +46,18 @@ class Store:
         self.registry = Registry(self._database)
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the database, so that another process may open the folder."""
         self._database.close()
 
-    def settle(self, key: str, value: str) -> str:
-        """Remember `value` under `key` the first time; returns what is remembered."""
+    def set_once(self, key: str, value: str) -> str:
+        """Keep `value` under `key` unless there is one. Returns the value that is kept."""
         with self._database.transaction() as db:
             db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, value))
             row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
             return str(row[0])
 
-    def known(self, key: str) -> str | None:
-        """What is remembered under `key`, if anything is."""
+    def value(self, key: str) -> str | None:
+        """The value under `key`, or None."""
         with self._database.transaction() as db:
             row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
@@ -62,7 +65,7 @@ class Store:
     def set_bundles(
         self, round_: int, bundles: Mapping[str, Mapping[str, bytes]]
     ) -> dict[str, Bundle]:
-        """Keep the bundles of `round_` by submodel, and none of earlier rounds' files."""
+        """Keep the bundles of `round_` by submodel, and remove those of earlier rounds."""
         with self._database.exclusively():
             kept = {
                 submodel: {name: self.blobs.put(data) for name, data in files.items()}
@@ -83,9 +86,9 @@ class Store:
             return kept
 
     def bundles(self, round_: int) -> dict[str, Bundle]:
-        """The bundles of `round_` by submodel; empty where that round has not been opened.
+        """The bundles of `round_` by submodel; empty if they were not kept.
 
-        Empty too where a file of them is missing or damaged, so that they are made again.
+        Also empty if one of their files is missing or damaged, so that they are made again.
         """
         found: dict[str, Bundle] = {}
         with self._database.transaction() as db:
@@ -99,10 +102,10 @@ class Store:
         )
         return found if whole else {}
 
-    def keep_upload(self, device: str, part: Part) -> FileEntry:
-        """Keep the received tensors of `device`, in place of any it sent before."""
+    def keep_upload(self, device: str, received: IncomingFile) -> FileEntry:
+        """Keep the received tensors of `device`; they replace those that it sent before."""
         with self._database.exclusively():
-            entry = self.blobs.adopt(part)
+            entry = self.blobs.adopt(received)
             with self._database.transaction() as db:
                 db.execute("INSERT OR REPLACE INTO uploads VALUES (?, ?)", (device, entry.sha256))
                 db.execute(
@@ -112,14 +115,14 @@ class Store:
             return entry
 
     def upload(self, device: str) -> str | None:
-        """SHA-256 of the tensors that `device` sent last in this round."""
+        """SHA-256 of the tensors that `device` sent last in this round, or None."""
         with self._database.transaction() as db:
             row = db.execute("SELECT sha256 FROM uploads WHERE device = ?", (device,))
             found = row.fetchone()
         return None if found is None else str(found[0])
 
     def add_update(self, round_: int, device: str, sha256: str, record: bytes) -> None:
-        """Count an update (hash of its tensors, its update.json) towards `round_`."""
+        """Keep an update of `round_`: the hash of its tensors and its update.json."""
         with self._database.transaction() as db:
             db.execute(
                 "INSERT OR IGNORE INTO updates VALUES (?, ?, ?, ?)",
@@ -127,7 +130,7 @@ class Store:
             )
 
     def drop_damaged(self, round_: int) -> list[str]:
-        """Forget the updates of `round_` whose tensors are missing or damaged; returns whose."""
+        """Remove the updates of `round_` with missing or damaged tensors; returns their devices."""
         found = [device for device, sha, _ in self.updates(round_) if not self.blobs.is_whole(sha)]
         with self._database.transaction() as db:
             db.executemany(
@@ -137,7 +140,7 @@ class Store:
         return found
 
     def updates(self, round_: int) -> list[tuple[str, str, bytes]]:
-        """(device, hash of its tensors, update.json) of `round_`, in a steady order."""
+        """(device, hash of its tensors, update.json) of `round_`, ordered by device."""
         with self._database.transaction() as db:
             return db.execute(
                 "SELECT device, sha256, record FROM updates WHERE round = ? ORDER BY device",
@@ -145,10 +148,10 @@ class Store:
             ).fetchall()
 
     def profiles(self, device: str) -> list[Profile]:
-        """What the rounds of `device` took, from the first on, on the machine that it is now.
+        """The profiles that `device` measured in its rounds on its present machine, oldest first.
 
-        A device may move to another machine with its state folder; what was measured on the one
-        before stays in its updates' records, and is left out here.
+        A device may move to another machine with its state folder. Profiles of the previous
+        machine stay in the updates' records and are left out here.
         """
         with self._database.transaction() as db:
             rows = db.execute(
@@ -159,13 +162,13 @@ class Store:
         return [one for one in found if same_hardware(one.machine, found[-1].machine)]
 
     def rounds_trained(self) -> dict[str, int]:
-        """How many rounds each device's update was taken in."""
+        """The number of updates by device."""
         with self._database.transaction() as db:
             rows = db.execute("SELECT device, count(*) FROM updates GROUP BY device")
             return dict(rows.fetchall())
 
     def add_result(self, result: RoundResult, model: bytes) -> None:
-        """Keep the global model after a round together with how good it is."""
+        """Keep the global model after a round, with its quality."""
         with self._database.exclusively():
             entry = self.blobs.put(model)
             with self._database.transaction() as db:
@@ -184,7 +187,7 @@ class Store:
         return [RoundResult(round=r, accuracy=a, loss=x, updates=n) for r, a, x, n in rows]
 
     def model(self) -> bytes | None:
-        """The latest global model, if there is one. Raises InputError where its file is damaged."""
+        """The latest global model, or None. Raises InputError if its file is damaged."""
         with self._database.exclusively():
             with self._database.transaction() as db:
                 row = db.execute("SELECT model FROM history ORDER BY round DESC LIMIT 1")
@@ -194,13 +197,15 @@ class Store:
             path = self.blobs.path(found[0])
             if not self.blobs.is_whole(found[0]):
                 raise InputError(
-                    f"{path}, the global model, is missing or damaged: put a copy of it back. "
-                    "global.safetensors in the state folder is one where its SHA-256 is that name."
+                    f"{path}, the global model, is missing or damaged. Put a copy back: "
+                    "global.safetensors in the state folder is one if its SHA-256 is that name.",
+                    code="state.damaged-model",
+                    path=str(path),
                 )
             return path.read_bytes()
 
     def _drop_files(self) -> None:
-        """Drop what no row refers to, and the updates that are folded in."""
+        """Remove files without a row, and updates that are already in the global model."""
         with self._database.transaction() as db:
             rows = db.execute(
                 "SELECT sha256 FROM bundles UNION SELECT sha256 FROM uploads "
@@ -212,11 +217,13 @@ class Store:
 
 
 def _check_whole(folder: Path) -> None:
-    """Raise InputError for a federation whose database is gone: it would begin anew unasked."""
+    """Raise InputError if the database is gone: the federation would silently start over."""
     database, files = folder / DATABASE, folder / FILES
     gone = not database.exists() or (database.is_file() and not database.stat().st_size)
     if gone and files.is_dir() and any(files.iterdir()):
         raise InputError(
-            f"{folder} holds the files of a federation, and {DATABASE} is missing or empty: put a "
-            "copy of it back, or set another `state` folder."
+            f"{folder} holds the files of a federation, but {DATABASE} is missing or empty. Put a "
+            "copy of it back, or set another `state` folder.",
+            code="state.no-database",
+            path=str(folder),
         )

@@ -1,4 +1,4 @@
-"""Who may join and who has: tokens and devices, their secrets kept as hashes only."""
+"""Join tokens and devices; their secrets are kept as hashes only."""
 
 import hashlib
 import hmac
@@ -15,14 +15,14 @@ from toolkit.coordinator.refusals import forbidden
 from toolkit.coordinator.storage.database import Database
 
 DAY_S = 86400
-TOKEN_UNKNOWN = "token-unknown"
-USED_UP = "token-used-up"
+TOKEN_UNKNOWN = "join.unknown-token"
+USED_UP = "join.used-up-token"
 Plan = Callable[[str], str | None]
-"""Kind of a new device -> its submodel; None where the kind says which."""
+"""Kind of a new device -> its submodel; None if the kind names one."""
 
 
 def hashed(secret: str) -> str:
-    """What is kept of a token or secret: its SHA-256 (they are random, so no salt is needed)."""
+    """The SHA-256 that is kept of a token or secret. They are random, so no salt is needed."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -30,9 +30,8 @@ def hashed(secret: str) -> str:
 class Device:
     """An enrolled device, or one that has left; bytes count bodies over all rounds.
 
-    `machine` is JSON; None, as `public_key`, for one that enrolled before there were keys. From the
-    round `fallback_from` on it gets its kind's fallback; `trouble` is what it last reported.
-    `submodel` was planned for it; None where its kind says which.
+    `machine` is JSON. From round `fallback_from` on the device gets its kind's fallback; `trouble`
+    is what it last reported. `submodel` was planned for it; None if its kind names one.
     """
 
     id: str
@@ -41,8 +40,8 @@ class Device:
     secret_hash: str
     bytes_down: int
     bytes_up: int
-    public_key: str | None
-    machine: str | None
+    public_key: str
+    machine: str
     has_left: bool
     fallback_from: int | None
     trouble: str | None
@@ -50,38 +49,38 @@ class Device:
 
 
 def label(device: Device) -> str:
-    """A device for people: its id, and its name where that is another."""
+    """A device for people: its id, and its name if it differs."""
     return device.id if device.name == device.id else f"{device.id} ({device.name})"
 
 
 @dataclass(frozen=True)
 class Token:
-    """A join token, as far as it is kept: for `count` devices of `kind`, until `expires`.
-
-    `expires` is in seconds since 1970.
-    """
+    """A join token for `count` devices of `kind`; `expires` is in seconds since 1970."""
 
     kind: str
     count: int
     expires: float
 
     def check_age(self, now: float) -> None:
-        """Raise RefusalError (403) where the token has expired by `now`."""
+        """Raise RefusalError (403) if the token has expired by `now`."""
         if now > self.expires:
             raise forbidden(
                 f"This join token expired on {datetime.fromtimestamp(self.expires, UTC):%Y-%m-%d}. "
-                f"Whoever runs the coordinator makes a new one by removing {self.kind}.token from "
-                "its state folder and starting `edgetailor serve` again.",
-                "token-expired",
+                f"To make a new one, the operator removes tokens/{self.kind}.token from the "
+                "coordinator's state folder and starts `edgetailor serve` again.",
+                code="join.expired-token",
+                kind=self.kind,
             )
 
     def check_free(self, used: int) -> None:
-        """Raise RefusalError (403) where `used` devices are all that the token is for."""
+        """Raise RefusalError (403) if `used` devices leave no place."""
         if used >= self.count:
             raise forbidden(
                 f"This join token is used up: it is for {counted(self.count, 'device')} of kind "
                 f"{self.kind!r}. Use the token of another kind, or start a federation with more.",
-                USED_UP,
+                code="join.used-up-token",
+                kind=self.kind,
+                devices=self.count,
             )
 
 
@@ -93,24 +92,34 @@ class Registry:
         self._now = now
 
     def set_token(self, kind: str, token: str, count: int, days: float) -> None:
-        """Let `token` enrol devices of `kind`, `count` in all, for `days` from when it is new."""
+        """Let `token` enrol `count` devices of `kind`, for `days` from the day it was made."""
         with self._database.transaction() as db:
             db.execute(
                 "INSERT INTO tokens (kind, hash, count, made, days) VALUES (?, ?, ?, ?, ?) "
                 "ON CONFLICT (kind) DO UPDATE SET hash = excluded.hash, count = excluded.count, "
-                "days = excluded.days, made = CASE WHEN hash = excluded.hash "
-                "THEN coalesce(made, excluded.made) ELSE excluded.made END",
+                "days = excluded.days, "
+                "made = CASE WHEN hash = excluded.hash THEN made ELSE excluded.made END",
                 (kind, hashed(token), count, self._now(), days),
             )
 
     def enrol(
         self, token: str, name: str, public_key: str, machine: str, plan: Plan
     ) -> tuple[Device, str]:
-        """Make a device of the token's kind; returns it and its secret.
+        """Enrol a device of the token's kind, or give an enrolled one a new secret.
 
-        `plan` gives the submodel of a new device, and may refuse it. A key that has enrolled gives
-        its device again, with a new secret. Raises RefusalError (403) for a token that is unknown,
-        expired, used up or of another kind than the key's device.
+        Args:
+            token: A join token.
+            name: The device's name for people.
+            public_key: The device's key. A key that has enrolled gives its device again.
+            machine: The device's machine as JSON.
+            plan: Gives the submodel of a new device; it may raise RefusalError.
+
+        Returns:
+            The device and its secret.
+
+        Raises:
+            RefusalError: 403 for a token that is unknown, expired, used up or of another kind
+                than the key's device.
         """
         secret = secrets.token_urlsafe(32)
         with self._database.transaction() as db:
@@ -137,8 +146,8 @@ class Registry:
         assert enrolled is not None
         return enrolled, secret
 
-    def places(self, token: str) -> tuple[str, int]:
-        """The kind of device that `token` would enrol now, and how many more of them.
+    def free_places(self, token: str) -> tuple[str, int]:
+        """The kind of device that `token` enrols, and how many more of them.
 
         Raises RefusalError (403) for a token that is unknown, expired or used up.
         """
@@ -150,7 +159,7 @@ class Registry:
         return allowed.kind, allowed.count - (ever - gone)
 
     def devices(self) -> list[Device]:
-        """All devices that ever enrolled, in the order in which they came."""
+        """All devices that ever enrolled, the oldest first."""
         with self._database.transaction() as db:
             return _devices(db, "")
 
@@ -159,18 +168,18 @@ class Registry:
         return [device for device in self.devices() if not device.has_left]
 
     def device_with(self, secret: str) -> Device | None:
-        """The device that authenticates with `secret`, if there is one."""
+        """The device that authenticates with `secret`, or None."""
         given = hashed(secret)
         matching = (d for d in self.devices() if hmac.compare_digest(d.secret_hash, given))
         return next(matching, None)
 
     def leave(self, device: str) -> None:
-        """Free the place of `device`; what it did stays known."""
+        """Free the place of `device`; its record stays."""
         with self._database.transaction() as db:
             db.execute("UPDATE devices SET has_left = 1 WHERE id = ?", (device,))
 
     def note_trouble(self, device: str, trouble: str, fallback_from: int | None) -> None:
-        """Keep what `device` reported, and from which round on it gets a smaller submodel."""
+        """Keep what `device` reported, and the first round with its fallback."""
         with self._database.transaction() as db:
             db.execute(
                 "UPDATE devices SET trouble = ?, fallback_from = ? WHERE id = ?",
@@ -195,20 +204,20 @@ def _devices(db: sqlite3.Connection, where: str, *values: str) -> list[Device]:
 
 
 def _device_of(db: sqlite3.Connection, public_key: str) -> Device | None:
-    """The member with this key; one that has left and comes back is a new device."""
+    """The member with this key. One that has left and comes back is a new device."""
     found = _devices(db, "WHERE public_key = ? AND has_left = 0", public_key)
     return found[0] if found else None
 
 
 def _new_place(db: sqlite3.Connection, allowed: Token) -> str:
-    """The id of one more device of the token's kind. RefusalError where it is used up."""
+    """The id of one more device of the token's kind. Raises RefusalError if it is used up."""
     ever, gone = _taken(db, allowed.kind)
     allowed.check_free(ever - gone)
     return f"{allowed.kind}-{ever + 1}"
 
 
 def _taken(db: sqlite3.Connection, kind: str) -> tuple[int, int]:
-    """How many devices of `kind` ever enrolled, and how many of those have left."""
+    """How many devices of `kind` ever enrolled, and how many of them have left."""
     query = "SELECT count(*), coalesce(sum(has_left), 0) FROM devices WHERE kind = ?"
     ever, gone = db.execute(query, (kind,)).fetchone()
     return ever, gone
@@ -219,7 +228,9 @@ def _check_kind(known: Device, allowed: Token) -> None:
         raise forbidden(
             f"This device is {known.id} already, and the token is for the kind {allowed.kind!r}: "
             "let it leave first (`edgetailor-agent leave`).",
-            "other-kind",
+            code="join.other-kind",
+            device=known.id,
+            kind=allowed.kind,
         )
 
 
@@ -230,4 +241,4 @@ def _token(db: sqlite3.Connection, token: str) -> Token:
     ):
         if hmac.compare_digest(known, given):
             return Token(kind, count, made + days * DAY_S)
-    raise forbidden(UNKNOWN_TOKEN, TOKEN_UNKNOWN)
+    raise forbidden(UNKNOWN_TOKEN, code="join.unknown-token")

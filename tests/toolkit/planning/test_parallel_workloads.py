@@ -1,0 +1,79 @@
+"""The search for workloads in several processes, against the same search in this one."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from device_agent.formats.protocol import Preparation
+from refusals import refused
+from toolkit.planning.parallel_workloads import ModelSource, Search, StoppedError
+from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
+from toolkit.submodels.model_loading import load_global
+from toolkit.submodels.training_config import TrainingConfig
+
+SOURCE = ModelSource("toolkit.models:digits_cnn", (1, 8, 8), TrainingConfig(batch_size=4))
+SPECS = ("full", "width:0.5", "slice:no-such-layer")
+SMALL, LARGE = "width:0.125", "full"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, for the processes too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_processes_find_what_one_finds(cache: Path) -> None:
+    told: list[Preparation] = []
+    search = Search(SOURCE, None, told.append, threading.Event(), SPECS, processes=2)
+    known, impossible = search.run()
+    assert [str(one) for one in told] == [
+        f"planning {number} of 3: {spec}" for number, spec in enumerate(SPECS, 1)
+    ]
+    module, _ = load_global(SOURCE.reference)
+    workloads = Workloads(module, SOURCE.sample_shape, SOURCE.training, cache=cache / "here")
+    assert known == [workloads.of(spec) for spec in SPECS[:2]]
+    assert list(impossible) == [workloads.of(SPECS[2])]
+    told.clear()
+    assert search.run() == (known, impossible)
+    assert told == []  # all was remembered
+
+
+def test_what_no_device_may_hold_is_not_exported(cache: Path) -> None:
+    module, _ = load_global(SOURCE.reference)
+    down = {
+        spec: one.work.down
+        for spec in (SMALL, LARGE)
+        if isinstance(one := Workloads(module, (1, 8, 8), SOURCE.training).of(spec), Known)
+    }
+    for path in (cache / "edgetailor").iterdir():
+        path.unlink()
+    between = (down[SMALL] + down[LARGE]) // 2
+    stopping = threading.Event()
+    known, impossible = Search(SOURCE, between, print, stopping, (LARGE, SMALL), 1).run()
+    assert [one.submodel for one in known] == [SMALL]
+    (large,) = impossible
+    assert isinstance(large, Impossible)
+    assert large.submodel == LARGE
+    assert large.reason.startswith("its parameters alone take ")
+    for path in (cache / "edgetailor").iterdir():
+        path.unlink()
+    # The smallest is known in any case: a refused device is told what it lacks.
+    known, impossible = Search(SOURCE, 1, print, stopping, (LARGE, SMALL), 1).run()
+    assert [one.submodel for one in known] == [SMALL]
+    assert [one.submodel for one in impossible] == [LARGE]
+
+
+def test_a_search_can_be_stopped(cache: Path) -> None:
+    stopping = threading.Event()
+    search = Search(SOURCE, None, lambda _: stopping.set(), stopping, SPECS, processes=1)
+    with pytest.raises(StoppedError):
+        search.run()
+
+
+def test_errors_of_the_processes_arrive(cache: Path) -> None:
+    source = ModelSource("toolkit.models:nothing", (1, 8, 8), SOURCE.training)
+    with refused("model.unknown-function") as caught:
+        Search(source, None, print, threading.Event(), SPECS, processes=1).run()
+    assert "nothing" in str(caught.value)

@@ -1,0 +1,190 @@
+"""Recovering an update of any submodel to tensors of the global model.
+
+This is what a user's own aggregation starts from: `recover` turns factors, slices and narrowed
+layers into full-shape tensors and says which elements the device trained.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from device_agent.formats.manifest import TensorEntry
+from device_agent.formats.update import UpdateRecord
+from profiles.errors import UpdateError
+from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.submodel_strength import strength, trainable
+from toolkit.aggregation.update_validation import check_update
+from toolkit.families import family_named
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.matrix_product import Product
+from toolkit.submodels.spec import parse_spec
+from toolkit.submodels.submodel import Family, Shapes, shapes_of
+from toolkit.submodels.tensor_slices import by_parameter, held_shapes, places
+
+Received = tuple[UpdateRecord, Mapping[str, np.ndarray]]
+"""An update as `read_update` returns it: its record, and its arrays by their bundle names."""
+
+
+@dataclass(frozen=True)
+class RecoveredUpdate:
+    """One update in the shapes of the global model.
+
+    Attributes:
+        record: The update's own description: submodel, samples, losses.
+        tensors: The update's values, float32 in the full shape of the global tensor, by global
+            name. Elements that the update does not hold have the global model's value.
+        weights: For each of these tensors a tensor of the same shape with the weight of every
+            element: the update's weight under the policy, or 0 for elements that it does not hold.
+            Read-only: all elements may share memory.
+    """
+
+    record: UpdateRecord
+    tensors: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
+
+
+def recover(
+    update: Received,
+    model: GlobalModel,
+    policy: AggregationPolicy = AggregationPolicy(),  # noqa: B008  frozen
+) -> RecoveredUpdate:
+    """Recover an update of any family to full-shape tensors with a weight for every element.
+
+    Factors are composed; slices and narrowed layers are put in their places in the full shape.
+
+    Args:
+        update: The record and the arrays, as `read_update` returns them.
+        model: The global model that the update was trained from.
+        policy: Gives the update its weight. By default this is its number of samples.
+
+    Returns:
+        The tensors that the update holds, completely or in part, and their weights.
+
+    Raises:
+        UpdateError: If the update does not fit the model.
+
+    Example:
+        >>> import numpy as np, torch
+        >>> from device_agent.formats.manifest import FileEntry, TensorEntry
+        >>> model = GlobalModel({"w": torch.zeros(3)})
+        >>> first = TensorEntry(
+        ...     name="w", role="parameter", dtype="float32", shape=(2,), stands_for="w",
+        ...     part=(((0, 2),),),
+        ... )
+        >>> record = UpdateRecord(
+        ...     bundle="", base="", submodel="width:0.5", samples=8, steps=1, loss_first=1.0,
+        ...     loss_last=0.5, tensors=(first,), file=FileEntry(size=0, sha256=""),
+        ... )
+        >>> recovered = recover((record, {"w": np.ones(2, np.float32)}), model)
+        >>> recovered.tensors["w"].tolist(), recovered.weights["w"].tolist()
+        ([1.0, 1.0, 0.0], [8.0, 8.0, 0.0])
+    """
+    record, arrays = update
+    check_update(record, arrays, model.tensors)
+    shapes = shapes_of(model.tensors)
+    held = recover_tensors(
+        family_named(parse_spec(record.submodel).family),
+        as_tensors(arrays),
+        record.tensors,
+        held_shapes(record.tensors, shapes),
+    )
+    weight = torch.tensor(weight_of(record, model, policy))
+    where = places(record.tensors, shapes)
+    tensors: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
+    for name, value in held.items():
+        dense = value.dense() if isinstance(value, Product) else value
+        if name not in where:
+            tensors[name] = dense.clone() if dense is value else dense
+            weights[name] = weight.expand(shapes[name])
+            continue
+        tensors[name] = model.tensors[name].float().clone()
+        tensors[name][where[name].index] = dense
+        weights[name] = torch.zeros(shapes[name])
+        weights[name][where[name].index] = weight
+    return RecoveredUpdate(record, tensors, weights)
+
+
+def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """The arrays of an update as tensors that share their memory."""
+    return {name: torch.from_numpy(np.asarray(array)) for name, array in arrays.items()}
+
+
+def weight_of(record: UpdateRecord, model: GlobalModel, policy: AggregationPolicy) -> float:
+    """The weight of an update under `policy`."""
+    gamma = 1.0
+    if policy.weights == "softmax":
+        gamma = strength(record.submodel, record.tensors, trainable(model.tensors))
+    return policy.weight(record.samples, gamma)
+
+
+def recover_tensors(
+    family: Family, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
+) -> Mapping[str, Tensor | Product]:
+    """The global tensors, or the held parts of them, that an update of `family` stands for.
+
+    Args:
+        family: The family of the update's submodel.
+        tensors: The update's tensors by bundle name.
+        table: What each of them stands for.
+        shapes: The shape of what the update holds of each global tensor.
+
+    Raises:
+        UpdateError: If the tensors do not give all of these parts in these shapes.
+    """
+    try:
+        recovered = family.recover(tensors, table, shapes)
+    except KeyError as error:
+        name = _incomplete(family, tensors, table, shapes)
+        raise UpdateError(
+            f"An update lacks the factor {error} of {name!r}.",
+            code="update.missing-factor",
+            factor=str(error.args[0]),
+            parameter=name,
+        ) from None
+    except (RuntimeError, LookupError, ValueError) as error:
+        raise UpdateError(
+            f"An update's factors do not fit the global model: {error}.",
+            code="update.wrong-factors",
+        ) from None
+    named = {entry.stands_for for entry in table}
+    for odd in sorted(map(str, named ^ recovered.keys())):
+        raise UpdateError(
+            f"An update has factors of {odd!r}, but the family {family.name!r} does not factorize "
+            "that tensor. The update is not of the submodel that it names.",
+            code="update.unexpected-factors",
+            parameter=odd,
+            family=family.name,
+        )
+    for name, value in recovered.items():
+        if tuple(value.shape) != shapes[name]:
+            raise UpdateError(
+                f"The factors of {name!r} in an update give the shape {tuple(value.shape)}; the "
+                f"global model has {shapes[name]}.",
+                code="update.wrong-shape",
+                parameter=name,
+                shape=list(value.shape),
+                expected_shape=list(shapes[name]),
+            )
+    return recovered
+
+
+def check_recovers(family: Family, table: Sequence[TensorEntry], shapes: Shapes) -> None:
+    """Raise UpdateError as `recover_tensors` would, from the shapes in `table` alone."""
+    tensors = {entry.name: torch.empty(entry.shape, device="meta") for entry in table}
+    recover_tensors(family, tensors, table, held_shapes(table, shapes))
+
+
+def _incomplete(
+    family: Family, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
+) -> str | None:
+    """The global tensor that `family` cannot recover because a factor is missing."""
+    for name, entries in by_parameter(table).items():
+        try:
+            family.recover(tensors, entries, shapes)
+        except KeyError:
+            return name
+    return None

@@ -1,0 +1,230 @@
+"""The workloads of all candidates of one model, found by several processes at once.
+
+Exporting a submodel takes seconds to a minute on one core, and no export depends on another one.
+All of it happens in processes of its own, because torch's tracing is not safe in two threads: a
+server exports bundles at the same time.
+"""
+
+import functools
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from device_agent.formats.protocol import Preparation
+from profiles.errors import EdgeTailorError, LimitError
+from profiles.text_formatting import counted, size
+from toolkit.planning.candidate_specs import specs
+from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
+from toolkit.splitting import split
+from toolkit.submodels.model_loading import load_global
+from toolkit.submodels.training_config import TrainingConfig
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+"""How often a request to stop is noticed, in seconds."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """How a process gets the model: the arguments of `load_global` and of `Workloads`."""
+
+    reference: str
+    sample_shape: tuple[int, ...]
+    training: TrainingConfig
+    weights: Path | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TooLarge:
+    """A submodel whose parameters alone, `bytes` in all, exceed every device's memory."""
+
+    submodel: str
+    bytes: int
+
+
+Found = Known | Impossible | TooLarge
+
+
+class StoppedError(Exception):
+    """The search was stopped before its end."""
+
+
+@dataclass
+class Search:
+    """A search for the workloads of all candidates of a model.
+
+    Attributes:
+        source: The model.
+        limit_bytes: The largest memory that any device may use. Submodels with more bytes of
+            parameters are not exported. None for no limit.
+        progress: Called when the export of a submodel begins.
+        stopping: Set it from another thread to end the search.
+        candidates: The submodels to look at. Default: all that `candidate_specs` gives.
+        processes: How many submodels to export at once.
+    """
+
+    source: ModelSource
+    limit_bytes: int | None
+    progress: Callable[[Preparation], None]
+    stopping: threading.Event
+    candidates: tuple[str, ...] | None = None
+    processes: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+
+    def run(self) -> tuple[list[Known], tuple[Impossible, ...]]:
+        """Find the workloads, in the cache or by exporting the submodels.
+
+        If all submodels are too large, the smallest is exported nevertheless, so that a refused
+        device can be told what it lacks.
+
+        Returns:
+            The workloads, and the submodels that the model cannot give.
+
+        Raises:
+            StoppedError: If `stopping` was set.
+            LimitError: If the processes are killed, usually for lack of memory.
+        """
+        found: dict[str, Found | None] = {}
+        try:
+            self._search(found, self.processes)
+        except BrokenProcessPool:
+            # Several exports at once may need more memory than one after the other.
+            logger.warning("A process that exports submodels was killed: going on with one.")
+            try:
+                self._search(found, 1)
+            except BrokenProcessPool:
+                raise LimitError(
+                    "The process that exports submodels was killed, probably because memory ran "
+                    "out: plan on a machine with more memory, or set `submodel` of every kind.",
+                    code="plan.process-killed",
+                ) from None
+        known = [one for one in found.values() if isinstance(one, Known)]
+        impossible = [one for one in found.values() if isinstance(one, Impossible)]
+        impossible += [
+            Impossible(
+                submodel=one.submodel,
+                reason=f"its parameters alone take {format_bytes(one.bytes)}, more than any device may use",
+            )
+            for one in found.values()
+            if isinstance(one, TooLarge)
+        ]
+        return known, tuple(impossible)
+
+    def _search(self, found: dict[str, Found | None], processes: int) -> None:
+        """Fill `found`, in `processes` processes. Raises BrokenProcessPool if one is killed."""
+        with _pool(processes) as pool:
+            if not found:
+                found |= self._result(_submit(pool, _remembered, self.source, self.candidates))
+            new = [spec for spec, known in found.items() if known is None]
+            if new:
+                count = min(processes, len(new))
+                logger.info(
+                    "%d of %s to export, seconds to a minute each, on %s.",
+                    len(new), counted(len(found), "submodel"), counted(count, "core"),
+                )  # fmt: skip
+                self._examine(pool, new, count, found)
+            large = [one for one in found.values() if isinstance(one, TooLarge)]
+            if large and not any(isinstance(one, Known) for one in found.values()):
+                smallest = min(large, key=lambda one: one.bytes).submodel
+                found[smallest] = self._result(
+                    _submit(pool, _examined, self.source, smallest, None)
+                )
+
+    def _examine(
+        self, pool: ProcessPoolExecutor, new: list[str], count: int, found: dict[str, Found | None]
+    ) -> None:
+        """Add what `_examined` finds for the specs `new` to `found`."""
+        running: dict[Future[Found], str] = {}
+        for number, spec in enumerate(new, 1):
+            # No more than run at once, so that the number that is shown is being worked on.
+            while len(running) >= count:
+                self._collect(running, found)
+            logger.info("Exporting %s (%d of %d).", spec, number, len(new))
+            self.progress(Preparation(task="plan", submodel=spec, number=number, total=len(new)))
+            running[_submit(pool, _examined, self.source, spec, self.limit_bytes)] = spec
+        while running:
+            self._collect(running, found)
+
+    def _collect(self, running: dict[Future[Found], str], found: dict[str, Found | None]) -> None:
+        """Move results that are ready from `running` to `found`."""
+        if self.stopping.is_set():
+            raise StoppedError
+        done, _ = wait(running, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+        for future in done:
+            found[running.pop(future)] = future.result()
+
+    def _result(self, future: Future[T]) -> T:
+        while not future.done():
+            if self.stopping.is_set():
+                raise StoppedError
+            wait([future], timeout=LOOK_S)
+        return future.result()
+
+
+@contextmanager
+def _pool(count: int) -> Iterator[ProcessPoolExecutor]:
+    """Up to `count` processes. They end with the block, whatever they are doing then."""
+    # Not forked: this process has threads, and a lock that one of them holds would stay locked.
+    context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(count, context, torch.set_num_threads, (1,))
+    try:
+        yield pool
+    finally:
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, call: Callable[..., T], *arguments: object) -> Future[T]:
+    """Run `call` in the pool, which may start a process.
+
+    Ctrl-C reaches every process of a terminal. The new process inherits that SIGINT is blocked,
+    so that only this one, which ends the others, reacts to it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(call, *arguments)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@functools.cache
+def _workloads(source: ModelSource) -> Workloads:
+    """The model of `source`, loaded once in each process."""
+    module, _ = load_global(source.reference, source.weights, source.seed)
+    return Workloads(module, source.sample_shape, source.training)
+
+
+def _remembered(source: ModelSource, candidates: tuple[str, ...] | None) -> dict[str, Found | None]:
+    """The candidates, with what the cache has of each."""
+    workloads = _workloads(source)
+    every = specs(workloads.model, source.sample_shape, source.training.batch_size)
+    return {spec: workloads.remembered(spec) for spec in candidates or every}
+
+
+def _examined(source: ModelSource, spec: str, limit_bytes: int | None) -> Found:
+    """The workload of `spec`, which is exported only if its parameters are within the limit."""
+    workloads = _workloads(source)
+    if limit_bytes is not None:
+        try:
+            submodel = split(workloads.model, spec, source.sample_shape, source.training)
+        except EdgeTailorError:
+            return workloads.of(spec)  # keeps the reason
+        if submodel.bytes > limit_bytes:
+            return TooLarge(spec, submodel.bytes)
+    return workloads.of(spec)
