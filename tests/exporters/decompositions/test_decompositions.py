@@ -21,9 +21,9 @@ from exporters.programs.losses import cross_entropy
 from exporters.programs.optimizers import SGD, Adam, Optimizer
 from exporters.programs.program import (
     ProgramSignature,
-    metric,
-    samples,
-    scalar,
+    metric_port,
+    samples_port,
+    scalar_port,
     state_in,
     state_out,
 )
@@ -140,7 +140,10 @@ def test_cross_entropy_and_its_gradient(seed: int) -> None:
 
     label_port = Port(name="y", kind="labels", dtype="int64", shape=(None,))
     signature = ProgramSignature(
-        "loss", (samples((5,)), label_port), (metric("loss"), samples((5,), "gradient")), function
+        "loss",
+        (samples_port((5,)), label_port),
+        (metric_port("loss"), samples_port((5,), "gradient")),
+        function,
     )
     loss, gradient = trace(signature)(logits, labels)
     wide = logits.double().requires_grad_()
@@ -152,9 +155,9 @@ def test_cross_entropy_and_its_gradient(seed: int) -> None:
 
 
 def test_two_forms_of_one_operator_are_refused_by_both_names() -> None:
-    (operator, form), *_ = decompositions.convolution.FORMS.items()
+    (operator, form), *_ = decompositions.convolution.DECOMPOSITIONS.items()
     with pytest.raises(ValueError, match=f"decomposed twice.*{form.__name__} and"):
-        decompositions.merge((decompositions.convolution.FORMS, {operator: form}))
+        decompositions.merge((decompositions.convolution.DECOMPOSITIONS, {operator: form}))
 
 
 def test_own_forms_come_ahead_of_pytorchs() -> None:
@@ -275,7 +278,7 @@ def test_learning_rate_is_an_input(seed: int) -> None:
         return {"w+": new["w"]}
 
     signature = ProgramSignature(
-        "step", (scalar("rate"), state_in(entries[0])), (state_out(entries[0]),), function
+        "step", (scalar_port("rate"), state_in(entries[0])), (state_out(entries[0]),), function
     )
     session = open_session(to_onnx(signature))
     w = np.random.default_rng(seed).normal(size=3).astype(np.float32)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from commands import ROOT, edgetailor
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs import tracing
-from exporters.programs.capture import recorded
+from exporters.programs.capture import record_current_mode
 from exporters.programs.coverage import GROUPS, REFUSALS
 from exporters.tflite.tflite_writer import to_tflite
 from layer_cases import Case, Row, check_on_onnxruntime
@@ -91,7 +91,7 @@ def test_ctrl_c_is_one_whatever_torch_makes_of_it(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(KeyboardInterrupt):
             to_onnx(case.signature)
     with pytest.raises(KeyboardInterrupt):
-        recorded(torch.nn.Tanh(), (3,), "float32")
+        record_current_mode(torch.nn.Tanh(), (3,), "float32")
 
 
 def test_docs_contain_the_table(tmp_path: Path) -> None:

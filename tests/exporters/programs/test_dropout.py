@@ -13,7 +13,7 @@ from dropping_model import CLASSES, SHAPE, Dropping
 from edgetailor import TrainingConfig, export, split
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.capture import capture
-from exporters.programs.dropout import SeededBernoulli, keep
+from exporters.programs.dropout import SeededBernoulli, keep_mask
 from layer_cases import TOLERANCE, open_session
 from profiles.errors import ModelError
 from toolkit.submodels.global_model import from_model
@@ -22,7 +22,7 @@ from toolkit.submodels.global_model import from_model
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])
 def test_share_kept(rate: float, seed: int) -> None:
     """Means of all, of each row and of each column are those of independent draws."""
-    kept = keep((100, 1000), rate, torch.tensor(seed % (2**31 - 1)), 1).double()
+    kept = keep_mask((100, 1000), rate, torch.tensor(seed % (2**31 - 1)), 1).double()
     variance = rate * (1 - rate)
     assert abs(float(kept.mean()) - (1 - rate)) <= 5 * (variance / 1e5) ** 0.5
     assert float((kept.mean(1) - (1 - rate)).abs().max()) <= 6 * (variance / 1000) ** 0.5
@@ -31,19 +31,19 @@ def test_share_kept(rate: float, seed: int) -> None:
 
 def test_masks_of_other_seeds_and_places_have_nothing_in_common(seed: int) -> None:
     start = seed % (2**31 - 2)
-    first = keep((100, 1000), 0.5, torch.tensor(start), 1)
+    first = keep_mask((100, 1000), 0.5, torch.tensor(start), 1)
     others = [
-        keep((100, 1000), 0.5, torch.tensor(start + 1), 1),
-        keep((100, 1000), 0.5, torch.tensor(start), 2),
+        keep_mask((100, 1000), 0.5, torch.tensor(start + 1), 1),
+        keep_mask((100, 1000), 0.5, torch.tensor(start), 2),
         first.roll(1, 0),
         first.roll(1, 1),
     ]
     for other in others:
         agreement = float((first == other).double().mean())
         assert abs(agreement - 0.5) <= 5 * (0.25 / 1e5) ** 0.5
-    assert torch.equal(first, keep((100, 1000), 0.5, torch.tensor(start), 1))
-    assert not keep((3, 4), 1.0, torch.tensor(start), 1).any()
-    assert keep((3, 4), 0.0, torch.tensor(start), 1).all()
+    assert torch.equal(first, keep_mask((100, 1000), 0.5, torch.tensor(start), 1))
+    assert not keep_mask((3, 4), 1.0, torch.tensor(start), 1).any()
+    assert keep_mask((3, 4), 0.0, torch.tensor(start), 1).all()
 
 
 def test_step_is_pytorchs_with_the_same_masks(seed: int) -> None:

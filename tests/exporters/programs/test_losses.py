@@ -5,7 +5,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from exporters.programs.losses import OBJECTIVES, objective, right_classes, right_signs
+from exporters.programs.losses import (
+    OBJECTIVES,
+    count_correct_classes,
+    count_correct_signs,
+    objective,
+)
 from profiles.errors import ModelError
 
 SAMPLES = 13
@@ -45,21 +50,21 @@ def test_correct_classes_are_argmaxs(seed: int) -> None:
     # Whole numbers: many logits are equal, and argmax takes the first.
     logits = draw.integers(-2, 3, (400, 6)).astype(np.float32)
     y = draw.integers(6, size=400)
-    came = right_classes(torch.from_numpy(logits), torch.from_numpy(y))
+    came = count_correct_classes(torch.from_numpy(logits), torch.from_numpy(y))
     assert came.dtype == torch.float32
     assert float(came) == np.count_nonzero(logits.argmax(1) == y)
 
 
 def test_outputs_that_are_no_numbers_are_never_correct() -> None:
     y = torch.arange(4)
-    assert float(right_classes(torch.full((4, 4), torch.nan), y)) == 0
+    assert float(count_correct_classes(torch.full((4, 4), torch.nan), y)) == 0
 
 
 def test_correct_signs(seed: int) -> None:
     draw = np.random.default_rng(seed)
     logits = draw.integers(-2, 3, 400).astype(np.float32)
     y = draw.integers(2, size=400)
-    came = right_signs(torch.from_numpy(logits[:, None]), torch.from_numpy(y))
+    came = count_correct_signs(torch.from_numpy(logits[:, None]), torch.from_numpy(y))
     assert float(came) == np.count_nonzero((logits > 0) == y)
 
 

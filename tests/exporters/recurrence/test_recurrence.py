@@ -22,11 +22,11 @@ from device_agent.training.bundle_training import train_bundle
 from edgetailor import TrainingConfig, export, split
 from exporters.export import Format
 from exporters.onnx.onnx_writer import to_onnx
-from exporters.programs.capture import recorded
-from exporters.programs.program import ProgramSignature, samples, state_in, state_out
+from exporters.programs.capture import record_current_mode
+from exporters.programs.program import ProgramSignature, samples_port, state_in, state_out
 from exporters.programs.tracing import operators, trace
 from exporters.recurrence.loop_operator import STEPS, register
-from exporters.recurrence.recurrent_layers import OpenRecurrence
+from exporters.recurrence.recurrent_layers import RecurrenceLoops
 from oracles import Device, Plan
 from profiles.errors import ExportError
 from toolkit.models.imdb_bilstm import ImdbBiLSTM, imdb_bilstm
@@ -83,7 +83,7 @@ class Layer(nn.Module):
 
 def gradients(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> ProgramSignature:
     """(x, c, parameters) -> output y, and gradients of sum(c * y) in x and all parameters."""
-    graph = recorded(copy.deepcopy(model), shape, "float32")
+    graph = record_current_mode(copy.deepcopy(model), shape, "float32")
     parameters = dict(model.named_parameters())
     width = int(model(torch.zeros(2, *shape)).shape[1])
     state = [
@@ -102,8 +102,8 @@ def gradients(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> ProgramSignat
 
     return ProgramSignature(
         name="gradients",
-        inputs=(samples(shape), samples((width,), "c"), *map(state_in, state)),
-        outputs=(samples((width,), "y"), samples(shape, "x+"), *map(state_out, state)),
+        inputs=(samples_port(shape), samples_port((width,), "c"), *map(state_in, state)),
+        outputs=(samples_port((width,), "y"), samples_port(shape, "x+"), *map(state_out, state)),
         function=function,
     )
 
@@ -157,7 +157,7 @@ def test_loops_are_the_layers_in_float64(kind: str, variant: dict[str, object], 
     model = Layer(kind, **variant)
     signature = gradients(model)
     feeds = drawn(signature, model, BATCH, seed)
-    with OpenRecurrence():
+    with RecurrenceLoops():
         came = signature.function({name: value.double() for name, value in feeds.items()})
     assert_close(came, autograd(model, feeds), 1e-12)
 
@@ -382,7 +382,7 @@ def test_gradients_that_fade_are_no_slow_numbers(kind: str, seed: int) -> None:
     model = Layer(kind, "last", batch_first=True)
     signature = gradients(model)
     feeds = drawn(signature, model, BATCH, seed) | {"x": torch.randn(BATCH, 400, FEATURES)}
-    with OpenRecurrence():
+    with RecurrenceLoops():
         came = signature.function(feeds)["x+"]
     assert came[:, -1].abs().max() > 0
     assert came[:, 0].abs().max() == 0
