@@ -28,7 +28,7 @@ def regular_kernel(x: Tensor, out: list[int]) -> list[int] | None:
 
 
 def average_pool(x: Tensor, out: list[int]) -> Tensor:
-    """y = A x B^T, where A (rows', rows) averages rows and B (columns', columns) averages columns."""
+    """y = A x B^T, where A (rows', rows) averages rows and B (columns', columns) columns."""
     kernel = regular_kernel(x, out)
     if kernel is not None:
         return aten.avg_pool2d(x, kernel)  # type: ignore[no-any-return]

@@ -36,7 +36,7 @@ from exporters.onnx.onnx_translations import TRANSLATIONS
 from exporters.onnx.recomputation import RecomputeActivations
 from exporters.onnx.scan_loops import finish_scans, separate_outputs
 from exporters.programs import source_lines
-from exporters.programs.coverage import advice
+from exporters.programs.coverage import suggest_alternative
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.loop_bodies import to_scans
 from exporters.programs.program import Program, ProgramSignature, Report
@@ -143,7 +143,7 @@ def no_form(signature: ProgramSignature, reason: str) -> str:
     place = source_lines.place_of_operator(signature.source, name)
     return (
         f"Signature {signature.name!r} needs the operator {name}{place}, "
-        f"which has no ONNX form: {advice(name)}"
+        f"which has no ONNX form: {suggest_alternative(name)}"
     )
 
 

@@ -23,7 +23,7 @@ from exporters.decompositions import table
 from exporters.decompositions.decomposition import Decompositions
 from exporters.programs import source_lines
 from exporters.programs.composite_operators import Composites
-from exporters.programs.coverage import advice
+from exporters.programs.coverage import suggest_alternative
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.program import ProgramSignature
 from exporters.recurrence.recurrent_layers import RecurrenceLoops
@@ -141,7 +141,7 @@ def check_forward_only(graph: GraphModule, signature: ProgramSignature) -> None:
             place = source_lines.place_of_operator(signature.source, name)
             raise ExportError(
                 f"Signature {signature.name!r} needs the operator {name}{place}, which has no "
-                f"forward form: {advice(name)}",
+                f"forward form: {suggest_alternative(name)}",
                 code="export.unsupported-operator",
                 operator=name,
                 signature=signature.name,

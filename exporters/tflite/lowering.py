@@ -14,7 +14,7 @@ from torch import SymFloat, SymInt
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
-from exporters.programs.coverage import advice
+from exporters.programs.coverage import suggest_alternative
 from exporters.programs.loop_bodies import Body, stored
 from exporters.programs.program import ProgramSignature
 from exporters.programs.source_lines import place_of_operator
@@ -154,7 +154,8 @@ def check_forms(graph: GraphModule, forms: LoweringRules, signature: ProgramSign
         name = target._schema.name
         raise ExportError(
             f"Signature {signature.name!r} needs the operator {name}"
-            f"{place_of_operator(signature.source, name)}, which has no TFLite form: {advice(name)}"
+            f"{place_of_operator(signature.source, name)}, which has no TFLite form: "
+            f"{suggest_alternative(name)}"
         )
 
 
