@@ -101,6 +101,7 @@ def max_pool_backward_of_tiles(grad: Tensor, x: Tensor, kernel: list[int]) -> Te
     lead, (rows, columns) = list(grad.shape[:-2]), kernel
     high, wide = (int(n) for n in grad.shape[-2:])
     tiles = x.reshape([*lead, high, rows, wide, columns]).transpose(-3, -2)
+    # argmax returns the first of equal elements, as the forward pass does.
     first = tiles.reshape([*lead, high, wide, rows * columns]).argmax(-1, keepdim=True)
     chosen = first == torch.arange(rows * columns)
     spread = torch.where(chosen, grad.unsqueeze(-1), 0.0)
@@ -125,6 +126,7 @@ def window_slices(x: Tensor, out: list[int]) -> tuple[list[Tensor], list[Tensor]
     for row in elements_by_position(height, out[0]):
         strip = x.index_select(-2, constant([max(i, 0) for i in row]))
         for column in elements_by_position(width, out[1]):
+            # An index of -1 is read as 0 and its value then replaced by LOWEST.
             values = strip.index_select(-1, constant([max(j, 0) for j in column]))
             inside = [[i >= 0 and j >= 0 for j in column] for i in row]
             slices.append(torch.where(constant(inside), values, LOWEST))

@@ -67,7 +67,8 @@ def score_factor(query: Tensor, scale: float | None) -> float:
 def masked_scores(
     query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None
 ) -> Tensor:
-    """s Q K^T + mask; with `is_causal`, -inf for keys behind their query."""
+    """s Q K^T + mask; with `is_causal`, -inf for keys that come after their query."""
+    # Scaling the query needs fewer multiplications than scaling the scores of long sequences.
     scores = (query * score_factor(query, scale)) @ key.transpose(-2, -1)
     if is_causal:
         places = [torch.arange(size) for size in scores.shape[-2:]]

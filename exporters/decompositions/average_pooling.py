@@ -115,6 +115,7 @@ def average_pool_backward(
     """
     along = windows(x, kernel, stride, padding, ceil_mode, axes)
     grad = corrected(grad, along, count_include_pad, divisor_override)
+    # Windows side by side: every element belongs to exactly one window.
     if all(w.step == w.kernel for w in along):
         total = repeated(grad * (1 / math.prod(w.kernel for w in along)), along)
         edges = [n for w in reversed(along) for n in (-w.front, -w.behind)]
@@ -153,7 +154,7 @@ def repeated(x: Tensor, along: list[Windows]) -> Tensor:
     """Repeat each element of the last axes `kernel` times."""
     lead, tail = list(x.shape[: -len(along)]), list(x.shape[-len(along) :])
     for axis in range(len(along)):
-        x = x.unsqueeze(x.dim() - 2 * axis)
+        x = x.unsqueeze(x.dim() - 2 * axis)  # from the last axis to the first
     pairs = [n for size, w in zip(tail, along, strict=True) for n in (size, w.kernel)]
     sizes = [size * w.kernel for size, w in zip(tail, along, strict=True)]
     return x.expand([*lead, *pairs]).reshape([*lead, *sizes])

@@ -110,6 +110,7 @@ def transposed_input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: W
     The result is larger than `x` if the output padding reaches the stride, which dilation allows.
     """
     d_x = window.convolution(grad, weight)
+    # Cut off what output padding of at least a stride adds.
     for axis in (2, 3):
         if d_x.shape[axis] != x.shape[axis]:
             d_x = d_x.narrow(axis, 0, x.shape[axis])
@@ -132,8 +133,8 @@ def sliding_input(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Te
 
     dW[o, i, a, b] = sum over n, u, v of grad[n, o, u, v] * x[n, i, s u + d a - p, s v + d b - p].
     The samples n become the channels, which a convolution sums over. A row of the image holds all
-    I channels of each pixel, so that one pixel further is a dilation of I, and a row of the result
-    holds (b, i). The layer's stride s becomes the dilation here, and its dilation d the stride.
+    I channels of each pixel, so that moving by one pixel is a dilation of I, and a row of the
+    result holds (b, i). The layer's stride s is the dilation here, and its dilation d the stride.
     """
     outputs, inputs, rows, columns = weight.shape
     pads: list[int] = []
@@ -151,6 +152,8 @@ def sliding_input(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Te
         groups=window.groups,
     )
     found = found.reshape(outputs, rows, -1, inputs)
+    # A stride of `dilation` pixels would be one of dilation * I elements and skip channels, so the
+    # result is computed for every pixel and sliced here.
     if window.dilation[1] > 1:
         found = cut(found, 2, 0, window.dilation[1], columns)
     return found.permute(0, 3, 1, 2)
@@ -193,6 +196,7 @@ def convolve(
     groups: int = 1,
 ) -> Tensor:
     """A 2-D convolution with `pads` [left, right, top, bottom]; negative pads crop."""
+    # The operator pads both sides alike; other paddings need an operator of their own.
     symmetric = pads[0] == pads[1] >= 0 and pads[2] == pads[3] >= 0
     if not symmetric:
         x = aten.constant_pad_nd(x, pads)

@@ -74,6 +74,7 @@ def max_pool_backward(
         cut(cut(framed, 2, row, stride[0], out[0]), 3, column, stride[1], out[1])
         for row, column in starts
     ]
+    # Without overlap, the parts only need to be interleaved; otherwise they are added up.
     if stride == kernel and dilation == [1, 1]:
         total = interleave(split_gradient(grad, slices), kernel)
     else:

@@ -28,6 +28,7 @@ def diagonal_backward(
     axes = [dim % len(input_sizes) for dim in (dim1, dim2)]
     rows, columns = (input_sizes[axis] for axis in axes)
     above = max(-offset, 0)
+    # Spread the gradient over whole rows, then keep it on the diagonal only.
     by_row = aten.constant_pad_nd(grad, [above, rows - above - grad.shape[-1]]).unsqueeze(-1)
     on_it = torch.arange(columns) - torch.arange(rows).unsqueeze(1) == offset
     return torch.where(on_it, by_row, 0.0).movedim((-2, -1), axes)

@@ -1,4 +1,4 @@
-"""Rewrites convolutions as transposed convolutions and the reverse, if a runtime is faster so."""
+"""Rewrites convolutions as transposed ones and the reverse, where a runtime is then faster."""
 
 import math
 from collections.abc import Sequence
@@ -36,6 +36,7 @@ def cheaper_convolution(
     as many outputs as inputs (measured on x86: 1.5 times at 64 to 16 channels). Returns
     NotImplemented if the convolution already is the faster one.
     """
+    # Checked first, because ONNX Runtime cannot run such a convolution at all.
     if is_transposed and any(o >= s for o, s in zip(output_padding, stride, strict=True)):
         return cut_and_padded(
             x, weight, bias, Window(stride, padding, dilation, groups), output_padding
@@ -73,6 +74,7 @@ def cut_and_padded(
 
     ONNX Runtime rejects output padding that reaches the stride.
     """
+    # No padding: the crop below removes it. Negative pads crop.
     none = [0] * len(window.stride)
     whole = replace(window, padding=none).convolution(x, weight, none)
     pads = [

@@ -44,6 +44,7 @@ from exporters.recurrence.recurrent_layers import RECURRENT
 from profiles.errors import ModelError
 
 aten = torch.ops.aten
+# Operators that keep the samples' values, so that an embedding behind them still reads indices.
 RESHAPING = ("view", "reshape", "slice", "select", "transpose", "permute", "unsqueeze", "squeeze")
 
 
@@ -122,6 +123,7 @@ def record(
     Raises:
         ModelError: The model cannot be copied or recorded.
     """
+    # A copy, because `train` would change the mode of the user's model.
     try:
         twin = copy.deepcopy(model)
     except RuntimeError as error:
@@ -202,6 +204,7 @@ def clean_up(graph: GraphModule) -> GraphModule:
     Zero states of recurrent layers take the type of the weights, so that the graph also runs in
     float64.
     """
+    # Backwards, so that a node is erased before the nodes that it reads.
     for node in reversed(list(graph.graph.nodes)):
         if node.target in RECURRENT:
             retype_zeros(graph, node)
@@ -213,6 +216,7 @@ def clean_up(graph: GraphModule) -> GraphModule:
         counter = is_batch_counter(graph, node)
         if guard or counter:
             graph.graph.erase_node(node)
+    # Batch norms whose output nothing reads still update their statistics, so that they stay.
     graph.graph.eliminate_dead_code(is_impure_node=is_impure)
     graph.recompile()
     return graph

@@ -29,6 +29,7 @@ def functional_pad(
     """Pad `x`: circular padding concatenates slices of `x`; other modes call `func`."""
     if mode != "circular" or min(pads) < 0:
         return func(x, pads, mode, value)
+    # `pads` lists the last axis first.
     for number, (front, behind) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
         axis = x.dim() - 1 - number
         size = x.shape[axis]

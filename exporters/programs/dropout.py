@@ -18,6 +18,7 @@ from exporters.decompositions.attention import masked_scores, repeat_heads, weig
 
 aten = torch.ops.aten
 PRIME = 2**31 - 1
+# u, v < 2^30: their sum is below 2^31, and its square fits into int64.
 HALF = 2**30
 STEP = 1_103_515_245
 """Multiplier of the linear congruential generator that ISO C gives as an example of rand()."""
@@ -64,6 +65,7 @@ def keep_mask(shape: Any, rate: float, seed: Tensor, site: int) -> Tensor:
 
 def drop(x: Tensor, rate: float, kept: Tensor) -> Tensor:
     """Return x / (1 - rate) where `kept` is true, else 0."""
+    # A rate of 1 keeps nothing; its scale would be infinite.
     return torch.where(kept, x * (1 / (1 - rate) if rate < 1 else 0.0), 0.0)
 
 

@@ -44,6 +44,7 @@ def to_scans(module: GraphModule, decompositions: Decompositions | None = None) 
         module: A traced graph.
         decompositions: The writer's own decompositions. They take precedence over the shared table.
     """
+    # Otherwise unused nodes would count as readers of a loop's outputs.
     module.graph.eliminate_dead_code()
     for number, node in enumerate(module.graph.find_nodes(op="call_function", target=loop)):
         *_, reverse = node.args
@@ -59,6 +60,7 @@ def replace_loop(
     arguments: Any = node.args
     step_name, states, inputs, constants, _ = arguments
     step = STEPS[step_name]
+    # All users of a loop are getitem nodes; their second argument is the position of the result.
     users: list[tuple[Node, Any]] = [(user, user.args[1]) for user in node.users]
     # All new states are needed by the next step; an output only if a node reads it.
     kept = sorted({*range(step.states), *(place for _, place in users)})

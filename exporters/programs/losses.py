@@ -79,6 +79,7 @@ def count_correct_signs(logits: Tensor, labels: Tensor) -> Tensor:
     return (chosen == labels.to(logits.dtype)).to(logits.dtype).sum()
 
 
+# Cross-entropy of a single output is this loss too; see `objective`.
 BINARY = Objective(binary_cross_entropy, count_correct_signs)
 OBJECTIVES = {
     "cross-entropy": Objective(cross_entropy, count_correct_classes),

@@ -55,6 +55,7 @@ def macs_of(run: Callable[[], object]) -> int:
     # The counter does not know the CPU's fused attention kernel. The MATH backend makes attention
     # plain matrix products instead.
     counter = FlopCounterMode(display=False, custom_mapping={loop.overloadpacket: loop_flops})
+    # Recorded graphs hold constants that are real tensors.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with sdpa_kernel(SDPBackend.MATH), fake, counter, RecurrenceLoops():
         run()

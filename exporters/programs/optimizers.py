@@ -122,6 +122,7 @@ class Adam:
     ) -> dict[str, Tensor]:
         """Apply the formula of the class; see `Optimizer.update`."""
         first, second = self.betas
+        # A float32 count is exact up to 2^24 steps.
         count = state[self.counter] + 1
         new: dict[str, Tensor] = {self.counter: count}
         # Computed once as scalars, so that only two factors remain for each parameter tensor.

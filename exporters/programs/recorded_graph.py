@@ -31,6 +31,7 @@ def output_node(graph: GraphModule) -> Node:
     """The node of the returned value. Raises ModelError unless the model returns one tensor."""
     (returned,) = graph.graph.find_nodes(op="output")
     value = returned.args[0]
+    # A model that returns one tensor is recorded as returning a tuple of one.
     node = value[0] if isinstance(value, tuple | list) and len(value) == 1 else value
     if not isinstance(node, Node):
         raise ModelError(
@@ -81,6 +82,7 @@ def is_impure(node: Node) -> bool:
     """Whether `node` must stay even if no node reads it: ports and in-place updates."""
     if node.op in ("placeholder", "output"):
         return True
+    # A batch norm updates running statistics, although its schema does not say so.
     return node.target is aten.batch_norm.default or writes_in_place(node)
 
 

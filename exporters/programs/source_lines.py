@@ -17,6 +17,7 @@ from device_agent.formats.atomic_files import shown
 from exporters.programs.recorded_graph import writes_in_place
 
 FRAME = re.compile(r'File "(.+?)", line (\d+)')
+# With a slash at the end, so that a folder does not match one whose name merely starts alike.
 OTHERS = tuple(
     f"{folder}/"
     for folder in (
@@ -142,5 +143,6 @@ def parenthesized(*places: str) -> str:
 
 def is_users(file: str) -> bool:
     """Whether `file` belongs neither to torch, nor to Python, nor to the exporters."""
+    # site-packages may lie below the standard library's folder, but counts as the user's code.
     installed = "site-packages" in file and not file.startswith(OTHERS[:2])
     return installed or not file.startswith(("<", *OTHERS))

@@ -30,6 +30,7 @@ from exporters.recurrence.recurrent_layers import RecurrenceLoops
 from profiles.errors import EdgeTailorError, ExportError
 
 EXAMPLE_BATCH = 3
+# Training-only operators whose names do not contain "backward".
 TRAINING_OPERATORS = ("aten::_native_batch_norm_legit", "aten::as_strided_scatter")
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
@@ -48,6 +49,7 @@ def trace(signature: ProgramSignature, decompositions: Decompositions | None = N
         ExportError: An operator has no forward form, the code depends on the values of its inputs,
             or it fixes the batch size.
     """
+    # Constants of the recorded graph are real tensors: allow them among the fake ones.
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     batch = symbolic_batch(mode)
     inputs = fake_inputs(signature.inputs, mode, batch)
@@ -137,6 +139,7 @@ def symbolic_batch(mode: FakeTensorMode) -> SymInt:
 def check_forward_only(graph: GraphModule, signature: ProgramSignature) -> None:
     """Raise ExportError for operators that inference runtimes do not have."""
     for name in operators(graph):
+        # A trailing underscore marks in-place operators, which functionalize should have removed.
         if "backward" in name or name.endswith("_") or name in TRAINING_OPERATORS:
             place = source_lines.place_of_operator(signature.source, name)
             raise ExportError(

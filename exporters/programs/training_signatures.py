@@ -127,10 +127,12 @@ def train_signature(
         def minimized(trained: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
             with nullcontext() if random is None else SeededDropout(feeds[random.name]):
                 logits = run(graph, {**fixed, **trained, **statistics}, feeds["x"], names)
+            # The mask makes logits of absent classes zero; they get no gradient.
             value = target.loss(logits if mask is None else logits * feeds[mask.name], feeds["y"])
             total = value if penalty is None else value + penalty({**fixed, **trained})
             return total, value
 
+        # The gradient is that of the total, but the step reports the loss alone (`has_aux`).
         current = select(feeds, parameters)
         gradients, (_, value) = grad_and_value(minimized, has_aux=True)(current)
         new = optimizer.update(current, gradients, select(feeds, kept), feeds["rate"])

@@ -89,6 +89,7 @@ def run_loop(
         results = step.function(*states, *row, *constants)
         states = list(results[: step.states])
         outputs.append(results[step.states :])
+    # A reversed loop computes the last row first.
     ordered = outputs[::-1] if reverse else outputs
     return [*states, *(torch.stack(column) for column in zip(*ordered, strict=True))]
 
@@ -122,6 +123,7 @@ class DifferentiableLoop(_SingleLevelFunction):
         ctx.step, ctx.reverse, ctx.ends = STEPS[name], reverse, ends
         parts = split_arguments(flat, ends)
         with torch._C._AutoDispatchBelowAutograd():
+            # Dispatch again below autograd, so that PyTorch does not look for a second gradient.
             below = keys & torch._C._after_autograd_keyset
             results = loop.redispatch(below, name, *parts, reverse)
         ctx.save_for_backward(*flat, *results)

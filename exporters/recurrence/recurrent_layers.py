@@ -85,6 +85,7 @@ def run_recurrent_layers(
     states = [hx] if isinstance(hx, Tensor) else list(hx)
     per_cell = 4 if has_biases else 2
     directions = 2 if bidirectional else 1
+    # Projections add one more weight to each cell.
     if len(params) != per_cell * num_layers * directions:
         raise ExportError(
             "The model has an LSTM with projections (proj_size), which cannot be exported. Remove "
@@ -97,6 +98,7 @@ def run_recurrent_layers(
     for layer in range(num_layers):
         sequences = []
         for place in range(layer * directions, (layer + 1) * directions):
+            # PyTorch orders parameters by layer, then direction: forward before backward.
             w_x, w_h, *biases = params[per_cell * place : per_cell * (place + 1)]
             cell = Cell(step, w_x, w_h, biases, reverse=place % directions == 1)
             sequence, final = cell.run(x, [state[place].t() for state in states])

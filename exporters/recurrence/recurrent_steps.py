@@ -83,6 +83,7 @@ def lstm_derivative(loop_run: Loop, gradients: Gradients) -> Gradients:
     w_x, w_h, *bias = loop_run.constants
     read = [*gates, c, *without_none(d_read)]
     results = loop(LSTM_BACK, states, read, [w_x.t(), w_h.t()], not loop_run.reverse)
+    # The backward loop runs in the opposite direction. Its outputs are sorted by time again.
     *firsts, d_x, d_sums = results
     d_bias = [d_sums.sum([0, 2]).unsqueeze(1) for _ in bias]
     return (

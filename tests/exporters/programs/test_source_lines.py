@@ -53,7 +53,7 @@ class Drops(Model):
 
 class Fails(Model):
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.flatten(2)[:, 0, :7])  # here
+        return x.flatten(1) @ self.layer.weight  # here
 
 
 class Draws(Model):
