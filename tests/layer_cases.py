@@ -1,4 +1,4 @@
-"""A layer's gradients as a signature, and the same by float64 autograd."""
+"""Compares the gradients of a layer, exported as a signature, with those of float64 autograd."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -21,11 +21,17 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Row:
-    """A layer, the shape of one sample, and whether it is in train mode.
+    """A layer to test and how to draw its inputs.
 
-    Samples are numbers around zero; with `limit` whole ones below it, with `positive` above zero.
-    Up to `offset` is added to every parameter, so that none keeps a first value like 0 or 1; where
-    layers follow each other less, or else PyTorch's own float32 gradients are off by 1e-5.
+    Attributes:
+        build: Creates the layer.
+        shape: Shape of one sample.
+        training: Whether the layer is in training mode.
+        limit: Draw int64 samples below this number instead of normally distributed ones.
+        positive: Draw samples above zero.
+        offset: Up to this number is added to every parameter, so that none keeps an initial value
+            like 0 or 1. Stacked layers need a smaller offset; otherwise PyTorch's own float32
+            gradients are wrong by 1e-5.
     """
 
     build: Callable[[], nn.Module]
@@ -46,11 +52,11 @@ class Case:
 
     @classmethod
     def of(cls, row: Row, record: bool = False) -> "Case":
-        """With `record` of the layer as models are recorded, else of the layer itself."""
+        """Build the case; with `record`, record the layer as models are recorded."""
         layer = row.build().train(row.training)
         for module in layer.modules():
             if hasattr(module, "num_batches_tracked"):
-                module.num_batches_tracked = None  # counting is no part of a layer's function
+                module.num_batches_tracked = None  # counting batches does not change the result
         parameters = dict(layer.named_parameters())
         buffers = dict(layer.named_buffers())
         with torch.no_grad():
@@ -90,7 +96,7 @@ class Case:
         return cls(row, layer, signature)
 
     def feeds(self, seed: int) -> dict[str, Tensor]:
-        """Random samples and the layer's own state, float32."""
+        """Random samples and output weights, and the layer's own state, in float32."""
         generator = torch.Generator().manual_seed(seed)
         state = self.layer.state_dict()
         feeds = {p.name: state.get(p.name, drawn(p, generator)) for p in self.signature.inputs}
@@ -102,7 +108,7 @@ class Case:
         return feeds
 
     def expected(self, feeds: Mapping[str, Tensor]) -> list[Tensor]:
-        """The outputs by loss.backward() in float64."""
+        """The outputs of the signature, computed by backward() in float64."""
         layer = copy.deepcopy(self.layer).double()
         x = feeds["x"] if self.row.limit else feeds["x"].double().requires_grad_()
         (layer(x) * feeds["c"].double()).sum().backward()
@@ -127,7 +133,7 @@ def assert_close(case: Case, came: list[Tensor], expected: list[Tensor], name: s
 
 
 def combined_signature(cases: Mapping[str, Case]) -> ProgramSignature:
-    """Many signatures as one: lowering costs seconds however small the graph is."""
+    """Combine many signatures into one, because lowering takes seconds even for a small graph."""
 
     def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
         results = {}
@@ -147,7 +153,7 @@ def combined_signature(cases: Mapping[str, Case]) -> ProgramSignature:
 
 
 def check_on_onnxruntime(cases: Mapping[str, Case], seed: int) -> None:
-    """All `cases` in one ONNX graph against float64 autograd."""
+    """Compare all `cases`, in one ONNX graph, with float64 autograd."""
     short = {f"r{number}": case for number, case in enumerate(cases.values())}
     session = open_session(to_onnx(combined_signature(short)))
     feeds = {name: case.feeds(seed) for name, case in short.items()}
