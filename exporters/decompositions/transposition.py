@@ -1,4 +1,4 @@
-"""Rewrites convolutions as transposed ones and the reverse, where a runtime is then faster."""
+"""Rewrites convolutions as transposed ones and the reverse, if a runtime then computes faster."""
 
 import math
 from collections.abc import Sequence

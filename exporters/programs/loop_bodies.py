@@ -27,7 +27,15 @@ class Body(NamedTuple):
 
 
 def stored(module: GraphModule, name: str) -> Tensor | Body:
-    """The tensor or loop body that a `get_attr` node called `name` reads from `module`."""
+    """Read what a `get_attr` node stands for.
+
+    Args:
+        module: A traced graph after `to_scans`.
+        name: Target of the `get_attr` node.
+
+    Returns:
+        A tensor, or the body of a loop.
+    """
     if name in dict(module.named_children()):
         return Body(cast(GraphModule, module.get_submodule(name)), name.startswith(BACKWARD))
     return attribute(module, name)

@@ -148,6 +148,10 @@ class Proximal:
 
     p_0 are the parameters that the device received. They are not kept: the state holds p - p_0
     (`moved`) instead, which starts as zeros in every round like all optimizer state.
+
+    Attributes:
+        optimizer: The inner optimizer.
+        strength: Factor of the penalty (mu in the paper).
     """
 
     optimizer: Optimizer
@@ -168,5 +172,13 @@ class Proximal:
 
 
 def select(tensors: Tensors, entries: Sequence[TensorEntry]) -> Mapping[str, Tensor]:
-    """Select the tensors named by `entries`, in that order."""
+    """Select tensors by their entries.
+
+    Args:
+        tensors: Tensors by name.
+        entries: Entries of the wanted tensors.
+
+    Returns:
+        The wanted tensors by name, in the order of `entries`.
+    """
     return {e.name: tensors[e.name] for e in entries}

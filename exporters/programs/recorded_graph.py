@@ -14,7 +14,17 @@ MINIMUM_BATCH = 2
 
 
 def input_node(graph: GraphModule) -> Node:
-    """The node of the batch of samples. Raises ModelError unless the model has one input."""
+    """Find the node of the batch of samples.
+
+    Args:
+        graph: A recorded graph.
+
+    Returns:
+        Its only placeholder.
+
+    Raises:
+        ModelError: The model takes no input or several.
+    """
     nodes = graph.graph.find_nodes(op="placeholder")
     if len(nodes) != 1:
         raise ModelError(
@@ -28,7 +38,17 @@ def input_node(graph: GraphModule) -> Node:
 
 
 def output_node(graph: GraphModule) -> Node:
-    """The node of the returned value. Raises ModelError unless the model returns one tensor."""
+    """Find the node of the returned tensor.
+
+    Args:
+        graph: A recorded graph.
+
+    Returns:
+        The node whose value the graph returns.
+
+    Raises:
+        ModelError: The model returns several values.
+    """
     (returned,) = graph.graph.find_nodes(op="output")
     value = returned.args[0]
     # A model that returns one tensor is recorded as returning a tuple of one.
@@ -42,7 +62,14 @@ def output_node(graph: GraphModule) -> Node:
 
 
 def attributes_read(graph: GraphModule) -> Iterator[str]:
-    """Names of the parameters and buffers that `graph` reads, in order of first use."""
+    """List the parameters and buffers that `graph` reads.
+
+    Args:
+        graph: A recorded graph.
+
+    Yields:
+        Each name once, in order of first use.
+    """
     # Recording declares all attributes at the start, so that their own order means nothing.
     order = {node: place for place, node in enumerate(graph.graph.nodes)}
     readers = graph.graph.find_nodes(op="get_attr")

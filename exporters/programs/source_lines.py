@@ -98,7 +98,14 @@ def is_view(node: Node) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """First line of the message of `error`, without a full stop; its class name if it is empty."""
+    """Shorten an error message to one line.
+
+    Args:
+        error: Any exception.
+
+    Returns:
+        The first line of its message without a full stop, or its class name if that is empty.
+    """
     return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
 
 

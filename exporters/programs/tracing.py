@@ -152,7 +152,14 @@ def check_forward_only(graph: GraphModule, signature: ProgramSignature) -> None:
 
 
 def operators(graph: GraphModule) -> Iterator[str]:
-    """Names of the operators in `graph`, one for each node that calls one."""
+    """List the operators that `graph` calls.
+
+    Args:
+        graph: A traced graph.
+
+    Yields:
+        Names like aten::convolution, one for each node that calls an operator.
+    """
     for node in graph.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             yield node.target._schema.name
