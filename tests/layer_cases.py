@@ -125,8 +125,8 @@ def drawn(port: Port, generator: torch.Generator) -> Tensor:
     return torch.randn([n or BATCH for n in port.shape], generator=generator)
 
 
-def assert_close(case: Case, came: list[Tensor], expected: list[Tensor], name: str = "") -> None:
-    for port, ours, theirs in zip(case.signature.outputs, came, expected, strict=True):
+def assert_close(case: Case, actual: list[Tensor], expected: list[Tensor], name: str = "") -> None:
+    for port, ours, theirs in zip(case.signature.outputs, actual, expected, strict=True):
         assert ours.shape == theirs.shape, f"{name} {port.name}"
         error = float((ours.double() - theirs).norm() / theirs.norm())
         assert error <= TOLERANCE, f"{name} {port.name} is off by {error:.1e}"
@@ -167,8 +167,10 @@ def check_on_onnxruntime(cases: Mapping[str, Case], seed: int) -> None:
         )
     )
     for (short_name, case), name in zip(short.items(), cases, strict=True):
-        came = [torch.from_numpy(results[f"{short_name}/{p.name}"]) for p in case.signature.outputs]
-        assert_close(case, came, case.expected(feeds[short_name]), name)
+        actual = [
+            torch.from_numpy(results[f"{short_name}/{p.name}"]) for p in case.signature.outputs
+        ]
+        assert_close(case, actual, case.expected(feeds[short_name]), name)
 
 
 def open_session(graph: bytes) -> onnxruntime.InferenceSession:

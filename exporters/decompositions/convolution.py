@@ -25,7 +25,7 @@ class Window:
         self, x: Tensor, weight: Tensor, output_padding: list[int] | None = None
     ) -> Tensor:
         """Convolve `x`; with `output_padding`, compute the transposed convolution."""
-        found: Tensor = aten.convolution(
+        result: Tensor = aten.convolution(
             x,
             weight,
             None,
@@ -36,7 +36,7 @@ class Window:
             output_padding or [0] * len(self.stride),
             self.groups,
         )
-        return found
+        return result
 
 
 WeightGradient = Callable[[Tensor, Tensor, Tensor, Window], Tensor]
@@ -143,7 +143,7 @@ def sliding_input(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Te
         span = window.dilation[axis] * (weight.shape[2 + axis] - 1)
         covered = window.stride[axis] * (grad.shape[2 + axis] - 1) + span + 1
         pads += [front, covered - front - x.shape[2 + axis]]
-    found = convolve(
+    result = convolve(
         channels_last(x, window.groups),
         grad.transpose(0, 1),
         [pads[0] * inputs, pads[1] * inputs, *pads[2:]],
@@ -151,12 +151,12 @@ def sliding_input(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Te
         dilation=[window.stride[0], window.stride[1] * inputs],
         groups=window.groups,
     )
-    found = found.reshape(outputs, rows, -1, inputs)
+    result = result.reshape(outputs, rows, -1, inputs)
     # A stride of `dilation` pixels would be one of dilation * I elements and skip channels, so the
     # result is computed for every pixel and sliced here.
     if window.dilation[1] > 1:
-        found = cut(found, 2, 0, window.dilation[1], columns)
-    return found.permute(0, 3, 1, 2)
+        result = cut(result, 2, 0, window.dilation[1], columns)
+    return result.permute(0, 3, 1, 2)
 
 
 def sliding_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
@@ -168,13 +168,13 @@ def sliding_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) ->
     """
     outputs, inputs, rows, columns = weight.shape
     high, wide = rows - 1 - window.padding[0], columns - 1 - window.padding[1]
-    found = convolve(
+    result = convolve(
         channels_last(grad, 1),
         x.transpose(0, 1),
         [wide * outputs, wide * outputs, high, high],
         dilation=[1, outputs],
     )
-    return found.reshape(inputs, rows, columns, outputs).flip([1, 2]).permute(3, 0, 1, 2)
+    return result.reshape(inputs, rows, columns, outputs).flip([1, 2]).permute(3, 0, 1, 2)
 
 
 def channels_last(x: Tensor, groups: int) -> Tensor:

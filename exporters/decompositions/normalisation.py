@@ -25,10 +25,10 @@ def affine(x: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
     if shift is None:
         shift = torch.zeros_like(scale)
     mean, variance = torch.zeros_like(scale), torch.ones_like(scale)
-    found: Tensor = aten._native_batch_norm_legit_no_training(
+    result: Tensor = aten._native_batch_norm_legit_no_training(
         x, scale, shift, mean, variance, 0.0, 0.0
     )[0]
-    return found
+    return result
 
 
 def batch_norm(

@@ -118,10 +118,10 @@ def untransposed(
     ]
     # Phases need no inserted zeros, but they do not support dilation.
     if stride != [1, 1] and dilation == [1, 1]:
-        found = split_into_phases(x, weight, stride, padding, size, groups)
+        result = split_into_phases(x, weight, stride, padding, size, groups)
     else:
-        found = insert_zeros(x, weight, stride, padding, dilation, size, groups)
-    return found if bias is None else found + bias.reshape(1, -1, 1, 1)
+        result = insert_zeros(x, weight, stride, padding, dilation, size, groups)
+    return result if bias is None else result + bias.reshape(1, -1, 1, 1)
 
 
 def insert_zeros(
@@ -171,15 +171,15 @@ def split_into_phases(
     )
     phases = phases.permute(0, 2, 4, 6, 1, 3, 5).flip([5, 6]).reshape(-1, outer // groups, *taps)
     edges = [taps[1] - 1, taps[1] - 1, taps[0] - 1, taps[0] - 1]
-    found = convolve(x, phases, edges, groups=groups)
-    batch, _, rows, columns = found.shape
+    result = convolve(x, phases, edges, groups=groups)
+    batch, _, rows, columns = result.shape
     channels = groups * inner
-    found = found.reshape(batch, channels, *stride, rows, columns).permute(0, 1, 4, 2, 5, 3)
-    found = found.reshape(batch, channels, rows * stride[0], columns * stride[1])
+    result = result.reshape(batch, channels, *stride, rows, columns).permute(0, 1, 4, 2, 5, 3)
+    result = result.reshape(batch, channels, rows * stride[0], columns * stride[1])
     crop: list[int] = []
     for axis in (1, 0):
-        crop += [-padding[axis], size[axis] + padding[axis] - int(found.shape[2 + axis])]
-    return aten.constant_pad_nd(found, crop) if any(crop) else found
+        crop += [-padding[axis], size[axis] + padding[axis] - int(result.shape[2 + axis])]
+    return aten.constant_pad_nd(result, crop) if any(crop) else result
 
 
 def other_padding(weight: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> list[int]:

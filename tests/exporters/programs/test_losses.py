@@ -50,9 +50,9 @@ def test_count_of_correct_classes_equals_argmax(seed: int) -> None:
     # Small integers, so that many logits are equal; argmax takes the first.
     logits = draw.integers(-2, 3, (400, 6)).astype(np.float32)
     y = draw.integers(6, size=400)
-    came = count_correct_classes(torch.from_numpy(logits), torch.from_numpy(y))
-    assert came.dtype == torch.float32
-    assert float(came) == np.count_nonzero(logits.argmax(1) == y)
+    actual = count_correct_classes(torch.from_numpy(logits), torch.from_numpy(y))
+    assert actual.dtype == torch.float32
+    assert float(actual) == np.count_nonzero(logits.argmax(1) == y)
 
 
 def test_nan_outputs_are_never_correct() -> None:
@@ -64,8 +64,8 @@ def test_correct_signs(seed: int) -> None:
     draw = np.random.default_rng(seed)
     logits = draw.integers(-2, 3, 400).astype(np.float32)
     y = draw.integers(2, size=400)
-    came = count_correct_signs(torch.from_numpy(logits[:, None]), torch.from_numpy(y))
-    assert float(came) == np.count_nonzero((logits > 0) == y)
+    actual = count_correct_signs(torch.from_numpy(logits[:, None]), torch.from_numpy(y))
+    assert float(actual) == np.count_nonzero((logits > 0) == y)
 
 
 def test_cross_entropy_of_one_output_is_binary() -> None:

@@ -133,12 +133,12 @@ def autograd(model: nn.Module, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def assert_close(
-    came: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float
 ) -> None:
-    assert came.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, theirs in expected.items():
-        assert came[name].shape == theirs.shape, name
-        off, size = float((came[name].double() - theirs).norm()), float(theirs.norm())
+        assert actual[name].shape == theirs.shape, name
+        off, size = float((actual[name].double() - theirs).norm()), float(theirs.norm())
         assert off <= tolerance * size, f"{name} of norm {size:.1e} is off by {off:.1e}"
 
 
@@ -161,8 +161,8 @@ def test_loops_equal_the_layers_in_float64(
     signature = gradients(model)
     feeds = drawn(signature, model, BATCH, seed)
     with RecurrenceLoops():
-        came = signature.function({name: value.double() for name, value in feeds.items()})
-    assert_close(came, autograd(model, feeds), 1e-12)
+        actual = signature.function({name: value.double() for name, value in feeds.items()})
+    assert_close(actual, autograd(model, feeds), 1e-12)
 
 
 LOWERED = {
@@ -282,12 +282,12 @@ def test_a_round_of_the_agent_equals_plain_torch(format: Format, tmp_path: Path,
         threads=1,
         seed=device.seed,
     )
-    came = load_file(tmp_path / "update" / TENSORS)
+    actual = load_file(tmp_path / "update" / TENSORS)
     old, expected = oracles.state_of(model), oracles.train_full(model, device, PLAN)
-    assert came.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
         change = (value - old[name]).norm()
-        assert (torch.from_numpy(came[name]).double() - value).norm() <= 1e-4 * change, name
+        assert (torch.from_numpy(actual[name]).double() - value).norm() <= 1e-4 * change, name
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -386,10 +386,10 @@ def test_fading_gradients_are_not_subnormal(kind: str, seed: int) -> None:
     signature = gradients(model)
     feeds = drawn(signature, model, BATCH, seed) | {"x": torch.randn(BATCH, 400, FEATURES)}
     with RecurrenceLoops():
-        came = signature.function(feeds)["x+"]
-    assert came[:, -1].abs().max() > 0
-    assert came[:, 0].abs().max() == 0
-    assert not ((came != 0) & (came.abs() < torch.finfo(torch.float32).tiny)).any()
+        actual = signature.function(feeds)["x+"]
+    assert actual[:, -1].abs().max() > 0
+    assert actual[:, 0].abs().max() == 0
+    assert not ((actual != 0) & (actual.abs() < torch.finfo(torch.float32).tiny)).any()
 
 
 def test_an_lstm_with_projections_is_refused() -> None:
