@@ -21,7 +21,11 @@ from device_agent.formats.manifest import SAMPLES, Instruction, Record, TensorEn
 from exporters.programs.capture import capture, record
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.recorded_graph import output_node
-from exporters.programs.training_signatures import apply, evaluate, train
+from exporters.programs.training_signatures import (
+    evaluation_signature,
+    forward_signature,
+    train_signature,
+)
 from profiles.errors import SpecError
 from profiles.text_formatting import counted
 from toolkit.families.low_rank import FAMILY as LOW_RANK
@@ -212,14 +216,14 @@ class Slice(Stateless):
         for number, stage in enumerate(stages):
             wanted = set(tensors_read([stage]))
             reads = [e for e in (*frozen, *parameters, *buffers) if e.name in wanted]
-            signatures.append(apply(f"forward_{number}", stage, shape, reads))
+            signatures.append(forward_signature(f"forward_{number}", stage, shape, reads))
             schedule.append(
                 Record(signature=f"forward_{number}", source=source, target=activation(number))
             )
             source = activation(number)
             shape = tuple(int(size) for size in output_node(stage).meta["val"].shape[1:])
         signatures.append(
-            train(
+            train_signature(
                 part,
                 shape,
                 parameters,
@@ -232,8 +236,8 @@ class Slice(Stateless):
             )
         )
         reads = [*parameters, *buffers, *fixed]
-        signatures.append(apply("predict", cut_up.predicting, shape, reads))
-        signatures.append(evaluate(cut_up.predicting, shape, reads, training.loss))
+        signatures.append(forward_signature("predict", cut_up.predicting, shape, reads))
+        signatures.append(evaluation_signature(cut_up.predicting, shape, reads, training.loss))
         program = Program(
             submodel=str(spec),
             sample_shape=sample_shape,

@@ -10,7 +10,12 @@ from device_agent.formats.manifest import SAMPLES, Step, TensorEntry, Train
 from exporters.programs.captured import Captured
 from exporters.programs.optimizers import SGD, Adam, Optimizer, Proximal
 from exporters.programs.program import Program
-from exporters.programs.training_signatures import Penalty, apply, evaluate, train
+from exporters.programs.training_signatures import (
+    Penalty,
+    evaluation_signature,
+    forward_signature,
+    train_signature,
+)
 from toolkit.submodels.capacity import Counts, activations, macs
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.spec import Spec
@@ -87,7 +92,7 @@ def whole_network(
     frozen = [entry for entry in entries if entry.role == "frozen"]
     shape = captured.sample_shape
     optimizer = optimizer_of(training, undecayed)
-    step = train(
+    step = train_signature(
         captured.training,
         shape,
         parameters,
@@ -98,8 +103,8 @@ def whole_network(
         loss=training.loss,
         masked=training.masked,
     )
-    predict = apply("predict", captured.inference, shape, entries)
-    judge = evaluate(captured.inference, shape, entries, training.loss)
+    predict = forward_signature("predict", captured.inference, shape, entries)
+    judge = evaluation_signature(captured.inference, shape, entries, training.loss)
     program = Program(
         submodel=str(spec),
         sample_shape=shape,
