@@ -1,4 +1,4 @@
-"""Reading TOML files into typed tables; every mistake is one sentence with file and key."""
+"""Reading TOML files into typed tables. Every mistake is one sentence with file and key."""
 
 import tomllib
 from collections.abc import Callable
@@ -14,26 +14,26 @@ from toolkit.families import family_named
 from toolkit.submodels.spec import parse_spec
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-"""What pydantic calls a key that is not known, in a table and in a dataclass."""
+"""Pydantic's names for an unknown key, in a table and in a dataclass."""
 
 WANTED = {
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "an integer"),
     **dict.fromkeys(("float_type", "float_parsing"), "a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
-    **dict.fromkeys(("string_type", "path_type"), "a text in quotes"),
+    **dict.fromkeys(("string_type", "path_type"), "a string in quotes"),
     **dict.fromkeys(("model_type", "model_attributes_type", "dataclass_type"), "a table"),
     **dict.fromkeys(("tuple_type", "too_short"), "a list of one or more"),
 }
-"""What a key of the wrong type must be, by pydantic's names of its complaints."""
+"""What the value of a key must be, by pydantic's name of the error."""
 LONGEST = 80
-"""So many characters of a value are repeated in a sentence."""
+"""The most characters of a value that a message repeats."""
 
 Place = tuple[int | str, ...]
-"""Where in a file a key is."""
+"""The path of a key in a file."""
 
 
 class Table(BaseModel):
-    """A table without keys beyond its fields."""
+    """A table that has only the keys of its fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -54,7 +54,7 @@ class Tier(Table):
 
 
 def checked_spec(text: str) -> str:
-    """The submodel spec `text` in its usual form. Raises ValueError where it is none."""
+    """The submodel spec `text` in its canonical form. Raises ValueError if it is malformed."""
     try:
         spec = parse_spec(text)
         family_named(spec.family)
@@ -64,58 +64,95 @@ def checked_spec(text: str) -> str:
 
 
 def repeated(names: list[str]) -> str:
-    """Those of `names` that are there more than once, for a person."""
+    """The names that occur more than once, separated by commas."""
     return ", ".join(sorted({name for name in names if names.count(name) > 1}))
 
 
 def read_table(path: Path, kind: type[Kind], keys: Callable[[Place], list[str]]) -> Kind:
-    """The file at `path` as a `kind`; `keys` are those known at a place.
+    """Read a TOML file.
 
-    Raises InputError, one sentence that names file, key, what came and what is allowed.
+    Args:
+        path: The file.
+        kind: The type of its content.
+        keys: The known keys of the table that holds a key with the given path.
+
+    Returns:
+        The content.
+
+    Raises:
+        InputError: One sentence with the file, the key, its value and what is allowed.
     """
     content = _read(path)
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise InputError(_sentence(path, _first(error), keys)) from None
+        raise _mistake(path, _first(error), keys) from None
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(
+            f"{path}: {error}", **{"code": error.code, "path": str(path), **error.values}
+        ) from None
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+        raise InputError(
+            f"{path} cannot be read: {error.strerror}.", code="config.not-readable", path=str(path)
+        ) from None
     except UnicodeDecodeError:
-        raise InputError(f"{path} is no TOML file: it is not UTF-8 text.") from None
+        raise InputError(
+            f"{path} is not a TOML file: it is not UTF-8 text.",
+            code="config.not-toml",
+            path=str(path),
+        ) from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is no TOML file: {error}.") from None
+        raise InputError(
+            f"{path} is not a TOML file: {error}.", code="config.not-toml", path=str(path)
+        ) from None
 
 
 def _first(error: ValidationError) -> ErrorDetails:
-    """The mistake to name; a key that is not known explains one that is missing."""
+    """The mistake to report. An unknown key often explains a missing one, so it comes first."""
     return min(error.errors(), key=lambda mistake: mistake["type"] not in UNKNOWN)
 
 
-def _sentence(path: Path, error: ErrorDetails, keys: Callable[[Place], list[str]]) -> str:
+def _mistake(path: Path, error: ErrorDetails, keys: Callable[[Place], list[str]]) -> InputError:
+    """The error for one of pydantic's."""
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
     key = key.removeprefix(".")
-    known = f"the keys here are {', '.join(keys(error['loc']))}"
+    known = keys(error["loc"])
     if error["type"] in UNKNOWN:
-        return f"{path}: there is no key `{key}`; {known}."
+        return InputError(
+            f"{path}: unknown key `{key}`. The keys here are {', '.join(known)}.",
+            code="config.unknown-key",
+            path=str(path),
+            key=key,
+            keys=known,
+        )
     if error["type"] == "missing":
-        return f"{path}: the key `{key}` is missing; {known}."
+        return InputError(
+            f"{path}: the key `{key}` is missing. The keys here are {', '.join(known)}.",
+            code="config.missing-key",
+            path=str(path),
+            key=key,
+        )
     if error["type"] in WANTED:
-        return f"{path}: `{key}` is {_shown(error['input'])}; it must be {WANTED[error['type']]}."
+        return InputError(
+            f"{path}: `{key}` is {_shown(error['input'])}; it must be {WANTED[error['type']]}.",
+            code="config.wrong-type",
+            path=str(path),
+            key=key,
+        )
     problem = error["msg"].removeprefix("Value error, ").rstrip(".")
-    if not key:
-        return f"{path}: {problem}."
-    return f"{path}: `{key}` is {_shown(error['input'])}: {problem}."
+    value = f"`{key}` is {_shown(error['input'])}: " if key else ""
+    return InputError(
+        f"{path}: {value}{problem}.", code="config.bad-value", path=str(path), key=key
+    )
 
 
 def _shown(value: object) -> str:
-    """`value` for a person, as TOML has it where Python writes it otherwise."""
+    """`value` in a message, in TOML's notation."""
     if isinstance(value, dict):
         return "a table"
     text = str(value).lower() if isinstance(value, bool | date | time) else repr(value)

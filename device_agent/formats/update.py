@@ -102,8 +102,8 @@ def decode_record(data: bytes, origin: str) -> UpdateRecord:
         raise UpdateError(
             f"{origin} has version {record.version}; this program reads "
             f"{UPDATE_VERSION}. Install the same version of edgetailor on both sides.",
-            code="update.unknown-version",
-            version=record.version,
+            code="update.wrong-version",
+            found=record.version,
             supported=UPDATE_VERSION,
         )
     return record

@@ -1,6 +1,5 @@
 """`edgetailor serve`: the coordinator."""
 
-import logging
 from pathlib import Path
 
 import click
@@ -17,13 +16,4 @@ def serve(config: Path) -> None:
     """
     from toolkit.coordinator.server import serve as serve_config
 
-    show_messages()
     serve_config(config)
-
-
-def show_messages() -> None:
-    """Write what the coordinator logs to stderr, unless a handler does so already."""
-    logger = logging.getLogger("toolkit")
-    if not logger.hasHandlers():
-        logger.addHandler(logging.StreamHandler())
-        logger.setLevel(logging.INFO)

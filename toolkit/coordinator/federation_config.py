@@ -22,12 +22,12 @@ from toolkit.toml_files import Place, Table, Tier, checked_spec, read_table, rep
 
 Positive = Annotated[int, Field(ge=1)]
 AUTO = "auto"
-"""In place of a submodel: each device gets the strongest that fits it."""
+"""In place of a submodel: each device gets the strongest submodel that fits it."""
 
 
 def _bytes(given: object) -> int:
     try:
-        return parse_bytes(str(given))  # a bare number too is refused: megabytes may be meant
+        return parse_bytes(str(given))  # refuses a bare number: its unit would be a guess
     except InputError as error:
         raise ValueError(str(error)) from None
 
@@ -37,11 +37,11 @@ Size = Annotated[int, Field(ge=1), BeforeValidator(_bytes)]
 
 
 class DeviceKind(Tier):
-    """A kind of device: `count` devices that all train `submodel`, or with AUTO what fits each.
+    """A kind of device: `count` devices that train `submodel`, or with AUTO what fits each.
 
-    One that reports that it cannot gets `fallback` from the next round on. The budgets of a planned
-    device: `memory` of the agent's process and `bandwidth` of a round in bytes, `step_time` of a
-    batch in seconds.
+    A device that reports that it cannot train gets `fallback` from the next round on. The budgets
+    of a planned device are `memory` of the agent's process in bytes, `step_time` of a batch in
+    seconds and `bandwidth` of a round in bytes.
     """
 
     count: Positive = 1
@@ -70,20 +70,20 @@ class DeviceKind(Tier):
 
     @property
     def planned(self) -> bool:
-        """Whether each device of this kind gets a submodel of its own."""
+        """Whether a plan chooses the submodel of each device."""
         return self.submodel == AUTO
 
     @property
     def budgets(self) -> Budgets:
-        """What a device of this kind may spend."""
+        """The budgets of a device of this kind."""
         return Budgets(memory=self.memory, step=self.step_time, traffic=self.bandwidth)
 
 
 class CoordinatorConfig(Table):
     """All of the file; after `load_config` its paths are absolute.
 
-    `deadline_s` is in seconds, `port` 0 means any free one; a join token enrols new devices for
-    `token_days` after it was made.
+    `deadline_s` is in seconds. `port` 0 means any free one. A join token enrols new devices for
+    `token_days` days after it was made.
     """
 
     model: str
@@ -109,18 +109,22 @@ class CoordinatorConfig(Table):
         try:
             return handler(value)
         except InputError as error:
-            raise InputError(f"[{info.field_name}] {error}") from None
+            raise InputError(
+                f"[{info.field_name}] {error}", **{"code": error.code, **error.values}
+            ) from None
 
     @model_validator(mode="after")
     def _unique_kinds(self) -> Self:
         twice = repeated([kind.name for kind in self.devices])
         if twice:
-            raise ValueError(f"devices are named twice: {twice}; give each its own name")
+            raise ValueError(
+                f"two kinds of devices have the same name: {twice}; give each its own name"
+            )
         return self
 
     @property
     def expected_devices(self) -> int:
-        """How many devices the fleet has."""
+        """The number of devices of all kinds."""
         return sum(kind.count for kind in self.devices)
 
     def kind(self, name: str) -> DeviceKind:
@@ -129,9 +133,9 @@ class CoordinatorConfig(Table):
 
 
 def load_config(path: Path) -> CoordinatorConfig:
-    """Read the TOML file at `path`; relative paths in it start from its folder.
+    """Read the federation's TOML file; relative paths in it start from its folder.
 
-    Raises InputError, one sentence that names file, key, what came and what is allowed.
+    Raises InputError: one sentence with the file, the key, its value and what is allowed.
     """
     config = read_table(path, CoordinatorConfig, _known_keys)
     places = {key: getattr(config, key) for key in ("weights", "held_out", "state")}

@@ -23,7 +23,7 @@ import torch
 
 from device_agent.formats.protocol import Preparation
 from profiles.errors import EdgeTailorError, LimitError
-from profiles.text_formatting import counted, size
+from profiles.text_formatting import counted, format_bytes
 from toolkit.planning.candidate_specs import specs
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
 from toolkit.splitting import split

@@ -44,13 +44,16 @@ def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     config, model, told = configured(tmp_path), VectorModel(), list[str]()
     made: list[int] = []
+    shown: list[str] = []
     up = threading.Event()
     cut = model.bundle
 
     def bundle(submodel: str, round_: int) -> dict[str, bytes]:
         assert up.wait(10)
         if round_ == 1:
-            made.append(server.coordinator.status().kinds_ready)
+            status = server.coordinator.status()
+            made.append(status.kinds_ready)
+            shown.extend(map(str, status.preparing))
         return cut(submodel, round_)
 
     monkeypatch.setattr(model, "bundle", bundle)
@@ -86,6 +89,8 @@ def test_a_whole_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ]  # fmt: skip
     assert [d.rounds_trained for d in status.devices] == [ROUNDS] * 3
     assert (status.kinds, made) == (2, [0, 1])
+    assert shown == ["preparing 1 of 2: full", "preparing 2 of 2: low-rank:0.5"]
+    assert status.preparing == []
     assert all(d.bytes_up == ROUNDS * d.bytes_up // ROUNDS > 4 * SIZE for d in status.devices)
     for n in range(3):
         assert said[n][-1] == "The last round is over; 3 updates sent since this agent started."

@@ -51,8 +51,8 @@ def change(update: Path, record: UpdateRecord, data: bytes | None = None, **fiel
     ("tensors", "code", "words"),
     [
         ({"w": np.full(SIZE, np.nan, np.float32)}, "update.not-finite", "'w'"),
-        ({"w": np.zeros(SIZE - 1, np.float32)}, "update.wrong-tensor", "its bundle says float32"),
-        ({"w": np.zeros(SIZE, np.float64)}, "update.wrong-tensor", "its bundle says float32"),
+        ({"w": np.zeros(SIZE - 1, np.float32)}, "update.wrong-shape", "its bundle says float32"),
+        ({"w": np.zeros(SIZE, np.float64)}, "update.wrong-shape", "its bundle says float32"),
         ({"v": np.zeros(SIZE, np.float32)}, "update.missing-tensor", "'w'"),
         (
             {name: np.zeros(SIZE, np.float32) for name in "vw"},
@@ -78,7 +78,7 @@ def test_unusable_tensors(
     [
         ({"samples": 0}, "update.unusable-samples", "not on 0"),
         ({"samples": 10**400}, "update.unusable-samples", "not on more than 1,000,000,000,000"),
-        ({"version": 9}, "update.unknown-version", "version 9; this program reads 1"),
+        ({"version": 9}, "update.wrong-version", "version 9; this program reads 1"),
         ({"tensors": ()}, "update.other-tensors", "desktop-1"),
         ({"base": "f" * 64}, "update.other-bundle", "of the model ffffffffffff"),
         ({"submodel": "cp:2.0"}, "update.other-bundle", "'cp:2.0'"),

@@ -107,9 +107,7 @@ class RequestLimits:
             )
         else:
             place = write_traceback("edgetailor")
-            logger.error(
-                "A request failed; this is a fault of the program's own. Details: %s", place
-            )
+            logger.error("A request failed because of a fault in this program. Details: %s", place)
 
 
 def _with_timeout(receive: Receive) -> Receive:
