@@ -1,4 +1,4 @@
-"""Rules of the operators without weights that leave channels where they are, or refuse them."""
+"""Rules for operators without weights that keep channels in their axis, or require all."""
 
 from toolkit.channels.channel_units import Axes, Axis, fixed
 from toolkit.channels.operator_call import Rule, Step, Value, untouched
@@ -13,7 +13,7 @@ ALONG = ("softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum")
 
 
 def pointwise(step: Step) -> Value:
-    """Element by element, broadcasting: all operands have the same channels."""
+    """Elementwise operators with broadcasting: all operands have the same channels."""
     inputs = step.inputs()
     rank = max(map(len, inputs), default=0)
     return tuple(
@@ -23,12 +23,12 @@ def pointwise(step: Step) -> Value:
 
 
 def same(step: Step) -> Value:
-    """The first operand's axes, whatever the others are."""
+    """The result has the axes of the first operand."""
     return step.inputs()[0]
 
 
 def merged_axes(step: Step, axes: list[Axis]) -> Axis:
-    """One axis of several operands; those of size 1 are broadcast."""
+    """Unite one axis of several operands; axes of size 1 are broadcast."""
     size = max(map(len, axes))
     first, *others = [axis for axis in axes if len(axis) == size]
     for other in others:
@@ -37,7 +37,7 @@ def merged_axes(step: Step, axes: list[Axis]) -> Axis:
 
 
 def reduction(step: Step) -> Value:
-    """A mean or extremum over some axes, over those of their channels that are kept."""
+    """A mean, extremum or variance over some axes, computed over the channels that are kept."""
     (x,) = step.inputs()
     over = step.argument("dim") if step.takes("dim") else None
     reduced = {place % len(x) for place in over or range(len(x))}
@@ -47,9 +47,9 @@ def reduction(step: Step) -> Value:
 
 
 def along(step: Step) -> Value:
-    """Every element depends on all of one axis."""
+    """Softmax and the like: each element depends on the whole of one axis."""
     (x,) = step.inputs()
-    step.need(x[step.argument("dim")], "it takes all of them together")
+    step.require_all(x[step.argument("dim")], "it combines all of them")
     return x
 
 
@@ -58,7 +58,7 @@ def spatial(step: Step) -> Value:
     (x,) = step.inputs()
     last = int(step.name[-2])
     for axis in x[-last:]:
-        step.need(axis, "it slides over them")
+        step.require_all(axis, "it moves a window along them")
 
     def resized(recorded: Axes) -> Axes:
         return (*x[:-last], *recorded[-last:])
@@ -68,22 +68,22 @@ def spatial(step: Step) -> Value:
 
 
 def size(step: Step) -> Value:
-    """The size of one axis, as a number that the graph computes with."""
-    step.need(step.axes("self")[step.argument("dim")], "it computes with their number")
+    """The size of one axis, with which the graph then computes."""
+    step.require_all(step.axes("self")[step.argument("dim")], "it computes with their number")
     return None
 
 
 def take(step: Step) -> Value:
-    """`slice` and `select`: some indices of one axis, which stays as it is."""
+    """`slice` and `select`: some indices of one axis, which must be kept whole."""
     (x,) = step.inputs()
     place = step.argument("dim") % len(x)
     sizes = step.sizes()
     if len(sizes) < len(x):
-        step.need(x[place], "it picks one of them")
+        step.require_all(x[place], "it selects one of them")
         return (*x[:place], *x[place + 1 :])
     if sizes[place] == len(x[place]):
         return x
-    step.need(x[place], "it picks some of them")
+    step.require_all(x[place], "it selects some of them")
     return (*x[:place], fixed(sizes[place]), *x[place + 1 :])
 
 

@@ -1,4 +1,4 @@
-"""Rules of views and all that is one: axes are merged, or split as they were merged."""
+"""Rules for reshaping: axes are merged, or split in the way they were merged."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def reshape(step: Step) -> Value:
-    """Views and all that is one: flatten, unflatten, squeeze, unsqueeze."""
+    """View, reshape, flatten, unflatten, squeeze and unsqueeze."""
     x, after = step.axes("self"), step.sizes()
     before = tuple(map(len, x))
     if math.prod(before) != math.prod(after) or 0 in before:
@@ -27,7 +27,7 @@ def reshape(step: Step) -> Value:
 
 
 def squeeze(step: Step) -> Value:
-    """Drops axes of size 1: none that only shrank to it may be among them."""
+    """Drop axes of size 1. An axis that only has one channel left would be dropped too."""
     x = step.axes("self")
     dims = step.argument("dim") if step.takes("dim") else range(len(x))
     long = [x[dim] for dim in ([dims] if isinstance(dims, int) else dims) if len(x[dim]) > 1]
@@ -44,7 +44,7 @@ SIZED = {
 
 
 def resized(step: Step, axes: Sequence[Axis]) -> Sequence[Axis]:
-    """Those of `axes` whose sizes the operator is given."""
+    """The axes whose sizes are in the arguments of the operator."""
     if step.node.target is not aten.unflatten.int:
         return axes
     (x,) = step.inputs()
@@ -53,20 +53,25 @@ def resized(step: Step, axes: Sequence[Axis]) -> Sequence[Axis]:
 
 
 def blocks(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[slice, tuple[int, ...]]]:
-    """The smallest runs of axes that a reshape turns into each other: places and new sizes."""
+    """The smallest groups of axes that a reshape turns into each other.
+
+    For each group: the indices of its axes before, and its sizes after.
+    """
     found = []
     i = j = 0
     while i < len(before) or j < len(after):
         start, first = i, j
         i, j = min(i + 1, len(before)), min(j + 1, len(after))
-        while (held := math.prod(before[start:i])) != (given := math.prod(after[first:j])):
-            i, j = (i + 1, j) if held < given else (i, j + 1)
+        while (size_before := math.prod(before[start:i])) != (
+            size_after := math.prod(after[first:j])
+        ):
+            i, j = (i + 1, j) if size_before < size_after else (i, j + 1)
         found.append((slice(start, i), after[first:j]))
     return found
 
 
 def regrouped(step: Step, axes: Axes, sizes: tuple[int, ...]) -> list[Axis]:
-    """Axes of `sizes` that hold what `axes` held, in the same order."""
+    """Axes of the given sizes that hold the elements of `axes` in the same order."""
     if len(axes) == 1 and len(sizes) == 1:
         return list(axes)
     reason = f"it turns axes of {written(map(len, axes))} into {written(sizes)}"
@@ -75,14 +80,14 @@ def regrouped(step: Step, axes: Axes, sizes: tuple[int, ...]) -> list[Axis]:
     spread = spread_over(step, axes, long[0], sizes) if len(long) == 1 else None
     for place in free:
         if spread is None or place not in long:
-            step.need(axes[place], reason)
+            step.require_all(axes[place], reason)
     return spread or [fixed(size) for size in sizes]
 
 
 def spread_over(step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]) -> list[Axis] | None:
-    """Axes of `sizes` where one of them alone tells the channel, as axis `channels` did.
+    """Axes of the given sizes, of which one alone determines the channel, as axis `channels` did.
 
-    None where no axis does, or where the batch's size would have to change with the channels.
+    None if there is no such axis, or if the batch size would have to change with the channels.
     """
     before = [len(axis) for axis in axes]
     if any(size % OPEN_SIZE == 0 for size in before):
@@ -101,7 +106,7 @@ def spread_over(step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]) -
 
 
 def written(sizes: Iterable[int]) -> str:
-    """Sizes for a person."""
+    """Sizes in words, for messages."""
     return " x ".join("batch" if size == OPEN_SIZE else str(size) for size in sizes)
 
 

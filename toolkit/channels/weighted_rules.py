@@ -1,4 +1,4 @@
-"""Rules of the operators with weights: convolutions, linear layers, embeddings, normalisations."""
+"""Rules for operators with weights: convolution, linear, embedding and normalisation layers."""
 
 import numpy as np
 
@@ -6,14 +6,14 @@ from toolkit.channels.channel_units import Axes, Axis, Kept, fixed
 from toolkit.channels.operator_call import Layer, Rule, Step, Value, name_of
 
 
-def layer(step: Step, inputs: Axis | None, outputs: Axis) -> None:
-    """Note what the convolution, linear layer or embedding at `step` takes and gives."""
+def note_layer(step: Step, inputs: Axis | None, outputs: Axis) -> None:
+    """Note the input and output channels of the layer that `step` calls."""
     name = name_of(step.argument("weight"), step.node)
-    step.followed.layers[name] = Layer(inputs, outputs)
+    step.tracked.layers[name] = Layer(inputs, outputs)
 
 
 def join_bias(step: Step, channels: Axis) -> None:
-    """The bias has one number for each of `channels`."""
+    """Unite the axis of the bias with `channels`."""
     for axis in step.axes("bias"):
         step.units.join(axis, channels)
 
@@ -24,7 +24,7 @@ def linear(step: Step) -> Value:
     step.units.join(x[-1], inputs)
     step.units.compute(outputs)
     join_bias(step, outputs)
-    layer(step, inputs, outputs)
+    note_layer(step, inputs, outputs)
     return (*x[:-1], outputs)
 
 
@@ -35,7 +35,7 @@ def convolution(step: Step) -> Value:
     )
     x, weight = step.axes("input"), step.axes("weight")
     for axis in x[2:]:
-        step.need(axis, "it slides over them")
+        step.require_all(axis, "it moves a window along them")
     for axis in weight[2:]:
         step.units.pin(axis)
     inputs, groups = x[1], step.argument("groups")
@@ -48,12 +48,12 @@ def convolution(step: Step) -> Value:
     else:
         outputs = grouped(step, inputs)
     join_bias(step, outputs)
-    layer(step, inputs, outputs)
+    note_layer(step, inputs, outputs)
     return (x[0], outputs, *map(fixed, step.sizes()[2:]))
 
 
 def depthwise(step: Step, inputs: Axis, weight: Axes, transposed: bool) -> Axis:
-    """Output channels of a convolution that takes every channel by itself."""
+    """Output channels of a convolution that processes every channel separately."""
     multiplier = step.sizes()[1] // len(inputs)
     outputs = np.repeat(inputs, multiplier)
     step.units.join(weight[0], inputs if transposed else outputs)
@@ -63,12 +63,12 @@ def depthwise(step: Step, inputs: Axis, weight: Axes, transposed: bool) -> Axis:
 
 
 def grouped(step: Step, inputs: Axis) -> Axis:
-    """Refuse a convolution in groups of several channels unless all of them stay."""
+    """Require all channels of a convolution in groups of several channels."""
     outputs = step.units.fresh(step.sizes()[1])
     step.units.compute(outputs)
     groups = step.argument("groups")
     for axis in (inputs, outputs):
-        step.need(axis, f"it takes {len(inputs)} channels in {groups} groups")
+        step.require_all(axis, f"it processes {len(inputs)} channels in {groups} groups")
     return outputs
 
 
@@ -77,12 +77,12 @@ def embedding(step: Step) -> Value:
     entries, outputs = step.axes("weight")
     step.units.pin(entries)
     step.units.compute(outputs)
-    layer(step, None, outputs)
+    note_layer(step, None, outputs)
     return (*step.axes("indices"), outputs)
 
 
 def channelwise(step: Step) -> Value:
-    """Batch and instance norm, PReLU: (N, C, ...) and numbers for each channel."""
+    """Batch and instance norm, PReLU: (N, C, ...) and one number for each channel."""
     x, *own = step.inputs()
     for (axis,) in own:
         if len(axis) > 1:
@@ -91,7 +91,7 @@ def channelwise(step: Step) -> Value:
 
 
 def layer_norm(step: Step) -> Value:
-    """Normalises over the last axes, over those of their channels that are kept."""
+    """Normalise over the last axes, computed over the channels that are kept."""
     x, *own = step.inputs()
     last = x[len(x) - len(step.argument("normalized_shape")) :]
     for axes in own:
@@ -102,7 +102,7 @@ def layer_norm(step: Step) -> Value:
 
 
 def group_norm(step: Step) -> Value:
-    """Every group of channels loses its own last ones, so that none changes its group."""
+    """Drop the last channels of every group, so that no channel changes its group."""
     x, *own = step.inputs()
     groups, channels = step.argument("num_groups"), x[1]
     for (axis,) in own:

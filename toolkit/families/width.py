@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from exporters.programs.capture import capture
-from profiles.errors import SpecError
 from toolkit.channels.narrowing import Narrowed, narrow
 from toolkit.channels.operator_call import Layer
 from toolkit.submodels.family import Stateless
@@ -46,14 +45,11 @@ class Width(Stateless):
         """See Family."""
         ratio = self.strength(spec)
         captured = capture(model, sample_shape)
-        try:
-            # The decimal's exact value: in binary, 0.07 * 100 is above 7.
-            narrowed = narrow(captured, Fraction(str(ratio)))
-        except SpecError as error:
-            raise SpecError(f"{str(spec)!r}: {error}") from None
-        small, parts = narrowed.captured, narrowed.parts
+        # The decimal's exact value: in binary, 0.07 * 100 is above 7.
+        narrowed = narrow(captured, Fraction(str(ratio)), str(spec))
+        small, ranges = narrowed.captured, narrowed.ranges
         entries = tuple(
-            replace(entry, part=parts.get(entry.name))
+            replace(entry, part=ranges.get(entry.name))
             for entry in (
                 *dense_tensor_entries(small, small.parameters, "parameter"),
                 *dense_tensor_entries(small, small.buffers, statistics_role(training)),

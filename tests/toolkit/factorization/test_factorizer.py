@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from models_for_tests import INPUT_SHAPE
 from toolkit.aggregation.federation import Federation
-from toolkit.factorization.factorizer import FEWEST, Factorizer
+from toolkit.factorization.factorizer import LEAST_SIDE, Factorizer
 from toolkit.factorization.subspace_iteration import (
     TOLERANCE,
     Captured,
@@ -96,7 +96,10 @@ def test_over_the_ratios_the_error_is_within_one_percent(spectrum: str, seed: in
 
 @settings(max_examples=15, deadline=None)
 @given(
-    st.integers(FEWEST, 400), st.integers(FEWEST, 400), st.integers(1, 420), st.integers(0, 2**32)
+    st.integers(LEAST_SIDE, 400),
+    st.integers(LEAST_SIDE, 400),
+    st.integers(1, 420),
+    st.integers(0, 2**32),
 )
 def test_random_matrices_of_any_shape(rows: int, columns: int, rank: int, seed: int) -> None:
     matrix = random_matrix(rows, columns, seed)
