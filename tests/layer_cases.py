@@ -11,8 +11,8 @@ from torch.func import functional_call, grad_and_value
 
 from device_agent.formats.manifest import Port, TensorEntry
 from exporters.onnx.onnx_writer import to_onnx
-from exporters.programs.capture import recorded
-from exporters.programs.program import ProgramSignature, samples, state_in, state_out
+from exporters.programs.capture import record_current_mode
+from exporters.programs.program import ProgramSignature, samples_port, state_in, state_out
 from exporters.programs.tracing import EXAMPLE_BATCH
 
 BATCH = EXAMPLE_BATCH + 2
@@ -59,7 +59,7 @@ class Case:
             zeros = torch.zeros(2, *row.shape, dtype=torch.int64 if row.limit else torch.float32)
             width = tuple(copy.deepcopy(layer)(zeros).shape[1:])
         dtype = "int64" if row.limit else "float32"
-        runs = recorded(copy.deepcopy(layer), row.shape, dtype) if record else layer
+        runs = record_current_mode(copy.deepcopy(layer), row.shape, dtype) if record else layer
         moved = [*([] if row.limit else ["x"]), *parameters]
 
         def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -75,10 +75,14 @@ class Case:
             return {f"{name}+": t for name, t in {**gradients, **statistics}.items()}
 
         state = [entry(n, tuple(t.shape)) for n, t in {**parameters, **buffers}.items()]
-        d_x = [] if row.limit else [samples(row.shape, "x+")]
+        d_x = [] if row.limit else [samples_port(row.shape, "x+")]
         signature = ProgramSignature(
             name="gradients",
-            inputs=(samples(row.shape, dtype=dtype), samples(width, "c"), *map(state_in, state)),
+            inputs=(
+                samples_port(row.shape, dtype=dtype),
+                samples_port(width, "c"),
+                *map(state_in, state),
+            ),
             outputs=(*d_x, *map(state_out, state)),
             function=function,
             source=runs if record else None,

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from exporters.programs import source_lines
-from exporters.programs.capture import recorded
+from exporters.programs.capture import record_current_mode
 from exporters.programs.captured import Captured
 from exporters.programs.recorded_graph import attribute, attributes_read, module_of
 from profiles.errors import SpecError
@@ -80,7 +80,7 @@ def narrow(captured: Captured, ratio: Fraction, spec: str) -> Narrowed:
 def _untracked(requirement: Requirement, spec: str) -> SpecError:
     module = module_of(requirement.node)
     where = f" in {module!r}" if module else ""
-    line = source_lines.bracketed(source_lines.line_of(requirement.node))
+    line = source_lines.parenthesized(source_lines.line_of_node(requirement.node))
     return SpecError(
         f"{spec!r}: channels cannot be tracked through {requirement.node.target}{where}: "
         f"{requirement.reason}{line}. Use slice or low-rank for this model, or replace the "
@@ -120,4 +120,6 @@ def rebuilt(graph: GraphModule, tensors: dict[str, Tensor], captured: Captured) 
         name: tensors[name] if name in tensors else attribute(graph, name)
         for name in attributes_read(graph)
     }
-    return recorded(GraphModule(root, graph.graph), captured.sample_shape, captured.sample_dtype)
+    return record_current_mode(
+        GraphModule(root, graph.graph), captured.sample_shape, captured.sample_dtype
+    )

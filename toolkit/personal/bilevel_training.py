@@ -18,14 +18,20 @@ from exporters.programs.program import (
     Program,
     ProgramSignature,
     Tensors,
-    metric,
-    samples,
-    scalar,
+    metric_port,
+    samples_port,
+    scalar_port,
     state_in,
     state_out,
 )
 from exporters.programs.recorded_graph import input_node, output_node
-from exporters.programs.training_signatures import apply, evaluate, run, sample_dtype, train
+from exporters.programs.training_signatures import (
+    evaluation_signature,
+    forward_signature,
+    run,
+    sample_dtype,
+    train_signature,
+)
 from toolkit.personal.tensorized_model import Tensorized, distance, personal_name
 from toolkit.submodels.capacity import Counts, activations, macs
 from toolkit.submodels.global_model import GlobalModel
@@ -100,8 +106,8 @@ def local_step(name: str, tensorized: Tensorized, settings: BiLevel) -> ProgramS
 
     return ProgramSignature(
         name=name,
-        inputs=(scalar("rate"), *map(state_in, (*written, *tensorized.personal))),
-        outputs=(metric("distance"), *map(state_out, written)),
+        inputs=(scalar_port("rate"), *map(state_in, (*written, *tensorized.personal))),
+        outputs=(metric_port("distance"), *map(state_out, written)),
         function=function,
     )
 
@@ -125,8 +131,8 @@ def local_prediction(
 
     return ProgramSignature(
         name="predict_local",
-        inputs=(samples(shape, dtype=sample_dtype(graph)), *map(state_in, reads)),
-        outputs=(samples(tuple(int(size) for size in node.meta["val"].shape[1:]), "output"),),
+        inputs=(samples_port(shape, dtype=sample_dtype(graph)), *map(state_in, reads)),
+        outputs=(samples_port(tuple(int(size) for size in node.meta["val"].shape[1:]), "output"),),
         function=function,
     )
 
@@ -166,7 +172,7 @@ def bi_level(
     def names(name: str) -> str:
         return personal_name(name) if name in captured.parameters else name
 
-    personal_step = train(
+    personal_step = train_signature(
         captured.training,
         captured.sample_shape,
         tensorized.personal,
@@ -181,8 +187,8 @@ def bi_level(
     )
     reads = (*tensorized.personal, *buffers, *frozen)
     inference, shape = captured.inference, captured.sample_shape
-    predict = apply("predict", inference, shape, reads, names=names)
-    judge = evaluate(inference, shape, reads, training.loss, names=names)
+    predict = forward_signature("predict", inference, shape, reads, names=names)
+    judge = evaluation_signature(inference, shape, reads, training.loss, names=names)
     extra = []
     if compressed is not None:
         extra = [local_prediction(compressed, tensorized, (*buffers, *frozen))]

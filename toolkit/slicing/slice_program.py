@@ -10,7 +10,11 @@ from device_agent.formats.manifest import SAMPLES, Instruction, Record, TensorEn
 from exporters.programs.captured import Captured
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.recorded_graph import output_node
-from exporters.programs.training_signatures import apply, evaluate, train
+from exporters.programs.training_signatures import (
+    evaluation_signature,
+    forward_signature,
+    train_signature,
+)
 from toolkit.slicing.cut_model import CutModel
 from toolkit.submodels.capacity import Counts, activations, macs
 from toolkit.submodels.cut_points import tensors_read
@@ -83,7 +87,7 @@ def slice_program(
     recording = RecordingStages(cut, captured.sample_shape, tensors)
     shape = recording.output_shape
     optimizer = make_optimizer(training, rewritten.undecayed)
-    train_step = train(
+    train_step = train_signature(
         cut.trained,
         shape,
         tensors.parameters,
@@ -101,8 +105,8 @@ def slice_program(
         signatures=(
             *recording.signatures,
             train_step,
-            apply("predict", cut.predicting, shape, tensors.behind),
-            evaluate(cut.predicting, shape, tensors.behind, training.loss),
+            forward_signature("predict", cut.predicting, shape, tensors.behind),
+            evaluation_signature(cut.predicting, shape, tensors.behind, training.loss),
         ),
         tensors=(*tensors.received, *optimizer.state(tensors.parameters)),
         schedule=(*recording.schedule, training_instruction(recording.output, training)),
@@ -129,7 +133,7 @@ class RecordingStages:
             name, target = f"forward_{number}", f"activation_{number}"
             wanted = set(tensors_read([stage]))
             reads = [entry for entry in tensors.received if entry.name in wanted]
-            self.signatures.append(apply(name, stage, self.output_shape, reads))
+            self.signatures.append(forward_signature(name, stage, self.output_shape, reads))
             self.schedule.append(Record(signature=name, source=self.output, target=target))
             self.output = target
             self.output_shape = tuple(

@@ -11,7 +11,12 @@ from exporters.programs.capture import capture
 from exporters.programs.captured import Captured
 from exporters.programs.optimizers import SGD, Adam, Optimizer, Proximal
 from exporters.programs.program import Program
-from exporters.programs.training_signatures import Penalty, apply, evaluate, train
+from exporters.programs.training_signatures import (
+    Penalty,
+    evaluation_signature,
+    forward_signature,
+    train_signature,
+)
 from toolkit.submodels.capacity import Counts, activations, macs
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.rewritten_model import Rewritten, refuse_if_unusable
@@ -100,7 +105,7 @@ def one_step_submodel(
     frozen = [entry for entry in tensor_entries if entry.role == "frozen"]
     shape = captured.sample_shape
     optimizer = make_optimizer(training, undecayed)
-    step = train(
+    step = train_signature(
         captured.training,
         shape,
         parameters,
@@ -111,8 +116,8 @@ def one_step_submodel(
         loss=training.loss,
         masked=training.masked,
     )
-    predict = apply("predict", captured.inference, shape, tensor_entries)
-    judge = evaluate(captured.inference, shape, tensor_entries, training.loss)
+    predict = forward_signature("predict", captured.inference, shape, tensor_entries)
+    judge = evaluation_signature(captured.inference, shape, tensor_entries, training.loss)
     program = Program(
         submodel=str(spec),
         sample_shape=shape,
