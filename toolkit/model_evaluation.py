@@ -64,6 +64,7 @@ def evaluate(
     total, right = 0.0, 0
     for start in range(0, len(y), CHUNK):
         target = torch.from_numpy(y[start : start + CHUNK])
+        # float64, so that the mean over many samples does not lose digits.
         output = _output(module, torch.from_numpy(x[start : start + CHUNK])).double()
         goal = objective(loss, output.shape[1])
         _check_labels(y, output.shape[1], goal, origin)
@@ -79,6 +80,7 @@ def take_statistics(module: nn.Module, x: np.ndarray) -> None:
     training.
     """
     norms = [m for m in module.eval().modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    # Restored at the end, as training uses it.
     before = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
@@ -157,6 +159,7 @@ def _outputs_and_sample_type(module: nn.Module, sample_shape: tuple[int, ...]) -
     try:
         return _output(module, zeros).shape[1], "float32"
     except ModelError:
+        # Only a model with an embedding can take whole numbers.
         if not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in module.modules()):
             raise
     return _output(module, zeros.long()).shape[1], "int64"

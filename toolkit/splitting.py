@@ -33,7 +33,7 @@ def split(
         >>> from toolkit.models import mnist_dnn
         >>> submodel = split(mnist_dnn(), "low-rank:0.5,keep=0", (1, 28, 28))
         >>> submodel.counts.params
-        49810
+        45310
     """
     parsed = check_spec(spec)
     family = family_named(parsed.family)

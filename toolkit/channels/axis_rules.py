@@ -73,6 +73,7 @@ def split(step: Step) -> Value:
 
     def apply(kept: Kept) -> None:
         if not kept.all(x[place]):
+            # After dropping, the pieces may have unequal sizes, which chunk cannot express.
             step.node.target = aten.split_with_sizes.default
             step.node.args = (step.node.args[0], [kept.count(p) for p in pieces], place)
             step.node.kwargs = {}
@@ -107,6 +108,7 @@ def pad(step: Step) -> Value:
     margins: list[Axis | int] = []
     for number in range(len(amounts) // 2):
         place, (left, right) = len(x) - 1 - number, amounts[2 * number : 2 * number + 2]
+        # Padding that reflects or repeats values depends on which channels are neighbours.
         if constant and left >= 0 and right >= 0 and not is_fixed(x[place], step.units):
             added = step.units.fresh(left), step.units.fresh(right)
             axes[place] = np.concatenate([added[0], x[place], added[1]])

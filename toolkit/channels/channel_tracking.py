@@ -40,6 +40,8 @@ def track_channels(captured: Captured) -> TrackedChannels:
         name: tuple(units.fresh(size) for size in captured.shape(name)) for name in captured.tensors
     }
     tracked = TrackedChannels(units, tensors)
+    # Both graphs run the same layers, so that they share the units of parameters. An operator may
+    # be in one of them only.
     for graph in (captured.training, captured.inference):
         _track_graph(graph, tracked)
     return tracked
@@ -51,6 +53,7 @@ def _track_graph(graph: GraphModule, tracked: TrackedChannels) -> None:
     for node in graph.graph.nodes:
         step = Step(node, known, tracked)
         if node.op == "output":
+            # The classes must not be dropped.
             for axes in step.inputs():
                 for axis in axes:
                     tracked.units.pin(axis)
@@ -67,6 +70,7 @@ def rule_of(node: Node) -> Rule:
     if not isinstance(node.target, torch._ops.OpOverload):
         return axis_rules.getitem if node.target is operator.getitem else unknown
     name = operator_name(node)
+    # torch tags most elementwise operators, which then need no rule each.
     if torch.Tag.pointwise in node.target.tags:
         return plain_rules.pointwise
     if SPATIAL.fullmatch(name):

@@ -48,6 +48,7 @@ class Units:
     def join(self, one: Axis, other: Axis) -> None:
         """Unite the units of two axes of equal size, index by index."""
         if one is not other:
+            # Flattened axes repeat units many times; unite each pair once.
             for pair in np.unique(np.stack([one, other]), axis=1).T.tolist():
                 low, high = sorted(map(self.root, pair))
                 self.parents[high] = low  # The lowest unit is the root, so that FIXED stays a root.
@@ -85,10 +86,12 @@ class Units:
         after: dict[int, set[int]] = {}
         before: dict[int, set[int]] = {}
         for axis in (*self.computed, *self.bounded):
+            # Repeated units of a flattened axis count once. FIXED at both ends marks the borders.
             order = [unit for unit, _ in groupby([FIXED, *self.roots(axis).tolist(), FIXED])]
             for one, following in pairwise(order):
                 after.setdefault(one, set()).add(following)
                 before.setdefault(following, set()).add(one)
+        # A link is kept only if it is unique in both directions.
         links = {
             one: following
             for one, (following, *others) in ((unit, [*units]) for unit, units in after.items())
@@ -131,5 +134,6 @@ class Kept:
 
     def ranges(self, axis: Axis) -> tuple[Range, ...]:
         """The indices of `axis` that are kept, as ranges in ascending order."""
+        # Edges between kept and dropped indices come in pairs of start and stop.
         edges = np.flatnonzero(np.diff(self.units[axis], prepend=False, append=False))
         return tuple((start, stop) for start, stop in edges.reshape(-1, 2).tolist())

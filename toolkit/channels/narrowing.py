@@ -54,6 +54,7 @@ def narrow(captured: Captured, ratio: Fraction, spec: str) -> Narrowed:
         if not requirement.is_met(kept):
             raise _untracked(requirement, spec)
     check_smaller(tracked, kept, ratio, spec)
+    # All requirements are met, so that the graphs can be edited now.
     for edit in tracked.edits:
         edit(kept)
     ranges = {
@@ -120,6 +121,7 @@ def rebuilt(graph: GraphModule, tensors: dict[str, Tensor], captured: Captured) 
         name: tensors[name] if name in tensors else attribute(graph, name)
         for name in attributes_read(graph)
     }
+    # Recording again checks the edited graph and computes all shapes.
     return record_current_mode(
         GraphModule(root, graph.graph), captured.sample_shape, captured.sample_dtype
     )

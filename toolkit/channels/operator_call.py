@@ -131,6 +131,7 @@ class Step:
 
         def sizes(kept: Kept) -> list[Any]:
             return [
+                # -1 keeps its meaning, and a node computes its size itself.
                 kept.count(axis) if isinstance(size, int) and size >= 0 else size
                 for size, axis in zip(given, axes, strict=True)
             ]

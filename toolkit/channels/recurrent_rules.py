@@ -27,6 +27,7 @@ def recurrent(step: Step) -> Value:
     for number in range(layers):
         join_cell(step, tensors[size * number : size * (number + 1)], inputs, hidden)
         if (number + 1) % directions == 0:
+            # The next layer reads the outputs of both directions.
             inputs = np.concatenate([hidden] * directions)
     name = name_of(step.argument("params")[0], step.node)
     step.tracked.layers[name] = Layer(x[-1], inputs)
@@ -47,6 +48,7 @@ def join_cell(step: Step, tensors: list[Axes], inputs: Axis, hidden: Axis) -> No
     (rows, columns), (_, own), *_ = tensors
     step.units.join(columns, inputs)
     step.units.join(own, hidden)
+    # Weights of all gates are stacked, gate after gate.
     gates = np.tile(hidden, len(rows) // len(hidden))
     for axes in tensors:
         step.units.join(axes[0], gates)

@@ -93,6 +93,8 @@ def spread_over(step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]) -
     if any(size % OPEN_SIZE == 0 for size in before):
         return None
     shape = [size if place == channels else 1 for place, size in enumerate(before)]
+    # The units of the channel axis, repeated to the full shape and then reshaped as the tensor is.
+    # An axis of the result determines the channel if the units do not depend on the other axes.
     alone = step.units.roots(axes[channels]).reshape(shape)
     full = np.broadcast_to(alone, before).reshape(sizes)
     for place in range(len(sizes)):

@@ -55,6 +55,7 @@ def convolution(step: Step) -> Value:
 def depthwise(step: Step, inputs: Axis, weight: Axes, transposed: bool) -> Axis:
     """Output channels of a convolution that processes every channel separately."""
     multiplier = step.sizes()[1] // len(inputs)
+    # Each input channel makes `multiplier` neighbouring output channels.
     outputs = np.repeat(inputs, multiplier)
     step.units.join(weight[0], inputs if transposed else outputs)
     step.units.pin(weight[1])
@@ -115,6 +116,7 @@ def group_norm(step: Step) -> Value:
         step.units.bound(member)
 
     def check(kept: Kept) -> bool:
+        # torch requires groups of equal size.
         return len({kept.count(member) for member in members}) == 1
 
     step.require(check, "its groups would keep unequal numbers of channels")

@@ -43,6 +43,7 @@ class TensorizedConvolution(nn.Module):
     def margin(self, padding: str | tuple[int, ...], axis: int) -> tuple[int, int]:
         """Padding before and after the values along the spatial `axis`."""
         if isinstance(padding, str):
+            # As torch does for padding="same": an odd rest goes to the end.
             total = self.dilation[axis] * (self.kernel[axis] - 1) if padding == "same" else 0
             return total // 2, total - total // 2
         return padding[axis], padding[axis]
@@ -62,6 +63,7 @@ class TensorizedConvolution(nn.Module):
                 [value[axis] if n == axis else 1 for n in range(len(kernels))]
                 for value in (self.stride, self.dilation)
             )
+            # One group for each channel: the kernel is applied to every channel separately.
             x = convolve(self.padded(x, axis), weight, None, stride, 0, dilation, weight.shape[0])
         return convolve(x, outer.reshape(*outer.shape, *points), self.bias, groups=self.groups)
 

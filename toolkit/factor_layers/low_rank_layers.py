@@ -45,6 +45,7 @@ def factor_weights(
         for group, matrix in enumerate(groups_of(weight, groups))
     ]
     us, vs = zip(*pairs, strict=True)
+    # The SVD cannot give more components than the matrix has.
     rank = us[0].shape[1]
     kernel, columns = weight.shape[2:], weight.shape[3:]
     per_group = weight.shape[0] // groups

@@ -74,9 +74,11 @@ def cp_decompose(weight: Tensor, rank: int) -> list[Tensor]:
     """
     if weight.dim() == 2:
         columns, rows = truncated_svd(weight.T, min(rank, *weight.shape))
+        # Components beyond the rank of the matrix are zero.
         pad = rank - rows.shape[1]
         return [torch.nn.functional.pad(side, (0, pad)) for side in (rows, columns)]
     target = weight.detach().double()
+    # The leading vectors of each unfolding are a better start than random factors.
     start = [leading_vectors(target, mode, rank) for mode in range(target.dim())]
     return balance(als(target, start, FIRST_SWEEPS))
 
@@ -127,6 +129,7 @@ def als(target: Tensor, factors: Sequence[Tensor], sweeps: int) -> list[Tensor]:
         # all of these without composing [[A]].
         inner = float((products * factors[-1]).sum())
         squared = energy - 2 * inner + float(torch.stack(grams).prod(0).sum())
+        # Rounding may make the squared error slightly negative.
         last, fit = fit, math.sqrt(max(squared, 0) / max(energy, 1e-60))
         if last - fit <= LEAST_GAIN * fit:
             break

@@ -76,6 +76,7 @@ class Factorizer:
         width = min(matrix.shape) if self.exact else width_for(matrix, rank)
         known = self._last.get((name, width))
         if known is None or not torch.equal(known.matrix, matrix):
+            # A copy, as the caller may change the weights in place.
             known = self._last[name, width] = decompose(matrix.clone(), width, known)
         return known.u[:, :rank], known.v[:, :rank]
 
@@ -86,6 +87,7 @@ def width_for(matrix: Tensor, rank: int) -> int:
     widths = (round(share * columns) for share in RANK_SHARES)
     full = min(rows, columns)
     width = next((width for width in widths if width >= rank), full)
+    # Where the iteration would not be faster, the exact SVD serves all ranks at once.
     return full if full < LEAST_SIDE or width > LARGEST_SHARE * full else width
 
 

@@ -86,6 +86,7 @@ def sketch(matrix: Tensor, rank: int) -> Tensor:
     """
     rows, columns = matrix.shape
     width = min(rows, columns, rank + max(8, round(OVERSAMPLING * rank)))
+    # A fixed seed, so that equal weights give equal factors.
     generator = torch.Generator().manual_seed(0)
     place = torch.randperm(rows, generator=generator) % width
     sign = 1 - 2 * torch.randint(2, (rows, 1), generator=generator)
@@ -121,6 +122,7 @@ def leading(matrix: Tensor, rank: int, basis: Tensor | None = None) -> Leading |
         image = ahead @ basis
         gram = gram_matrix(image, dtype)
         values, rotation = spectrum(gram, len(history) > 1)
+        # Repeat the step in float64 if the spectrum turns out to decay too fast.
         if dtype == torch.float32 and not suits_float32(values, total):
             dtype = torch.float64
             gram = gram_matrix(image)
@@ -131,6 +133,8 @@ def leading(matrix: Tensor, rank: int, basis: Tensor | None = None) -> Leading |
             history.append(Captured(values.double().flip(0)[:rank], shift))
         if len(history) > 2 and converged(steps, history, total):
             near, far = balanced(image, basis, values[-rank:], rotation[:, -rank:])
+            # The loop alternates between the matrix and its transpose, so that the sides may be
+            # swapped.
             if ahead is matrix:
                 return Leading(near, far, basis)
             return Leading(far, near, orthonormal(image, gram))

@@ -44,11 +44,14 @@ def _read_form(module: str) -> SpecForm:
     found = importlib.util.find_spec(module)
     assert found is not None
     assert found.loader is not None
+    # Importing the module would import torch, which takes seconds. The form is a literal call, so
+    # that its source is enough.
     source = found.loader.get_source(module)  # type: ignore[attr-defined]
     for statement in ast.parse(source).body:
         match statement:
             case ast.Assign(targets=[ast.Name(id="FORM")], value=value):
                 expression = compile(ast.Expression(value), module, "eval")
+                # Only names of this module are available. The source is part of this package.
                 form: SpecForm = eval(expression, dict(USABLE_IN_FORMS))
                 return form
     raise ValueError(f"{module} has no FORM = SpecForm(...)")

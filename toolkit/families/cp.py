@@ -158,6 +158,7 @@ class CP:
             predicting = compressed(model, captured, ranks)
 
         def factors(weights: GlobalModel) -> dict[str, Tensor]:
+            # Averaged factors of the last round. A first round has none yet.
             kept = weights.kept.get(spec.head) or decompose(tensorized, weights)
             return {e.name: kept[e.name] for e in tensorized.factors}
 
@@ -202,6 +203,7 @@ class CP:
         """Fit the averaged factors to the new global weights by a few ALS sweeps."""
         new: dict[str, Tensor] = {}
         for name, modes in factors_of(factors, table).items():
+            # The averaged factors are close to the new weights, so that a few sweeps are enough.
             start = [modes[str(mode)] for mode in range(len(modes))]
             fitted = cp_refit(weights[name], start)
             new |= {factor_name(name, mode): value for mode, value in enumerate(fitted)}
@@ -213,6 +215,8 @@ def compressed(model: nn.Module, captured: Captured, ranks: Mapping[str, int]) -
     own = {
         layer.path("weight")
         for layer in weighted_layers(model, captured)
+        # Recurrent layers have no form that computes with CP factors; they predict with composed
+        # weights.
         if isinstance(layer.module, Convolution | nn.Linear) and not layer.obstacle
     }
     new = tensorized_model(model, {name: rank for name, rank in ranks.items() if name in own})

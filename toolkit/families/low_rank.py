@@ -123,6 +123,7 @@ def why_dense(layer: Layer, last: bool) -> str:
 def gains(layer: Layer, weight: str, rank: int) -> bool:
     """Whether factors of `rank` hold fewer numbers than the weight."""
     rows, columns = groups_of(getattr(layer.module, weight), layer.groups)[0].shape
+    # U has rank * rows numbers and V rank * columns.
     return rank * (rows + columns) < rows * columns
 
 
@@ -138,6 +139,7 @@ def greatest_ratio(layers: Sequence[Layer], layer_decisions: Sequence[LayerDecis
             size = outputs(layer.module)
             smaller = (any(gains(layer, w, r) for w in layer.weights()) for r in range(1, size + 1))
             ratios += [rank / size for rank, fits in enumerate(smaller, 1) if fits]
+    # Round down: rounding up could name a ratio that makes no layer smaller.
     return math.floor(max(ratios) * 1000) / 1000
 
 
@@ -159,6 +161,7 @@ def check_smaller(spec: Spec, rewritten: Rewritten, layers: Sequence[Layer]) -> 
 
 def factorized(model: nn.Module, ranks: Ranks) -> nn.Module:
     """A copy of `model` with the layers in `ranks` replaced by factorized ones."""
+    # The caller keeps its model.
     model = copy.deepcopy(model)
     for name, own in ranks.items():
         model.set_submodule(name, replacement(model.get_submodule(name), own))
@@ -177,6 +180,7 @@ def replacement(module: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
 
 def origin(layer: str, own: str) -> Origin:
     """What the tensor `own` of the factorized layer `layer` stands for."""
+    # The bias of `v` is the bias of the dense layer, not a factor.
     side, _, leaf = own.partition(".")
     factor = side if side in ("u", "v") and leaf != "bias" else None
     return Origin(join(layer, leaf), factor)

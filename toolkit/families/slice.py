@@ -60,6 +60,7 @@ class Slice(Stateless):
         captured = capture(model, sample_shape)
         cutter = Cutter(captured)
         if spec.inner is None:
+            # Without a second family no layer is exchanged.
             rewritten = Rewritten(model)
             cut = cut_as_asked(cutter, spec, training.batch_size, skip)
         else:

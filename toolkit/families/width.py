@@ -48,6 +48,7 @@ class Width(Stateless):
         # The decimal's exact value: in binary, 0.07 * 100 is above 7.
         narrowed = narrow(captured, Fraction(str(ratio)), str(spec))
         small, ranges = narrowed.captured, narrowed.ranges
+        # Only tensors that became smaller have ranges; the others stand for whole global tensors.
         entries = tuple(
             replace(entry, part=ranges.get(entry.name))
             for entry in (

@@ -78,6 +78,7 @@ def initial_step(tensorized: Tensorized) -> ProgramSignature:
 
     def function(feeds: Tensors) -> dict[str, Tensor]:
         centres = tensorized.composed(feeds)
+        # A clone, because an output must not be the same buffer as an input.
         return {f"{personal_name(name)}+": value.clone() for name, value in centres.items()}
 
     return ProgramSignature(

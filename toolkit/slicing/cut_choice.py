@@ -58,6 +58,8 @@ def cut_at_module(cutter: Cutter, spec: Spec) -> CutPoint:
             cut_points=names,
         )
     first = inside[0].module
+    # Several cut points may lie before one module. The last one leaves the fewest operators to
+    # train.
     return [p for p in inside if p.module == first][-1]
 
 
@@ -89,6 +91,8 @@ def cut_by_capacity(cutter: Cutter, spec: Spec, batch: int, load: Load) -> CutPo
     own = slice_load(cutter, batch)
     best = own(cutter.points[first])
     equal = [point for point in cutter.points if own(point) == best]
+    # Operators without parameters and activations, such as a pooling, can be on either side.
+    # Recording after a pooling takes less space.
     return min(equal, key=lambda point: (point.recorded, -point.place))
 
 

@@ -61,6 +61,7 @@ def slice_tensors(
     def read_from(group: Iterable[str]) -> Iterable[str]:
         return filter(set(group).__contains__, behind)
 
+    # Batch norms behind the cut train; those ahead of it only predict.
     statistics = rewritten.tensor_entries(
         captured, read_from(captured.buffers), statistics_role(training)
     )

@@ -65,6 +65,7 @@ def weighted_nodes(graph: GraphModule) -> Iterator[Node]:
 def sizes(node: Node, batch: int) -> list[int]:
     """The shape of the value of `node` for `batch` samples; the batch may be any axis."""
     return [
+        # The graph was recorded for any batch size, so that sizes may be expressions in its symbol.
         int(size.node.expr.subs(dict.fromkeys(size.node.expr.free_symbols, batch)))
         if isinstance(size, torch.SymInt)
         else size
@@ -84,6 +85,7 @@ def lstm_nodes(graph: GraphModule) -> Iterator[Node]:
 
 def recurrent_steps(node: Node) -> int:
     """How many steps the recurrent layer `node` takes along its input."""
+    # Positions in the signature of aten.lstm.input.
     source, batch_first = node.args[0], node.args[8]
     assert isinstance(source, Node)
     return int(source.meta["val"].shape[1 if batch_first else 0])
@@ -91,6 +93,7 @@ def recurrent_steps(node: Node) -> int:
 
 def lstm_states(node: Node) -> int:
     """Units of the LSTM `node` over all its layers and directions."""
+    # The initial states are (hidden, cell). The cell state has all units even with projections.
     cell = node.args[1][1]  # type: ignore[index]
     assert isinstance(cell, Node)
     layers, _, units = cell.meta["val"].shape
@@ -108,6 +111,7 @@ def activations(graph: GraphModule, batch: int) -> int:
 def macs(graph: GraphModule, batch: int) -> int:
     """Multiply-accumulates of one run of `graph` on `batch` samples, counted as for exports."""
     inputs = (node for node in graph.graph.nodes if node.op == "placeholder")
+    # The count depends on shapes only, so that zeros will do.
     vals = [(sizes(node, batch), node.meta["val"].dtype) for node in inputs]
     return macs_of(lambda: graph(*(torch.zeros(shape, dtype=dtype) for shape, dtype in vals)))
 

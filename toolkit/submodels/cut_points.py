@@ -62,6 +62,7 @@ def steps(graph: GraphModule) -> list[Node]:
     dependent = {start}
     ordered = []
     for node in graph.graph.nodes:
+        # Both sides compute the batch size themselves, so that it never crosses a cut.
         if is_batch(graph, node):
             continue
         if node.op in ("call_function", "call_method") and dependent & set(node.all_input_nodes):
@@ -90,8 +91,10 @@ def cut_points(graph: GraphModule) -> list[CutPoint]:
     spans = [(min(read), max(read)) for read in uses.values()]
     found = []
     for i, node in enumerate(ordered[:-1]):
+        # A value crosses the cut if it is computed before and used after it.
         crossing = [n for n, last in last_use.items() if last > i and place.get(n, -1) <= i]
         later = [w for w in weighted if w > i]
+        # A tensor that is first read before the cut and last read after it is shared.
         shared = any(first <= i < last for first, last in spans)
         useful = later and weighted[0] <= i and is_recordable(graph, node) and not shared
         if crossing == [node] and useful:
@@ -110,6 +113,8 @@ def tensor_uses(graph: GraphModule) -> dict[str, list[int]]:
         if node.op == "get_attr":
             behind[node] = {str(node.target)}
             continue
+        # A value computed from parameters alone, such as a transposed weight, counts as those
+        # parameters: the cut must not separate its uses either.
         read = set().union(*(behind.get(source, ()) for source in node.all_input_nodes))
         if node in place:
             for name in read:
@@ -142,11 +147,13 @@ def subgraph(graph: GraphModule, after: int, upto: int) -> GraphModule:
         if node.op in ("placeholder", "output") or node in skipped or node is source:
             continue
         if is_batch(graph, node):
+            # On this side of the cut the batch size is that of the recording.
             copies[node] = part.call_function(aten.sym_size.int, (copies[source], 0))
             copies[node].meta = dict(node.meta)
         elif node in wanted or node not in set(ordered):
             copies[node] = part.node_copy(node, lambda n: copies[n])
     part.output(copies[ordered[upto]])
+    # Parameters are found by name in the original graph module.
     cut = GraphModule(graph, part)
     part.eliminate_dead_code(is_impure_node=is_impure)
     cut.recompile()
@@ -181,6 +188,7 @@ class Cutter:
                 operator=str(writing.target),
                 module=module_of(writing),
             )
+        # Otherwise the subgraph up to the last operator would not end in the output.
         if output_node(captured.training) is not training[-1]:
             raise ModelError(
                 "The last operator of the model does not compute its output. It cannot be sliced; "
@@ -225,6 +233,7 @@ class Cutter:
         bounds = [-1]
         for place, following in zip(places, [*places[1:], None], strict=True):
             end = place if following is None else following
+            # Close the stage here if it would grow beyond the limit with the next stretch.
             if following is None or self.stage_load(self.frozen(bounds[-1], end), batch) > limit:
                 bounds.append(place)
         return [self.frozen(a, b) for a, b in pairwise(bounds)]

@@ -52,6 +52,7 @@ class GlobalModel:
 
     def save(self) -> bytes:
         """The safetensors file of this model. Equal weights give equal bytes."""
+        # safetensors refuses tensors that are not contiguous.
         flat = {name: value.detach().contiguous() for name, value in self.tensors.items()}
         for key, factors in self.kept.items():
             for name, value in factors.items():
@@ -99,6 +100,7 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
     tensors: dict[str, Tensor] = {}
     kept: dict[str, dict[str, Tensor]] = {}
     for name, value in flat.items():
+        # One such number would spread to the whole model in a round.
         if value.is_floating_point() and not torch.isfinite(value).all():
             raise InputError(
                 f"{origin}: the tensor {name!r} holds a number that is not finite.",
@@ -107,6 +109,7 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
                 tensor=name,
             )
         if name.startswith(KEPT):
+            # A tensor name may contain the bar, a key may not.
             key, bar, tensor = name.removeprefix(KEPT).partition("|")
             if not bar:
                 raise InputError(

@@ -24,6 +24,8 @@ class GraphEditor:
     def update_shape(self, node: Node) -> None:
         """Compute the shape of `node` from the shapes of its arguments."""
         assert callable(node.target)
+        # Fake tensors carry shapes without data. The dispatcher makes composite operators work on
+        # them.
         with self.mode, enable_python_dispatcher():
             node.meta["val"] = node.target(*map_arg(node.args, lambda n: n.meta["val"]))
 

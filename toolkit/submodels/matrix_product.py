@@ -42,6 +42,7 @@ class Product:
 
     def dense(self) -> Tensor:
         """The product in the shape of the dense tensor."""
+        # Multiply as two matrices, then bring the axes into the order of the dense tensor.
         u, v = self.matrices()
         sizes = [self.shape[axis] for axis in self.axes]
         return (u @ v).reshape(sizes).permute(inverse(self.axes))

@@ -71,6 +71,7 @@ def build(reference: str, seed: int) -> nn.Module:
             code="model.invalid-reference",
             model=reference,
         )
+    # Installed commands do not have the current folder on the path, unlike `python -m`.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -93,6 +94,7 @@ def build(reference: str, seed: int) -> nn.Module:
             module=module_name,
             callable=name,
         )
+    # Immediately before the builder, so that imports cannot consume random numbers.
     torch.manual_seed(seed)
     try:
         model = builder()
@@ -103,6 +105,7 @@ def build(reference: str, seed: int) -> nn.Module:
             model=reference,
         ) from error
     if not isinstance(model, nn.Module):
+        # A common mistake: the reference names a configuration or a state dict.
         kind = type(model).__name__
         article = "an" if kind[0].lower() in "aeiou" else "a"
         raise ModelError(

@@ -100,6 +100,7 @@ def one_step_submodel(
         penalty: A term to add to the loss, if any.
         layer_decisions: What became of each layer.
     """
+    # The order of the entries is the order of the inputs of every signature.
     parameters = [entry for entry in tensor_entries if entry.role == "parameter"]
     buffers = [entry for entry in tensor_entries if entry.role == "buffer"]
     frozen = [entry for entry in tensor_entries if entry.role == "frozen"]

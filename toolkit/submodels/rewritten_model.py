@@ -64,6 +64,7 @@ class Rewritten:
         self, weights: GlobalModel, entries: Iterable[TensorEntry]
     ) -> dict[str, Tensor]:
         """The value of each tensor in `entries`, from the global model `weights`."""
+        # Factors are computed together: those of one weight come from one decomposition.
         factors = self.factors(weights)
         return {
             e.name: factors[e.name] if e.name in factors else weights.tensors[str(e.stands_for)]

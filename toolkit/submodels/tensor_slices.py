@@ -45,6 +45,7 @@ class TensorSlice:
         """
         if all(len(ranges) == 1 for ranges in self.ranges):
             return tuple(slice(*ranges[0]) for ranges in self.ranges)
+        # Open index tensors broadcast against each other, as numpy.ix_ makes them.
         axes = [torch.cat([torch.arange(*ends) for ends in ranges]) for ranges in self.ranges]
         last = len(axes) - 1
         return tuple(axis.reshape(-1, *[1] * (last - n)) for n, axis in enumerate(axes))

@@ -60,12 +60,14 @@ class TrainingConfig:
     proximal: float = 0.0
 
     def __post_init__(self) -> None:
+        # A batch norm needs two samples to compute a variance.
         for name, lowest in (("batch_size", 2), ("epochs", 1)):
             value = getattr(self, name)
             if value < lowest:
                 raise invalid(name, value, f"at least {lowest}")
             if value > LARGEST_COUNT:
                 raise invalid(name, value, f"at most {LARGEST_COUNT:,}")
+        # Devices compute in float32, where a larger value would become infinite.
         for name in ("learning_rate", "momentum", "weight_decay", "proximal"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -78,6 +80,7 @@ class TrainingConfig:
             value = getattr(self, name)
             if value not in known:
                 raise invalid(name, value, "one of " + ", ".join(f'"{one}"' for one in known))
+        # From 1 on, the velocity would grow without bound.
         if self.momentum >= 1:
             raise invalid("momentum", self.momentum, "below 1")
         if self.optimizer == "nesterov" and self.momentum == 0:

@@ -60,6 +60,7 @@ def weighted_layers(model: nn.Module, captured: Captured) -> list[Layer]:
     for name, module in model.named_modules():
         own = [join(name, n) for n, _ in module.named_parameters(recurse=False)]
         if any(p.dim() > 1 for p in module.parameters(recurse=False)):
+            # The order of use differs from the order of registration in many models.
             first = min((order[n] for n in own if n in order), default=len(order))
             used = first < len(order)
             found.append((first, Layer(name, module, obstacle(module, used, shared & set(own)))))
@@ -78,6 +79,7 @@ def obstacle(module: nn.Module, used: bool, shared: set[str]) -> str:
         return "the model does not use it"
     if not any(p.requires_grad and p.dim() > 1 for p in module.parameters(recurse=False)):
         return "its weight is frozen (requires_grad=False)"
+    # A hook may depend on the type of the layer, and would be lost with it.
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         return "it has hooks"
     return "another module reads its weights" if shared else ""

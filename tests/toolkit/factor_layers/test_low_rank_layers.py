@@ -1,4 +1,4 @@
-"""Factorized layers are the layers whose weight is U V^T, whatever their geometry."""
+"""Factorized layers equal dense layers with the weight U V^T, for any geometry."""
 
 import copy
 

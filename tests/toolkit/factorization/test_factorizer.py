@@ -1,4 +1,4 @@
-"""The factorizer against numpy's SVD: error, repeatability, independence of what was asked."""
+"""The factorizer against numpy's SVD: error, repeatability, independence of earlier requests."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.training_config import TrainingConfig
 
 ROUNDING = 1e-5
-"""Of float32 factors, relative to the matrix's norm."""
+"""Rounding of float32 factors, relative to the norm of the matrix."""
 
 SPECTRA = {
     "power 1/4": lambda i: i**-0.25,
@@ -40,7 +40,7 @@ SPECTRA = {
 
 
 def random_matrix(rows: int, columns: int, seed: int) -> torch.Tensor:
-    """The flattest spectrum: a layer as it is initialised."""
+    """The flattest spectrum: a layer with initial weights."""
     return torch.from_numpy(np.random.default_rng(seed).normal(size=(rows, columns))).float()
 
 

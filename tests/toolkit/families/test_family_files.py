@@ -208,7 +208,7 @@ def test_slice_takes_any_family_that_exchanges_layers() -> None:
         assert isinstance(product, Product)
         torch.testing.assert_close(product.dense(), weight[:, :1] @ weight[:1])
     assert split(model, "outer", (6,), TrainingConfig()).counts.params > submodel.counts.params
-    smaller = split(model, "slice:0.5+outer", (6,), TrainingConfig(batch_size=4))
+    smaller = split(model, "slice:0.4+outer", (6,), TrainingConfig(batch_size=4))
     assert [d.layer for d in smaller.layer_decisions[1:]] == ["4"]
     with refused("spec.nothing-smaller", module="6"):
         split(model, "slice:6+outer", (6,), TrainingConfig(batch_size=4))
