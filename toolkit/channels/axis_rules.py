@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from toolkit.channels.channel_units import Axis, Kept, fixed
-from toolkit.channels.operator_call import Rule, Step, Value, is_fixed, untouched
+from toolkit.channels.channel_units import Axis, Kept, fixed_axis
+from toolkit.channels.operator_call import Rule, Step, Value, fixed_axes, is_fixed
 
 aten = torch.ops.aten
 
@@ -32,9 +32,9 @@ def expand(step: Step) -> Value:
     """Repeat axes of size 1. Later operands say which channels the new axes have."""
     (x,) = step.inputs()
     sizes = step.sizes()
-    axes = [fixed(1)] * (len(sizes) - len(x)) + list(x)
+    axes = [fixed_axis(1)] * (len(sizes) - len(x)) + list(x)
     grown = tuple(
-        axis if len(axis) == size else step.units.fresh(size)
+        axis if len(axis) == size else step.units.new_axis(size)
         for axis, size in zip(axes, sizes, strict=True)
     )
     step.resize("size", grown)
@@ -43,7 +43,7 @@ def expand(step: Step) -> Value:
 
 def filled(step: Step) -> Value:
     """A tensor filled with one number. Later operands say which channels its axes have."""
-    axes = tuple(map(step.units.fresh, step.sizes()))
+    axes = tuple(map(step.units.new_axis, step.sizes()))
     step.resize("size", axes)
     return axes
 
@@ -64,12 +64,12 @@ def split(step: Step) -> Value:
     """Split one axis into pieces. Each piece keeps its own share of channels."""
     (x,) = step.inputs()
     place = step.argument("dim") % len(x)
-    recorded = untouched(step.node.meta["val"])
+    recorded = fixed_axes(step.node.meta["val"])
     assert isinstance(recorded, list)
     bounds = np.cumsum([len(axes[place]) for axes in recorded])[:-1]
     pieces = np.split(x[place], bounds)
     for piece in pieces:
-        step.units.bound(piece)
+        step.units.add_boundary(piece)
 
     def apply(kept: Kept) -> None:
         if not kept.all(x[place]):
@@ -110,13 +110,13 @@ def pad(step: Step) -> Value:
         place, (left, right) = len(x) - 1 - number, amounts[2 * number : 2 * number + 2]
         # Padding that reflects or repeats values depends on which channels are neighbours.
         if constant and left >= 0 and right >= 0 and not is_fixed(x[place], step.units):
-            added = step.units.fresh(left), step.units.fresh(right)
+            added = step.units.new_axis(left), step.units.new_axis(right)
             axes[place] = np.concatenate([added[0], x[place], added[1]])
             margins += added
         else:
             if left or right:
                 step.require_all(x[place], "it pads them")
-                axes[place] = fixed(step.sizes()[place])
+                axes[place] = fixed_axis(step.sizes()[place])
             margins += [left, right]
     if constant:
         step.edit("pad", lambda kept: [m if isinstance(m, int) else kept.count(m) for m in margins])

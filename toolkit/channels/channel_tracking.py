@@ -14,9 +14,9 @@ from toolkit.channels.operator_call import (
     Step,
     TrackedChannels,
     Value,
+    fixed_axes,
     operator_name,
-    unknown,
-    untouched,
+    require_unchanged,
 )
 
 RULES: dict[str, Rule] = {
@@ -37,7 +37,8 @@ def track_channels(captured: Captured) -> TrackedChannels:
     """
     units = Units()
     tensors = {
-        name: tuple(units.fresh(size) for size in captured.shape(name)) for name in captured.tensors
+        name: tuple(units.new_axis(size) for size in captured.shape(name))
+        for name in captured.tensors
     }
     tracked = TrackedChannels(units, tensors)
     # Both graphs run the same layers, so that they share the units of parameters. An operator may
@@ -62,17 +63,17 @@ def _track_graph(graph: GraphModule, tracked: TrackedChannels) -> None:
         elif node.op == "call_function":
             known[node] = rule_of(node)(step)
         else:
-            known[node] = untouched(node.meta.get("val"))
+            known[node] = fixed_axes(node.meta.get("val"))
 
 
 def rule_of(node: Node) -> Rule:
     """The rule for the operator that `node` calls."""
     if not isinstance(node.target, torch._ops.OpOverload):
-        return axis_rules.getitem if node.target is operator.getitem else unknown
+        return axis_rules.getitem if node.target is operator.getitem else require_unchanged
     name = operator_name(node)
     # torch tags most elementwise operators, which then need no rule each.
     if torch.Tag.pointwise in node.target.tags:
         return plain_rules.pointwise
     if SPATIAL.fullmatch(name):
         return plain_rules.spatial
-    return RULES.get(name, unknown)
+    return RULES.get(name, require_unchanged)

@@ -26,7 +26,7 @@ Range = tuple[int, int]
 """[start, stop)."""
 
 
-def fixed(size: int) -> Axis:
+def fixed_axis(size: int) -> Axis:
     """An axis of which no index is dropped."""
     return np.broadcast_to(np.int64(FIXED), (size,))
 
@@ -39,7 +39,7 @@ class Units:
         self.computed: list[Axis] = []
         self.bounded: list[Axis] = []
 
-    def fresh(self, size: int) -> Axis:
+    def new_axis(self, size: int) -> Axis:
         """An axis of new units."""
         first = len(self.parents)
         self.parents.extend(range(first, first + size))
@@ -55,13 +55,13 @@ class Units:
 
     def pin(self, axis: Axis) -> None:
         """Never drop any index of `axis`."""
-        self.join(axis, fixed(len(axis)))
+        self.join(axis, fixed_axis(len(axis)))
 
-    def compute(self, axis: Axis) -> None:
+    def add_computed(self, axis: Axis) -> None:
         """Note that a layer computes the channels `axis`, in this order. They may be dropped."""
         self.computed.append(axis)
 
-    def bound(self, axis: Axis) -> None:
+    def add_boundary(self, axis: Axis) -> None:
         """Note that channels inside and outside of `axis` are counted separately."""
         self.bounded.append(axis)
 

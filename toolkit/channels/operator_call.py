@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from exporters.programs.recorded_graph import module_of
-from toolkit.channels.channel_units import FIXED, Axes, Axis, Kept, Units, fixed
+from toolkit.channels.channel_units import FIXED, Axes, Axis, Kept, Units, fixed_axis
 
 OPEN_SIZE = 10_007
 """Stands for the batch size. As a large prime, it hardly divides any product of other sizes."""
@@ -159,10 +159,10 @@ def name_of(weight: object, node: Node) -> str:
 
 def shape_of(value: Tensor) -> tuple[int, ...]:
     """Shape of a recorded tensor, with OPEN_SIZE in place of the batch size."""
-    return tuple(number(size) for size in value.shape)
+    return tuple(size_of(size) for size in value.shape)
 
 
-def number(size: int | torch.SymInt) -> int:
+def size_of(size: int | torch.SymInt) -> int:
     """A size as a number, with OPEN_SIZE in place of the batch size."""
     if isinstance(size, int):
         return size
@@ -170,25 +170,25 @@ def number(size: int | torch.SymInt) -> int:
     return int(expression.subs(dict.fromkeys(expression.free_symbols, OPEN_SIZE)))
 
 
-def untouched(value: object) -> Value:
+def fixed_axes(value: object) -> Value:
     """Axes of which no index is dropped, for one or more recorded tensors."""
     if isinstance(value, Tensor):
-        return tuple(map(fixed, shape_of(value)))
+        return tuple(map(fixed_axis, shape_of(value)))
     if isinstance(value, list | tuple):
-        return [axes for v in value if isinstance(axes := untouched(v), tuple)]
+        return [axes for v in value if isinstance(axes := fixed_axes(v), tuple)]
     return None
 
 
-def unknown(step: Step) -> Value:
+def require_unchanged(step: Step) -> Value:
     """The rule for all other operators: they require that all channels of their inputs are kept."""
     for node in step.node.all_input_nodes:
         for axis in step.of(node):
             if node.op == "get_attr":
                 # The operator has weights of its own (as an LSTM with projections), whose channels
                 # would otherwise not count as computed and could not be refused.
-                step.units.compute(axis)
+                step.units.add_computed(axis)
             step.require_all(axis, "no rule describes what it does with channels")
-    return untouched(step.node.meta.get("val"))
+    return fixed_axes(step.node.meta.get("val"))
 
 
 def is_fixed(axis: Axis, units: Units) -> bool:

@@ -1,7 +1,7 @@
 """Rules for operators without weights that keep channels in their axis, or require all."""
 
-from toolkit.channels.channel_units import Axes, Axis, fixed
-from toolkit.channels.operator_call import Rule, Step, Value, untouched
+from toolkit.channels.channel_units import Axes, Axis, fixed_axis
+from toolkit.channels.operator_call import Rule, Step, Value, fixed_axes
 
 SAME = (
     *("hardswish", "hardswish_", "log_sigmoid", "dropout", "feature_dropout", "alpha_dropout"),
@@ -17,17 +17,17 @@ def pointwise(step: Step) -> Value:
     inputs = step.inputs()
     rank = max(map(len, inputs), default=0)
     return tuple(
-        merged_axes(step, [a[place] for a in inputs if -place <= len(a)])
+        unite_axes(step, [a[place] for a in inputs if -place <= len(a)])
         for place in range(-rank, 0)
     )
 
 
-def same(step: Step) -> Value:
+def same_axes(step: Step) -> Value:
     """The result has the axes of the first operand."""
     return step.inputs()[0]
 
 
-def merged_axes(step: Step, axes: list[Axis]) -> Axis:
+def unite_axes(step: Step, axes: list[Axis]) -> Axis:
     """Unite one axis of several operands; axes of size 1 are broadcast."""
     size = max(map(len, axes))
     first, *others = [axis for axis in axes if len(axis) == size]
@@ -42,11 +42,11 @@ def reduction(step: Step) -> Value:
     over = step.argument("dim") if step.takes("dim") else None
     reduced = {place % len(x) for place in over or range(len(x))}
     if step.takes("keepdim") and step.argument("keepdim"):
-        return tuple(fixed(1) if place in reduced else axis for place, axis in enumerate(x))
+        return tuple(fixed_axis(1) if place in reduced else axis for place, axis in enumerate(x))
     return tuple(axis for place, axis in enumerate(x) if place not in reduced)
 
 
-def along(step: Step) -> Value:
+def needs_whole_axis(step: Step) -> Value:
     """Softmax and the like: each element depends on the whole of one axis."""
     (x,) = step.inputs()
     step.require_all(x[step.argument("dim")], "it combines all of them")
@@ -63,7 +63,7 @@ def spatial(step: Step) -> Value:
     def resized(recorded: Axes) -> Axes:
         return (*x[:-last], *recorded[-last:])
 
-    results = untouched(step.node.meta["val"])
+    results = fixed_axes(step.node.meta["val"])
     return [*map(resized, results)] if isinstance(results, list) else resized(results or ())
 
 
@@ -73,7 +73,7 @@ def size(step: Step) -> Value:
     return None
 
 
-def take(step: Step) -> Value:
+def select_indices(step: Step) -> Value:
     """`slice` and `select`: some indices of one axis, which must be kept whole."""
     (x,) = step.inputs()
     place = step.argument("dim") % len(x)
@@ -84,14 +84,14 @@ def take(step: Step) -> Value:
     if sizes[place] == len(x[place]):
         return x
     step.require_all(x[place], "it selects some of them")
-    return (*x[:place], fixed(sizes[place]), *x[place + 1 :])
+    return (*x[:place], fixed_axis(sizes[place]), *x[place + 1 :])
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(SAME, same),
+    **dict.fromkeys(SAME, same_axes),
     **dict.fromkeys(REDUCTIONS, reduction),
-    **dict.fromkeys(ALONG, along),
+    **dict.fromkeys(ALONG, needs_whole_axis),
     "sym_size": size,
-    "slice": take,
-    "select": take,
+    "slice": select_indices,
+    "select": select_indices,
 }

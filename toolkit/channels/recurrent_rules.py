@@ -3,7 +3,7 @@
 import numpy as np
 
 from toolkit.channels.channel_units import Axes, Axis
-from toolkit.channels.operator_call import Layer, Rule, Step, Value, name_of, unknown
+from toolkit.channels.operator_call import Layer, Rule, Step, Value, name_of, require_unchanged
 
 
 def recurrent(step: Step) -> Value:
@@ -17,10 +17,10 @@ def recurrent(step: Step) -> Value:
     layers = step.argument("num_layers") * directions
     size = len(tensors) // layers
     if size != (4 if step.argument("has_biases") else 2):
-        return unknown(step)  # An LSTM with projections has more tensors.
+        return require_unchanged(step)  # An LSTM with projections has more tensors.
     states = [list(axes) for axes in map(step.of, initial_states(step))]
     hidden = states[0][-1]
-    step.units.compute(hidden)
+    step.units.add_computed(hidden)
     for state in states:
         step.units.join(state[-1], hidden)
     inputs = x[-1]

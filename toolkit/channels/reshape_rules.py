@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from toolkit.channels.channel_units import Axes, Axis, fixed
-from toolkit.channels.operator_call import OPEN_SIZE, Rule, Step, Value, is_fixed, unknown
+from toolkit.channels.channel_units import Axes, Axis, fixed_axis
+from toolkit.channels.operator_call import OPEN_SIZE, Rule, Step, Value, is_fixed, require_unchanged
 
 aten = torch.ops.aten
 
@@ -17,12 +17,12 @@ def reshape(step: Step) -> Value:
     x, after = step.axes("self"), step.sizes()
     before = tuple(map(len, x))
     if math.prod(before) != math.prod(after) or 0 in before:
-        return unknown(step)
+        return require_unchanged(step)
     axes: list[Axis] = []
-    for sources, sizes in blocks(before, after):
-        axes += regrouped(step, x[sources], sizes)
+    for sources, sizes in matching_blocks(before, after):
+        axes += regroup(step, x[sources], sizes)
     if step.node.target in SIZED:
-        step.resize(SIZED[step.node.target], resized(step, axes))
+        step.resize(SIZED[step.node.target], resized_axes(step, axes))
     return tuple(axes)
 
 
@@ -43,7 +43,7 @@ SIZED = {
 }
 
 
-def resized(step: Step, axes: Sequence[Axis]) -> Sequence[Axis]:
+def resized_axes(step: Step, axes: Sequence[Axis]) -> Sequence[Axis]:
     """The axes whose sizes are in the arguments of the operator."""
     if step.node.target is not aten.unflatten.int:
         return axes
@@ -52,7 +52,9 @@ def resized(step: Step, axes: Sequence[Axis]) -> Sequence[Axis]:
     return axes[first : first + len(step.argument("sizes"))]
 
 
-def blocks(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[slice, tuple[int, ...]]]:
+def matching_blocks(
+    before: tuple[int, ...], after: tuple[int, ...]
+) -> list[tuple[slice, tuple[int, ...]]]:
     """The smallest groups of axes that a reshape turns into each other.
 
     For each group: the indices of its axes before, and its sizes after.
@@ -70,21 +72,23 @@ def blocks(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[slice,
     return found
 
 
-def regrouped(step: Step, axes: Axes, sizes: tuple[int, ...]) -> list[Axis]:
+def regroup(step: Step, axes: Axes, sizes: tuple[int, ...]) -> list[Axis]:
     """Axes of the given sizes that hold the elements of `axes` in the same order."""
     if len(axes) == 1 and len(sizes) == 1:
         return list(axes)
-    reason = f"it turns axes of {written(map(len, axes))} into {written(sizes)}"
+    reason = f"it turns axes of {format_sizes(map(len, axes))} into {format_sizes(sizes)}"
     free = [place for place, axis in enumerate(axes) if not is_fixed(axis, step.units)]
     long = [place for place in free if len(axes[place]) > 1]
-    spread = spread_over(step, axes, long[0], sizes) if len(long) == 1 else None
+    spread = trace_channels(step, axes, long[0], sizes) if len(long) == 1 else None
     for place in free:
         if spread is None or place not in long:
             step.require_all(axes[place], reason)
-    return spread or [fixed(size) for size in sizes]
+    return spread or [fixed_axis(size) for size in sizes]
 
 
-def spread_over(step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]) -> list[Axis] | None:
+def trace_channels(
+    step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]
+) -> list[Axis] | None:
     """Axes of the given sizes, of which one alone determines the channel, as axis `channels` did.
 
     None if there is no such axis, or if the batch size would have to change with the channels.
@@ -101,13 +105,13 @@ def spread_over(step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]) -
         others = tuple(i for i in range(len(sizes)) if i != place)
         alone = full.min(axis=others, keepdims=True)
         if np.array_equal(np.broadcast_to(alone, full.shape), full):
-            result = [fixed(size) for size in sizes]
+            result = [fixed_axis(size) for size in sizes]
             result[place] = alone.reshape(-1)
             return result
     return None
 
 
-def written(sizes: Iterable[int]) -> str:
+def format_sizes(sizes: Iterable[int]) -> str:
     """Sizes in words, for messages."""
     return " x ".join("batch" if size == OPEN_SIZE else str(size) for size in sizes)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from toolkit.channels.channel_units import Axes, Axis, Kept, fixed
+from toolkit.channels.channel_units import Axes, Axis, Kept, fixed_axis
 from toolkit.channels.operator_call import Layer, Rule, Step, Value, name_of
 
 
@@ -22,7 +22,7 @@ def linear(step: Step) -> Value:
     """(..., i) and weight (o, i) -> (..., o)."""
     x, (outputs, inputs) = step.axes("input"), step.axes("weight")
     step.units.join(x[-1], inputs)
-    step.units.compute(outputs)
+    step.units.add_computed(outputs)
     join_bias(step, outputs)
     note_layer(step, inputs, outputs)
     return (*x[:-1], outputs)
@@ -42,14 +42,14 @@ def convolution(step: Step) -> Value:
     if groups == 1:
         outputs, taken = (weight[1], weight[0]) if transposed else (weight[0], weight[1])
         step.units.join(inputs, taken)
-        step.units.compute(outputs)
+        step.units.add_computed(outputs)
     elif groups == len(inputs):
         outputs = depthwise(step, inputs, weight, transposed)
     else:
         outputs = grouped(step, inputs)
     join_bias(step, outputs)
     note_layer(step, inputs, outputs)
-    return (x[0], outputs, *map(fixed, step.sizes()[2:]))
+    return (x[0], outputs, *map(fixed_axis, step.sizes()[2:]))
 
 
 def depthwise(step: Step, inputs: Axis, weight: Axes, transposed: bool) -> Axis:
@@ -65,8 +65,8 @@ def depthwise(step: Step, inputs: Axis, weight: Axes, transposed: bool) -> Axis:
 
 def grouped(step: Step, inputs: Axis) -> Axis:
     """Require all channels of a convolution in groups of several channels."""
-    outputs = step.units.fresh(step.sizes()[1])
-    step.units.compute(outputs)
+    outputs = step.units.new_axis(step.sizes()[1])
+    step.units.add_computed(outputs)
     groups = step.argument("groups")
     for axis in (inputs, outputs):
         step.require_all(axis, f"it processes {len(inputs)} channels in {groups} groups")
@@ -77,7 +77,7 @@ def embedding(step: Step) -> Value:
     """Weight (entries, o) and indices (...) -> (..., o)."""
     entries, outputs = step.axes("weight")
     step.units.pin(entries)
-    step.units.compute(outputs)
+    step.units.add_computed(outputs)
     note_layer(step, None, outputs)
     return (*step.axes("indices"), outputs)
 
@@ -113,7 +113,7 @@ def group_norm(step: Step) -> Value:
         return x
     members = np.split(channels, groups)
     for member in members:
-        step.units.bound(member)
+        step.units.add_boundary(member)
 
     def check(kept: Kept) -> bool:
         # torch requires groups of equal size.

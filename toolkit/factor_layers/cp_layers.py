@@ -54,24 +54,24 @@ class TensorizedConvolution(nn.Module):
         points = [1] * len(kernels)
         convolve = torch.conv1d if len(kernels) == 1 else torch.conv2d
         x = convolve(
-            x, self.every_group(inner).reshape(-1, len(inner), *points), groups=self.groups
+            x, self.repeat_for_groups(inner).reshape(-1, len(inner), *points), groups=self.groups
         )
         for axis, factor in enumerate(kernels):
             sizes = [len(factor) if n == axis else 1 for n in range(len(kernels))]
-            weight = self.every_group(factor).reshape(-1, 1, *sizes)
+            weight = self.repeat_for_groups(factor).reshape(-1, 1, *sizes)
             stride, dilation = (
                 [value[axis] if n == axis else 1 for n in range(len(kernels))]
                 for value in (self.stride, self.dilation)
             )
             # One group for each channel: the kernel is applied to every channel separately.
-            x = convolve(self.padded(x, axis), weight, None, stride, 0, dilation, weight.shape[0])
+            x = convolve(self.pad_axis(x, axis), weight, None, stride, 0, dilation, weight.shape[0])
         return convolve(x, outer.reshape(*outer.shape, *points), self.bias, groups=self.groups)
 
-    def every_group(self, factor: Tensor) -> Tensor:
+    def repeat_for_groups(self, factor: Tensor) -> Tensor:
         """Repeat a factor for every group: (I_n, R) becomes (groups * R, I_n)."""
         return factor.T.repeat(self.groups, 1)
 
-    def padded(self, x: Tensor, axis: int) -> Tensor:
+    def pad_axis(self, x: Tensor, axis: int) -> Tensor:
         """Pad `x` along the spatial `axis` only."""
         if not any(self.margins[axis]):
             return x
@@ -96,7 +96,7 @@ class TensorizedLinear(nn.Module):
         return linear(linear(x, inner.T), outer, self.bias)
 
 
-def tensorized(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
+def with_cp_factors(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
     """A copy of `model` in which some convolutions and linear layers compute with CP factors.
 
     Args:

@@ -20,7 +20,7 @@ from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.weighted_layers import Convolution, copy_settings
 
 
-def groups_of(weight: Tensor, groups: int) -> tuple[Tensor, ...]:
+def unroll_groups(weight: Tensor, groups: int) -> tuple[Tensor, ...]:
     """The matrices W_g of `weight`."""
     return tuple(unroll(part) for part in weight.chunk(groups))
 
@@ -42,7 +42,7 @@ def factor_weights(
     """
     pairs = [
         factorizer.truncated(f"{name}/{group}", matrix, rank)
-        for group, matrix in enumerate(groups_of(weight, groups))
+        for group, matrix in enumerate(unroll_groups(weight, groups))
     ]
     us, vs = zip(*pairs, strict=True)
     # The SVD cannot give more components than the matrix has.
@@ -69,7 +69,7 @@ def factor_matrices(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return left, right.reshape(groups, -1, rank)
 
 
-def aligned(u: Tensor, v: Tensor) -> Product | Tensor:
+def compose_weight(u: Tensor, v: Tensor) -> Product | Tensor:
     """Model shape alignment, FedHM eq. 1: U V^T in the layout of the dense weight.
 
     Args:
@@ -84,13 +84,13 @@ def aligned(u: Tensor, v: Tensor) -> Product | Tensor:
     """
     groups = factor_matrices(u, v)[0].shape[0]
     if groups == 1:
-        return product(u, v)
+        return compose_group(u, v)
     pairs = zip(u.chunk(groups), v.chunk(groups), strict=True)
-    return torch.cat([product(a, b).dense() for a, b in pairs])
+    return torch.cat([compose_group(a, b).dense() for a, b in pairs])
 
 
-def product(u: Tensor, v: Tensor) -> Product:
-    """U V^T of one group in the layout of the dense weight; see `aligned`."""
+def compose_group(u: Tensor, v: Tensor) -> Product:
+    """U V^T of one group in the layout of the dense weight; see `compose_weight`."""
     if u.dim() == 2:
         return Product(v, u, shape=(v.shape[0], u.shape[1]), axes=(0, 1))
     rows, columns = u.shape[:3], v.shape[3:]
@@ -106,11 +106,11 @@ def product(u: Tensor, v: Tensor) -> Product:
 
 def composed_weight(layer: nn.Module) -> Tensor:
     """The dense weight, for models that read it from the layer, as nn.TransformerEncoder does."""
-    found = aligned(layer.u.weight, layer.v.weight)  # type: ignore[arg-type, union-attr]
+    found = compose_weight(layer.u.weight, layer.v.weight)  # type: ignore[arg-type, union-attr]
     return found.dense() if isinstance(found, Product) else found
 
 
-def own_bias(layer: nn.Module) -> Tensor | None:
+def bias_of_v(layer: nn.Module) -> Tensor | None:
     """The bias of the layer, which is the bias of `v`."""
     return layer.v.bias  # type: ignore[return-value, union-attr]
 
@@ -122,14 +122,14 @@ class FactorizedConvolution(nn.Module):
     """
 
     weight = property(composed_weight)
-    bias = property(own_bias)
+    bias = property(bias_of_v)
 
     def __init__(self, dense: Convolution, rank: int) -> None:
         super().__init__()
         copy_settings(self, dense)
         inner = rank * dense.groups
-        self.u = one_axis(dense, 0, dense.in_channels, inner, bias=False)
-        self.v = one_axis(dense, 1, inner, dense.out_channels, bias=False)
+        self.u = convolution_along_axis(dense, 0, dense.in_channels, inner, bias=False)
+        self.v = convolution_along_axis(dense, 1, inner, dense.out_channels, bias=False)
         self.v.register_parameter("bias", bias_of(dense))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,7 +142,9 @@ def bias_of(dense: Convolution | nn.Linear) -> nn.Parameter | None:
     return dict(dense.named_parameters(recurse=False)).get("bias")
 
 
-def one_axis(dense: Convolution, axis: int, inputs: int, outputs: int, bias: bool) -> nn.Module:
+def convolution_along_axis(
+    dense: Convolution, axis: int, inputs: int, outputs: int, bias: bool
+) -> nn.Module:
     """A convolution with the kernel of `dense` along one spatial axis and kernel size 1 elsewhere.
 
     Stride, padding and dilation also apply to that axis only.
@@ -171,7 +173,7 @@ class FactorizedLinear(nn.Module):
     """A linear layer `u` to `rank` features, then a linear layer `v`."""
 
     weight = property(composed_weight)
-    bias = property(own_bias)
+    bias = property(bias_of_v)
 
     def __init__(self, dense: nn.Linear, rank: int) -> None:
         super().__init__()

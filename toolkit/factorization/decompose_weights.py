@@ -123,7 +123,7 @@ def als(target: Tensor, factors: Sequence[Tensor], sweeps: int) -> list[Tensor]:
     for _ in range(sweeps):
         for mode, products in enumerate(products_by_mode(target, factors)):
             gram = torch.stack(grams[:mode] + grams[mode + 1 :]).prod(0)
-            factors[mode] = least_squares(gram, products)
+            factors[mode] = solve_factor(gram, products)
             grams[mode] = factors[mode].T @ factors[mode]
         # ||X - [[A]]||^2 = ||X||^2 - 2 <X, [[A]]> + ||[[A]]||^2. The last mode of the sweep gives
         # all of these without composing [[A]].
@@ -148,7 +148,7 @@ def products_by_mode(target: Tensor, factors: Sequence[Tensor]) -> Iterator[Tens
     partial = (unfolded.T @ factors[0]).reshape(*target.shape[1:], -1)
     for mode in range(1, len(factors)):
         yield contract_later(partial, factors[mode + 1 :])
-        partial = (partial * expand(factors[mode], partial)).sum(0)
+        partial = (partial * reshape_to_broadcast(factors[mode], partial)).sum(0)
 
 
 def contract_later(partial: Tensor, later: Sequence[Tensor]) -> Tensor:
@@ -158,13 +158,13 @@ def contract_later(partial: Tensor, later: Sequence[Tensor]) -> Tensor:
     return partial
 
 
-def expand(factor: Tensor, partial: Tensor) -> Tensor:
+def reshape_to_broadcast(factor: Tensor, partial: Tensor) -> Tensor:
     """Reshape (I_n, R) to (I_n, 1, ..., 1, R), which can be multiplied with (I_n, ..., I_N, R)."""
     size, rank = factor.shape
     return factor.reshape(size, *[1] * (partial.dim() - 2), rank)
 
 
-def least_squares(gram: Tensor, products: Tensor) -> Tensor:
+def solve_factor(gram: Tensor, products: Tensor) -> Tensor:
     """The factor (I_n, R) whose product with `gram` (R, R) is `products` (I_n, R)."""
     # Nearly collinear components make the Gram matrix singular. The ridge keeps it solvable.
     gram.diagonal().add_(RIDGE * gram.diagonal().mean())

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from toolkit.factorization.decompose_weights import truncated_svd
-from toolkit.factorization.subspace_iteration import leading
+from toolkit.factorization.subspace_iteration import leading_components
 
 RANK_SHARES = (1 / 6, 1 / 3)
 """The ranks that are computed, as shares of the columns.
@@ -95,7 +95,7 @@ def decompose(matrix: Tensor, width: int, last: Known | None) -> Known:
     """The `width` leading components of `matrix`; starts from those of `last` if it is similar."""
     if width < min(matrix.shape):
         warm = last.basis if last and has_changed_little(matrix, last.matrix) else None
-        found = leading(matrix, width, warm)
+        found = leading_components(matrix, width, warm)
         if found:
             return Known(matrix, *found)
     return Known(matrix, *truncated_svd(matrix, width), None)

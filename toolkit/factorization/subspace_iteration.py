@@ -66,7 +66,7 @@ class Leading(NamedTuple):
     basis: Tensor
 
 
-class Captured(NamedTuple):
+class StepRecord(NamedTuple):
     """What one basis captures of the matrix, and the step that followed.
 
     Attributes:
@@ -91,10 +91,10 @@ def sketch(matrix: Tensor, rank: int) -> Tensor:
     place = torch.randperm(rows, generator=generator) % width
     sign = 1 - 2 * torch.randint(2, (rows, 1), generator=generator)
     sums = torch.zeros(width, columns).index_add_(0, place, sign * matrix)
-    return spanned(matrix.T @ (matrix @ sums.T))
+    return orthonormal_basis(matrix.T @ (matrix @ sums.T))
 
 
-def leading(matrix: Tensor, rank: int, basis: Tensor | None = None) -> Leading | None:
+def leading_components(matrix: Tensor, rank: int, basis: Tensor | None = None) -> Leading | None:
     """The leading components of a matrix, by subspace iteration.
 
     Half-steps Q <- orth(A P) and P <- orth(A^T Q) alternate. ||A P||^2 is the energy that the basis
@@ -116,7 +116,7 @@ def leading(matrix: Tensor, rank: int, basis: Tensor | None = None) -> Leading |
     may_leap = basis is None
     steps = 0 if basis is not None else SKETCH_STEPS
     basis = sketch(matrix, rank) if basis is None else basis
-    history: list[Captured] = []
+    history: list[StepRecord] = []
     dtype = torch.float32
     for _ in range(MOST_STEPS):
         image = ahead @ basis
@@ -130,26 +130,26 @@ def leading(matrix: Tensor, rank: int, basis: Tensor | None = None) -> Leading |
         shift = SHIFT * float(values[0]) if may_leap and dtype == torch.float32 else None
         # The gain of the first step from a given basis says little about the convergence.
         if steps > 0:
-            history.append(Captured(values.double().flip(0)[:rank], shift))
+            history.append(StepRecord(values.double().flip(0)[:rank], shift))
         if len(history) > 2 and converged(steps, history, total):
-            near, far = balanced(image, basis, values[-rank:], rotation[:, -rank:])
+            near, far = balanced_factors(image, basis, values[-rank:], rotation[:, -rank:])
             # The loop alternates between the matrix and its transpose, so that the sides may be
             # swapped.
             if ahead is matrix:
                 return Leading(near, far, basis)
-            return Leading(far, near, orthonormal(image, gram))
+            return Leading(far, near, orthonormalize(image, gram))
         if shift is None:
-            basis = orthonormal(image, gram)
+            basis = orthonormalize(image, gram)
             ahead, back = back, ahead
             steps += 1
         else:
-            basis = spanned(torch.addmm(basis, back, image, beta=-shift))
+            basis = orthonormal_basis(torch.addmm(basis, back, image, beta=-shift))
             steps += LEAP_STEPS
         may_leap = False
     return None
 
 
-def converged(steps: int, history: Sequence[Captured], total: float) -> bool:
+def converged(steps: int, history: Sequence[StepRecord], total: float) -> bool:
     """Whether every truncation is within the tolerance of the best one, by two estimates.
 
     Without a gap in the spectrum the error falls as a power of the steps, for random matrices as
@@ -205,17 +205,17 @@ def spectrum(gram: Tensor, vectors: bool) -> tuple[Tensor, Tensor]:
     return torch.linalg.eigvalsh(gram), gram[:, :0]
 
 
-def spanned(block: Tensor) -> Tensor:
+def orthonormal_basis(block: Tensor) -> Tensor:
     """An orthonormal basis (m, k) of the columns of `block`."""
     gram = gram_matrix(block, torch.float32)
     pivots = torch.linalg.cholesky_ex(gram).L.diagonal()
     # Written with `not`, so that a NaN of a failed factorization counts as dependent too.
     if not float(pivots.min()) > RESOLVED * float(pivots.max()):
         gram = gram_matrix(block)
-    return orthonormal(block, gram)
+    return orthonormalize(block, gram)
 
 
-def orthonormal(block: Tensor, gram: Tensor) -> Tensor:
+def orthonormalize(block: Tensor, gram: Tensor) -> Tensor:
     """An orthonormal basis (m, k) of the columns of `block`, whose Gram matrix is `gram`.
 
     Cholesky-QR is many times faster than Householder-QR, which is used for dependent columns only.
@@ -233,7 +233,7 @@ def orthonormal(block: Tensor, gram: Tensor) -> Tensor:
     return basis
 
 
-def balanced(
+def balanced_factors(
     image: Tensor, basis: Tensor, energies: Tensor, rotation: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Factors of image basis^T, largest component first, both scaled alike.

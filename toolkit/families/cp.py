@@ -17,9 +17,9 @@ from exporters.programs.capture import capture, record
 from exporters.programs.captured import Captured
 from exporters.programs.optimizers import Adam
 from profiles.errors import SpecError
-from toolkit.factor_layers.cp_layers import tensorized as tensorized_model
+from toolkit.factor_layers.cp_layers import with_cp_factors
 from toolkit.factorization.decompose_weights import compose, cp_decompose, cp_rank, cp_refit
-from toolkit.personal.bilevel_training import BiLevel, bi_level
+from toolkit.personal.bilevel_training import BiLevelSettings, bilevel_submodel
 from toolkit.personal.tensorized_model import Tensorized, factor_name
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.rewritten_model import refuse_if_unusable
@@ -104,7 +104,7 @@ def choose_ranks(
         )
     for name, rank in ranks.items():
         shape = captured.shape(name)
-        if rank > greatest_rank(shape):
+        if rank > highest_rank(shape):
             raise SpecError(
                 f"{str(spec)!r} gives {name!r} the rank {rank}, which is higher than the rank of "
                 f"any tensor of shape {shape}. "
@@ -119,7 +119,7 @@ def choose_ranks(
     return ranks, layer_decisions
 
 
-def greatest_rank(shape: tuple[int, ...]) -> int:
+def highest_rank(shape: tuple[int, ...]) -> int:
     """An upper bound on the CP rank of any tensor of `shape`.
 
     With one component for each fibre of the longest mode, every tensor is exact.
@@ -129,7 +129,7 @@ def greatest_rank(shape: tuple[int, ...]) -> int:
 
 def lowest_rate(shape: tuple[int, ...]) -> float:
     """The compression rate that gives a weight of `shape` its greatest rank."""
-    return math.prod(shape) / (greatest_rank(shape) * sum(shape))
+    return math.prod(shape) / (highest_rank(shape) * sum(shape))
 
 
 def highest_rate(shape: tuple[int, ...]) -> float:
@@ -155,21 +155,21 @@ class CP:
         ranks, layer_decisions = choose_ranks(model, captured, spec)
         tensorized = Tensorized(captured, ranks)
         with refuse_if_unusable(spec, layer_decisions):
-            predicting = compressed(model, captured, ranks)
+            predicting = record_with_factors(model, captured, ranks)
 
         def factors(weights: GlobalModel) -> dict[str, Tensor]:
             # Averaged factors of the last round. A first round has none yet.
-            kept = weights.kept.get(spec.head) or decompose(tensorized, weights)
+            kept = weights.kept.get(spec.head) or first_factors(tensorized, weights)
             return {e.name: kept[e.name] for e in tensorized.factors}
 
-        settings = BiLevel(
+        settings = BiLevelSettings(
             penalty=FORM.number(spec, "penalty", PENALTY),
             personal_steps=FORM.whole_number(spec, "personal-steps", PERSONAL_STEPS),
             local_steps=FORM.whole_number(spec, "factor-steps", FACTOR_STEPS),
             rate=FORM.number(spec, "factor-rate", FACTOR_RATE),
             optimizer=Adam(),
         )
-        return bi_level(
+        return bilevel_submodel(
             spec,
             captured,
             tensorized,
@@ -210,7 +210,9 @@ class CP:
         return new
 
 
-def compressed(model: nn.Module, captured: Captured, ranks: Mapping[str, int]) -> GraphModule:
+def record_with_factors(
+    model: nn.Module, captured: Captured, ranks: Mapping[str, int]
+) -> GraphModule:
     """The model as it predicts, with factors in place of every weight that can be replaced."""
     own = {
         layer.path("weight")
@@ -219,11 +221,11 @@ def compressed(model: nn.Module, captured: Captured, ranks: Mapping[str, int]) -
         # weights.
         if isinstance(layer.module, Convolution | nn.Linear) and not layer.obstacle
     }
-    new = tensorized_model(model, {name: rank for name, rank in ranks.items() if name in own})
+    new = with_cp_factors(model, {name: rank for name, rank in ranks.items() if name in own})
     return record(new, captured.sample_shape, captured.sample_dtype, training=False)
 
 
-def decompose(tensorized: Tensorized, weights: GlobalModel) -> dict[str, Tensor]:
+def first_factors(tensorized: Tensorized, weights: GlobalModel) -> dict[str, Tensor]:
     """The first factors, for a global model that holds no factors yet."""
     return {
         factor_name(name, mode): value

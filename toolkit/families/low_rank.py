@@ -21,10 +21,10 @@ from toolkit.factor_layers.low_rank_layers import (
     FactorizedConvolution,
     FactorizedLinear,
     FactorizedRecurrence,
-    aligned,
+    compose_weight,
     factor_matrices,
     factor_weights,
-    groups_of,
+    unroll_groups,
 )
 from toolkit.submodels.family import Stateless
 from toolkit.submodels.global_model import GlobalModel
@@ -41,7 +41,7 @@ from toolkit.submodels.submodel import (
     recover_dense,
 )
 from toolkit.submodels.training_config import TrainingConfig
-from toolkit.submodels.weighted_layers import Convolution, Layer, join, weighted_layers
+from toolkit.submodels.weighted_layers import Convolution, Layer, tensor_path, weighted_layers
 
 DECAY = 1e-4
 """Default Frobenius decay, FedHM's weight decay (Table 4)."""
@@ -86,8 +86,8 @@ def choose_ranks(
             reason = "the first layer" if keep == 1 else f"one of the first {keep} layers"
         if not reason and ratio == 1:
             reason = "rank ratio 1 is the layer itself"
-        rank = max(1, math.floor(ratio * outputs(layer.module) + 0.5)) if not reason else 0
-        fitting = {w: rank for w in layer.weights() if rank and gains(layer, w, rank)}
+        rank = max(1, math.floor(ratio * largest_rank(layer.module) + 0.5)) if not reason else 0
+        fitting = {w: rank for w in layer.weights() if rank and saves_numbers(layer, w, rank)}
         if fitting:
             ranks[layer.name] = fitting
             layer_decisions.append(LayerDecision(layer.title, f"rank {rank}"))
@@ -97,7 +97,7 @@ def choose_ranks(
     return ranks, layer_decisions
 
 
-def outputs(module: nn.Module) -> int:
+def largest_rank(module: nn.Module) -> int:
     """What the rank ratio is relative to: see `choose_ranks`."""
     if isinstance(module, Convolution):
         return module.out_channels // module.groups
@@ -120,14 +120,14 @@ def why_dense(layer: Layer, last: bool) -> str:
     return layer.obstacle
 
 
-def gains(layer: Layer, weight: str, rank: int) -> bool:
+def saves_numbers(layer: Layer, weight: str, rank: int) -> bool:
     """Whether factors of `rank` hold fewer numbers than the weight."""
-    rows, columns = groups_of(getattr(layer.module, weight), layer.groups)[0].shape
+    rows, columns = unroll_groups(getattr(layer.module, weight), layer.groups)[0].shape
     # U has rank * rows numbers and V rank * columns.
     return rank * (rows + columns) < rows * columns
 
 
-def greatest_ratio(layers: Sequence[Layer], layer_decisions: Sequence[LayerDecision]) -> float:
+def highest_ratio(layers: Sequence[Layer], layer_decisions: Sequence[LayerDecision]) -> float:
     """The largest rank ratio that would make a layer smaller; 0 if none would.
 
     Only layers that stay dense because of their rank count.
@@ -136,8 +136,10 @@ def greatest_ratio(layers: Sequence[Layer], layer_decisions: Sequence[LayerDecis
     ratios = [0.0]
     for layer in layers:
         if layer.title in tried:
-            size = outputs(layer.module)
-            smaller = (any(gains(layer, w, r) for w in layer.weights()) for r in range(1, size + 1))
+            size = largest_rank(layer.module)
+            smaller = (
+                any(saves_numbers(layer, w, r) for w in layer.weights()) for r in range(1, size + 1)
+            )
             ratios += [rank / size for rank, fits in enumerate(smaller, 1) if fits]
     # Round down: rounding up could name a ratio that makes no layer smaller.
     return math.floor(max(ratios) * 1000) / 1000
@@ -151,7 +153,7 @@ def check_smaller(spec: Spec, rewritten: Rewritten, layers: Sequence[Layer]) -> 
     message = (
         f"{str(spec)!r}: no layer of this model gets smaller; {reasons(rewritten.layer_decisions)}."
     )
-    best = greatest_ratio(layers, rewritten.layer_decisions)
+    best = highest_ratio(layers, rewritten.layer_decisions)
     if best:
         message += f" Ratios up to {best:.3g} make one smaller."
     if "keep" not in spec.options and (first := choose_ranks(layers, ratio, 0)[0]):
@@ -159,16 +161,16 @@ def check_smaller(spec: Spec, rewritten: Rewritten, layers: Sequence[Layer]) -> 
     raise SpecError(message, code="spec.nothing-smaller", spec=str(spec), highest_ratio=best)
 
 
-def factorized(model: nn.Module, ranks: Ranks) -> nn.Module:
+def replace_layers(model: nn.Module, ranks: Ranks) -> nn.Module:
     """A copy of `model` with the layers in `ranks` replaced by factorized ones."""
     # The caller keeps its model.
     model = copy.deepcopy(model)
     for name, own in ranks.items():
-        model.set_submodule(name, replacement(model.get_submodule(name), own))
+        model.set_submodule(name, factorized_layer(model.get_submodule(name), own))
     return model
 
 
-def replacement(module: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
+def factorized_layer(module: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
     """The factorized layer for `module`."""
     if isinstance(module, nn.RNNBase):
         return FactorizedRecurrence(module, ranks)
@@ -178,12 +180,12 @@ def replacement(module: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
     return FactorizedConvolution(module, ranks["weight"])
 
 
-def origin(layer: str, own: str) -> Origin:
+def origin_of(layer: str, own: str) -> Origin:
     """What the tensor `own` of the factorized layer `layer` stands for."""
     # The bias of `v` is the bias of the dense layer, not a factor.
     side, _, leaf = own.partition(".")
     factor = side if side in ("u", "v") and leaf != "bias" else None
-    return Origin(join(layer, leaf), factor)
+    return Origin(tensor_path(layer, leaf), factor)
 
 
 class FrobeniusDecay:
@@ -241,9 +243,9 @@ class LowRank(Stateless):
         strength = FORM.number(spec, "decay", DECAY)
         layers = weighted_layers(model, captured)
         ranks, layer_decisions = choose_ranks(layers, self.strength(spec), keep, among)
-        new = factorized(model, ranks)
+        new = replace_layers(model, ranks)
         origins = {
-            join(layer, own): origin(layer, own)
+            tensor_path(layer, own): origin_of(layer, own)
             for layer in ranks
             for own in new.get_submodule(layer).state_dict()
         }
@@ -285,7 +287,7 @@ class LowRank(Stateless):
     ) -> Mapping[str, Tensor | Product]:
         """Model shape alignment, FedHM eq. 1: U V^T in the dense layer's shape."""
         factors = factors_of(tensors, table)
-        products = {name: aligned(sides["u"], sides["v"]) for name, sides in factors.items()}
+        products = {name: compose_weight(sides["u"], sides["v"]) for name, sides in factors.items()}
         return {**recover_dense(tensors, table), **products}
 
 

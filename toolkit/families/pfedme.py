@@ -8,7 +8,7 @@ from torch import nn
 
 from exporters.programs.capture import capture
 from exporters.programs.optimizers import SGD
-from toolkit.personal.bilevel_training import BiLevel, bi_level
+from toolkit.personal.bilevel_training import BiLevelSettings, bilevel_submodel
 from toolkit.personal.tensorized_model import Tensorized
 from toolkit.submodels.family import Stateless
 from toolkit.submodels.spec import Spec
@@ -54,14 +54,14 @@ class PFedMe(Stateless):
     ) -> Submodel:
         """See Family."""
         captured = capture(model, sample_shape)
-        settings = BiLevel(
+        settings = BiLevelSettings(
             penalty=FORM.number(spec, "penalty", PENALTY),
             personal_steps=FORM.whole_number(spec, "personal-steps", PERSONAL_STEPS),
             local_steps=1,
             rate=FORM.number(spec, "local-rate", LOCAL_RATE),
             optimizer=SGD(),
         )
-        return bi_level(
+        return bilevel_submodel(
             spec,
             captured,
             Tensorized(captured, {}),

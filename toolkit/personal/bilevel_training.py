@@ -33,17 +33,17 @@ from exporters.programs.training_signatures import (
     train_signature,
 )
 from toolkit.personal.tensorized_model import Tensorized, distance, personal_name
-from toolkit.submodels.capacity import Counts, activations, macs
+from toolkit.submodels.capacity import Counts, count_activations, count_macs
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.one_step_submodel import make_optimizer
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.submodel import LayerDecision, Submodel, count
+from toolkit.submodels.submodel import LayerDecision, Submodel, element_count
 from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
 from toolkit.submodels.training_config import TrainingConfig
 
 
 @dataclass(frozen=True)
-class BiLevel:
+class BiLevelSettings:
     """Settings of bi-level training.
 
     Attributes:
@@ -89,7 +89,7 @@ def initial_step(tensorized: Tensorized) -> ProgramSignature:
     )
 
 
-def local_step(name: str, tensorized: Tensorized, settings: BiLevel) -> ProgramSignature:
+def local_step(name: str, tensorized: Tensorized, settings: BiLevelSettings) -> ProgramSignature:
     """The signature of one step of the local model on lambda / 2 * ||theta - w||^2."""
     kept = settings.optimizer.state(tensorized.uploaded)
     written = (*tensorized.uploaded, *kept)
@@ -138,11 +138,11 @@ def local_prediction(
     )
 
 
-def bi_level(
+def bilevel_submodel(
     spec: Spec,
     captured: Captured,
     tensorized: Tensorized,
-    settings: BiLevel,
+    settings: BiLevelSettings,
     training: TrainingConfig,
     factors: Callable[[GlobalModel], dict[str, Tensor]],
     *,
@@ -238,16 +238,16 @@ def bi_level(
         own = {e.name: weights.tensors[e.name] for e in (*tensorized.dense, *buffers, *frozen)}
         return {**own, **factors(weights)}
 
-    shared = sum(count(e.shape) for e in tensorized.uploaded)
-    own = sum(count(e.shape) for e in tensorized.personal)
+    shared = sum(element_count(e.shape) for e in tensorized.uploaded)
+    own = sum(element_count(e.shape) for e in tensorized.personal)
     return Submodel(
         spec=spec,
         program=program,
         counts=Counts(
             params=own + shared,
-            activations=activations(captured.training, training.batch_size),
-            macs=macs(captured.training, training.batch_size),
-            exchanged=shared + sum(count(e.shape) for e in buffers),
+            activations=count_activations(captured.training, training.batch_size),
+            macs=count_macs(captured.training, training.batch_size),
+            exchanged=shared + sum(element_count(e.shape) for e in buffers),
         ),
         layer_decisions=tuple(layer_decisions),
         cut=cut,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule
 
 from toolkit.slicing.cut_choice import choose_cut, is_within
-from toolkit.slicing.time_cuts import time_cut
+from toolkit.slicing.time_cuts import cut_along_time
 from toolkit.submodels.cut_points import CutPoint, Cutter
 from toolkit.submodels.spec import Spec
 
@@ -35,7 +35,7 @@ def cut_as_asked(cutter: Cutter, spec: Spec, batch: int, skip: int) -> CutModel:
     """
     if not skip:
         return cut_at(cutter, choose_cut(cutter, spec, batch), batch)
-    cut = time_cut(cutter, lambda module: is_within(module, str(spec.size)), skip, str(spec))
+    cut = cut_along_time(cutter, lambda module: is_within(module, str(spec.size)), skip, str(spec))
     ahead = cutter.stages(cut.ahead, cutter.load(cut.trained, batch), batch)
     recorded = f"the first {skip} steps of {cut.module}"
     return CutModel(recorded, (*ahead, cut.record), cut.trained, cut.predicting)

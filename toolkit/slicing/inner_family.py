@@ -10,8 +10,14 @@ from exporters.programs.captured import Captured
 from profiles.errors import SpecError
 from toolkit.slicing.cut_choice import choose_cut
 from toolkit.slicing.cut_model import CutModel, cut_at
-from toolkit.submodels.capacity import activations, parameter_count
-from toolkit.submodels.cut_points import CutPoint, Cutter, steps, subgraph, tensors_read
+from toolkit.submodels.capacity import count_activations, count_parameters
+from toolkit.submodels.cut_points import (
+    CutPoint,
+    Cutter,
+    operators_on_samples,
+    subgraph,
+    tensors_read,
+)
 from toolkit.submodels.rewritten_model import Rewritten, reasons, refuse_if_unusable
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.weighted_layers import weighted_layers
@@ -83,6 +89,6 @@ class InnerFamily:
             graph = record(
                 rewritten.model, captured.sample_shape, captured.sample_dtype, training=True
             )
-        part = subgraph(graph, point.place, len(steps(graph)) - 1)
+        part = subgraph(graph, point.place, len(operators_on_samples(graph)) - 1)
         trained = {n: v for n, v in rewritten.model.named_parameters() if v.requires_grad}
-        return parameter_count(part, trained) + activations(part, self.batch)
+        return count_parameters(part, trained) + count_activations(part, self.batch)

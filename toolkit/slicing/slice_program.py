@@ -16,7 +16,7 @@ from exporters.programs.training_signatures import (
     train_signature,
 )
 from toolkit.slicing.cut_model import CutModel
-from toolkit.submodels.capacity import Counts, activations, macs
+from toolkit.submodels.capacity import Counts, count_activations, count_macs
 from toolkit.submodels.cut_points import tensors_read
 from toolkit.submodels.one_step_submodel import make_optimizer, training_instruction
 from toolkit.submodels.rewritten_model import Rewritten
@@ -149,7 +149,7 @@ def count_slice(
     trained = sum(captured.parameters[entry.name].numel() for entry in tensors.parameters)
     return Counts(
         params=trained,
-        activations=activations(cut.trained, training.batch_size),
-        macs=macs(cut.trained, training.batch_size),
+        activations=count_activations(cut.trained, training.batch_size),
+        macs=count_macs(cut.trained, training.batch_size),
         exchanged=trained + sum(captured.buffers[entry.name].numel() for entry in tensors.buffers),
     )

@@ -18,8 +18,8 @@ from torch.fx import GraphModule, Node
 from exporters.programs.recorded_graph import input_node, is_impure, module_of
 from exporters.recurrence.lstm_recording import lstm_shapes_only
 from profiles.errors import SpecError
-from toolkit.submodels.capacity import elements, lstm_nodes, recurrent_steps
-from toolkit.submodels.cut_points import Cutter, is_recordable, steps
+from toolkit.submodels.capacity import count_elements, lstm_nodes, recurrent_steps
+from toolkit.submodels.cut_points import Cutter, is_recordable, operators_on_samples
 from toolkit.submodels.graph_edit import GraphEditor
 
 aten = torch.ops.aten
@@ -48,7 +48,7 @@ class TimeCut:
     predicting: GraphModule
 
 
-def time_cut(cutter: Cutter, within: Callable[[str], bool], skip: int, spec: str) -> TimeCut:
+def cut_along_time(cutter: Cutter, within: Callable[[str], bool], skip: int, spec: str) -> TimeCut:
     """Cut one LSTM of a model after its first steps.
 
     Args:
@@ -73,15 +73,15 @@ def time_cut(cutter: Cutter, within: Callable[[str], bool], skip: int, spec: str
         )
     lstm = found[0]
     check_time_cut(cutter, lstm, skip, spec)
-    ordered = steps(graph)
+    ordered = operators_on_samples(graph)
     ahead = ordered.index(lstm.args[0]) if lstm.args[0] in ordered else -1  # type: ignore[arg-type]
     with lstm_shapes_only():
         return TimeCut(
             module=module_of(lstm),
             ahead=ahead,
-            record=recording(cutter.frozen(ahead, ordered.index(lstm)), skip),
-            trained=resumed(cutter.trained(ahead), skip),
-            predicting=resumed(cutter.predicting(ahead), skip),
+            record=make_recording_graph(cutter.frozen(ahead, ordered.index(lstm)), skip),
+            trained=make_resuming_graph(cutter.trained(ahead), skip),
+            predicting=make_resuming_graph(cutter.predicting(ahead), skip),
         )
 
 
@@ -113,7 +113,7 @@ def check_time_cut(cutter: Cutter, lstm: Node, skip: int, spec: str) -> None:
             option="skip",
             value=str(skip),
         )
-    if not crosses_alone(cutter, source, lstm):
+    if not is_only_value_needed(cutter, source, lstm):
         raise SpecError(
             f"{spec!r}: the model needs more than the input of the LSTM after the cut. Only a "
             "model in which nothing bypasses the LSTM can be cut along time.",
@@ -121,7 +121,7 @@ def check_time_cut(cutter: Cutter, lstm: Node, skip: int, spec: str) -> None:
             spec=spec,
         )
     for result in lstm.users:
-        if result.args[1] == 0 and not all(is_last(user) for user in result.users):
+        if result.args[1] == 0 and not all(selects_last_step(user) for user in result.users):
             raise SpecError(
                 f"{spec!r}: the model reads the output of the LSTM at every step. Only a model "
                 "that reads its last output or its states can be cut along time.",
@@ -130,10 +130,10 @@ def check_time_cut(cutter: Cutter, lstm: Node, skip: int, spec: str) -> None:
             )
 
 
-def crosses_alone(cutter: Cutter, source: Node, lstm: Node) -> bool:
+def is_only_value_needed(cutter: Cutter, source: Node, lstm: Node) -> bool:
     """Whether only `lstm` uses `source`, and no earlier value is needed from there on."""
     graph = cutter.captured.training
-    ordered = steps(graph)
+    ordered = operators_on_samples(graph)
     place = ordered.index(source) if source in ordered else -1
     earlier = {input_node(graph), *ordered[: place + 1]}
     return all(
@@ -144,25 +144,25 @@ def crosses_alone(cutter: Cutter, source: Node, lstm: Node) -> bool:
     )
 
 
-def is_last(node: Node) -> bool:
+def selects_last_step(node: Node) -> bool:
     """Whether `node` only selects the last step of (batch, steps, features)."""
     if node.target is aten.slice.Tensor and node.args[1] == 0:  # y[:, -1] starts with y[:].
-        return all(is_last(user) for user in node.users)
+        return all(selects_last_step(user) for user in node.users)
     return node.target is aten.select.int and tuple(node.args[1:]) == (1, -1)
 
 
-def recording(part: GraphModule, skip: int) -> GraphModule:
+def make_recording_graph(part: GraphModule, skip: int) -> GraphModule:
     """A graph from the input (batch, steps, features) of an LSTM to the recording (batch, n).
 
     `part` has that LSTM as its only operator; it is edited.
     """
     source, lstm = input_node(part), next(lstm_nodes(part))
-    layers, end = layers_of(lstm), recurrent_steps(lstm)
+    layers, end = layer_count(lstm), recurrent_steps(lstm)
     part.graph.erase_node(part.graph.find_nodes(op="output")[0])
     edit = GraphEditor(part.graph, source)
     with part.graph.inserting_before(lstm):
         first = edit.add(aten.slice.Tensor, source, 1, 0, skip)
-        begin = [edit.add(aten.slice.Tensor, state, 0, 0, layers) for state in states(lstm)]
+        begin = [edit.add(aten.slice.Tensor, state, 0, 0, layers) for state in initial_states(lstm)]
     parameters = lstm.args[2]
     assert isinstance(parameters, list | tuple)
     # The backward direction, the second half of the parameters, is not needed for the first steps.
@@ -172,24 +172,24 @@ def recording(part: GraphModule, skip: int) -> GraphModule:
     pieces = [edit.add(operator.getitem, lstm, place) for place in STATES]
     pieces = [edit.add(aten.transpose.int, piece, 0, 1) for piece in pieces]
     pieces.append(edit.add(aten.slice.Tensor, source, 1, skip, end))
-    rows = [edit.add(aten.reshape.default, p, [-1, elements(p, 1)]) for p in pieces]
+    rows = [edit.add(aten.reshape.default, p, [-1, count_elements(p, 1)]) for p in pieces]
     part.graph.output(edit.add(aten.cat.default, rows, 1))
-    return finished(part)
+    return clean_up(part)
 
 
-def resumed(part: GraphModule, skip: int) -> GraphModule:
+def make_resuming_graph(part: GraphModule, skip: int) -> GraphModule:
     """A graph from the recording to the output of `part`, which starts with an LSTM; edited."""
     source, lstm = input_node(part), next(lstm_nodes(part))
-    layers, remaining = layers_of(lstm), recurrent_steps(lstm) - skip
+    layers, remaining = layer_count(lstm), recurrent_steps(lstm) - skip
     features = int(source.meta["val"].shape[2])
-    widths = [layers * int(state.meta["val"].shape[2]) for state in states(lstm)]
+    widths = [layers * int(state.meta["val"].shape[2]) for state in initial_states(lstm)]
     bounds = [0, *accumulate((*widths, remaining * features))]
     edit = GraphEditor(part.graph, source)
     source.meta["val"] = edit.empty_rows(bounds[-1])
     with part.graph.inserting_before(lstm):
         *rows, inputs = (edit.add(aten.slice.Tensor, source, 1, a, b) for a, b in pairwise(bounds))
         begin = []
-        for row, state in zip(rows, states(lstm), strict=True):
+        for row, state in zip(rows, initial_states(lstm), strict=True):
             units = int(state.meta["val"].shape[2])
             stacked = edit.add(aten.reshape.default, row, [-1, layers, units])
             known = edit.add(aten.transpose.int, stacked, 0, 1)
@@ -203,10 +203,10 @@ def resumed(part: GraphModule, skip: int) -> GraphModule:
     for node in changed:
         edit.update_shape(node)
         changed += [user for user in node.users if user.target is aten.slice.Tensor]
-    return finished(part)
+    return clean_up(part)
 
 
-def finished(part: GraphModule) -> GraphModule:
+def clean_up(part: GraphModule) -> GraphModule:
     """`part` without operators that nothing reads any more."""
     part.graph.eliminate_dead_code(is_impure_node=is_impure)
     part.graph.lint()
@@ -214,14 +214,14 @@ def finished(part: GraphModule) -> GraphModule:
     return part
 
 
-def states(lstm: Node) -> list[Node]:
+def initial_states(lstm: Node) -> list[Node]:
     """The initial hidden and cell state of `lstm`: (layers * directions, batch, n)."""
     found = lstm.args[1]
     assert isinstance(found, list | tuple)
     return [state for state in found if isinstance(state, Node)]
 
 
-def layers_of(lstm: Node) -> int:
+def layer_count(lstm: Node) -> int:
     """How many layers `lstm` has."""
     assert isinstance(lstm.args[4], int)
     return lstm.args[4]

@@ -62,7 +62,7 @@ def weighted_nodes(graph: GraphModule) -> Iterator[Node]:
     return (node for node in graph.graph.nodes if node.target in WEIGHTED)
 
 
-def sizes(node: Node, batch: int) -> list[int]:
+def shape_for_batch(node: Node, batch: int) -> list[int]:
     """The shape of the value of `node` for `batch` samples; the batch may be any axis."""
     return [
         # The graph was recorded for any batch size, so that sizes may be expressions in its symbol.
@@ -73,9 +73,9 @@ def sizes(node: Node, batch: int) -> list[int]:
     ]
 
 
-def elements(node: Node, batch: int) -> int:
+def count_elements(node: Node, batch: int) -> int:
     """How many numbers the value of `node` holds for `batch` samples."""
-    return math.prod(sizes(node, batch))
+    return math.prod(shape_for_batch(node, batch))
 
 
 def lstm_nodes(graph: GraphModule) -> Iterator[Node]:
@@ -91,7 +91,7 @@ def recurrent_steps(node: Node) -> int:
     return int(source.meta["val"].shape[1 if batch_first else 0])
 
 
-def lstm_states(node: Node) -> int:
+def lstm_units(node: Node) -> int:
     """Units of the LSTM `node` over all its layers and directions."""
     # The initial states are (hidden, cell). The cell state has all units even with projections.
     cell = node.args[1][1]  # type: ignore[index]
@@ -100,22 +100,22 @@ def lstm_states(node: Node) -> int:
     return int(layers) * int(units)
 
 
-def activations(graph: GraphModule, batch: int) -> int:
+def count_activations(graph: GraphModule, batch: int) -> int:
     """Activations of all layers that count (see the module), for `batch` samples."""
-    layers = (elements(node, batch) for node in weighted_nodes(graph))
-    steps = (LSTM_VALUES * lstm_states(node) * recurrent_steps(node) for node in lstm_nodes(graph))
+    layers = (count_elements(node, batch) for node in weighted_nodes(graph))
+    steps = (LSTM_VALUES * lstm_units(node) * recurrent_steps(node) for node in lstm_nodes(graph))
     # A layer with one output for each sample does not count.
     return sum(size for size in layers if size > batch) + batch * sum(steps)
 
 
-def macs(graph: GraphModule, batch: int) -> int:
+def count_macs(graph: GraphModule, batch: int) -> int:
     """Multiply-accumulates of one run of `graph` on `batch` samples, counted as for exports."""
     inputs = (node for node in graph.graph.nodes if node.op == "placeholder")
     # The count depends on shapes only, so that zeros will do.
-    vals = [(sizes(node, batch), node.meta["val"].dtype) for node in inputs]
+    vals = [(shape_for_batch(node, batch), node.meta["val"].dtype) for node in inputs]
     return macs_of(lambda: graph(*(torch.zeros(shape, dtype=dtype) for shape, dtype in vals)))
 
 
-def parameter_count(graph: GraphModule, parameters: Mapping[str, torch.Tensor]) -> int:
+def count_parameters(graph: GraphModule, parameters: Mapping[str, torch.Tensor]) -> int:
     """How many numbers the `parameters` that `graph` reads hold."""
     return sum(parameters[n].numel() for n in attributes_read(graph) if n in parameters)

@@ -22,7 +22,7 @@ from exporters.programs.recorded_graph import (
     writes_in_place,
 )
 from profiles.errors import ModelError
-from toolkit.submodels.capacity import activations, elements, parameter_count
+from toolkit.submodels.capacity import count_activations, count_elements, count_parameters
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class CutPoint:
     """A place after which only one activation is needed.
 
     Attributes:
-        place: Index of the last operator before the cut, in the order of `steps`.
+        place: Index of the last operator before the cut, in the order of `operators_on_samples`.
         node: The operator whose value is needed.
         module: The first module with parameters after the cut. If the model reads a parameter
             outside of all modules first, the name of that parameter.
@@ -43,27 +43,27 @@ class CutPoint:
     @property
     def recorded(self) -> int:
         """How many numbers are recorded for one sample."""
-        return elements(self.node, 1)
+        return count_elements(self.node, 1)
 
 
 aten = torch.ops.aten
 
 
-def is_batch(graph: GraphModule, node: Node) -> bool:
+def is_batch_size(graph: GraphModule, node: Node) -> bool:
     """Whether `node` is the batch size, which both sides of a cut know without a recording."""
     if node.target is not aten.sym_size.int:
         return False
     return bool(node.meta["val"] == input_node(graph).meta["val"].shape[0])
 
 
-def steps(graph: GraphModule) -> list[Node]:
+def operators_on_samples(graph: GraphModule) -> list[Node]:
     """The operators that depend on the samples, in order of execution."""
     start = input_node(graph)
     dependent = {start}
     ordered = []
     for node in graph.graph.nodes:
         # Both sides compute the batch size themselves, so that it never crosses a cut.
-        if is_batch(graph, node):
+        if is_batch_size(graph, node):
             continue
         if node.op in ("call_function", "call_method") and dependent & set(node.all_input_nodes):
             dependent.add(node)
@@ -71,22 +71,23 @@ def steps(graph: GraphModule) -> list[Node]:
     return ordered
 
 
-def cut_points(graph: GraphModule) -> list[CutPoint]:
+def find_cut_points(graph: GraphModule) -> list[CutPoint]:
     """All useful cut points from the input to the output, without the two ends.
 
     A cut point is useful if parameters are read on both sides and one float tensor crosses, with
     the batch as its first axis. If both sides read the same tensor, that tensor would be frozen and
     trained at once; such cut points are left out.
     """
-    ordered = steps(graph)
+    ordered = operators_on_samples(graph)
     place = {node: i for i, node in enumerate(ordered)}
     last_use = {
         node: max(
-            (place.get(u, len(ordered)) for u in node.users if not is_batch(graph, u)), default=-1
+            (place.get(u, len(ordered)) for u in node.users if not is_batch_size(graph, u)),
+            default=-1,
         )
         for node in (input_node(graph), *ordered)
     }
-    uses = tensor_uses(graph)
+    uses = places_reading(graph)
     weighted = sorted({i for read in uses.values() for i in read})
     spans = [(min(read), max(read)) for read in uses.values()]
     found = []
@@ -104,9 +105,9 @@ def cut_points(graph: GraphModule) -> list[CutPoint]:
     return found
 
 
-def tensor_uses(graph: GraphModule) -> dict[str, list[int]]:
+def places_reading(graph: GraphModule) -> dict[str, list[int]]:
     """The places that read each tensor of the model, or a value computed from the tensor alone."""
-    place = {node: i for i, node in enumerate(steps(graph))}
+    place = {node: i for i, node in enumerate(operators_on_samples(graph))}
     behind: dict[Node, set[str]] = {}
     uses: dict[str, list[int]] = {}
     for node in graph.graph.nodes:
@@ -137,7 +138,7 @@ def subgraph(graph: GraphModule, after: int, upto: int) -> GraphModule:
 
     `after` is -1 to start from the samples.
     """
-    ordered = steps(graph)
+    ordered = operators_on_samples(graph)
     source = input_node(graph) if after < 0 else ordered[after]
     skipped, wanted = set(ordered[: after + 1]), set(ordered[: upto + 1])
     part = Graph()
@@ -146,7 +147,7 @@ def subgraph(graph: GraphModule, after: int, upto: int) -> GraphModule:
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "output") or node in skipped or node is source:
             continue
-        if is_batch(graph, node):
+        if is_batch_size(graph, node):
             # On this side of the cut the batch size is that of the recording.
             copies[node] = part.call_function(aten.sym_size.int, (copies[source], 0))
             copies[node].meta = dict(node.meta)
@@ -170,7 +171,10 @@ class Cutter:
         operator must compute the output.
         """
         self.captured = captured
-        training, inference = steps(captured.training), steps(captured.inference)
+        training, inference = (
+            operators_on_samples(captured.training),
+            operators_on_samples(captured.inference),
+        )
         if [n.target for n in training] != [n.target for n in inference]:
             raise ModelError(
                 "The model runs different operators in training and in prediction, so that a cut "
@@ -196,7 +200,7 @@ class Cutter:
                 code="model.cannot-slice",
             )
         self.end = len(training) - 1
-        self.points = cut_points(captured.training)
+        self.points = find_cut_points(captured.training)
 
     def trained(self, after: int) -> GraphModule:
         """The operators after place `after`, as they train."""
@@ -212,11 +216,11 @@ class Cutter:
 
     def load(self, part: GraphModule, batch: int) -> int:
         """Trained parameters plus activations of `part`, the numerator of its capacity."""
-        return parameter_count(part, self.captured.parameters) + activations(part, batch)
+        return count_parameters(part, self.captured.parameters) + count_activations(part, batch)
 
     def stage_load(self, stage: GraphModule, batch: int) -> int:
         """All parameters, also frozen ones, plus activations of `stage`."""
-        return parameter_count(stage, self.captured.frozen) + self.load(stage, batch)
+        return count_parameters(stage, self.captured.frozen) + self.load(stage, batch)
 
     def stages(self, upto: int, limit: int, batch: int) -> list[GraphModule]:
         """The operators up to place `upto`, in as few stages as possible.

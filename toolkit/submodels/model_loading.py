@@ -33,7 +33,7 @@ def load_model(reference: str, weights_file: str | Path | None = None, seed: int
         >>> load_model("toolkit.models:mnist_dnn").fc2
         Linear(in_features=100, out_features=10, bias=True)
     """
-    model = build(reference, seed)
+    model = build_model(reference, seed)
     if weights_file is not None:
         load_weights(model, weights_file)
     return model
@@ -47,7 +47,7 @@ def load_global(
     The global model includes the factors that the weights file holds. Arguments and errors are
     those of `load_model`.
     """
-    model = build(reference, seed)
+    model = build_model(reference, seed)
     if weights_file is None:
         return model, global_model.from_model(model)
     return model, load_weights(model, weights_file)
@@ -61,7 +61,7 @@ def load_weights(model: nn.Module, weights_file: str | Path) -> GlobalModel:
     return loaded
 
 
-def build(reference: str, seed: int) -> nn.Module:
+def build_model(reference: str, seed: int) -> nn.Module:
     """Build the model that `reference` names. Raises ModelError if it does not name one."""
     module_name, colon, name = reference.partition(":")
     if not (module_name and colon and name):

@@ -17,11 +17,11 @@ from exporters.programs.training_signatures import (
     forward_signature,
     train_signature,
 )
-from toolkit.submodels.capacity import Counts, activations, macs
+from toolkit.submodels.capacity import Counts, count_activations, count_macs
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.rewritten_model import Rewritten, refuse_if_unusable
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.submodel import LayerDecision, Submodel, count
+from toolkit.submodels.submodel import LayerDecision, Submodel, element_count
 from toolkit.submodels.tensor_entries import statistics_role
 from toolkit.submodels.training_config import TrainingConfig
 
@@ -130,10 +130,10 @@ def one_step_submodel(
         sample_limit=captured.sample_limit,
     )
     counts = Counts(
-        params=sum(count(entry.shape) for entry in parameters),
-        activations=activations(captured.training, training.batch_size),
-        macs=macs(captured.training, training.batch_size),
-        exchanged=sum(count(entry.shape) for entry in (*parameters, *buffers)),
+        params=sum(element_count(entry.shape) for entry in parameters),
+        activations=count_activations(captured.training, training.batch_size),
+        macs=count_macs(captured.training, training.batch_size),
+        exchanged=sum(element_count(entry.shape) for entry in (*parameters, *buffers)),
     )
     return Submodel(spec, program, counts, tuple(layer_decisions), cut)
 

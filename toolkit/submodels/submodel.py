@@ -58,7 +58,7 @@ class Submodel:
     def bytes(self) -> int:
         """Size of the tensors that the device receives, in bytes (float32)."""
         stored = (entry for entry in self.program.tensors if entry.stored)
-        return sum(4 * count(entry.shape) for entry in stored)
+        return sum(4 * element_count(entry.shape) for entry in stored)
 
 
 def recover_dense(tensors: Mapping[str, Tensor], table: Sequence[TensorEntry]) -> dict[str, Tensor]:
@@ -90,7 +90,7 @@ def factors_of(
     return groups
 
 
-def count(shape: Sequence[int]) -> int:
+def element_count(shape: Sequence[int]) -> int:
     """Numbers in a tensor of `shape`."""
     total = 1
     for size in shape:

@@ -39,7 +39,7 @@ class Layer:
 
     def path(self, own: str) -> str:
         """The name in the model of the tensor that the layer calls `own`."""
-        return join(self.name, own)
+        return tensor_path(self.name, own)
 
     def weights(self) -> Iterator[str]:
         """Names, within the module, of its trained parameters with two axes or more."""
@@ -47,7 +47,7 @@ class Layer:
         return (n for n, p in own if p.dim() > 1 and p.requires_grad)
 
 
-def join(layer: str, own: str) -> str:
+def tensor_path(layer: str, own: str) -> str:
     """The name in the model of the tensor that the module `layer` calls `own`."""
     return f"{layer}.{own}" if layer else own
 
@@ -58,16 +58,18 @@ def weighted_layers(model: nn.Module, captured: Captured) -> list[Layer]:
     shared = read_elsewhere(captured)
     found = []
     for name, module in model.named_modules():
-        own = [join(name, n) for n, _ in module.named_parameters(recurse=False)]
+        own = [tensor_path(name, n) for n, _ in module.named_parameters(recurse=False)]
         if any(p.dim() > 1 for p in module.parameters(recurse=False)):
             # The order of use differs from the order of registration in many models.
             first = min((order[n] for n in own if n in order), default=len(order))
             used = first < len(order)
-            found.append((first, Layer(name, module, obstacle(module, used, shared & set(own)))))
+            found.append(
+                (first, Layer(name, module, replacement_obstacle(module, used, shared & set(own))))
+            )
     return [layer for _, layer in sorted(found, key=lambda pair: pair[0])]
 
 
-def obstacle(module: nn.Module, used: bool, shared: set[str]) -> str:
+def replacement_obstacle(module: nn.Module, used: bool, shared: set[str]) -> str:
     """Why `module` cannot be replaced; `shared` are its tensors that other modules read."""
     # nn.MultiheadAttention reads the weight of its output layer without calling the layer.
     if type(module) is NonDynamicallyQuantizableLinear:

@@ -104,9 +104,9 @@ def counts(units: Units, ratio: str, *axes: Axis) -> list[int]:
 
 def test_a_concatenation_that_another_layer_is_added_to_keeps_its_pieces() -> None:
     units = Units()
-    one, other, both = map(units.fresh, (4, 6, 10))
+    one, other, both = map(units.new_axis, (4, 6, 10))
     for axis in (both, other, one):
-        units.compute(axis)
+        units.add_computed(axis)
     units.join(both[:4], one)
     units.join(both[4:], other)
     assert counts(units, "1/2", one, other, both) == [2, 3, 5]
@@ -115,20 +115,20 @@ def test_a_concatenation_that_another_layer_is_added_to_keeps_its_pieces() -> No
 
 def test_what_is_the_same_as_something_fixed_stays() -> None:
     units = Units()
-    axis = units.fresh(9)
-    units.compute(axis)
+    axis = units.new_axis(9)
+    units.add_computed(axis)
     units.pin(axis[3:5])
     assert units.kept(Fraction(1, 2)).ranges(axis) == ((0, 2), (3, 7))
 
 
 def test_what_no_layer_computes_stays() -> None:
     units = Units()
-    assert counts(units, "1/10", units.fresh(5)) == [5]
+    assert counts(units, "1/10", units.new_axis(5)) == [5]
 
 
 @pytest.mark.parametrize(("ratio", "left"), [("0.07", 7), ("0.071", 8), ("0.0001", 1), ("1", 100)])
 def test_the_leading_ones_are_kept_rounded_up(ratio: str, left: int) -> None:
     units = Units()
-    axis = units.fresh(100)
-    units.compute(axis)
+    axis = units.new_axis(100)
+    units.add_computed(axis)
     assert units.kept(Fraction(ratio)).ranges(axis) == ((0, left),)

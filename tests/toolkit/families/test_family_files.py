@@ -26,7 +26,7 @@ OUTER = '''
 import copy
 
 from exporters.programs.capture import capture
-from toolkit.factor_layers.low_rank_layers import FactorizedLinear, aligned
+from toolkit.factor_layers.low_rank_layers import FactorizedLinear, compose_weight
 from toolkit.submodels.family import Stateless
 from toolkit.submodels.one_step_submodel import rewritten_submodel
 from toolkit.submodels.rewritten_model import Origin, Rewritten
@@ -66,7 +66,7 @@ class Outer(Stateless):
         return rewritten_submodel(spec, rewritten, sample_shape, training)
 
     def recover(self, tensors, table, shapes):
-        products = {n: aligned(f["u"], f["v"]) for n, f in factors_of(tensors, table).items()}
+        products = {n: compose_weight(f["u"], f["v"]) for n, f in factors_of(tensors, table).items()}
         return {**recover_dense(tensors, table), **products}
 
 

@@ -14,8 +14,8 @@ import eager
 from edgetailor import TrainingConfig, split
 from refusals import refused
 from toolkit import inspection
-from toolkit.factor_layers.cp_layers import tensorized
-from toolkit.families.low_rank import replacement
+from toolkit.factor_layers.cp_layers import with_cp_factors
+from toolkit.families.low_rank import factorized_layer
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.submodel import Submodel
 from toolkit.submodels.training_config import Optimizer
@@ -293,10 +293,10 @@ def test_models_that_read_an_attribute_that_new_layers_lack(spec: str) -> None:
 @pytest.mark.parametrize("kind", ["Linear", "Conv1d", "Conv2d"])
 def test_factorized_layers_have_a_dense_weight(kind: str) -> None:
     dense = nn.Linear(6, 4) if kind == "Linear" else getattr(nn, kind)(6, 4, 3, groups=2)
-    low_rank = replacement(dense, {"weight": 2})
+    low_rank = factorized_layer(dense, {"weight": 2})
     assert low_rank.weight.shape == dense.weight.shape
     assert low_rank.bias is dense.bias
-    compressed = tensorized(nn.Sequential(dense), {"0.weight": 3})[0]
+    compressed = with_cp_factors(nn.Sequential(dense), {"0.weight": 3})[0]
     for factor in compressed.factors:
         nn.init.normal_(factor)
     dense.weight.data = compressed.weight.data
