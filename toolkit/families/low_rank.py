@@ -237,8 +237,8 @@ class LowRank(Stateless):
         among: Collection[str] | None = None,
     ) -> Rewritten:
         """See ExchangesLayers."""
-        # FedHM keeps the first layers dense. In a slice they are frozen in front of the cut, so
-        # that no layer behind it has to stay dense.
+        # FedHM keeps the first layers dense. In a slice they are frozen before the cut, so
+        # that no layer after it has to stay dense.
         keep = FORM.whole_number(spec, "keep", 1 if among is None else 0)
         strength = FORM.number(spec, "decay", DECAY)
         layers = weighted_layers(model, captured)

@@ -4,7 +4,7 @@ The device runs the input side once in inference mode, stage by stage, and write
 stage to disk (Algorithm 1). It then trains the rest on the last recording (Algorithm 2).
 
 `slice:lstm,skip=128` also records the first 128 steps of the LSTM called `lstm`. A stage then reads
-the same weights that are trained behind it. All stages run before training starts, so that they use
+the same weights that are trained after it. All stages run before training starts, so that they use
 the weights that the device received.
 
 A second family may exchange the layers of the slice: `slice:0.42+low-rank:0.25`.

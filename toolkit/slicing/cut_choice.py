@@ -13,7 +13,7 @@ from toolkit.submodels.spec_form import Number
 CAPACITY = Number("capacity", "slice:0.42", 1)
 
 Load = Callable[[CutPoint], int]
-"""Trained parameters plus activations of the slice behind a cut point."""
+"""Trained parameters plus activations of the slice after a cut point."""
 
 
 def choose_cut(cutter: Cutter, spec: Spec, batch: int, load: Load | None = None) -> CutPoint:

@@ -1,4 +1,4 @@
-"""A second family behind the cut: it exchanges the layers that the slice trains."""
+"""A second family after the cut: it exchanges the layers that the slice trains."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -47,12 +47,12 @@ class InnerFamily:
     may_keep_all: bool
 
     def cut(self) -> tuple[Rewritten, Captured, CutModel]:
-        """The model with exchanged layers behind the cut, its recording, and both sides of it.
+        """The model with exchanged layers after the cut, its recording, and both sides of it.
 
         Raises SpecError if the second family can exchange no layer of the slice.
         """
         point = choose_cut(self.cutter, self.spec, self.batch, self.load)
-        rewritten = self.rewritten_behind(point)
+        rewritten = self.rewritten_after(point)
         if not rewritten.origins and not self.may_keep_all:
             why = reasons(rewritten.layer_decisions)
             raise SpecError(
@@ -65,26 +65,26 @@ class InnerFamily:
         with refuse_if_unusable(self.spec, rewritten.layer_decisions):
             captured = capture(rewritten.model, self.cutter.captured.sample_shape)
         cutter = Cutter(captured)
-        # Layers are exchanged behind the cut only, so that the place counts the same operators.
+        # Layers are exchanged after the cut only, so that the place counts the same operators.
         same_point = next(p for p in cutter.points if p.place == point.place)
         cut = cut_at(cutter, same_point, self.batch)
         # An exchanged layer may be called otherwise inside; the user knows the original name.
         return rewritten, captured, replace(cut, recorded=f"ahead of {point.module}")
 
-    def rewritten_behind(self, point: CutPoint) -> Rewritten:
-        """The model with the layers behind `point` exchanged."""
+    def rewritten_after(self, point: CutPoint) -> Rewritten:
+        """The model with the layers after `point` exchanged."""
         captured = self.cutter.captured
         trained = set(tensors_read([self.cutter.trained(point.place)]))
-        behind = {
+        exchangeable = {
             layer.name
             for layer in weighted_layers(self.model, captured)
             if any(layer.path(weight) in trained for weight in layer.weights())
         }
-        return self.rewrite(captured, behind)
+        return self.rewrite(captured, exchangeable)
 
     def load(self, point: CutPoint) -> int:
-        """Trained parameters plus activations of the slice behind `point`, layers exchanged."""
-        rewritten, captured = self.rewritten_behind(point), self.cutter.captured
+        """Trained parameters plus activations of the slice after `point`, layers exchanged."""
+        rewritten, captured = self.rewritten_after(point), self.cutter.captured
         with refuse_if_unusable(self.spec, rewritten.layer_decisions):
             graph = record(
                 rewritten.model, captured.sample_shape, captured.sample_dtype, training=True

@@ -31,48 +31,50 @@ class SliceTensors:
 
     Attributes:
         parameters: Trained.
-        buffers: Running statistics behind the cut, updated by training.
-        fixed: Behind the cut, only read.
-        ahead: Read by the stages only.
+        buffers: Running statistics after the cut, updated by training.
+        fixed: After the cut, only read.
+        before_cut: Read by the stages only.
     """
 
     parameters: tuple[TensorEntry, ...]
     buffers: tuple[TensorEntry, ...]
     fixed: tuple[TensorEntry, ...]
-    ahead: tuple[TensorEntry, ...]
+    before_cut: tuple[TensorEntry, ...]
 
     @property
-    def behind(self) -> tuple[TensorEntry, ...]:
-        """What the trained part reads."""
+    def read_in_training(self) -> tuple[TensorEntry, ...]:
+        """All that the trained part reads."""
         return (*self.parameters, *self.buffers, *self.fixed)
 
     @property
     def received(self) -> tuple[TensorEntry, ...]:
         """All of them, in the order of the manifest."""
-        return (*self.ahead, *self.fixed, *self.parameters, *self.buffers)
+        return (*self.before_cut, *self.fixed, *self.parameters, *self.buffers)
 
 
 def slice_tensors(
     cut: CutModel, captured: Captured, rewritten: Rewritten, training: TrainingConfig
 ) -> SliceTensors:
     """The tensors of the slice `cut`, part of the recorded model `captured`."""
-    behind = tensors_read([cut.trained])
+    read_after = tensors_read([cut.trained])
 
     def read_from(group: Iterable[str]) -> Iterable[str]:
-        return filter(set(group).__contains__, behind)
+        return filter(set(group).__contains__, read_after)
 
-    # Batch norms behind the cut train; those ahead of it only predict.
+    # Batch norms after the cut train; those before it only predict.
     statistics = rewritten.tensor_entries(
         captured, read_from(captured.buffers), statistics_role(training)
     )
     frozen = rewritten.tensor_entries(captured, read_from(captured.frozen), "frozen")
-    # A time cut reads the LSTM's weights on both sides: they count as behind it, and are trained.
-    ahead = (n for n in tensors_read(cut.stages) if n not in behind and n in captured.tensors)
+    # A time cut reads the LSTM's weights on both sides: they count as after it, and are trained.
+    before_cut = (
+        n for n in tensors_read(cut.stages) if n not in read_after and n in captured.tensors
+    )
     return SliceTensors(
         parameters=rewritten.tensor_entries(captured, read_from(captured.parameters), "parameter"),
         buffers=tuple(entry for entry in statistics if entry.role == "buffer"),
         fixed=(*(entry for entry in statistics if entry.role == "frozen"), *frozen),
-        ahead=dense_tensor_entries(captured, ahead, "frozen"),
+        before_cut=dense_tensor_entries(captured, before_cut, "frozen"),
     )
 
 
@@ -106,8 +108,8 @@ def slice_program(
         signatures=(
             *recording.signatures,
             train_step,
-            forward_signature("predict", cut.predicting, shape, tensors.behind),
-            evaluation_signature(cut.predicting, shape, tensors.behind, training.loss),
+            forward_signature("predict", cut.predicting, shape, tensors.read_in_training),
+            evaluation_signature(cut.predicting, shape, tensors.read_in_training, training.loss),
         ),
         tensors=(*tensors.received, *optimizer.state(tensors.parameters)),
         schedule=(*recording.schedule, training_instruction(recording.output, training)),

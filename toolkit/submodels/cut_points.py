@@ -108,20 +108,20 @@ def find_cut_points(graph: GraphModule) -> list[CutPoint]:
 def places_reading(graph: GraphModule) -> dict[str, list[int]]:
     """The places that read each tensor of the model, or a value computed from the tensor alone."""
     place = {node: i for i, node in enumerate(operators_on_samples(graph))}
-    behind: dict[Node, set[str]] = {}
+    derived_from: dict[Node, set[str]] = {}
     uses: dict[str, list[int]] = {}
     for node in graph.graph.nodes:
         if node.op == "get_attr":
-            behind[node] = {str(node.target)}
+            derived_from[node] = {str(node.target)}
             continue
         # A value computed from parameters alone, such as a transposed weight, counts as those
         # parameters: the cut must not separate its uses either.
-        read = set().union(*(behind.get(source, ()) for source in node.all_input_nodes))
+        read = set().union(*(derived_from.get(source, ()) for source in node.all_input_nodes))
         if node in place:
             for name in read:
                 uses.setdefault(name, []).append(place[node])
         else:
-            behind[node] = read
+            derived_from[node] = read
     return uses
 
 

@@ -66,7 +66,8 @@ class Outer(Stateless):
         return rewritten_submodel(spec, rewritten, sample_shape, training)
 
     def recover(self, tensors, table, shapes):
-        products = {n: compose_weight(f["u"], f["v"]) for n, f in factors_of(tensors, table).items()}
+        factors = factors_of(tensors, table).items()
+        products = {name: compose_weight(sides["u"], sides["v"]) for name, sides in factors}
         return {**recover_dense(tensors, table), **products}
 
 
