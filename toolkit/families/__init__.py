@@ -107,7 +107,7 @@ def _check_combination(spec: Spec, outer: SpecForm, inner: SpecForm, inner_spec:
         return
     raise SpecError(
         f"Invalid combination {str(spec)!r}: only {' or '.join(selecting)} can be combined with a "
-        f"second family, and only with one of {', '.join(exchanging)}. "
+        f"second family, and only with {' or '.join(exchanging)}. "
         "Write for example slice:0.42+low-rank:0.25.",
         code="spec.invalid-combination",
         spec=str(spec),

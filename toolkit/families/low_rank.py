@@ -86,7 +86,7 @@ def choose_ranks(
             reason = "the first layer" if keep == 1 else f"one of the first {keep} layers"
         if not reason and ratio == 1:
             reason = "rank ratio 1 is the layer itself"
-        rank = max(1, math.floor(ratio * largest_rank(layer.module) + 0.5)) if not reason else 0
+        rank = max(1, math.floor(ratio * reference_size(layer.module) + 0.5)) if not reason else 0
         fitting = {w: rank for w in layer.weights() if rank and saves_numbers(layer, w, rank)}
         if fitting:
             ranks[layer.name] = fitting
@@ -97,8 +97,8 @@ def choose_ranks(
     return ranks, layer_decisions
 
 
-def largest_rank(module: nn.Module) -> int:
-    """What the rank ratio is relative to: see `choose_ranks`."""
+def reference_size(module: nn.Module) -> int:
+    """The size that the rank ratio is relative to; see `choose_ranks`."""
     if isinstance(module, Convolution):
         return module.out_channels // module.groups
     if isinstance(module, nn.Linear):
@@ -136,7 +136,7 @@ def highest_ratio(layers: Sequence[Layer], layer_decisions: Sequence[LayerDecisi
     ratios = [0.0]
     for layer in layers:
         if layer.title in tried:
-            size = largest_rank(layer.module)
+            size = reference_size(layer.module)
             smaller = (
                 any(saves_numbers(layer, w, r) for w in layer.weights()) for r in range(1, size + 1)
             )

@@ -36,7 +36,7 @@ FORM = SpecForm(
         "slice:...+low-rank:... factorizes them too"
     ),
     size=Text(
-        "the first module to train or the largest capacity allowed", "slice:blocks.3 or slice:0.42"
+        "first module to train or the largest capacity allowed", "slice:blocks.3 or slice:0.42"
     ),
     options=(Option("skip", whole=True),),
     selects_layers=True,

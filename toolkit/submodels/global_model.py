@@ -34,6 +34,11 @@ class GlobalModel:
 
     Raises:
         ModelError: If a tensor has a name that the file reserves for kept factors.
+
+    Example:
+        >>> weights = GlobalModel({"layer.weight": torch.zeros(2, 3)})
+        >>> from_bytes(weights.save(), "the same weights").tensors["layer.weight"].shape
+        torch.Size([2, 3])
     """
 
     tensors: Mapping[str, Tensor]

@@ -29,7 +29,7 @@ class Number:
     def read(self, spec: Spec) -> float:
         """The number in `spec`. Raises SpecError if it is missing or out of range."""
         if spec.size is None:
-            raise _missing_size(spec, f"a {self.meaning}", self.example)
+            raise _missing_size(spec, self.meaning, self.example)
         value = as_number(spec.size)
         if value is None or math.isinf(value) or not 0 < value <= self.highest:
             bound = "above 0" + (
@@ -158,7 +158,7 @@ def did_you_mean(came: str, known: Iterable[str]) -> str:
 
 def _missing_size(spec: Spec, meaning: str, example: str) -> SpecError:
     return SpecError(
-        f"The spec {str(spec)!r} lacks {meaning}: write for example {example}.",
+        f"Missing size in {str(spec)!r}: write the {meaning}, for example {example}.",
         code="spec.missing-size",
         spec=str(spec),
         family=spec.family,
