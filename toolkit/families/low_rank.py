@@ -85,7 +85,7 @@ def choose_ranks(
             kept += 1
             reason = "the first layer" if keep == 1 else f"one of the first {keep} layers"
         if not reason and ratio == 1:
-            reason = "rank ratio 1 is the layer itself"
+            reason = "rank ratio 1 leaves the layer unchanged"
         rank = max(1, math.floor(ratio * reference_size(layer.module) + 0.5)) if not reason else 0
         fitting = {w: rank for w in layer.weights() if rank and saves_numbers(layer, w, rank)}
         if fitting:

@@ -116,8 +116,8 @@ def test_weights_that_are_no_pair_are_refused(u: tuple[int, ...], v: tuple[int, 
 
 
 def test_attention_keeps_its_projection_dense() -> None:
-    """Its class's own name says nothing to a person."""
+    """The reason names attention, as users do not know the internal class of the layer."""
     attention = nn.MultiheadAttention(8, 2)
-    assert replacement_obstacle(attention.out_proj, used=True, strangers=set()) == (
+    assert replacement_obstacle(attention.out_proj, used=True, shared=set()) == (
         "attention reads its weights itself"
     )
