@@ -118,8 +118,8 @@ def check_slice(entry: TensorEntry, shape: tuple[int, ...]) -> None:
         return
     if len(entry.part) != len(shape):
         raise UpdateError(
-            f"The slice of {entry.name!r} has {len(entry.part)} axes, but {entry.stands_for!r} in "
-            f"the global model has the shape {shape}.",
+            f"Invalid slice of {entry.name!r}: it has {len(entry.part)} axes, but "
+            f"{entry.stands_for!r} in the global model has the shape {shape}.",
             code="update.wrong-slice",
             tensor=entry.name,
             shape=list(shape),
@@ -129,10 +129,10 @@ def check_slice(entry: TensorEntry, shape: tuple[int, ...]) -> None:
 
 
 def _check_ranges(ranges: Sequence[tuple[int, int]], size: int, name: str, axis: int) -> None:
-    where = f"The slice of {name!r}, axis {axis}"
+    where = f"Invalid slice of {name!r}, axis {axis}"
     if not ranges:
         raise UpdateError(
-            f"{where}, has no range; it must have at least one.",
+            f"{where}: it has no range; it must have at least one.",
             code="update.wrong-slice",
             tensor=name,
             axis=axis,
@@ -140,8 +140,8 @@ def _check_ranges(ranges: Sequence[tuple[int, int]], size: int, name: str, axis:
     for start, stop in ranges:
         if not 0 <= start < stop <= size:
             raise UpdateError(
-                f"{where}, has the range [{start}, {stop}), which is not within the {size} of the "
-                "global parameter.",
+                f"{where}: the range [{start}, {stop}) is not within the {size} of the global "
+                "parameter.",
                 code="update.wrong-slice",
                 tensor=name,
                 axis=axis,
@@ -150,7 +150,7 @@ def _check_ranges(ranges: Sequence[tuple[int, int]], size: int, name: str, axis:
     for (_, stop), (start, _) in itertools.pairwise(sorted(ranges)):
         if start < stop:
             raise UpdateError(
-                f"{where}, has ranges that overlap at {start}; each element may occur once.",
+                f"{where}: its ranges overlap at {start}; each element may occur once.",
                 code="update.wrong-slice",
                 tensor=name,
                 axis=axis,

@@ -92,11 +92,11 @@ def test_factors_of_a_part() -> None:
 @pytest.mark.parametrize(
     ("part", "shape", "words"),
     [
-        ((((0, 1),),), (1, 3), r"along 1 axes; 'w' in the global model has the shape \(2, 3\)"),
+        ((((0, 1),),), (1, 3), r"1 axes, but 'w' in the global model has the shape \(2, 3\)"),
         ((((0, 3),), ((0, 3),)), (3, 3), r"axis 0: the range \[0, 3\) is not within the 2"),
         ((((-1, 1),), ((0, 3),)), (2, 3), r"the range \[-1, 1\) is not within"),
         ((((1, 1),), ((0, 3),)), (0, 3), r"the range \[1, 1\) is not within"),
-        (((), ((0, 3),)), (0, 3), "axis 0: its part has no range"),
+        (((), ((0, 3),)), (0, 3), "axis 0: it has no range"),
         ((((0, 2),), ((0, 2), (1, 3))), (2, 4), "axis 1: its ranges overlap at 1"),
         ((((0, 2),), ((0, 2),)), (2, 3), r"shape \(2, 3\); the global model has \(2, 2\) there"),
     ],
