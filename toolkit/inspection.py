@@ -8,7 +8,7 @@ from torch import nn
 from exporters.programs.capture import capture
 from profiles.errors import ModelError, SpecError
 from toolkit.splitting import split
-from toolkit.submodels.capacity import activations, parameter_count
+from toolkit.submodels.capacity import count_activations, count_parameters
 from toolkit.submodels.cut_points import Cutter
 from toolkit.submodels.submodel import LayerDecision, Submodel
 from toolkit.submodels.training_config import TrainingConfig
@@ -96,7 +96,7 @@ def describe(submodel: Submodel, full: Submodel) -> Inspection:
         capacity=counts.capacity(full.counts),
         bytes=submodel.bytes,
         exchanged_params=counts.exchanged,
-        layers=submodel.treatments,
+        layers=submodel.layer_decisions,
         note=note(submodel, full),
     )
 
@@ -142,8 +142,8 @@ def cut_places(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> l
         places.append(
             CutPlace(
                 module=point.module,
-                params=parameter_count(part, cutter.captured.parameters),
-                activations=activations(part, batch),
+                params=count_parameters(part, cutter.captured.parameters),
+                activations=count_activations(part, batch),
                 capacity=cutter.load(part, batch) / full,
                 recorded=point.recorded,
             )

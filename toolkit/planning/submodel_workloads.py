@@ -28,7 +28,7 @@ from toolkit.families import family_named
 from toolkit.splitting import split
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.spec import parse_spec
-from toolkit.submodels.submodel import Submodel, count
+from toolkit.submodels.submodel import Submodel, element_count
 from toolkit.submodels.training_config import TrainingConfig
 
 
@@ -117,11 +117,15 @@ class Workloads:
                 recording=tuple(recording),
                 training=tuple(training),
                 state=state_bytes(
-                    {e.name: 4 * count(e.shape) for e in program.tensors if e.name in states},
+                    {
+                        e.name: 4 * element_count(e.shape)
+                        for e in program.tensors
+                        if e.name in states
+                    },
                     {e.name for e in program.tensors if e.role == "personal"},
                 ),
                 down=submodel.bytes,
-                up=sum(4 * count(e.shape) for e in table),
+                up=sum(4 * element_count(e.shape) for e in table),
             ),
         )
 
