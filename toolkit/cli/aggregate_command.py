@@ -1,12 +1,18 @@
 """`edgetailor aggregate`: updates folded into the global model."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import get_args
 
 import click
 
+from device_agent.formats.atomic_files import check_file_place
+from device_agent.formats.update import RECORD
+from profiles.errors import InputError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy, Factors, Weights
+from toolkit.cli.early_checks import check_readable
+from toolkit.cli.options import repeated
 
 
 @click.command()
@@ -41,7 +47,10 @@ from toolkit.aggregation.aggregation_policy import AggregationPolicy, Factors, W
 )
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
 def aggregate(
+    context: click.Context,
+    /,
     global_file: Path,
     updates: tuple[Path, ...],
     out: Path,
@@ -57,16 +66,40 @@ def aggregate(
     Updates of any families mix. Each number becomes the mean over the devices that trained it, by
     their numbers of samples or as --weights says.
     """
-    from toolkit.aggregation import aggregate_files
-    from toolkit.cli import result_tables
-
     if not updates:
         raise click.UsageError(
             "Give at least one UPDATE folder, as `edgetailor-agent train` wrote."
         )
     policy = AggregationPolicy(weights, temperature, factors, beta)
+    check_file_place(out, force)
+    check_order(global_file, updates, context)
+    check_readable(global_file)
+
+    from toolkit.aggregation import aggregate_files
+    from toolkit.cli import result_tables
+
     done = aggregate_files.aggregate_files(global_file, updates, out, force, policy)
     if as_json:
         click.echo(json.dumps(aggregate_files.as_json(done), indent=1))
     else:
         result_tables.show_aggregated(done)
+
+
+def check_order(global_file: Path, updates: tuple[Path, ...], context: click.Context) -> None:
+    """Raise InputError with the right command line if an update stands in place of GLOBAL."""
+    files = [path for path in updates if path.is_file()]
+    if not (global_file / RECORD).is_file() or len(files) != 1:
+        return
+    folders = [global_file, *(path for path in updates if path != files[0])]
+    options = repeated(
+        context, "out", "weights", "temperature", "factors", "beta", "force", "as_json"
+    )
+    words = ["edgetailor", "aggregate", files[0], *folders, *options]
+    command = shlex.join(map(str, words))
+    raise InputError(
+        f"GLOBAL comes first, but {global_file} is an update and {files[0]} is a file. Run: "
+        f"{command}",
+        code="aggregate.wrong-order",
+        global_file=str(files[0]),
+        updates=[str(folder) for folder in folders],
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from toolkit.cli.options import SEED
+from toolkit.demo.demo_folder import DemoFolder
 
 
 @click.command()
@@ -33,9 +34,11 @@ def demo(out: Path, rounds: int, seed: int, all_full: bool, force: bool, as_json
     The devices are of four kinds. The data are the 1,797 handwritten digits of scikit-learn, split
     unevenly over them.
     """
-    from toolkit.demo import run_demo
+    DemoFolder(out).check_place(force)
+
     from toolkit.demo.demo_report import as_json as report_json
     from toolkit.demo.demo_report import show
+    from toolkit.demo.run_demo import run_demo
 
     result = run_demo(out, rounds=rounds, seed=seed, all_full=all_full, force=force)
     if as_json:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from toolkit.cli.early_checks import check_data, check_model
 from toolkit.cli.options import Shape, loss_option
 from toolkit.submodels.training_config import Loss
 
@@ -31,6 +32,9 @@ def evaluate(
     edgetailor evaluate toolkit.models:resnet20 --weights next.safetensors \\
         --input-shape 3,32,32 --data held_out.npz
     """
+    check_model(model, weights)
+    check_data(data)
+
     from toolkit import model_evaluation
     from toolkit.cli import result_tables
 

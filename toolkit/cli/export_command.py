@@ -6,7 +6,9 @@ from typing import Literal
 
 import click
 
+from toolkit.cli.early_checks import check_model, check_readable, check_specs
 from toolkit.cli.options import model_options, training_options
+from toolkit.exporting.output_places import check_all_places
 from toolkit.submodels.training_config import TrainingConfig
 
 
@@ -93,12 +95,19 @@ def export(
         --submodel low-rank:0.25 --out bundles/phone \\
         --save-weights global.safetensors
     """
+    if specs and tiers_file is not None:
+        raise click.UsageError("Give --submodel or --tiers, not both.")
+    check_specs(specs)
+    if tiers_file is not None:
+        check_readable(tiers_file)
+    else:
+        check_all_places(out, specs or ["full"], save_weights, force)
+    check_model(model, weights)
+
     from toolkit.cli import result_tables
     from toolkit.exporting import model_export, tiers
     from toolkit.terminal_output import Stages
 
-    if specs and tiers_file is not None:
-        raise click.UsageError("Give --submodel or --tiers, not both.")
     request = model_export.Request(
         model=model,
         sample_shape=input_shape,

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from profiles.errors import SpecError
+from toolkit.cli.early_checks import check_model, check_some_spec
 from toolkit.cli.options import model_options
 
 
@@ -35,6 +36,9 @@ def inspect(
     edgetailor inspect toolkit.models:resnet20 --input-shape 3,32,32 \\
         --submodel full --submodel slice:blocks.3
     """
+    check_some_spec(specs)
+    check_model(model, weights)
+
     from toolkit import inspection
     from toolkit.cli import result_tables
     from toolkit.submodels.model_loading import load_model

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from profiles.errors import InputError
+from toolkit.cli.early_checks import check_model, check_specs
 from toolkit.cli.options import HYPERPARAMETERS, model_options, repeated, training_options
 from toolkit.submodels.training_config import TrainingConfig
 
@@ -127,15 +128,19 @@ def plan(
     edgetailor plan toolkit.models:resnet20 --input-shape 3,32,32 \\
         --profile device.json --memory 120MB --step-time 500ms
     """
-    from profiles.cost_model.submodel_choice import Budgets
     from profiles.documents.device_profile import load_device
+
+    device = load_device(profile)
+    check_specs(specs)
+    check_model(model, weights)
+
+    from profiles.cost_model.submodel_choice import Budgets
     from toolkit.planning import plan, plan_display
     from toolkit.planning.candidate_specs import specs as all_specs
     from toolkit.planning.submodel_workloads import Workloads
     from toolkit.submodels.model_loading import load_model
     from toolkit.terminal_output import Stages
 
-    device = load_device(profile)
     loaded = load_model(model, weights, seed)
     workloads = Workloads(loaded, input_shape, training, report=Stages())
     planned = plan.plan_for(

@@ -108,12 +108,15 @@ def report(
     """
     from device_agent.formats.atomic_files import check_file_place
     from profiles.documents.profile_reading import read_profile
-    from toolkit.report import phase_costs, report_files
 
     for path in (out, png):
         if path is not None:
             check_file_place(path, force)
-    found = phase_costs.make_report([read_profile(path) for path in profiles], budget)
+    read = [read_profile(path) for path in profiles]
+
+    from toolkit.report import phase_costs, report_files
+
+    found = phase_costs.make_report(read, budget)
     report_files.write(found, out, png)
     if as_json:
         click.echo(json.dumps(phase_costs.as_json(found), indent=1))

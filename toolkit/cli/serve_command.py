@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from toolkit.cli.early_checks import check_readable
+
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
@@ -14,6 +16,8 @@ def serve(config: Path) -> None:
     hand it to the device: edgetailor-agent join URL --token-file FILE. The interface is described
     at URL/docs.
     """
+    check_readable(config)
+
     from toolkit.coordinator.server import serve as serve_config
 
     serve_config(config)

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from device_agent.formats.atomic_files import refuse_existing
 from profiles.errors import InputError
-from toolkit.coordinator.round_worker import MODEL
 
 MARKER = ".edgetailor-demo"
 CURVE = "accuracy.png"
+MODEL = "global.safetensors"
+"""The file of the global model, here and in the coordinator's folder."""
 
 
 class DemoFolder:
@@ -33,20 +34,21 @@ class DemoFolder:
 
         Raises InputError where it exists, or with `force` where it exists and no demo made it.
         """
-        refuse_existing(self.root, force)
+        self.check_place(force)
         if self.root.exists():
-            self._remove()
+            shutil.rmtree(self.root)
         for folder in (self.data, self.devices, self.bundles, self.profiles, self.logs):
             folder.mkdir(parents=True)
         (self.root / MARKER).write_text("Made by `edgetailor demo`, which may replace it.\n")
 
-    def _remove(self) -> None:
-        if not (self.root / MARKER).is_file():
+    def check_place(self, force: bool) -> None:
+        """Raise InputError if the folder exists, or with `force` if no demo made it."""
+        refuse_existing(self.root, force)
+        if self.root.exists() and not (self.root / MARKER).is_file():
             raise InputError(
                 f"{self.root} is not the folder of an earlier demo, so --force leaves it alone: "
                 "give another place with --out."
             )
-        shutil.rmtree(self.root)
 
     def state_of(self, device: str) -> Path:
         """State folder of the agent of `device`."""

@@ -5,18 +5,19 @@ from pathlib import Path
 
 from torch import nn
 
-from device_agent.formats.atomic_files import check_file_place, fingerprint, write_file
+from device_agent.formats.atomic_files import fingerprint, write_file
 from device_agent.formats.bundle import read_manifest
 from device_agent.formats.manifest import MANIFEST
 from device_agent.training.memory_estimate import training_bytes
 from exporters.bundle_writer import peak_bytes
-from exporters.export import Format, check_bundle_place, export
+from exporters.export import Format, export
 from exporters.programs.operation_counts import macs
 from exporters.programs.program import ProgramSignature, Report, silent
 from exporters.runtime_graph import Graph
 from exporters.verification import Verdict
 from profiles.errors import InputError
 from toolkit.exporting.approximation import Fit, fit
+from toolkit.exporting.output_places import check_places
 from toolkit.inspection import Inspection, describe
 from toolkit.splitting import split
 from toolkit.submodels.global_model import GlobalModel
@@ -93,7 +94,7 @@ def export_bundle(request: Request, report: Report = silent) -> Exported:
 
     Raises InputError, ExportError or VerificationError; nothing is left half-written.
     """
-    check_places(request)
+    check_places(request.out, request.save_weights, request.force)
     origin = load_origin(request, report)
     exported = export_from(origin, request, report)
     save_weights(origin, request)
@@ -165,29 +166,6 @@ def cost(signature: ProgramSignature, graph: Graph, batch: int) -> SignatureCost
         graph_bytes=graph.size,
         peak_bytes=peak_bytes(graph, batch),
     )
-
-
-def check_places(request: Request) -> None:
-    """Raise InputError where the bundle or the weights cannot be written, or not beside each other.
-
-    A bundle's folder is replaced as a whole: weights inside it would be no part of it.
-    """
-    check_bundle_place(request.out, request.force)
-    saved = request.save_weights
-    if saved is None:
-        return
-    bundle, weights_file = request.out.resolve(), saved.resolve()
-    if weights_file.is_relative_to(bundle):
-        raise InputError(
-            f"The weights cannot be saved as {saved}: the bundle {request.out} is a folder of its "
-            "own. Give a place outside it."
-        )
-    if bundle.is_relative_to(weights_file):
-        raise InputError(
-            f"The bundle cannot be written to {request.out}: the weights are saved as the file "
-            f"{saved}. Give another place."
-        )
-    check_file_place(saved, request.force)
 
 
 def as_json(exported: Exported) -> dict[str, object]:

@@ -1,6 +1,5 @@
 """A family of bundles in one go: several submodels of one model, each for a tier of devices."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +14,11 @@ from toolkit.exporting.model_export import (
     Exported,
     Request,
     as_json,
-    check_places,
     export_from,
     load_origin,
     save_weights,
 )
+from toolkit.exporting.output_places import check_places, folder_name
 from toolkit.toml_files import Place, Table, Tier, read_table, repeated
 
 
@@ -55,10 +54,7 @@ def tiers_of(specs: Sequence[str]) -> tuple[Tier, ...]:
 
     Raises InputError where two have one name.
     """
-    tiers = tuple(
-        Tier.model_construct(name=re.sub(r"[^\w.]+", "-", spec).strip("-."), submodel=spec)
-        for spec in specs
-    )
+    tiers = tuple(Tier.model_construct(name=folder_name(spec), submodel=spec) for spec in specs)
     twice = repeated([tier.name for tier in tiers])
     if twice:
         raise InputError(f"Several submodels would be written to {twice}; give each of them once.")
@@ -75,7 +71,7 @@ def export_tiers(
     """
     requests = [replace(request, spec=t.submodel, out=request.out / t.name) for t in tiers]
     for own in requests:
-        check_places(own)
+        check_places(own.out, own.save_weights, own.force)
     origin = load_origin(request, report)
     results = []
     for tier, own in zip(tiers, requests, strict=True):

@@ -182,3 +182,11 @@ def test_aggregate_needs_updates(round_: Path) -> None:
     assert refused(round_, "aggregate", "global.safetensors", "--out", "new") == (
         "Give at least one UPDATE folder, as `edgetailor-agent train` wrote."
     )
+
+
+def test_updates_given_ahead_of_the_global_model(round_: Path) -> None:
+    options = ("--out", "new", "--beta", "0.5", "--json")
+    assert refused(round_, "aggregate", "one", "two", "global.safetensors", *options) == (
+        "GLOBAL comes first, but one is an update and global.safetensors is a file. Run: "
+        "edgetailor aggregate global.safetensors one two --out new --beta 0.5 --json"
+    )

@@ -40,16 +40,16 @@ def test_exports_that_cannot_be(folder: Path, arguments: list[str], message: str
 
 
 IS_FOLDER = "there is a folder: give the name of a file."
-ITS_OWN = "the bundle {} is a folder of its own. Give a place outside it."
+OUTSIDE = "inside the bundle {}: give a place outside it."
 
 
 @pytest.mark.parametrize(
     ("out", "saved", "message"),
     [
-        ("b", "b", f"The weights cannot be saved as b: {ITS_OWN.format('b')}"),
-        ("b", "b/w", f"The weights cannot be saved as b/w: {ITS_OWN.format('b')}"),
+        ("b", "b", f"The weights cannot be saved as b, {OUTSIDE.format('b')}"),
+        ("b", "b/w", f"The weights cannot be saved as b/w, {OUTSIDE.format('b')}"),
         ("there", "b/../there/w",
-         f"The weights cannot be saved as b/../there/w: {ITS_OWN.format('there')}"),
+         f"The weights cannot be saved as b/../there/w, {OUTSIDE.format('there')}"),
         ("w/b", "w", "The bundle cannot be written to w/b: the weights are saved as the file w. "
          "Give another place."),
         ("b", "there", IS_FOLDER),

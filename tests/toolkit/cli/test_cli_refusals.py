@@ -11,14 +11,19 @@ from safetensors.numpy import save, save_file
 from command_models import DIGITS, TINY, digits_weights
 from commands import ROOT, refusal, refused, run
 
+NET = "def tiny(): ...\n"
+
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("nonsense", r"^'nonsense' is no model: write package\.module:callable"),
-        ("nets:", r"^'nets:' is no model: write package\.module:callable"),
-        ("nosuch:tiny", r"^'nosuch:tiny': nosuch cannot be imported: No module named 'nosuch'"),
-        ("nets:nosuch", r"^'nets:nosuch': nets has no callable 'nosuch'"),
+        ("nonsense", r"^Invalid model reference 'nonsense': write package\.module:callable"),
+        ("nets:", r"^Invalid model reference 'nets:': write package\.module:callable"),
+        ("nosuch:tiny", r"^Cannot import nosuch: No module named 'nosuch'"),
+        (
+            "nets:nosuch",
+            r"^Module nets has no callable 'nosuch'\. It defines tiny, table, broken, ",
+        ),
         ("nets:number", r"^'nets:number': nets has no callable 'number'"),
         ("nets:table", r"^'nets:table' returned a dict, not an nn\.Module"),
         ("builtins:int", r"^'builtins:int' returned an int, not an nn\.Module"),
@@ -32,17 +37,20 @@ from commands import ROOT, refusal, refused, run
     ],
 )
 def test_models_that_cannot_be_used(folder: Path, model: str, message: str) -> None:
-    (folder / "raises.py").write_text("raise RuntimeError('no camera here')\n")
+    (folder / "raises.py").write_text("raise RuntimeError('no camera here')\n" + NET)
     (folder / "typo.py").write_text("def tiny(:\n")
-    (folder / "leaves.py").write_text("import sys\nsys.exit()\n")
-    (folder / "lacks.py").write_text("import nosuch\n")
+    (folder / "leaves.py").write_text("import sys\nsys.exit()\n" + NET)
+    (folder / "lacks.py").write_text("import nosuch\n" + NET)
     assert re.search(message, refused(folder, "inspect", model, "--input-shape", "1,6,6"))
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("tiny:1", r"^There is no submodel family 'tiny'; there are cp:RATE, full, low-rank:"),
+        (
+            "tiny:1",
+            r"^Unknown family 'tiny'\. Use one of cp, full, low-rank, pfedme, ",
+        ),
         ("", r"^'' is no submodel spec; write it like full, low-rank:0\.25 or slice:0\.42"),
         ("full:", r"^'full:' is no submodel spec"),
         ("full:1", r"^'full:1': full takes no number, write 'full'"),

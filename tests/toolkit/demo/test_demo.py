@@ -22,13 +22,14 @@ from device_agent.formats.protocol import DeviceStatus, RoundResult, Status
 from made_profiles import made_phase, made_profile
 from profiles.errors import EdgeTailorError, InputError
 from toolkit.coordinator.federation_config import load_config
-from toolkit.demo import DemoResult, demo_report, demo_settings, digits_data, run_demo
+from toolkit.demo import demo_report, demo_settings, digits_data
 from toolkit.demo.accuracy_chart import draw
 from toolkit.demo.child_processes import Processes
 from toolkit.demo.demo_fleet import config_text
 from toolkit.demo.demo_folder import DemoFolder
-from toolkit.demo.demo_result import DeviceReport
+from toolkit.demo.demo_result import DemoResult, DeviceReport
 from toolkit.demo.live_display import Lines, Picture, stage
+from toolkit.demo.run_demo import run_demo
 
 ROOT = Path(__file__).resolve().parents[3]
 LABELS = st.lists(st.integers(0, 9), min_size=30, max_size=200).map(np.array)

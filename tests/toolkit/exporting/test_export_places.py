@@ -12,13 +12,14 @@ from torch import nn
 from bundles import everything, tiny_model
 from commands import refused
 from device_agent.formats.atomic_files import check_file_place
+from device_agent.formats.bundle_place import check_bundle_place
 from edgetailor import split
-from exporters.export import check_bundle_place, export, write_bundle
+from exporters.export import export, write_bundle
 from profiles.errors import InputError
 from toolkit.exporting import model_export
 from toolkit.submodels.global_model import from_model
 
-NO_BUNDLE = "is no bundle, so --force does not replace it: give another place."
+NO_BUNDLE = "is not a bundle, so --force does not replace it: give another place."
 
 
 def bundle(place: Path) -> None:
