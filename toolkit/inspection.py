@@ -1,5 +1,6 @@
 """What `edgetailor inspect` shows: the size of submodels beside the full model."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -14,6 +15,7 @@ from toolkit.submodels.submodel import LayerDecision, Submodel
 from toolkit.submodels.training_config import TrainingConfig
 
 INSPECTION_VERSION = 1
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,11 @@ def inspect_each(
     Raises ModelError where the model can give none at all.
     """
     training = TrainingConfig(batch_size=batch)
+    logger.info("recording the model")
     full = split(model, "full", sample_shape, training)
 
     def look(spec: str) -> Inspection | NotPossible:
+        logger.info("splitting %s", spec)
         try:
             return describe(split(model, spec, sample_shape, training), full)
         except (SpecError, ModelError) as error:
@@ -134,6 +138,7 @@ def cut_places(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> l
     Of several ahead of one module it is the last, which `slice:MODULE` takes.
     Raises ModelError where the model cannot be recorded or cannot be cut at all.
     """
+    logger.info("looking for places to cut")
     cutter = Cutter(capture(model, sample_shape))
     full = cutter.load(cutter.captured.training, batch)
     places = []

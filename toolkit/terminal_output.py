@@ -1,22 +1,42 @@
-"""Stages on stderr, and the form that tables on stdout have."""
+"""Log messages as stages on stderr, and the form of tables on stdout."""
 
+import logging
 import time
 from textwrap import fill
 
 from rich.console import Console
 from rich.table import Table
 
+PACKAGES = ("toolkit", "exporters")
+"""The packages whose messages a command shows."""
 
-class Stages:
-    """Says on stderr which stage runs, with the time elapsed so far."""
+
+class StageHandler(logging.Handler):
+    """Prints each log message on stderr, after the seconds since this handler was made."""
 
     def __init__(self) -> None:
+        super().__init__(logging.INFO)
         self._start = time.monotonic()
         self._console = Console(stderr=True, highlight=False)
 
-    def __call__(self, stage: str) -> None:
-        """Begin `stage`."""
-        self._console.print(f"[{time.monotonic() - self._start:6.1f} s] {stage}", markup=False)
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print `record` as one line."""
+        elapsed = time.monotonic() - self._start
+        self._console.print(f"[{elapsed:6.1f} s] {record.getMessage()}", markup=False)
+
+
+def show_stages() -> None:
+    """Print on stderr what the server side logs, for the rest of this process.
+
+    A second call starts the clock again.
+    """
+    handler = StageHandler()
+    for package in PACKAGES:
+        logger = logging.getLogger(package)
+        for earlier in [one for one in logger.handlers if isinstance(one, StageHandler)]:
+            logger.removeHandler(earlier)
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
 
 
 def table(*columns: str) -> Table:

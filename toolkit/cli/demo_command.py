@@ -7,6 +7,7 @@ import click
 
 from toolkit.cli.options import SEED
 from toolkit.demo.demo_folder import DemoFolder
+from toolkit.terminal_output import show_stages
 
 
 @click.command()
@@ -35,6 +36,8 @@ def demo(out: Path, rounds: int, seed: int, all_full: bool, force: bool, as_json
     unevenly over them.
     """
     DemoFolder(out).check_place(force)
+
+    show_stages()
 
     from toolkit.demo.demo_report import as_json as report_json
     from toolkit.demo.demo_report import show

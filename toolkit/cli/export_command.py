@@ -1,6 +1,7 @@
 """`edgetailor export`: bundles that devices train."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,9 @@ from toolkit.cli.early_checks import check_model, check_readable, check_specs
 from toolkit.cli.options import model_options, training_options
 from toolkit.exporting.output_places import check_all_places
 from toolkit.submodels.training_config import TrainingConfig
+from toolkit.terminal_output import show_stages
+
+logger = logging.getLogger(__name__)
 
 
 def list_operators(context: click.Context, option: click.Parameter, asked: bool) -> None:
@@ -104,9 +108,11 @@ def export(
         check_all_places(out, specs or ["full"], save_weights, force)
     check_model(model, weights)
 
+    show_stages()
+    logger.info("loading PyTorch")
+
     from toolkit.cli import result_tables
     from toolkit.exporting import model_export, tiers
-    from toolkit.terminal_output import Stages
 
     request = model_export.Request(
         model=model,
@@ -123,14 +129,14 @@ def export(
         dry_run=dry_run,
     )
     if tiers_file is None and len(specs) < 2:
-        result = model_export.export_bundle(request, report=Stages())
+        result = model_export.export_bundle(request)
         if as_json:
             click.echo(json.dumps(model_export.as_json(result), indent=1))
         else:
             result_tables.show_export(result, batch)
         return
     wanted = tiers.read_tiers(tiers_file) if tiers_file is not None else tiers.tiers_of(specs)
-    results = tiers.export_tiers(request, wanted, report=Stages())
+    results = tiers.export_tiers(request, wanted)
     if as_json:
         click.echo(json.dumps(tiers.tiers_as_json(results), indent=1))
     else:

@@ -1,6 +1,7 @@
 """`edgetailor inspect`: what submodels of a model cost, and where it can be cut."""
 
 import json
+import logging
 from pathlib import Path
 
 import click
@@ -8,6 +9,9 @@ import click
 from profiles.errors import SpecError
 from toolkit.cli.early_checks import check_model, check_some_spec
 from toolkit.cli.options import model_options
+from toolkit.terminal_output import show_stages
+
+logger = logging.getLogger(__name__)
 
 
 @click.command()
@@ -39,10 +43,14 @@ def inspect(
     check_some_spec(specs)
     check_model(model, weights)
 
+    show_stages()
+    logger.info("loading PyTorch")
+
     from toolkit import inspection
     from toolkit.cli import result_tables
     from toolkit.submodels.model_loading import load_model
 
+    logger.info("loading the model")
     loaded = load_model(model, weights, seed)
     found = inspection.inspect_each(loaded, input_shape, specs, batch)
     failed = [f for f in found if isinstance(f, inspection.NotPossible)]

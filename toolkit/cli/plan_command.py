@@ -1,6 +1,7 @@
 """`edgetailor plan`: the submodel that a device gets."""
 
 import json
+import logging
 import math
 import shlex
 from pathlib import Path
@@ -12,6 +13,9 @@ from profiles.errors import InputError
 from toolkit.cli.early_checks import check_model, check_specs
 from toolkit.cli.options import HYPERPARAMETERS, model_options, repeated, training_options
 from toolkit.submodels.training_config import TrainingConfig
+from toolkit.terminal_output import show_stages
+
+logger = logging.getLogger(__name__)
 
 
 class Bytes(click.ParamType[int]):
@@ -134,15 +138,18 @@ def plan(
     check_specs(specs)
     check_model(model, weights)
 
+    show_stages()
+    logger.info("loading PyTorch")
+
     from profiles.cost_model.submodel_choice import Budgets
     from toolkit.planning import plan, plan_display
     from toolkit.planning.candidate_specs import specs as all_specs
     from toolkit.planning.submodel_workloads import Workloads
     from toolkit.submodels.model_loading import load_model
-    from toolkit.terminal_output import Stages
 
+    logger.info("loading the model")
     loaded = load_model(model, weights, seed)
-    workloads = Workloads(loaded, input_shape, training, report=Stages())
+    workloads = Workloads(loaded, input_shape, training)
     planned = plan.plan_for(
         device,
         workloads,

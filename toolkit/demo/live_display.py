@@ -1,5 +1,6 @@
 """The fleet while it trains: a live picture in a terminal, else one line a round, on stderr."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,19 +13,19 @@ from rich.text import Text
 from device_agent.formats.protocol import DeviceStatus, RoundResult, Status
 
 Show = Callable[[Status], None]
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 STYLES = {"training": "green", "uploading": "cyan", "downloading": "cyan", "waiting": "dim"}
 
 
 @contextmanager
-def display(devices: Sequence[str], say: Say, start: float) -> Iterator[Show]:
-    """Give a function that shows a status; `say` prints a line where there is no terminal.
+def display(devices: Sequence[str], start: float) -> Iterator[Show]:
+    """Give a function that shows a status, in the log if there is no terminal.
 
     `start` is when the demo began, in seconds of `time.monotonic`.
     """
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal or console.is_dumb_terminal:
-        yield Lines(say).show
+        yield Lines().show
         return
     picture = Picture(devices, start)
     with Live(picture, console=console, transient=True):
@@ -34,19 +35,18 @@ def display(devices: Sequence[str], say: Say, start: float) -> Iterator[Show]:
 class Lines:
     """One line for each kind whose graphs are made, then one for each round that is over."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self) -> None:
         self._told = 0
         self._ready = 0
 
     def show(self, status: Status) -> None:
         """Tell what is new in `status`."""
         for result in status.history[self._told :]:
-            self._say(told(result, status.rounds))
+            logger.info(told(result, status.rounds))
         # The first round begins as soon as the last graph is made, between two looks.
         ready = status.kinds if status.round else status.kinds_ready
         if ready > self._ready:
-            self._say(graphs(ready, status.kinds))
+            logger.info(graphs(ready, status.kinds))
             self._ready = ready
         self._told = len(status.history)
 

@@ -1,9 +1,10 @@
 """The demo from the first scan to the report."""
 
 import json
+import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from toolkit.demo.demo_report import as_json
 from toolkit.demo.demo_result import DemoResult, DeviceReport
 from toolkit.demo.demo_settings import Member
 from toolkit.demo.live_display import display
-from toolkit.terminal_output import Stages
+
+logger = logging.getLogger(__name__)
 
 
 def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) -> DemoResult:
@@ -61,12 +63,11 @@ class Job:
     members: Sequence[Member]
     rounds: int
     seed: int
-    say: Callable[[str], None] = field(default_factory=Stages)
     start: float = field(default_factory=time.monotonic)
 
     def deal_out(self) -> tuple[int, list[int]]:
         """Write the data files; returns how many samples are held out and each device's number."""
-        self.say(f"Dealing the digits out to {len(self.members)} devices")
+        logger.info(f"Dealing the digits out to {len(self.members)} devices")
         digits = digits_data.digits()
         held_out, parts = digits_data.deal(
             digits.y, len(self.members), demo_settings.HELD_OUT, demo_settings.ALPHA, self.seed
@@ -79,14 +80,14 @@ class Job:
     def federate(self, processes: Processes) -> Status:
         """All rounds, and what they leave: the bundles and the global model."""
         folder, members = self.folder, self.members
-        self.say("Starting the coordinator")
+        logger.info("Starting the coordinator")
         kinds = list({member.kind.name: member.kind for member in members}.values())
         coordinator, link = demo_fleet.start_coordinator(
             folder, processes, kinds, self.rounds, self.seed
         )
-        self.say(f"Starting {len(members)} agents while the coordinator makes training graphs")
+        logger.info(f"Starting {len(members)} agents while the coordinator makes training graphs")
         agents = demo_fleet.start_agents(folder, processes, members, link.url, self.seed)
-        with display([member.name for member in members], self.say, self.start) as show:
+        with display([member.name for member in members], self.start) as show:
             demo_fleet.watch(link, processes.pause, show)
         status = demo_fleet.finish(link, processes, coordinator, agents)
         submodel_costs.keep_bundles(folder, members)
@@ -95,7 +96,7 @@ class Job:
 
     def measure(self, processes: Processes) -> dict[str, Profile]:
         """Profiles by submodel."""
-        self.say("Measuring each submodel, one after another")
+        logger.info("Measuring each submodel, one after another")
         return submodel_costs.measure(self.folder, processes, self.members)
 
 

@@ -1,5 +1,6 @@
 """What `edgetailor export` does: load, split, export, and say what came out."""
 
+import logging
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from device_agent.training.memory_estimate import training_bytes
 from exporters.bundle_writer import peak_bytes
 from exporters.export import Format, export
 from exporters.programs.operation_counts import macs
-from exporters.programs.program import ProgramSignature, Report, silent
+from exporters.programs.program import ProgramSignature
 from exporters.runtime_graph import Graph
 from exporters.verification import Verdict
 from profiles.errors import InputError
@@ -26,6 +27,8 @@ from toolkit.submodels.submodel import Submodel
 from toolkit.submodels.training_config import TrainingConfig
 
 EXPORT_VERSION = 1
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -89,21 +92,21 @@ class Origin:
     full: Submodel
 
 
-def export_bundle(request: Request, report: Report = silent) -> Exported:
-    """Export one submodel as a bundle folder; `report` hears of each stage.
+def export_bundle(request: Request) -> Exported:
+    """Export one submodel as a bundle folder; each stage is logged.
 
     Raises InputError, ExportError or VerificationError; nothing is left half-written.
     """
     check_places(request.out, request.save_weights, request.force)
-    origin = load_origin(request, report)
-    exported = export_from(origin, request, report)
+    origin = load_origin(request)
+    exported = export_from(origin, request)
     save_weights(origin, request)
     return exported
 
 
-def load_origin(request: Request, report: Report) -> Origin:
+def load_origin(request: Request) -> Origin:
     """The model that `request` names. Raises ModelError or InputError."""
-    report("loading the model")
+    logger.info("loading the model")
     model, numbers = load_global(request.model, request.weights, request.seed)
     return Origin(model, numbers, split(model, "full", request.sample_shape, request.training))
 
@@ -121,15 +124,15 @@ def save_weights(origin: Origin, request: Request) -> None:
         ) from error
 
 
-def export_from(origin: Origin, request: Request, report: Report) -> Exported:
+def export_from(origin: Origin, request: Request, log: Log = logger) -> Exported:
     """Export the submodel of `request`, cut from `origin`; raises as `export_bundle` does."""
-    report(f"splitting {request.spec}")
+    log.info("splitting %s", request.spec)
     submodel = split(origin.model, request.spec, request.sample_shape, request.training)
     inspection = describe(submodel, origin.full)
     if request.dry_run:
         return Exported(request.out, inspection)
     if any(entry.factor is not None for entry in submodel.program.tensors):
-        report("factorizing the weights")
+        log.info("factorizing the weights")
     values = submodel.cut(origin.numbers)
     exported = export(
         submodel.program,
@@ -139,7 +142,7 @@ def export_from(origin: Origin, request: Request, report: Report) -> Exported:
         format=request.format,
         check=request.verify,
         force=request.force,
-        report=report,
+        report=log.info,
     )
     manifest = (request.out / MANIFEST).read_bytes()
     return Exported(

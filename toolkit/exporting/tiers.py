@@ -1,13 +1,13 @@
 """A family of bundles in one go: several submodels of one model, each for a tier of devices."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from exporters.programs.program import Report, silent
 from profiles.errors import EdgeTailorError, InputError
 from toolkit.exporting.model_export import (
     EXPORT_VERSION,
@@ -20,6 +20,8 @@ from toolkit.exporting.model_export import (
 )
 from toolkit.exporting.output_places import check_places, folder_name
 from toolkit.toml_files import Place, Table, Tier, read_table, repeated
+
+logger = logging.getLogger(__name__)
 
 
 class TierFile(Table):
@@ -61,9 +63,7 @@ def tiers_of(specs: Sequence[str]) -> tuple[Tier, ...]:
     return tiers
 
 
-def export_tiers(
-    request: Request, tiers: Sequence[Tier], report: Report = silent
-) -> list[TierResult]:
+def export_tiers(request: Request, tiers: Sequence[Tier]) -> list[TierResult]:
     """Export each of `tiers` to a folder of its name under `request.out`.
 
     One that fails does not stop the others. Raises InputError or ModelError where none can be
@@ -72,22 +72,27 @@ def export_tiers(
     requests = [replace(request, spec=t.submodel, out=request.out / t.name) for t in tiers]
     for own in requests:
         check_places(own.out, own.save_weights, own.force)
-    origin = load_origin(request, report)
+    origin = load_origin(request)
     results = []
     for tier, own in zip(tiers, requests, strict=True):
+        log = TierLog(logger, {"tier": tier.name})
         try:
-            exported = export_from(origin, own, named(tier.name, report))
-            results.append(TierResult(tier, exported))
+            results.append(TierResult(tier, export_from(origin, own, log)))
         except EdgeTailorError as error:
-            report(f"{tier.name}: failed")
+            log.info("failed")
             results.append(TierResult(tier, error=error))
     save_weights(origin, request)
     return results
 
 
-def named(tier: str, report: Report) -> Report:
-    """`report`, hearing of whom it hears."""
-    return lambda stage: report(f"{tier}: {stage}")
+class TierLog(logging.LoggerAdapter[logging.Logger]):
+    """Puts the tier's name ahead of every message."""
+
+    def process(
+        self, msg: object, kwargs: MutableMapping[str, Any]
+    ) -> tuple[object, MutableMapping[str, Any]]:
+        """See LoggerAdapter."""
+        return f"{(self.extra or {})['tier']}: {msg}", kwargs
 
 
 def exit_code(results: Sequence[TierResult]) -> int:

@@ -1,6 +1,7 @@
 """From a device's profile and a model to the submodel that the device gets."""
 
 import datetime
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from profiles.documents.device_profile import STALE_DAYS, DeviceProfile
 from profiles.errors import InputError
 from profiles.text_formatting import counted
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
+
+logger = logging.getLogger(__name__)
 
 SHARE_OF_AVAILABLE = 0.8
 """Of the memory that was available, what the agent may take where nobody says."""
@@ -52,16 +55,16 @@ def looked_at(
 ) -> tuple[list[Known], tuple[Impossible, ...]]:
     """The workloads of `specs`, and those that there are none of.
 
-    What is not remembered is exported, and `workloads.report` hears of it.
+    What is not remembered is exported, which is logged.
     """
     found = {spec: workloads.remembered(spec) for spec in specs}
     new = [spec for spec, one in found.items() if one is None]
     if new:
         many = counted(len(found), "submodel")
-        workloads.report(f"{len(new)} of {many} to export, seconds to a minute each")
-        workloads.report(f"what is found is kept in {workloads.cache}")
+        logger.info("%d of %s to export, seconds to a minute each", len(new), many)
+        logger.info("results are kept in %s", workloads.cache)
     for number, spec in enumerate(new, 1):
-        workloads.report(f"exporting {spec} ({number} of {len(new)})")
+        logger.info("exporting %s (%d of %d)", spec, number, len(new))
         found[spec] = workloads.of(spec)
     known = [one for one in found.values() if isinstance(one, Known)]
     return known, tuple(one for one in found.values() if isinstance(one, Impossible))

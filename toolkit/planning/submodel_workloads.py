@@ -1,6 +1,7 @@
 """What submodels have a device do, read off their exported graphs, and remembered."""
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,7 +19,6 @@ from device_agent.formats.manifest import Record, Train, uploaded
 from exporters.onnx.graph_workload import signature_work
 from exporters.programs.capture import capture
 from exporters.programs.captured import Captured
-from exporters.programs.program import Report, silent
 from profiles.cost_model import workload
 from profiles.cost_model.workload import Workload
 from profiles.errors import EdgeTailorError
@@ -29,6 +29,8 @@ from toolkit.submodels.global_model import from_model
 from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.submodel import Submodel, count
 from toolkit.submodels.training_config import TrainingConfig
+
+logger = logging.getLogger(__name__)
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -57,9 +59,9 @@ class Workloads:
     sample_shape: tuple[int, ...]
     training: TrainingConfig
     cache: Path = field(default_factory=lambda: cache_folder())
-    report: Report = silent
 
     def __post_init__(self) -> None:
+        logger.info("recording the model")
         captured = capture(self.model, self.sample_shape)
         # Rates are inputs of the graphs, and epochs are the schedule's: no graph knows them.
         training = replace(self.training, learning_rate=0.0, round_decay=1.0, epochs=1)

@@ -2,12 +2,13 @@
 
 import io
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -267,10 +268,30 @@ def status(round_: int, *history: RoundResult, ready: int = 4) -> Status:
     )  # fmt: skip
 
 
-def test_without_a_terminal_each_round_is_one_line() -> None:
-    said: list[str] = []
+class Kept(logging.Handler):
+    """Keeps the texts of log messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What the live display logs."""
+    logger, kept = logging.getLogger("toolkit.demo.live_display"), Kept()
+    logger.addHandler(kept)
+    logger.setLevel(logging.INFO)
+    yield kept.texts
+    logger.removeHandler(kept)
+
+
+def test_without_a_terminal_each_round_is_one_line(said: list[str]) -> None:
     history = result().history
-    lines = Lines(said.append)
+    lines = Lines()
     for seen in (
         status(0, ready=0),
         status(0, history[0], ready=2),
@@ -288,9 +309,10 @@ def test_without_a_terminal_each_round_is_one_line() -> None:
     ]
 
 
-def test_all_graphs_are_told_of_though_the_first_round_begins_with_the_last() -> None:
-    said: list[str] = []
-    lines = Lines(said.append)
+def test_all_graphs_are_told_of_though_the_first_round_begins_with_the_last(
+    said: list[str],
+) -> None:
+    lines = Lines()
     for seen in (status(0, ready=1), status(1), status(1, ready=2), status(2, ready=0)):
         lines.show(seen)
     assert said == [

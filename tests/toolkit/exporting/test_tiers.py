@@ -50,6 +50,7 @@ def test_a_family_of_bundles_of_which_one_fails(folder: Path) -> None:
     assert re.fullmatch(TABLE, done.stdout), done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert [line[11:] for line in done.stderr.splitlines()] == [
+        "loading PyTorch",
         "loading the model",
         "desktop: splitting full",
         *(f"desktop: lowering {name}" for name in ("train", "predict", "evaluate")),

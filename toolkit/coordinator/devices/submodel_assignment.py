@@ -1,7 +1,6 @@
 """Which submodel a device that enrols gets, where its kind leaves that to a plan."""
 
 import datetime
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -61,12 +60,7 @@ def planner(
     """
     if not any(kind.planned for kind in config.devices):
         return None
-    start = time.monotonic()
-
-    def report(stage: str) -> None:
-        say(f"[{time.monotonic() - start:6.1f} s] {stage}")
-
-    workloads = Workloads(model.module, config.input_shape, config.training, report=report)
+    workloads = Workloads(model.module, config.input_shape, config.training)
     names = specs(model.module, config.input_shape, config.training.batch_size)
     known, impossible = looked_at(workloads, names)
     return Planner(tuple(known), impossible)
