@@ -100,7 +100,7 @@ def describe(submodel: Submodel, full: Submodel) -> Inspection:
         capacity=counts.capacity(full.counts),
         bytes=submodel.bytes,
         exchanged_params=counts.exchanged,
-        layers=submodel.treatments,
+        layers=submodel.layer_decisions,
         note=note(submodel, full),
     )
 

@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from device_agent.formats.manifest import Dtype
 from exporters.programs import source_lines
 from exporters.programs.captured import Captured
+from exporters.programs.input_shapes import wrong_input_shape
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.model_checks import (
     check_deterministic,
@@ -57,7 +58,13 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     that is not (batch, classes).
     """
     check_parameters(model)
-    training, dtype = record_either_way(model, sample_shape)
+    try:
+        training, dtype = record_either_way(model, sample_shape)
+    except ModelError as error:
+        explained = wrong_input_shape(model, sample_shape)
+        if explained is None:
+            raise
+        raise explained from error
     inference = record(model, sample_shape, dtype, training=False)
     check_sizes(training)
     check_kinds(training)

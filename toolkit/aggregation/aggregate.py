@@ -18,12 +18,13 @@ from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.submodel_strength import strength, trainable
 from toolkit.aggregation.update_validation import check_update, is_statistic
 from toolkit.aggregation.weighted_mean import Mean
-from toolkit.families import family_named
+from toolkit.families import recovering_family
+from toolkit.submodels.family import Family
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.spec import parse_spec
-from toolkit.submodels.submodel import Family, Shapes, shapes_of
-from toolkit.submodels.tensor_slices import by_parameter, held_shapes, places
+from toolkit.submodels.submodel import Shapes, shapes_of
+from toolkit.submodels.tensor_slices import group_by_global_tensor, slice_shapes, slices_by_tensor
 
 Received = tuple[UpdateRecord, Mapping[str, np.ndarray]]
 """An update as `read_update` returns it."""
@@ -78,7 +79,7 @@ class Aggregation:
         check_update(record, arrays, self.model.tensors)
         tensors = {name: torch.from_numpy(np.asarray(array)) for name, array in arrays.items()}
         spec = parse_spec(record.submodel)
-        family, weight = family_named(spec.family), self._weight(record)
+        family, weight = recovering_family(spec), self._weight(record)
         self.trained |= {e.stands_for or "" for e in record.tensors if e.role == "parameter"}
         if family.averages_factors:
             self._add_factors(spec.head, family, record, tensors, weight)
@@ -158,8 +159,8 @@ class Aggregation:
     def _add_recovered(
         self, family: Family, tensors: Mapping[str, Tensor], table: Table, weight: float
     ) -> None:
-        recovered = recover(family, tensors, table, held_shapes(table, self.shapes))
-        self.mean.add(recovered, weight, places(table, self.shapes))
+        recovered = recover(family, tensors, table, slice_shapes(table, self.shapes))
+        self.mean.add(recovered, weight, slices_by_tensor(table, self.shapes))
 
 
 def recover(
@@ -179,7 +180,7 @@ def recover(
     named = {entry.stands_for for entry in table}
     for odd in sorted(map(str, named ^ recovered.keys())):
         raise UpdateError(
-            f"An update gives factors of {odd!r}, of which the family {family.name!r} makes "
+            f"An update gives factors of {odd!r}, of which the family {family.form.family!r} makes "
             "nothing: it is not of the submodel that it names."
         )
     for name, value in recovered.items():
@@ -194,14 +195,14 @@ def recover(
 def check_recovers(family: Family, table: Table, shapes: Shapes) -> None:
     """Raise UpdateError as `recover` would, from the shapes in `table` alone."""
     tensors = {entry.name: torch.empty(entry.shape, device="meta") for entry in table}
-    recover(family, tensors, table, held_shapes(table, shapes))
+    recover(family, tensors, table, slice_shapes(table, shapes))
 
 
 def _lacking(
     family: Family, tensors: Mapping[str, Tensor], table: Table, shapes: Shapes
 ) -> str | None:
     """The global tensor that `family` cannot recover for lack of a factor."""
-    for name, entries in by_parameter(table).items():
+    for name, entries in group_by_global_tensor(table).items():
         try:
             family.recover(tensors, entries, shapes)
         except KeyError:

@@ -14,7 +14,7 @@ from profiles.errors import SpecError
 from toolkit.channels.channel_tracking import follow
 from toolkit.channels.channel_units import Kept
 from toolkit.channels.operator_call import Followed, Layer, Need
-from toolkit.submodels.tensor_slices import Part, held
+from toolkit.submodels.tensor_slices import Ranges, take_slice
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Narrowed:
     """A model with fewer channels. `parts` has only those tensors that became smaller."""
 
     captured: Captured
-    parts: dict[str, Part]
+    parts: dict[str, Ranges]
     layers: dict[str, Layer]
     kept: Kept
 
@@ -47,7 +47,7 @@ def narrow(captured: Captured, ratio: Fraction) -> Narrowed:
     }
 
     def smaller(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {n: held(t, parts[n]) if n in parts else t for n, t in tensors.items()}
+        return {n: take_slice(t, parts[n]) if n in parts else t for n, t in tensors.items()}
 
     tensors = smaller(captured.tensors)
     small = replace(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from toolkit.families import family_named
+from toolkit.families import recovering_family
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.submodel import Submodel, shapes_of
@@ -35,7 +35,8 @@ def fit(submodel: Submodel, values: Mapping[str, Tensor], weights: GlobalModel) 
     table = [e for e in submodel.program.tensors if e.factor is not None]
     if not table:
         return None
-    composed = family_named(submodel.spec.family).recover(values, table, shapes_of(weights.tensors))
+    family = recovering_family(submodel.spec)
+    composed = family.recover(values, table, shapes_of(weights.tensors))
     lost, norms = {}, {}
     for name, value in composed.items():
         dense = value.dense() if isinstance(value, Product) else value

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from toolkit.factorization.decompose_weights import compose
-from toolkit.submodels.weighted_layers import Convolution, keep_settings
+from toolkit.submodels.weighted_layers import Convolution, copy_settings
 
 
 def factors_for(weight: Tensor, rank: int) -> nn.ParameterList:
@@ -33,7 +33,7 @@ class TensorizedConvolution(nn.Module):
 
     def __init__(self, dense: Convolution, rank: int) -> None:
         super().__init__()
-        keep_settings(self, dense)
+        copy_settings(self, dense)
         self.factors = factors_for(dense.weight, rank)
         self.bias = dense.bias
         self.groups, self.stride, self.dilation = dense.groups, dense.stride, dense.dilation
@@ -84,7 +84,7 @@ class TensorizedLinear(nn.Module):
 
     def __init__(self, dense: nn.Linear, rank: int) -> None:
         super().__init__()
-        keep_settings(self, dense)
+        copy_settings(self, dense)
         self.factors = factors_for(dense.weight, rank)
         self.bias = dense.bias
 

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from toolkit.factorization.decompose_weights import unroll
 from toolkit.factorization.factorizer import Factorizer
 from toolkit.submodels.matrix_product import Product
-from toolkit.submodels.weighted_layers import Convolution, keep_settings
+from toolkit.submodels.weighted_layers import Convolution, copy_settings
 
 
 def groups_of(weight: Tensor, groups: int) -> tuple[Tensor, ...]:
@@ -110,7 +110,7 @@ class FactorizedConvolution(nn.Module):
 
     def __init__(self, dense: Convolution, rank: int) -> None:
         super().__init__()
-        keep_settings(self, dense)
+        copy_settings(self, dense)
         inner = rank * dense.groups
         self.u = one_axis(dense, 0, dense.in_channels, inner, bias=False)
         self.v = one_axis(dense, 1, inner, dense.out_channels, bias=False)
@@ -159,7 +159,7 @@ class FactorizedLinear(nn.Module):
 
     def __init__(self, dense: nn.Linear, rank: int) -> None:
         super().__init__()
-        keep_settings(self, dense)
+        copy_settings(self, dense)
         self.u = nn.Linear(dense.in_features, rank, bias=False)
         self.v = nn.Linear(rank, dense.out_features, bias=False)
         self.v.register_parameter("bias", bias_of(dense))
@@ -177,7 +177,7 @@ class FactorizedRecurrence(nn.Module):
 
     def __init__(self, dense: nn.RNNBase, ranks: Mapping[str, int]) -> None:
         super().__init__()
-        keep_settings(self, dense)
+        copy_settings(self, dense)
         own = dict(dense.named_parameters())
         # Products as large as a new layer's weights: larger ones explode over many steps.
         sizes = {k: (*own[k].shape, r) for k, r in ranks.items()}

@@ -29,10 +29,10 @@ from exporters.programs.training_signatures import apply, evaluate, run, sample_
 from toolkit.personal.tensorized_model import Tensorized, distance, personal
 from toolkit.submodels.capacity import Counts, activations, macs
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.one_step_submodel import optimizer_of
+from toolkit.submodels.one_step_submodel import make_optimizer
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.submodel import LayerDecision, Submodel, count
-from toolkit.submodels.tensor_entries import dense_entries, statistics_role
+from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
 from toolkit.submodels.training_config import TrainingConfig
 
 
@@ -55,7 +55,7 @@ def personal_optimizer(training: TrainingConfig) -> Optimizer:
     own = replace(training, proximal=0.0)
     if own.optimizer == "sgd" and own.momentum > 0:
         own = replace(own, optimizer="nesterov")
-    return optimizer_of(own, counter="personal_steps")
+    return make_optimizer(own, counter="personal_steps")
 
 
 def initialise_step(tensorized: Tensorized) -> ProgramSignature:
@@ -128,7 +128,7 @@ def bi_level(
     factors: Callable[[GlobalModel], dict[str, Tensor]],
     *,
     local_name: str,
-    treatments: Sequence[LayerDecision] = (),
+    layer_decisions: Sequence[LayerDecision] = (),
     compressed: GraphModule | None = None,
 ) -> Submodel:
     """A submodel that trains so; `factors` gives the numbers of the tensorized parameters.
@@ -136,10 +136,10 @@ def bi_level(
     `compressed` predicts with the factors: a graph in which they are called as in
     `Tensorized.values`.
     """
-    tracked = dense_entries(captured, captured.buffers, statistics_role(training))
+    tracked = dense_tensor_entries(captured, captured.buffers, statistics_role(training))
     buffers = [entry for entry in tracked if entry.role == "buffer"]
     still = [entry for entry in tracked if entry.role == "frozen"]
-    frozen = (*still, *dense_entries(captured, captured.frozen, "frozen"))
+    frozen = (*still, *dense_tensor_entries(captured, captured.frozen, "frozen"))
     optimizer = personal_optimizer(training)
 
     def names(name: str) -> str:
@@ -221,6 +221,6 @@ def bi_level(
             macs=macs(captured.training, training.batch_size),
             exchanged=shared + sum(count(e.shape) for e in buffers),
         ),
-        treatments=tuple(treatments),
+        layer_decisions=tuple(layer_decisions),
         cut=cut,
     )

@@ -13,7 +13,7 @@ from device_agent.formats.manifest import TensorEntry
 from exporters.programs.captured import Captured
 from exporters.programs.program import Tensors
 from toolkit.factorization.decompose_weights import compose, products_by_mode
-from toolkit.submodels.tensor_entries import dense_entries
+from toolkit.submodels.tensor_entries import dense_tensor_entries
 
 
 def personal(name: str) -> str:
@@ -45,7 +45,7 @@ class Tensorized:
             for mode, size in enumerate(captured.shape(name))
         )
         dense = [name for name in self.names if name not in self.ranks]
-        self.dense = dense_entries(captured, dense, "parameter")
+        self.dense = dense_tensor_entries(captured, dense, "parameter")
         self.personal = tuple(
             TensorEntry(
                 name=personal(name),

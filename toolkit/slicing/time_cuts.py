@@ -20,7 +20,7 @@ from exporters.recurrence.lstm_recording import lstm_shapes_only
 from profiles.errors import SpecError
 from toolkit.submodels.capacity import elements, lstm_nodes, recurrent_steps
 from toolkit.submodels.cut_points import Cutter, is_recordable, steps
-from toolkit.submodels.graph_edit import Edit
+from toolkit.submodels.graph_edit import GraphEditor
 
 aten = torch.ops.aten
 STATES = (1, 2)
@@ -123,7 +123,7 @@ def recording(part: GraphModule, skip: int) -> GraphModule:
     source, lstm = input_node(part), next(lstm_nodes(part))
     layers, end = layers_of(lstm), recurrent_steps(lstm)
     part.graph.erase_node(part.graph.find_nodes(op="output")[0])
-    edit = Edit(part.graph, source)
+    edit = GraphEditor(part.graph, source)
     with part.graph.inserting_before(lstm):
         first = edit.add(aten.slice.Tensor, source, 1, 0, skip)
         begin = [edit.add(aten.slice.Tensor, state, 0, 0, layers) for state in states(lstm)]
@@ -131,7 +131,7 @@ def recording(part: GraphModule, skip: int) -> GraphModule:
     assert isinstance(parameters, list | tuple)
     own = parameters[: len(parameters) // 2] if lstm.args[7] else parameters
     lstm.args = (first, begin, own, *lstm.args[3:7], False, lstm.args[8])
-    edit.measure(lstm)
+    edit.update_shape(lstm)
     pieces = [edit.add(operator.getitem, lstm, place) for place in STATES]
     pieces = [edit.add(aten.transpose.int, piece, 0, 1) for piece in pieces]
     pieces.append(edit.add(aten.slice.Tensor, source, 1, skip, end))
@@ -147,7 +147,7 @@ def resumed(part: GraphModule, skip: int) -> GraphModule:
     features = int(source.meta["val"].shape[2])
     widths = [layers * int(state.meta["val"].shape[2]) for state in states(lstm)]
     bounds = [0, *accumulate((*widths, remaining * features))]
-    edit = Edit(part.graph, source)
+    edit = GraphEditor(part.graph, source)
     source.meta["val"] = edit.empty_rows(bounds[-1])
     with part.graph.inserting_before(lstm):
         *rows, inputs = (edit.add(aten.slice.Tensor, source, 1, a, b) for a, b in pairwise(bounds))
@@ -160,10 +160,10 @@ def resumed(part: GraphModule, skip: int) -> GraphModule:
             begin.append(edit.add(aten.cat.default, [known, backward], 0))
         sequence = edit.add(aten.reshape.default, inputs, [-1, remaining, features])
     lstm.args = (sequence, begin, *lstm.args[2:])
-    edit.measure(lstm)
+    edit.update_shape(lstm)
     changed = list(lstm.users)
     for node in changed:
-        edit.measure(node)
+        edit.update_shape(node)
         changed += [user for user in node.users if user.target is aten.slice.Tensor]
     return finished(part)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from toolkit.aggregation.aggregate import Aggregation, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.tensor_slices import Part
+from toolkit.submodels.tensor_slices import Ranges
 from updates import OLD, assert_model, entry, full_update, numbers, record_of, refused
 
 GLOBAL = (6, 5)
@@ -101,6 +101,6 @@ def test_factors_of_a_part() -> None:
         ((((0, 2),), ((0, 2),)), (2, 3), r"shape \(2, 3\); the global model has \(2, 2\) there"),
     ],
 )
-def test_malformed_parts_are_refused(part: Part, shape: tuple[int, ...], words: str) -> None:
+def test_malformed_parts_are_refused(part: Ranges, shape: tuple[int, ...], words: str) -> None:
     table = (entry("w", shape, "w", part=part),)
     refused((record_of("full", 1, table), {"w": np.zeros(shape, np.float32)}), words)

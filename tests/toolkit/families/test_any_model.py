@@ -22,7 +22,7 @@ from edgetailor import TrainingConfig, split
 from exporters.programs.capture import capture
 from foreign_models import CLASSES, FOREIGN, Tied
 from profiles.errors import ModelError, SpecError
-from toolkit.families import family_named
+from toolkit.families import recovering_family
 from toolkit.submodels.cut_points import Cutter
 from toolkit.submodels.global_model import GlobalModel, from_model
 from toolkit.submodels.submodel import Submodel
@@ -217,7 +217,7 @@ def test_recovering_what_was_cut_is_the_dense_twin(c: Case) -> None:
     table = [e for e in c.submodel.program.tensors if e.role in ("parameter", "buffer")]
     model = GlobalModel(c.model.state_dict())
     shapes = {n: tuple(v.shape) for n, v in model.tensors.items()}
-    family = family_named(c.submodel.spec.family)
+    family = recovering_family(c.submodel.spec)
     came = family.recover({e.name: c.state[e.name] for e in table}, table, shapes)
     expected = composed(c.submodel, c.state)
     assert came.keys() == {e.stands_for for e in table}

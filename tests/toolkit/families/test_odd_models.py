@@ -264,7 +264,7 @@ def test_layers_asked_for_their_tensors(spec: str) -> None:
     # Asked only: what is computed does not depend on them, so that factors can take their place.
     net = Net(lambda own, y: y.to(own.b.weight.dtype)[:, : len(own.b.weight) + len(own.b.bias)])
     submodel = split(net, spec, (6,))
-    assert any(t.layer == "b" and t.form != "dense" for t in submodel.treatments)
+    assert any(t.layer == "b" and t.form != "dense" for t in submodel.layer_decisions)
 
 
 @pytest.mark.parametrize("spec", ["low-rank:0.3,keep=1", "slice:b+low-rank:0.3", "cp:2.0"])

@@ -224,7 +224,7 @@ def test_table_10_of_embracingfl() -> None:
     assert [f"{c.capacity(counts[0]):.2f}" for c in counts[1:]] == ["0.43", "0.18"]
 
 
-def test_parts_and_treatments_say_what_is_left() -> None:
+def test_parts_and_layer_decisions_say_what_is_left() -> None:
     case = CASES["concatenating"]
     submodel = submodel_of(case.build(*case.widths), case, "width:0.4")
     parts = {entry.name: entry.part for entry in submodel.program.tensors if entry.stored}
@@ -233,7 +233,7 @@ def test_parts_and_treatments_say_what_is_left() -> None:
     assert parts["bn.running_mean"] == (pieces,)
     assert parts["classifier.weight"] == (((0, 4),), pieces)
     assert parts["classifier.bias"] is None
-    forms = {treatment.layer: treatment.form for treatment in submodel.treatments}
+    forms = {d.layer: d.form for d in submodel.layer_decisions}
     assert forms["join"] == "11 of 24 channels in, 3 of 6 out"
     assert forms["classifier"] == "11 of 24 channels in, 4 of 4 out"
 

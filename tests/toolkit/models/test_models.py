@@ -135,9 +135,9 @@ TDPFED = {
 @pytest.mark.parametrize("name", TDPFED)
 def test_ranks_of_tdpfed(name: str) -> None:
     for place, rate in enumerate((1.5, 2)):
-        treatments = split(build(name), f"cp:{rate}", SHAPES[name]).treatments
+        decisions = split(build(name), f"cp:{rate}", SHAPES[name]).layer_decisions
         ranks = {layer: f"CP rank {both[place]}" for layer, both in TDPFED[name].items()}
-        assert {t.layer: t.form for t in treatments} == ranks
+        assert {d.layer: d.form for d in decisions} == ranks
 
 
 def test_transposed_convolutions_count() -> None:

@@ -142,8 +142,8 @@ def test_what_is_trained_and_what_is_frozen() -> None:
     assert train.inputs[0].shape == (None, 2 * WIDTH + (LENGTH - 4) * WIDTH)
     assert train.inputs[0].dtype == "float32"
     assert submodel.program.signatures[0].inputs[0].dtype == "int64"
-    (treatment,) = submodel.treatments
-    assert treatment.layer == "the first 4 steps of lstm"
+    (decision,) = submodel.layer_decisions
+    assert decision.layer == "the first 4 steps of lstm"
 
 
 class Sequence(nn.Module):
