@@ -1,15 +1,12 @@
 """Checks that need no torch. Every command runs them first, so that a typo is refused at once."""
 
-import importlib.util
-import pkgutil
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 
 from device_agent.training.data_functions import is_reference
 from profiles.errors import DataError, InputError, SpecError
 from toolkit.cli.model_reference import check_reference
-from toolkit.submodels.spec import parse_spec
+from toolkit.families import check_spec
 
 
 def check_model(reference: str, weights: Path | None = None) -> None:
@@ -45,7 +42,7 @@ def check_data(source: str) -> None:
 
 
 def check_specs(specs: Iterable[str]) -> None:
-    """Raise SpecError for a spec that cannot be read or that names no family."""
+    """Raise SpecError for the first spec that no model could satisfy."""
     for spec in specs:
         check_spec(spec)
 
@@ -62,25 +59,3 @@ def check_some_spec(specs: Iterable[str]) -> None:
             return
     if errors:
         raise errors[0]
-
-
-def check_spec(text: str) -> None:
-    """Raise SpecError if `text` cannot be read or names no family."""
-    names = family_names()
-    for part in parse_spec(text).nested():
-        if part.family not in names:
-            near = get_close_matches(part.family, names, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise SpecError(
-                f"Unknown family {part.family!r}.{hint} Use one of {', '.join(names)}.",
-                code="spec.unknown-family",
-                family=part.family,
-            )
-
-
-def family_names() -> list[str]:
-    """The families by their files: importing them would import torch."""
-    room = importlib.util.find_spec("toolkit.families")
-    assert room is not None
-    modules = pkgutil.iter_modules(room.submodule_search_locations)
-    return sorted(module.name.replace("_", "-") for module in modules)

@@ -7,9 +7,10 @@ from typing import Literal
 
 import click
 
-from toolkit.cli.early_checks import check_model, check_readable, check_specs
+from toolkit.cli.early_checks import check_model, check_specs
 from toolkit.cli.options import model_options, training_options
-from toolkit.exporting.output_places import check_all_places
+from toolkit.exporting.output_places import check_places
+from toolkit.exporting.tier_files import read_tiers, tiers_of
 from toolkit.submodels.training_config import TrainingConfig
 from toolkit.terminal_output import show_stages
 
@@ -102,10 +103,10 @@ def export(
     if specs and tiers_file is not None:
         raise click.UsageError("Give --submodel or --tiers, not both.")
     check_specs(specs)
-    if tiers_file is not None:
-        check_readable(tiers_file)
-    else:
-        check_all_places(out, specs or ["full"], save_weights, force)
+    several = tiers_file is not None or len(specs) > 1
+    wanted = tiers_of(specs or ["full"]) if tiers_file is None else read_tiers(tiers_file)
+    for tier in wanted:
+        check_places(out / tier.name if several else out, save_weights, force)
     check_model(model, weights)
 
     show_stages()
@@ -128,14 +129,13 @@ def export(
         force=force,
         dry_run=dry_run,
     )
-    if tiers_file is None and len(specs) < 2:
+    if not several:
         result = model_export.export_bundle(request)
         if as_json:
             click.echo(json.dumps(model_export.as_json(result), indent=1))
         else:
             result_tables.show_export(result, batch)
         return
-    wanted = tiers.read_tiers(tiers_file) if tiers_file is not None else tiers.tiers_of(specs)
     results = tiers.export_tiers(request, wanted)
     if as_json:
         click.echo(json.dumps(tiers.tiers_as_json(results), indent=1))

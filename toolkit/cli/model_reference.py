@@ -35,10 +35,10 @@ def check_reference(reference: str) -> None:
     module_name, colon, name = reference.partition(":")
     if not (module_name and colon and name):
         raise ModelError(
-            f"Invalid model reference {reference!r}: write package.module:callable, for example "
+            f"Invalid model {reference!r}: write package.module:callable, for example "
             "toolkit.models:resnet20.",
             code="model.invalid-reference",
-            reference=reference,
+            model=reference,
         )
     found = _find_module(reference, module_name)
     source = None if found is None else _source_of(found)
@@ -52,8 +52,9 @@ def check_reference(reference: str) -> None:
     raise ModelError(
         f"Module {module_name} has no callable {name!r}. {hint}",
         code="model.unknown-callable",
-        reference=reference,
-        near=near,
+        model=reference,
+        module=module_name,
+        callable=name,
     )
 
 
@@ -96,10 +97,9 @@ def _refuse_module(reference: str, module_name: str, missing: str, path: list[st
     raise ModelError(
         f"Cannot import {module_name}: No module named {missing!r}.{hint} Modules are looked for "
         "in the current folder and among the installed packages.",
-        code="model.unknown-module",
-        reference=reference,
+        code="model.cannot-import",
+        model=reference,
         module=missing,
-        near=near,
     )
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from toolkit.cli.early_checks import check_readable
+from toolkit.cli.early_checks import check_model
 
 
 @click.command()
@@ -16,7 +16,10 @@ def serve(config: Path) -> None:
     hand it to the device: edgetailor-agent join URL --token-file FILE. The interface is described
     at URL/docs.
     """
-    check_readable(config)
+    from toolkit.coordinator.federation_config import load_config
+
+    found = load_config(config)
+    check_model(found.model, found.weights)
 
     from toolkit.coordinator.server import serve as serve_config
 

@@ -1,7 +1,6 @@
 """Where an export may write. Needs no torch, so that a command checks it before anything else."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from device_agent.formats.atomic_files import check_file_place
@@ -43,19 +42,6 @@ def check_places(out: Path, save_weights: Path | None = None, force: bool = Fals
             out=str(out),
         )
     check_file_place(save_weights, force)
-
-
-def check_all_places(
-    out: Path, specs: Sequence[str], save_weights: Path | None = None, force: bool = False
-) -> None:
-    """Refuse places for the bundles of `specs`: one is `out` itself, several are below it.
-
-    Raises:
-        InputError: See `check_places`.
-    """
-    several = len(specs) > 1
-    for spec in specs:
-        check_places(out / folder_name(spec) if several else out, save_weights, force)
 
 
 def folder_name(spec: str) -> str:

@@ -3,12 +3,9 @@
 import logging
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any
 
-from pydantic import Field, model_validator
-
-from profiles.errors import EdgeTailorError, InputError
+from profiles.errors import EdgeTailorError
 from toolkit.exporting.model_export import (
     EXPORT_VERSION,
     Exported,
@@ -18,23 +15,10 @@ from toolkit.exporting.model_export import (
     load_origin,
     save_weights,
 )
-from toolkit.exporting.output_places import check_places, folder_name
-from toolkit.toml_files import Place, Table, Tier, read_table, repeated
+from toolkit.exporting.output_places import check_places
+from toolkit.toml_files import Tier
 
 logger = logging.getLogger(__name__)
-
-
-class TierFile(Table):
-    """All of a file of tiers."""
-
-    tiers: Annotated[tuple[Tier, ...], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _unique(self) -> Self:
-        twice = repeated([tier.name for tier in self.tiers])
-        if twice:
-            raise ValueError(f"tiers are named twice: {twice}; give each its own name")
-        return self
 
 
 @dataclass(frozen=True)
@@ -44,23 +28,6 @@ class TierResult:
     tier: Tier
     exported: Exported | None = None
     error: EdgeTailorError | None = None
-
-
-def read_tiers(path: Path) -> tuple[Tier, ...]:
-    """The tiers in the TOML file at `path`. Raises InputError naming file and key."""
-    return read_table(path, TierFile, _known_keys).tiers
-
-
-def tiers_of(specs: Sequence[str]) -> tuple[Tier, ...]:
-    """A tier for each of `specs`, named after it: `low-rank:0.25,keep=3` as low-rank-0.25-keep-3.
-
-    Raises InputError where two have one name.
-    """
-    tiers = tuple(Tier.model_construct(name=folder_name(spec), submodel=spec) for spec in specs)
-    twice = repeated([tier.name for tier in tiers])
-    if twice:
-        raise InputError(f"Several submodels would be written to {twice}; give each of them once.")
-    return tiers
 
 
 def export_tiers(request: Request, tiers: Sequence[Tier]) -> list[TierResult]:
@@ -112,7 +79,3 @@ def _as_json(result: TierResult) -> dict[str, object]:
     if result.error is not None:
         found |= {"error": str(result.error), "exit_code": result.error.exit_code}
     return found
-
-
-def _known_keys(place: Place) -> list[str]:
-    return list(Tier.model_fields if len(place) > 1 else TierFile.model_fields)

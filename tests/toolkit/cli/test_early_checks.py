@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from commands import ROOT, refusal, run
-from profiles.errors import ModelError
 from refusals import refused
-from toolkit.cli.early_checks import check_spec, check_specs, family_names
+from toolkit.cli.early_checks import check_some_spec, check_specs
 from toolkit.cli.model_reference import check_reference
-from toolkit.families import FAMILIES
 
 SHAPE = ("--input-shape", "1,6,6")
 MODEL = ("toolkit.models:resnet20", *SHAPE)
@@ -23,20 +21,22 @@ def torchless(tmp_path: Path) -> Path:
     blocked = tmp_path / "blocked"
     blocked.mkdir()
     (blocked / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    (tmp_path / "tiers.toml").write_text('[[tiers]]\nname = "board"\nsubmodel = "slide:0.5"\n')
     return tmp_path
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("inspect", *MODEL, "--submodel", "lowrank:0.25"), "Did you mean 'low-rank'?"),
-        (("inspect", *MODEL, "--submodel", "full:"), "'full:' is "),
+        (("inspect", *MODEL, "--submodel", "lowrank:0.25"), "did you mean 'low-rank'?"),
+        (("inspect", *MODEL, "--submodel", "full:"), "'full:'"),
         (("inspect", "toolkit.models:resnet21", *SHAPE), "Did you mean resnet20 or resnet"),
         (("inspect", "toolkit.model:resnet20", *SHAPE), "Did you mean models or "),
         (("inspect", *MODEL, "--weights", "w"), "w cannot be read: No such file or directory."),
-        (("export", *MODEL, "--out", "b", "--submodel", "widht:0.5"), "Did you mean 'width'?"),
+        (("export", *MODEL, "--out", "b", "--submodel", "widht:0.5"), "did you mean 'width'?"),
         (("export", *MODEL, "--out", "blocked"), "blocked exists already"),
         (("export", *MODEL, "--out", "b", "--tiers", "t.toml"), "t.toml cannot be read"),
+        (("export", *MODEL, "--out", "b", "--tiers", "tiers.toml"), "did you mean 'slice'?"),
         (("plan", *MODEL, "--profile", "toaster"), "'toaster'"),
         (("plan", *MODEL, "--profile", "android-low", "--submodel", "cpp:2"), "'cp'"),
         (("plan", "toolkit.models:vgg9", *SHAPE, "--profile", "android-low"), "mean vgg8?"),
@@ -45,6 +45,7 @@ def torchless(tmp_path: Path) -> Path:
         (("aggregate", "global", "one", "--out", "new"), "global cannot be read"),
         (("demo", "--out", "blocked"), "blocked exists already"),
         (("serve", "fleet.toml"), "fleet.toml cannot be read"),
+        (("serve", "tiers.toml"), "tiers.toml"),
         (("report", "full.json"), "full.json cannot be read"),
     ],
 )
@@ -56,11 +57,12 @@ def test_a_typo_is_refused_without_torch(
     assert said in refusal(done)
 
 
-def test_every_family_is_known_without_importing_it() -> None:
-    assert family_names() == sorted(FAMILIES)
+def test_specs_that_no_model_could_satisfy() -> None:
     check_specs(["full", "low-rank:0.25", "slice:0.42+low-rank:0.25"])
-    with refused("spec.unknown-family", family="lowrank"):
-        check_spec("slice:0.42+lowrank:0.25")
+    check_some_spec(["lowrank:0.25", "full"])
+    for check in (check_specs, check_some_spec):
+        with refused("spec.unknown-family", family="lowrank"):
+            check(["slice:0.42+lowrank:0.25"])
 
 
 MODULE = """
@@ -115,7 +117,7 @@ def test_every_way_to_bind_a_name_counts(here: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["inside", "local", "PurePath", "numpy"])
 def test_names_that_a_module_does_not_have(here: Path, name: str) -> None:
     (here / "bindings.py").write_text(MODULE)
-    with refused("model.unknown-callable", reference=f"bindings:{name}"):
+    with refused("model.unknown-callable", module="bindings", callable=name):
         check_reference(f"bindings:{name}")
 
 
@@ -158,14 +160,16 @@ def test_no_module_is_run(here: Path) -> None:
     for name in ("__init__", "nets"):
         (here / "loud" / f"{name}.py").write_text("raise SystemExit('it ran')\n\ndef tiny(): ...\n")
     check_reference("loud.nets:tiny")
-    with pytest.raises(ModelError, match="Did you mean tiny"):
+    with refused("model.unknown-callable", callable="tinny") as caught:
         check_reference("loud.nets:tinny")
-    with refused("model.unknown-module", module="loud.nest", near=["nets"]):
+    assert "Did you mean tiny?" in str(caught.value)
+    with refused("model.cannot-import", module="loud.nest") as caught:
         check_reference("loud.nest:tiny")
+    assert "Did you mean nets?" in str(caught.value)
     assert "loud" not in sys.modules
 
 
 @pytest.mark.parametrize("reference", ["", "nets", "nets:", ":tiny"])
 def test_texts_that_are_not_references(reference: str) -> None:
-    with refused("model.invalid-reference", reference=reference):
+    with refused("model.invalid-reference", model=reference):
         check_reference(reference)
