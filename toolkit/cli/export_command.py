@@ -8,7 +8,7 @@ from typing import Literal
 import click
 
 from toolkit.cli.early_checks import check_model, check_specs
-from toolkit.cli.options import model_options, training_options
+from toolkit.cli.options import LIST_AS_JSON, WithList, model_options, training_options
 from toolkit.exporting.output_places import check_places
 from toolkit.exporting.tier_files import read_tiers, tiers_of
 from toolkit.submodels.training_config import TrainingConfig
@@ -18,16 +18,20 @@ logger = logging.getLogger(__name__)
 
 
 def list_operators(context: click.Context, option: click.Parameter, asked: bool) -> None:
-    """Print the coverage table and end."""
+    """Print the table of operators and exit."""
     if not asked:
         return
     from exporters.programs.coverage import document
+    from toolkit.exporting import operator_list
 
-    click.echo(document())
+    if context.meta[LIST_AS_JSON]:
+        click.echo(json.dumps(operator_list.as_json(), indent=1))
+    else:
+        click.echo(document())
     context.exit()
 
 
-@click.command()
+@click.command(cls=WithList)
 @model_options
 @click.option(
     "--submodel", "specs", multiple=True, help="SPEC to export; repeatable.  [default: full]"
@@ -70,7 +74,7 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
     is_eager=True,
     expose_value=False,
     callback=list_operators,
-    help="Print which operators a model may have, and exit.",
+    help="Print the operators that a model may use, and exit.",
 )
 def export(
     model: str,

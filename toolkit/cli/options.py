@@ -10,6 +10,8 @@ from click.core import ParameterSource
 
 from toolkit.submodels.training_config import Loss, Optimizer, TrainingConfig
 
+LIST_AS_JSON = f"{__name__}.list_as_json"
+"""Whether a list is to be printed as JSON, in a context's `meta`."""
 Decorated = Callable[..., Any]
 SEED = click.IntRange(0, 2**31 - 1)
 
@@ -131,6 +133,18 @@ def training_options(command: Decorated) -> Decorated:
     for option in reversed(TRAINING):
         made = option(made)
     return made
+
+
+class WithList(click.Command):
+    """A command with an option that prints a list and exits, as JSON if `--json` is given too.
+
+    Click runs such an option before it reads those behind it, so `--json` is looked for here.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click."""
+        ctx.meta[LIST_AS_JSON] = "--json" in args
+        return super().parse_args(ctx, args)
 
 
 def repeated(context: click.Context, *names: str) -> list[str]:

@@ -11,7 +11,14 @@ import click
 
 from profiles.errors import InputError
 from toolkit.cli.early_checks import check_model, check_specs
-from toolkit.cli.options import HYPERPARAMETERS, model_options, repeated, training_options
+from toolkit.cli.options import (
+    HYPERPARAMETERS,
+    LIST_AS_JSON,
+    WithList,
+    model_options,
+    repeated,
+    training_options,
+)
 from toolkit.submodels.training_config import TrainingConfig
 from toolkit.terminal_output import show_stages
 
@@ -65,16 +72,19 @@ def export_of(submodel: str, model: str, context: click.Context) -> str:
 
 
 def list_profiles(context: click.Context, option: click.Parameter, asked: bool) -> None:
-    """Print the built-in profiles and end."""
+    """Print the built-in profiles and exit."""
     if not asked:
         return
-    from toolkit.planning.plan_display import show_profiles
+    from toolkit.planning.profile_list import profiles_as_json, show_profiles
 
-    show_profiles()
+    if context.meta[LIST_AS_JSON]:
+        click.echo(json.dumps(profiles_as_json(), indent=1))
+    else:
+        show_profiles()
     context.exit()
 
 
-@click.command()
+@click.command(cls=WithList)
 @model_options
 @training_options
 @click.option(

@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 
 from profiles.cost_model.submodel_choice import Candidate, Figure, Row
-from profiles.documents.device_profile import DeviceProfile, built_in, load_device
 from profiles.errors import NothingFitsError
 from profiles.text_formatting import size
 from toolkit.planning.plan import Planned
@@ -175,20 +174,3 @@ def row_as_json(row: Row, chosen: Candidate | None) -> dict[str, Any]:
         ],
         "verdict": why(row, chosen),
     }
-
-
-def show_profiles() -> None:
-    """The built-in device profiles."""
-    rows = table("profile", "device", "memory", "cores")
-    rows.columns[1].justify = "left"
-    for name in built_in():
-        device = load_device(name)
-        memory = "unknown" if device.memory_bytes is None else size(device.memory_bytes)
-        rows.add_row(name, title(device), memory, str(device.cores or "unknown"))
-    Console(highlight=False).print(rows)
-    print("published figures; none is calibrated, so that plans from them know no times")
-
-
-def title(device: DeviceProfile) -> str:
-    """What a person calls the device."""
-    return device.title or device.name

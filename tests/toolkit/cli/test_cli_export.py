@@ -1,5 +1,6 @@
 """`edgetailor export`: what it refuses, and that nothing is left behind then."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ from bundles import everything
 from command_models import TINY
 from commands import edgetailor, refused
 from device_agent.formats.bundle import open_bundle
+from exporters.programs.coverage import GROUPS
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,22 @@ def test_a_failed_export_leaves_nothing(folder: Path) -> None:
     assert re.search(
         r"^Signature 'train' needs the operator aten::grid_sampler_2d_backward", sentence
     )
+
+
+@pytest.mark.parametrize(
+    "options", [("--list-operators", "--json"), ("--json", "--list-operators")]
+)
+def test_operators_as_json(tmp_path: Path, options: tuple[str, str]) -> None:
+    done = edgetailor("export", *options, cwd=tmp_path)
+    assert (done.code, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document.keys() == {"version", "operators", "not_covered"}
+    assert document["version"] == 1
+    assert [one["name"] for one in document["operators"]] == [group.name for group in GROUPS]
+    assert document["not_covered"][-1] == {
+        "name": "grid sampling", "aten_prefixes": ["grid_sampler"], "reason": "no gradient",
+        "instead": "nn.Upsample",
+    }  # fmt: skip
 
 
 def test_a_dry_run_writes_nothing(folder: Path) -> None:

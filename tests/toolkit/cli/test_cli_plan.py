@@ -162,6 +162,16 @@ def test_built_in_profiles_are_listed(tmp_path: Path) -> None:
     )
 
 
+def test_built_in_profiles_as_json(tmp_path: Path) -> None:
+    done = edgetailor("plan", "--list-profiles", "--json", cwd=tmp_path)
+    document = json.loads(done.stdout)
+    assert (done.code, done.stderr, len(document["profiles"])) == (0, "", 11)
+    assert document["profiles"][-1] == {
+        "name": "x86-mini-pc", "title": "x86 mini PC (Beelink S12 Pro)",
+        "memory_bytes": 17_179_869_184, "cores": 4,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
