@@ -24,7 +24,9 @@ class DemoFolder:
         self.devices = self.root / "devices"
         self.bundles = self.root / "bundles"
         self.profiles = self.root / "profiles"
+        self.larger_model = self.root / "larger-model"
         self.logs = self.root / "logs"
+        self.baselines = self.root / "baselines.json"
         self.model = self.root / MODEL
         self.curve = self.root / CURVE
         self.report = self.root / "report.json"

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from profiles.documents.bundle_profile import Duration
 from profiles.text_formatting import counted
+from toolkit.demo import demo_settings
 from toolkit.demo.demo_result import DemoResult, DeviceReport
 
 REPORT_VERSION = 1
@@ -34,7 +35,9 @@ def show(result: DemoResult) -> None:
         f"{counted(result.rounds, 'round')}, in {duration(result.elapsed_s)}",
         style="bold",
     )
-    console.print(f"curve: {result.curve}")
+    for line in comparisons(result):
+        console.print(line)
+    console.print(f"charts: {result.curve}")
     console.print(f"everything: {result.out}")
 
 
@@ -84,6 +87,35 @@ def notes(result: DemoResult) -> list[str]:
         )
     if any(device.profile.peak_bytes is None for device in result.devices):
         lines.append(f"{UNKNOWN}: not measurable on this system.")
+    full = max((d.params for d in result.devices if d.submodel == "full"), default=None)
+    if full is not None and any(_is_cp(d) and d.params > full for d in result.devices):
+        lines.append(
+            "cp: more params than full, as a personal model is trained beside its factors."
+        )
+    return lines
+
+
+def _is_cp(device: DeviceReport) -> bool:
+    return device.submodel.partition(":")[0] == "cp"
+
+
+def comparisons(result: DemoResult) -> list[str]:
+    """How good the baselines are, and what the larger model's submodels take."""
+    lowest, mean, highest = (float(curve[-1]) for curve in result.baselines.alone_range)
+    lines = []
+    if result.baselines.all_full is not None:
+        lines.append(f"all devices full: {result.baselines.all_full[-1]:.1%}")
+    lines.append(f"each device alone: mean {mean:.1%}, from {lowest:.1%} to {highest:.1%}")
+    known = [one for one in result.larger_model if one.above_idle_bytes is not None]
+    if known:
+        peaks = ", ".join(
+            f"{one.submodel} {(one.above_idle_bytes or 0) / 1e6:.0f}" for one in known
+        )
+        lines += [
+            f"{demo_settings.LARGER_NAME}, batch {demo_settings.LARGER_BATCH}, MB above the idle "
+            "agent:",
+            f"  {peaks}",
+        ]
     return lines
 
 
@@ -105,6 +137,17 @@ def as_json(result: DemoResult) -> dict[str, Any]:
         "threads": profile.method.threads,
         "machine": msgspec.to_builtins(profile.machine),
         "devices": [device_json(device) for device in result.devices],
+        "baselines": {
+            "all_full": result.baselines.all_full and list(result.baselines.all_full),
+            "alone": {name: list(curve) for name, curve in result.baselines.alone.items()},
+        },
+        "larger_model": {
+            "model": demo_settings.LARGER_MODEL,
+            "batch_size": demo_settings.LARGER_BATCH,
+            "training_above_idle_bytes": {
+                one.submodel: one.above_idle_bytes for one in result.larger_model
+            },
+        },
     }
 
 

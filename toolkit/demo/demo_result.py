@@ -5,6 +5,7 @@ from pathlib import Path
 
 from device_agent.formats.protocol import RoundResult
 from profiles.documents.bundle_profile import Profile
+from toolkit.demo.baselines import Baselines
 from toolkit.demo.demo_folder import CURVE
 
 
@@ -27,8 +28,28 @@ class DeviceReport:
 
 
 @dataclass(frozen=True)
+class TrainingMemory:
+    """The peak that training a submodel adds to the idle agent, bytes; None: not measurable."""
+
+    submodel: str
+    above_idle_bytes: int | None
+
+
+@dataclass(frozen=True)
 class DemoResult:
-    """A whole demo; `elapsed_s` in seconds, `history` from round 0 (before training) on."""
+    """A whole demo.
+
+    Attributes:
+        out: The demo's folder.
+        seed: Seed of data split and training.
+        all_full: Whether every device trained the full model.
+        held_out_samples: How many samples the global model is judged on.
+        elapsed_s: How long the demo took, in seconds.
+        history: The fleet's rounds, from round 0 (before training) on.
+        devices: What is known about each device.
+        baselines: What the fleet's accuracy is compared with.
+        larger_model: Memory of training on the larger model.
+    """
 
     out: Path
     seed: int
@@ -37,10 +58,12 @@ class DemoResult:
     elapsed_s: float
     history: tuple[RoundResult, ...]
     devices: tuple[DeviceReport, ...]
+    baselines: Baselines
+    larger_model: tuple[TrainingMemory, ...]
 
     @property
     def curve(self) -> Path:
-        """The accuracy curve, a PNG."""
+        """The charts, a PNG: accuracy by round, memory by submodel, traffic by device."""
         return self.out / CURVE
 
     @property

@@ -17,6 +17,12 @@ FLEET = (
     DeviceKind(name="phone", submodel="low-rank:0.5", count=2),
     DeviceKind(name="board", submodel="slice:units.2", count=2),
 )
+LARGER_MODEL = "toolkit.models:vgg8"
+LARGER_NAME = "VGG8 on 32 x 32 images"
+LARGER_SHAPE = (3, 32, 32)
+LARGER_BATCH = 32
+LARGER_SPECS = ("full", "cp:2.0", "low-rank:0.5", "slice:convs.2")
+"""Submodels of the larger model, of the families of the fleet. Only their memory is measured."""
 HELD_OUT = 0.2
 """Share of the digits that no device gets: the global model is judged on them."""
 ALPHA = 0.5

@@ -12,16 +12,20 @@ from device_agent.formats.atomic_files import write_file
 from device_agent.formats.protocol import Status
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import InputError
-from toolkit.demo import demo_fleet, demo_settings, digits_data, submodel_costs
+from toolkit.demo import demo_fleet, demo_settings, digits_data, larger_model, submodel_costs
 from toolkit.demo.accuracy_chart import draw
+from toolkit.demo.baselines import Baselines, read_baselines
 from toolkit.demo.child_processes import Processes, interruptible
 from toolkit.demo.demo_folder import DemoFolder
 from toolkit.demo.demo_report import as_json
-from toolkit.demo.demo_result import DemoResult, DeviceReport
+from toolkit.demo.demo_result import DemoResult, DeviceReport, TrainingMemory
 from toolkit.demo.demo_settings import Member
 from toolkit.demo.live_display import display
 
 logger = logging.getLogger(__name__)
+
+BASELINES_S = 600.0
+"""The longest that training the baselines may take, in seconds."""
 
 
 def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) -> DemoResult:
@@ -40,6 +44,7 @@ def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) 
         held_out, samples = job.deal_out()
         status = job.federate(processes)
         profiles = job.measure(processes)
+        baselines, memory = job.compare(processes, all_full)
     devices = device_reports(job.members, samples, status, profiles)
     result = DemoResult(
         out=out,
@@ -49,6 +54,8 @@ def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) 
         elapsed_s=time.monotonic() - job.start,
         history=tuple(status.history),
         devices=devices,
+        baselines=baselines,
+        larger_model=memory,
     )
     draw(result, folder.curve)
     write_file(folder.report, json.dumps(as_json(result), indent=1).encode() + b"\n")
@@ -98,6 +105,25 @@ class Job:
         """Profiles by submodel."""
         logger.info("Measuring each submodel, one after another")
         return submodel_costs.measure(self.folder, processes, self.members)
+
+    def compare(
+        self, processes: Processes, all_full: bool
+    ) -> tuple[Baselines, tuple[TrainingMemory, ...]]:
+        """What the fleet is compared with, and the memory of a larger model's submodels.
+
+        Peaks of memory do not depend on what else runs, so both happen at the same time.
+        """
+        folder = self.folder
+        logger.info("Training two baselines: all devices full, and each device alone")
+        arguments = [folder.root, self.rounds, self.seed, not all_full]
+        training = processes.start(
+            "baselines", "toolkit.demo.baselines", arguments, stdout=folder.baselines
+        )
+        logger.info("Measuring the memory of %s at the same time", demo_settings.LARGER_NAME)
+        export = larger_model.start_export(folder, processes)
+        measured = larger_model.measure(folder, processes, export)
+        processes.finish([training], BASELINES_S)
+        return read_baselines(folder.baselines), measured
 
 
 def device_reports(
