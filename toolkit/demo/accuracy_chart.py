@@ -67,7 +67,8 @@ def draw_accuracy(axes: Axes, result: DemoResult) -> None:
     heading(
         axes,
         "Accuracy",
-        f"of the global model, or of each device's own,\non {result.held_out_samples} held-out digits",
+        f"of the global model, or of each device's own,\n"
+        f"on {result.held_out_samples} held-out digits",
     )
     axes.set(ylim=(0, 1.03), xlim=(-0.3, rounds[-1] + 0.3))
     axes.set_xlabel("round (0: before training)", color=INK)

@@ -13,7 +13,7 @@ from toolkit.demo.demo_folder import DemoFolder
 from toolkit.demo.demo_result import TrainingMemory
 from toolkit.exporting.output_places import folder_name
 
-LIMIT_S = 240.0
+LIMIT_S = 900.0
 """The longest that an export of all submodels, or one profile, may take, in seconds."""
 RUNS = 5
 """Counted runs of each phase; peaks hardly differ from run to run."""

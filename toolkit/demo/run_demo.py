@@ -24,7 +24,7 @@ from toolkit.demo.live_display import display
 
 logger = logging.getLogger(__name__)
 
-BASELINES_S = 600.0
+BASELINES_S = 1800.0
 """The longest that training the baselines may take, in seconds."""
 
 
