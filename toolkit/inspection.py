@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from torch import nn
 
 from exporters.programs.capture import capture
-from profiles.errors import ModelError, SpecError
+from profiles.errors import EdgeTailorError, ModelError, SpecError
 from toolkit.splitting import split
 from toolkit.submodels.capacity import activations, parameter_count
 from toolkit.submodels.cut_points import Cutter
@@ -38,10 +38,15 @@ class Inspection:
 
 @dataclass(frozen=True)
 class NotPossible:
-    """A submodel that the model cannot give, and why."""
+    """A submodel that is not possible for the model, and the error that says why."""
 
     submodel: str
-    error: str
+    cause: EdgeTailorError
+
+    @property
+    def error(self) -> str:
+        """The reason, for people."""
+        return str(self.cause)
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def inspect_each(
         try:
             return describe(split(model, spec, sample_shape, training), full)
         except (SpecError, ModelError) as error:
-            return NotPossible(spec, str(error))
+            return NotPossible(spec, error)
 
     return [look(spec) for spec in specs]
 
@@ -162,8 +167,15 @@ def as_json(
     """The document that `inspect --json` prints; with `--cut-points` it has the `places`."""
     document: dict[str, object] = {
         "version": INSPECTION_VERSION,
-        "submodels": [asdict(i) for i in inspections],
+        "submodels": [_entry(found) for found in inspections],
     }
     if places is not None:
         document["cut_points"] = [asdict(place) for place in places]
     return document
+
+
+def _entry(found: Inspection | NotPossible) -> dict[str, object]:
+    """One entry of the document."""
+    if isinstance(found, Inspection):
+        return asdict(found)
+    return {"submodel": found.submodel, "error": found.error, "code": found.cause.code}

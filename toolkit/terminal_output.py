@@ -26,16 +26,15 @@ class StageHandler(logging.Handler):
 
 
 def show_stages() -> None:
-    """Print on stderr what the server side logs, for the rest of this process.
+    """Print the server side's log on stderr as stages, for the rest of this process.
 
-    A second call starts the clock again.
+    The handler replaces others of these packages, which would print every line again.
     """
     handler = StageHandler()
     for package in PACKAGES:
         logger = logging.getLogger(package)
-        for earlier in [one for one in logger.handlers if isinstance(one, StageHandler)]:
-            logger.removeHandler(earlier)
-        logger.addHandler(handler)
+        logger.handlers = [handler]
+        logger.propagate = False
         logger.setLevel(logging.INFO)
 
 

@@ -55,7 +55,7 @@ def inspect(
     found = inspection.inspect_each(loaded, input_shape, specs, batch)
     failed = [f for f in found if isinstance(f, inspection.NotPossible)]
     if len(specs) == len(failed) == 1 and not cut_points:
-        raise SpecError(failed[0].error)
+        raise failed[0].cause
     places = inspection.cut_places(loaded, input_shape, batch) if cut_points else None
     if as_json:
         click.echo(json.dumps(inspection.as_json(found, places), indent=1))

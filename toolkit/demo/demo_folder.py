@@ -1,4 +1,4 @@
-"""The one folder that a demo leaves behind, and how an earlier one is told from other folders."""
+"""The folder with everything that a demo makes. A marker file identifies it later."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ MODEL = "global.safetensors"
 
 
 class DemoFolder:
-    """Where everything is. `root` is absolute, so that child processes may be anywhere."""
+    """The files of a demo. `root` is absolute, so child processes may have any working folder."""
 
     def __init__(self, out: Path) -> None:
         self.root = out.absolute()
@@ -32,10 +32,7 @@ class DemoFolder:
         self.report = self.root / "report.json"
 
     def create(self, force: bool) -> None:
-        """Make the folder and those in it.
-
-        Raises InputError where it exists, or with `force` where it exists and no demo made it.
-        """
+        """Make the folder and its subfolders. Raises InputError as `check_place` does."""
         self.check_place(force)
         if self.root.exists():
             shutil.rmtree(self.root)
@@ -48,14 +45,16 @@ class DemoFolder:
         refuse_existing(self.root, force)
         if self.root.exists() and not (self.root / MARKER).is_file():
             raise InputError(
-                f"{self.root} is not the folder of an earlier demo, so --force leaves it alone: "
-                "give another place with --out."
+                f"{self.root} is not the folder of an earlier demo, so --force does not replace "
+                "it: give another place with --out.",
+                code="file.not-replaceable",
+                file=str(self.root),
             )
 
     def state_of(self, device: str) -> Path:
-        """State folder of the agent of `device`."""
+        """The state folder of the agent of `device`."""
         return self.devices / device
 
     def data_of(self, device: str) -> Path:
-        """Local data of `device`."""
+        """The local data of `device`."""
         return self.data / f"{device}.npz"

@@ -1,4 +1,4 @@
-"""The demo from the first scan to the report."""
+"""Run the whole demo, from the data to the report."""
 
 import json
 import logging
@@ -29,14 +29,29 @@ BASELINES_S = 1800.0
 
 
 def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) -> DemoResult:
-    """Train one model on a whole fleet on this machine, and leave everything in the folder `out`.
+    """Train one model on a whole fleet on this machine. No process outlives this function.
 
-    `all_full` gives every device the full model. Raises InputError where `out` exists (with
-    `force`: where no demo made it), EdgeTailorError where a process of the fleet fails. However
-    it ends, no process stays behind.
+    Args:
+        out: The folder for everything that the demo makes.
+        rounds: How many rounds to train.
+        seed: Seed of the data split and of the training.
+        all_full: Give every device the full model.
+        force: Replace the folder of an earlier demo.
+
+    Returns:
+        The figures that the report shows.
+
+    Raises:
+        InputError: `out` exists, or with `force`: no demo made it.
+        EdgeTailorError: A process of the fleet failed.
     """
     if seed < 0:
-        raise InputError(f"A seed is a whole number from 0 up; it is {seed}.")
+        raise InputError(
+            f"Invalid seed {seed}: use a whole number of at least 0.",
+            code="option.invalid-value",
+            option="seed",
+            value=seed,
+        )
     folder = DemoFolder(out)
     folder.create(force)
     job = Job(folder, demo_settings.members(demo_settings.fleet(all_full)), rounds, seed)
@@ -64,7 +79,7 @@ def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) 
 
 @dataclass(frozen=True)
 class Job:
-    """One demo under way; `start` in seconds of `time.monotonic`."""
+    """A running demo. `start` is in seconds of `time.monotonic`."""
 
     folder: DemoFolder
     members: Sequence[Member]
@@ -73,8 +88,8 @@ class Job:
     start: float = field(default_factory=time.monotonic)
 
     def deal_out(self) -> tuple[int, list[int]]:
-        """Write the data files; returns how many samples are held out and each device's number."""
-        logger.info(f"Dealing the digits out to {len(self.members)} devices")
+        """Write the data files. Returns the number of held-out samples, and of each device's."""
+        logger.info(f"Distributing the digits over {len(self.members)} devices")
         digits = digits_data.digits()
         held_out, parts = digits_data.deal(
             digits.y, len(self.members), demo_settings.HELD_OUT, demo_settings.ALPHA, self.seed
@@ -85,7 +100,7 @@ class Job:
         return len(held_out), [len(part) for part in parts]
 
     def federate(self, processes: Processes) -> Status:
-        """All rounds, and what they leave: the bundles and the global model."""
+        """Run all rounds and keep the bundles and the global model. Returns the last status."""
         folder, members = self.folder, self.members
         logger.info("Starting the coordinator")
         kinds = list({member.kind.name: member.kind for member in members}.values())
@@ -102,16 +117,16 @@ class Job:
         return status
 
     def measure(self, processes: Processes) -> dict[str, Profile]:
-        """Profiles by submodel."""
+        """Profile each submodel. Returns the profiles by submodel."""
         logger.info("Measuring each submodel, one after another")
         return submodel_costs.measure(self.folder, processes, self.members)
 
     def compare(
         self, processes: Processes, all_full: bool
     ) -> tuple[Baselines, tuple[TrainingMemory, ...]]:
-        """What the fleet is compared with, and the memory of a larger model's submodels.
+        """Train the baselines and measure the memory of a larger model's submodels.
 
-        Peaks of memory do not depend on what else runs, so both happen at the same time.
+        Both run at the same time: a peak of memory does not depend on what else runs.
         """
         folder = self.folder
         logger.info("Training two baselines: all devices full, and each device alone")
@@ -132,7 +147,7 @@ def device_reports(
     status: Status,
     profiles: Mapping[str, Profile],
 ) -> tuple[DeviceReport, ...]:
-    """Everything known about each device, in the order of the fleet."""
+    """The report of each device, in the order of the fleet."""
     sizes = submodel_costs.sizes(members)
     seen = {device.name: device for device in status.devices}
     return tuple(

@@ -119,8 +119,10 @@ def save_weights(origin: Origin, request: Request) -> None:
         write_file(request.save_weights, origin.numbers.save())
     except OSError as error:
         raise InputError(
-            f"The weights cannot be saved as {request.save_weights}: {error.strerror}. What was "
-            f"exported is in {request.out}; make room, and export with --force."
+            f"The weights cannot be saved as {request.save_weights}: {error.strerror}. The bundle "
+            f"in {request.out} is complete. Free some space and export again with --force.",
+            code="file.system-error",
+            file=str(request.save_weights),
         ) from error
 
 

@@ -40,7 +40,11 @@ def tiers_of(specs: Sequence[str]) -> tuple[Tier, ...]:
     tiers = tuple(Tier.model_construct(name=folder_name(spec), submodel=spec) for spec in specs)
     twice = repeated([tier.name for tier in tiers])
     if twice:
-        raise InputError(f"Several submodels would be written to {twice}; give each of them once.")
+        raise InputError(
+            f"Several submodels would be written to {twice}: give each submodel once.",
+            code="option.repeated-submodel",
+            folders=twice.split(", "),
+        )
     return tiers
 
 

@@ -112,8 +112,10 @@ def with_memory(device: DeviceProfile, budgets: Budgets) -> tuple[Budgets, list[
         memory, of = SHARE_OF_TOTAL * whole, "all memory; how much is available is not known"
     else:
         raise InputError(
-            f"The profile {device.name!r} does not say how much memory the device has: give "
-            "--memory, as in --memory 256MB."
+            f"The profile {device.name!r} does not say how much memory the device has: give a "
+            "budget, for example --memory 256MB.",
+            code="plan.unknown-memory",
+            device=device.name,
         )
     share = SHARE_OF_AVAILABLE if available is not None else SHARE_OF_TOTAL
     note = f"memory budget: {share:.0%} of {of}; --memory sets another"

@@ -128,10 +128,16 @@ def check_fits(planned: Planned, written: Written = as_option) -> None:
         return
     nearest = planned.plan.nearest
     if nearest is None:
-        raise NothingFitsError("The model gives none of the submodels to choose from.")
+        raise NothingFitsError(
+            "No submodel to choose from is possible for this model.", code="plan.no-candidate"
+        )
     raise NothingFitsError(
         f"Nothing fits {planned.device.name}. {nearest.candidate.submodel} comes nearest; "
-        f"{why(nearest, None, written)}."
+        f"{why(nearest, None, written)}.",
+        code="plan.nothing-fits",
+        device=planned.device.name,
+        nearest=nearest.candidate.submodel,
+        exceeded=[excess.resource for excess in nearest.excesses],
     )
 
 

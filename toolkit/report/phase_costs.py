@@ -89,7 +89,10 @@ def make_report(profiles: Sequence[Profile], budget: int | None = None) -> Repor
     names = [submodel for submodel, _ in by_bundle]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(
-            f"One report is of one model; these profiles hold {twice} of two. Give those of one."
+            f"A report shows one model, but {twice} was profiled for two models: give the "
+            "profiles of one model.",
+            code="report.several-models",
+            submodel=twice,
         )
     return Report(tuple(cost_of(merge(same)) for same in by_bundle.values()), budget)
 

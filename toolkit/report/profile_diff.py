@@ -51,18 +51,23 @@ def compare(
     allows it, other machines; UnstableError where one was throttled.
     """
     if not other_machine and not same_hardware(before.machine, after.machine):
-        found = ", ".join(machine_differences(before.machine, after.machine))
+        found = list(machine_differences(before.machine, after.machine))
         raise InputError(
-            f"The two were measured on different machines, by {found}: measure both on one, or "
-            "compare them all the same with --other-machine."
+            f"The profiles are of different machines, by {', '.join(found)}: measure both on one "
+            "machine, or compare them anyway with --other-machine.",
+            code="profile.other-machine",
+            differences=found,
         )
     refuse_other_bundle(before, after)
     refuse_other_method(before, after)
     for profile in (before, after):
         if reasons := profile.validity.invalid:
             raise UnstableError(
-                f"The profile of {profile.measured_at} is not of full speed "
-                f"({'; '.join(reasons)}): measure again."
+                f"The profile of {profile.measured_at} was not measured at full speed "
+                f"({'; '.join(reasons)}): measure again.",
+                code="measurement.throttled",
+                measured_at=profile.measured_at,
+                reasons=list(reasons),
             )
     return Comparison(
         submodel=before.submodel,
@@ -79,13 +84,18 @@ def require_no_regression(found: Comparison) -> None:
     """
     if worse := _named(found, "worse"):
         raise RegressionError(
-            f"{found.submodel} became worse by more than {found.allowed:.1%}: {worse}."
+            f"{found.submodel} became worse by more than {found.allowed:.1%}: {worse}.",
+            code="report.regression",
+            submodel=found.submodel,
+            allowed=found.allowed,
         )
     if unsure := _named(found, "unstable"):
         raise UnstableError(
-            f"Whether {found.submodel} became slower cannot be told: {unsure}, and these times are "
-            "unstable. Measure both again with more --runs while the machine does nothing else, or "
-            "give folders of several profiles each."
+            f"Times of {found.submodel} are too unstable to compare: {unsure}. Measure both again "
+            "with more --runs while nothing else runs on the machine, or give folders of several "
+            "profiles each.",
+            code="measurement.unstable",
+            submodel=found.submodel,
         )
 
 

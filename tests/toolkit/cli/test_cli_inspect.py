@@ -124,8 +124,8 @@ activations and MACs for a batch of 32
 not possible: 'low-rank:0.5': no layer of this model gets smaller; embedding:
 Embedding has no factorized form; lstm: the first layer; classifier: the
 classifier. With keep=0 lstm would get smaller.
-not possible: 'tiny:1': There is no submodel family 'tiny'; there are cp:RATE,
-full, low-rank:RATIO, pfedme, slice:CAPACITY or slice:MODULE, width:RATIO.
+not possible: 'tiny:1': Unknown family 'tiny'. Use one of cp:RATE, full,
+low-rank:RATIO, pfedme, slice:CAPACITY or slice:MODULE, width:RATIO.
 
 width:0.5
 layer       form                             why
@@ -166,8 +166,13 @@ def test_what_is_not_possible_leaves_the_rest_of_the_table(folder: Path) -> None
     errors = [entry.get("error", "").partition(";")[0] for entry in document["submodels"]]
     assert errors == [
         "'low-rank:0.5': no layer of this model gets smaller", "",
-        "There is no submodel family 'tiny'", "",
+        "Unknown family 'tiny'. Use one of cp:RATE, full, low-rank:RATIO, pfedme, slice:CAPACITY "
+        "or slice:MODULE, width:RATIO.",
+        "",
     ]  # fmt: skip
+    codes = [entry.get("code") for entry in document["submodels"]]
+    assert codes[1::2] == [None, None]
+    assert codes[2] == "spec.unknown-family"
     assert len(document["cut_points"]) == 2
 
 

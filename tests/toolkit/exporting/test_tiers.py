@@ -12,9 +12,11 @@ from command_models import TINY
 from commands import edgetailor, refused, run
 from device_agent.formats.bundle import open_bundle
 from profiles.errors import ExportError, InputError, SpecError, VerificationError
+from refusals import refused as refused_by
 from toolkit.cli.result_tables import explain_unknown
 from toolkit.exporting.model_export import SignatureCost
-from toolkit.exporting.tiers import TierResult, exit_code, read_tiers, tiers_of
+from toolkit.exporting.tier_files import read_tiers, tiers_of
+from toolkit.exporting.tiers import TierResult, exit_code
 
 TIERS = """
 [[tiers]]
@@ -122,7 +124,7 @@ def test_submodels_name_their_folders() -> None:
     assert [tier.name for tier in tiers_of(specs)] == [
         "low-rank-0.25-keep-3", "slice-blocks.3", "slice-0.42-low-rank-0.25",
     ]  # fmt: skip
-    with pytest.raises(InputError, match=r"written to full; give each of them once"):
+    with refused_by("option.repeated-submodel", folders=["full"]):
         tiers_of(["full", "full"])
 
 
@@ -131,7 +133,7 @@ def test_submodels_name_their_folders() -> None:
     [
         ('"desktop"', '"Desk top"', r"`tiers\[0\]\.name` is 'Desk top': String should match"),
         ('"board"', '"phone"', "tiers are named twice: phone; give each its own name"),
-        ('"full"', '"half"', r"`tiers\[0\]\.submodel` is 'half': There is no submodel family"),
+        ('"full"', '"half"', r"`tiers\[0\]\.submodel` is 'half': Unknown family 'half'"),
         ("submodel", "model", r"no key `tiers\[0\]\.model`; the keys here are name, submodel"),
         ("[[tiers]]", "[[devices]]", "there is no key `devices`; the keys here are tiers"),
         ("[[tiers]]", "tiers = ", "is no TOML file"),
