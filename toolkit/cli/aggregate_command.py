@@ -1,4 +1,4 @@
-"""`edgetailor aggregate`: updates folded into the global model."""
+"""`edgetailor aggregate`: aggregate updates into the global model."""
 
 import json
 import shlex
@@ -18,32 +18,34 @@ from toolkit.cli.options import repeated
 @click.command()
 @click.argument("global_file", metavar="GLOBAL", type=click.Path(path_type=Path))
 @click.argument("updates", metavar="UPDATE...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="New weights file.")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="Weights file to write."
+)
 @click.option(
     "--weights",
     type=click.Choice(get_args(Weights)),
     default=AggregationPolicy.weights,
     show_default=True,
-    help="What an update counts; softmax is FedHM's, over the submodels' strengths.",
+    help="Weight of an update in the mean; softmax is FedHM's, over the submodels' strengths.",
 )
 @click.option(
     "--temperature",
     default=AggregationPolicy.temperature,
     show_default=True,
-    help="Of the softmax, from 0.05 up; inf makes all equal.",
+    help="Temperature of the softmax, at least 0.05; inf gives equal weights.",
 )
 @click.option(
     "--factors",
     type=click.Choice(get_args(Factors)),
     default=AggregationPolicy.factors,
     show_default=True,
-    help="For cp: average the factors, or the tensors that they compose.",
+    help="For cp: average the factors (afm) or the composed tensors (act).",
 )
 @click.option(
     "--beta",
     default=AggregationPolicy.beta,
     show_default=True,
-    help="How far to go from the old model to the mean, up to 10; beyond the mean above 1.",
+    help="Step from the old model (0) to the mean (1), up to 10; above 1 it goes beyond the mean.",
 )
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -61,14 +63,18 @@ def aggregate(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Fold UPDATE folders into the weights GLOBAL (.safetensors).
+    """Aggregate UPDATE folders into the weights file GLOBAL.
 
-    Updates of any families mix. Each number becomes the mean over the devices that trained it, by
-    their numbers of samples or as --weights says.
+    Updates of different families can be mixed. Each number becomes the weighted mean over the
+    devices that trained it. --weights sets the weights.
+
+    \b
+    edgetailor aggregate global.safetensors update-1 update-2 \\
+        --out next.safetensors
     """
     if not updates:
         raise click.UsageError(
-            "Give at least one UPDATE folder, as `edgetailor-agent train` wrote."
+            "Give at least one UPDATE: a folder that `edgetailor-agent train` wrote."
         )
     policy = AggregationPolicy(weights, temperature, factors, beta)
     check_file_place(out, force)

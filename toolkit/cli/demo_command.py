@@ -1,4 +1,4 @@
-"""`edgetailor demo`: the main job on one machine."""
+"""`edgetailor demo`: a federation of eight devices on this machine."""
 
 import json
 from pathlib import Path
@@ -16,24 +16,27 @@ from toolkit.terminal_output import show_stages
     default="edgetailor-demo",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="Folder for everything the demo makes.",
+    help="Folder for all files of the demo.",
 )
-@click.option("--rounds", default=12, show_default=True, type=click.IntRange(1), help="Rounds.")
+@click.option(
+    "--rounds", default=12, show_default=True, type=click.IntRange(1), help="Number of rounds."
+)
 @click.option(
     "--seed",
     default=0,
     show_default=True,
     type=SEED,
-    help="Seed of data split and training.",
+    help="Seed of the data split and of the training.",
 )
-@click.option("--all-full", is_flag=True, help="Give every device the full model, to compare.")
+@click.option("--all-full", is_flag=True, help="Give every device the full model.")
 @click.option("--force", is_flag=True, help="Replace the folder of an earlier demo.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def demo(out: Path, rounds: int, seed: int, all_full: bool, force: bool, as_json: bool) -> None:
-    """Run the main job here: one coordinator and eight devices.
+    """Run a federation of eight devices on this machine.
 
-    The devices are of four kinds. The data are the 1,797 handwritten digits of scikit-learn, split
-    unevenly over them.
+    One coordinator and eight agents run here as processes; the devices are of four kinds. The data are the 1,797 handwritten digits of scikit-learn, split unevenly over the devices. The
+    result is compared with a fleet of full models and with devices that train alone. Takes a few
+    minutes.
     """
     DemoFolder(out).check_place(force)
 

@@ -1,4 +1,4 @@
-"""`edgetailor evaluate`: the global model judged on held-out data."""
+"""`edgetailor evaluate`: accuracy and loss of a global model on held-out data."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from toolkit.submodels.training_config import Loss
     "--weights", required=True, type=click.Path(path_type=Path), help="Weights (.safetensors)."
 )
 @click.option(
-    "--input-shape", type=Shape(), required=True, help="One sample's shape, like 3,32,32."
+    "--input-shape", type=Shape(), required=True, help="Shape of one sample, like 3,32,32."
 )
 @click.option("--data", required=True, help="FILE.npz with x and y, or module:callable.")
 @loss_option
@@ -24,9 +24,9 @@ from toolkit.submodels.training_config import Loss
 def evaluate(
     model: str, weights: Path, input_shape: tuple[int, ...], data: str, loss: Loss, as_json: bool
 ) -> None:
-    """Judge MODEL with the weights of a file on held-out data.
+    """Evaluate MODEL with the weights of a file on held-out data.
 
-    Shows its accuracy and mean loss; a regression has no accuracy.
+    Prints the accuracy and the mean loss. A regression has no accuracy.
 
     \b
     edgetailor evaluate toolkit.models:resnet20 --weights next.safetensors \\

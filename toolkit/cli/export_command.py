@@ -1,4 +1,4 @@
-"""`edgetailor export`: bundles that devices train."""
+"""`edgetailor export`: export submodels as bundles that devices can train."""
 
 import json
 import logging
@@ -34,13 +34,16 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
 @click.command(cls=WithList)
 @model_options
 @click.option(
-    "--submodel", "specs", multiple=True, help="SPEC to export; repeatable.  [default: full]"
+    "--submodel",
+    "specs",
+    multiple=True,
+    help="Submodel SPEC to export; repeatable.  [default: full]",
 )
 @click.option(
     "--tiers",
     "tiers_file",
     type=click.Path(path_type=Path),
-    help="TOML file of [[tiers]], each with a name and a submodel.",
+    help="TOML file with [[tiers]] to export, each with a name and a submodel.",
 )
 @click.option(
     "--format",
@@ -48,24 +51,24 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
     type=click.Choice(["onnx", "tflite"]),
     default="onnx",
     show_default=True,
-    help="Graphs for onnxruntime, or one file for LiteRT.",
+    help="onnx for ONNX Runtime, tflite for LiteRT.",
 )
 @click.option(
     "--out",
     required=True,
     type=click.Path(path_type=Path),
-    help="New bundle folder; of several bundles the folder around them.",
+    help="Bundle folder to write; with several submodels, the folder for their bundles.",
 )
 @training_options
 @click.option(
     "--save-weights",
     type=click.Path(path_type=Path),
-    help="Also write the global model that the bundle is cut from; `aggregate` starts from it.",
+    help="Also write the global model that the bundle is cut from, for `aggregate`.",
 )
-@click.option("--no-verify", is_flag=True, help="Skip the comparison with PyTorch.")
-@click.option("--force", is_flag=True, help="Replace files that exist.")
+@click.option("--no-verify", is_flag=True, help="Do not compare the bundle with PyTorch.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
 @click.option(
-    "--dry-run", is_flag=True, help="Check the places, split and show the sizes; write nothing."
+    "--dry-run", is_flag=True, help="Check the output folder and show sizes; write nothing."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
@@ -95,9 +98,10 @@ def export(
 ) -> None:
     """Export a submodel with its training step as a bundle.
 
-    A device trains it with `edgetailor-agent train`. The bundle is checked against PyTorch on fresh
-    random inputs; a miss exits 4. Several submodels, or the tiers of a file, become a folder each
-    under --out; one that fails does not stop the others, and the exit code is the worst.
+    A device trains the bundle with `edgetailor-agent train`. Each bundle is compared with PyTorch
+    on random inputs; if they differ, the exit code is 4. With several submodels or --tiers, each
+    bundle gets a folder under --out. If one fails, the others are still exported, and the exit code
+    is the highest of all.
 
     \b
     edgetailor export toolkit.models:resnet20 --input-shape 3,32,32 \\

@@ -1,4 +1,4 @@
-"""`edgetailor inspect`: what submodels of a model cost, and where it can be cut."""
+"""`edgetailor inspect`: sizes of submodels, and the places where a model can be cut."""
 
 import json
 import logging
@@ -16,9 +16,11 @@ logger = logging.getLogger(__name__)
 
 @click.command()
 @model_options
-@click.option("--submodel", "specs", multiple=True, default=["full"], help="SPEC; repeatable.")
 @click.option(
-    "--cut-points", is_flag=True, help="Also list every place where `slice` can cut the model."
+    "--submodel", "specs", multiple=True, default=["full"], help="Submodel SPEC; repeatable."
+)
+@click.option(
+    "--cut-points", is_flag=True, help="Also list the places where `slice` can cut the model."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(
@@ -31,10 +33,10 @@ def inspect(
     cut_points: bool,
     as_json: bool,
 ) -> None:
-    """Show the sizes of submodels, and which layers they change.
+    """Show the sizes of submodels and the layers that they change.
 
-    Capacity is EmbracingFL's: trained parameters plus activations of one batch, over the full
-    model's.
+    Capacity is as in EmbracingFL: trained parameters plus activations of one batch, divided by
+    those of the full model.
 
     \b
     edgetailor inspect toolkit.models:resnet20 --input-shape 3,32,32 \\

@@ -25,8 +25,8 @@ def draw(result: DemoResult, to: Path) -> None:
         result: The demo's figures.
         to: The PNG file to write.
     """
-    figure = Figure(figsize=SIZE_IN, dpi=144, layout="constrained", facecolor="white")
-    figure.get_layout_engine().set(w_pad=0.14, wspace=0.04)  # type: ignore[union-attr]
+    figure = Figure(figsize=SIZE_IN, dpi=144, facecolor="white")
+    figure.set_layout_engine("constrained", w_pad=0.14, wspace=0.04)
     figure.suptitle(title(result), x=0.012, ha="left", fontsize=14, weight="bold", color=INK)
     accuracy, memory, traffic = figure.subplots(1, 3, width_ratios=(1.25, 1, 1.1))
     draw_accuracy(accuracy, result)

@@ -3,8 +3,6 @@
 The digits model takes about 1 MB beside a process of 75 MB, so its submodels look alike.
 """
 
-from collections.abc import Sequence
-
 from profiles.documents.profile_reading import read_profile
 from toolkit.demo import demo_settings
 from toolkit.demo.child_processes import Child, Processes
@@ -53,9 +51,9 @@ def _peak_above_idle(folder: DemoFolder, processes: Processes, name: str) -> int
     child = processes.start(f"profile-larger-model-{name}", AGENT, arguments, stdout=document)
     processes.finish([child], LIMIT_S)
     profile = read_profile(document)
-    peaks: Sequence[int | None] = [
-        phase.memory and phase.memory.above_idle_bytes
+    peaks = [
+        phase.memory.above_idle_bytes
         for phase in profile.phases
-        if phase.role in ("stage", "step", "train")
+        if phase.role in ("stage", "step", "train") and phase.memory is not None
     ]
     return max((peak for peak in peaks if peak is not None), default=None)

@@ -180,7 +180,7 @@ def test_each_update_counts_once(round_: Path) -> None:
 
 def test_aggregate_needs_updates(round_: Path) -> None:
     assert refused(round_, "aggregate", "global.safetensors", "--out", "new") == (
-        "Give at least one UPDATE folder, as `edgetailor-agent train` wrote."
+        "Give at least one UPDATE: a folder that `edgetailor-agent train` wrote."
     )
 
 

@@ -73,15 +73,15 @@ units.2.bn    19,274       33,088      0.29       512
 units.3.conv  19,210       33,088      0.29       512
 units.3.bn       778          320      0.01     1,024
 classifier       650          320      0.01        64
-recorded: numbers on the device's disk for each sample
+recorded: numbers that the device stores on disk for each sample
 """
 NOWHERE = """\
 submodel  params  activations   MACs  capacity  weights
 full          10           64  0.3 k      1.00     40 B
 activations and MACs for a batch of 32
 
-This model can be cut nowhere: a cut needs parameters on both sides and a single
-activation that crosses.
+This model can be cut at no place: a cut needs parameters on both sides, and
+exactly one activation that crosses it.
 """
 
 
@@ -142,9 +142,9 @@ classifier  dense   the classifier
 cut ahead of  params  activations  capacity  recorded
 lstm           1,095       23,136      0.99        48
 classifier        39           96      0.01        12
-recorded: numbers on the device's disk for each sample
-This model can be cut at two places only: a cut needs parameters on both sides
-and a single activation that crosses.
+recorded: numbers that the device stores on disk for each sample
+This model can be cut at two places: a cut needs parameters on both sides, and
+exactly one activation that crosses it.
 """
 
 

@@ -85,10 +85,10 @@ def test_specs_that_cannot_be_met(folder: Path, spec: str, message: str) -> None
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ("", r"^Invalid value for '--input-shape': '' is no shape: write a sample's sizes like"),
-        ("1,6,x", r"'1,6,x' is no shape"),
-        ("1,0,6", r"'1,0,6' is no shape"),
-        ("1,-6,6", r"'1,-6,6' is no shape"),
+        ("", r"^Invalid value for '--input-shape': Invalid shape '': write a sample's sizes"),
+        ("1,6,x", r"Invalid shape '1,6,x'"),
+        ("1,0,6", r"Invalid shape '1,0,6'"),
+        ("1,-6,6", r"Invalid shape '1,-6,6'"),
         ("1,8,8", r"^The model cannot be recorded for samples of shape \(1, 8, 8\): "),
         ("3,6,6", r"^The model cannot be recorded for samples of shape \(3, 6, 6\): "),
         ("36", r"^The model cannot be recorded for samples of shape \(36,\): "),

@@ -36,7 +36,7 @@ desktop  full                 340 +[\d.]+ MB +[\d.]+ kB  \d\.\de-\d\d
 board    slice:0\.01 +failed
 phone    slice:classifier     296 +[\d.]+ MB +[\d.]+ kB  \d\.\de-\d\d
 peak memory: predicted, of the whole training, above the idle agent
-error: the worst tensor's, relative to its norm, against PyTorch in float64
+error: of the worst tensor, relative to its norm, against PyTorch in float64
 board: 'slice:0\.01': the smallest slice of this model has capacity 0\.636; allow
   at least that\.
 """

@@ -192,4 +192,4 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
     for wrong in ("5", "-1%", "many%", "nan%"):
         files = saved(tmp_path, full(), full())
         done = edgetailor("report", "diff", *files, f"--max-regression={wrong}", cwd=tmp_path)
-        assert "is no percentage: write it like 5%." in refusal(done)
+        assert "Invalid percentage " in refusal(done)
