@@ -34,9 +34,9 @@ from toolkit.terminal_output import show_stages
 def demo(out: Path, rounds: int, seed: int, all_full: bool, force: bool, as_json: bool) -> None:
     """Run a federation of eight devices on this machine.
 
-    One coordinator and eight agents run here as processes; the devices are of four kinds. The data are the 1,797 handwritten digits of scikit-learn, split unevenly over the devices. The
-    result is compared with a fleet of full models and with devices that train alone. Takes a few
-    minutes.
+    One coordinator and eight agents run here as processes. The devices are of four kinds. The data
+    are the 1,797 handwritten digits of scikit-learn, split unevenly over the devices. The result is
+    compared with a fleet of full models and with devices that train alone. Takes a few minutes.
     """
     DemoFolder(out).check_place(force)
 

@@ -101,8 +101,9 @@ def report(
 ) -> None:
     """Draw the memory and the time of each phase in PROFILEs.
 
-    All figures are for one batch. All profiles must be of one machine and one model. Several profiles of one submodel are merged
-    into one bar. `edgetailor report diff BEFORE AFTER` compares two profiles of one submodel.
+    All figures are for one batch. All profiles must be of one machine and one model. Several
+    profiles of one submodel are merged into one bar. `edgetailor report diff BEFORE AFTER` compares
+    two profiles of one submodel.
 
     \b
     edgetailor-agent profile bundles/full --out full.json

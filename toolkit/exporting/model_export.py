@@ -1,4 +1,4 @@
-"""What `edgetailor export` does: load, split, export, and say what came out."""
+"""Export a submodel of a model as a bundle, and report its sizes."""
 
 import logging
 from dataclasses import asdict, dataclass, field
@@ -33,7 +33,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Request:
-    """What to export and where to. `save_weights` also keeps the global model it is cut from."""
+    """What to export, and where to write it.
+
+    Attributes:
+        model: The model reference, `package.module:callable`.
+        sample_shape: Shape of one sample, without the batch.
+        spec: The submodel.
+        out: The bundle's folder.
+        weights: A weights file for the model; None for initial weights.
+        seed: Seed of the initial weights.
+        format: The runtime's format.
+        training: The hyper-parameters of local training.
+        save_weights: A file for the global model that the bundle is cut from, or None.
+        verify: Compare the bundle with PyTorch.
+        force: Replace an existing bundle and an existing weights file.
+        dry_run: Write nothing.
+    """
 
     model: str
     sample_shape: tuple[int, ...]
@@ -51,10 +66,14 @@ class Request:
 
 @dataclass(frozen=True)
 class SignatureCost:
-    """One graph: its operators, the multiply-accumulates of one batch, and its size in bytes.
+    """The cost of one graph for one batch.
 
-    `peak_bytes` is what a run on one batch is predicted to add to an idle agent's memory; None
-    where that is not known.
+    Attributes:
+        name: The signature.
+        operators: Number of operators in the graph.
+        macs: Multiply-accumulates.
+        graph_bytes: Size of the graph.
+        peak_bytes: Predicted peak above the memory of an idle agent; None if not known.
     """
 
     name: str
@@ -66,11 +85,18 @@ class SignatureCost:
 
 @dataclass(frozen=True)
 class Exported:
-    """One exported bundle of `bytes` in all.
+    """One exported bundle. After a dry run all but `out` and `inspection` are empty.
 
-    `training` is what the most demanding part of its training is predicted to add to an idle
-    agent's memory (bytes), and the signatures that run then; None where that is not known. A dry
-    run has no bundle hash, no size, no signatures, no verdict and no fit.
+    Attributes:
+        out: The bundle's folder.
+        inspection: The sizes of the submodel.
+        bundle_sha256: Hash of the manifest.
+        bytes: Size of all files together.
+        signatures: The cost of each graph.
+        training: Predicted peak of the training above the memory of an idle agent, in bytes, and
+            the signatures that run at the peak; None if not known.
+        verdict: The result of the verification; None if it was skipped.
+        fit: How well factors approximate the weights; None if nothing is factorized.
     """
 
     out: Path
@@ -85,7 +111,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Origin:
-    """The model that bundles are cut from, its numbers and its whole as a submodel."""
+    """The model that bundles are cut from, its weights, and the full submodel."""
 
     model: nn.Module
     numbers: GlobalModel
@@ -93,9 +119,18 @@ class Origin:
 
 
 def export_bundle(request: Request) -> Exported:
-    """Export one submodel as a bundle folder; each stage is logged.
+    """Export one submodel as a bundle folder. Each stage is logged.
 
-    Raises InputError, ExportError or VerificationError; nothing is left half-written.
+    Args:
+        request: What to export, and where to write it.
+
+    Returns:
+        The sizes of the bundle and the result of its verification.
+
+    Raises:
+        InputError: The model, the weights, the spec or the output folder cannot be used.
+        ExportError: The submodel cannot be exported.
+        VerificationError: The bundle and PyTorch disagree.
     """
     check_places(request.out, request.save_weights, request.force)
     origin = load_origin(request)
@@ -105,14 +140,14 @@ def export_bundle(request: Request) -> Exported:
 
 
 def load_origin(request: Request) -> Origin:
-    """The model that `request` names. Raises ModelError or InputError."""
+    """Load the model of `request`. Raises ModelError or InputError."""
     logger.info("loading the model")
     model, numbers = load_global(request.model, request.weights, request.seed)
     return Origin(model, numbers, split(model, "full", request.sample_shape, request.training))
 
 
 def save_weights(origin: Origin, request: Request) -> None:
-    """Write the global model where `request` asks for it. Raises InputError where it cannot be."""
+    """Write the global model if `request` asks for it. Raises InputError if that fails."""
     if request.save_weights is None or request.dry_run:
         return
     try:
@@ -127,7 +162,7 @@ def save_weights(origin: Origin, request: Request) -> None:
 
 
 def export_from(origin: Origin, request: Request, log: Log = logger) -> Exported:
-    """Export the submodel of `request`, cut from `origin`; raises as `export_bundle` does."""
+    """Export the submodel of `request`, cut from `origin`. Raises like `export_bundle`."""
     log.info("splitting %s", request.spec)
     submodel = split(origin.model, request.spec, request.sample_shape, request.training)
     inspection = describe(submodel, origin.full)
@@ -163,7 +198,7 @@ def export_from(origin: Origin, request: Request, log: Log = logger) -> Exported
 
 
 def cost(signature: ProgramSignature, graph: Graph, batch: int) -> SignatureCost:
-    """What `signature`, lowered to `graph`, costs for `batch` samples."""
+    """The cost of `graph`, which `signature` was lowered to, for `batch` samples."""
     return SignatureCost(
         name=signature.name,
         operators=graph.operators,

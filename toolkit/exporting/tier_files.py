@@ -15,7 +15,7 @@ from toolkit.toml_files import Place, Table, Tier, read_table, repeated
 
 
 class TierFile(Table):
-    """All of a file of tiers."""
+    """The content of a file of tiers."""
 
     tiers: Annotated[tuple[Tier, ...], Field(min_length=1)]
 
@@ -28,15 +28,12 @@ class TierFile(Table):
 
 
 def read_tiers(path: Path) -> tuple[Tier, ...]:
-    """The tiers in the TOML file at `path`. Raises InputError naming file and key."""
+    """Read the tiers of a TOML file. Raises InputError naming the file and the key."""
     return read_table(path, TierFile, _known_keys).tiers
 
 
 def tiers_of(specs: Sequence[str]) -> tuple[Tier, ...]:
-    """A tier for each of `specs`, named after it: `low-rank:0.25,keep=3` as low-rank-0.25-keep-3.
-
-    Raises InputError where two have one name.
-    """
+    """Make a tier of each spec, named like its folder. Raises InputError for equal names."""
     tiers = tuple(Tier.model_construct(name=folder_name(spec), submodel=spec) for spec in specs)
     twice = repeated([tier.name for tier in tiers])
     if twice:

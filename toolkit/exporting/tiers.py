@@ -1,4 +1,4 @@
-"""A family of bundles in one go: several submodels of one model, each for a tier of devices."""
+"""Export several submodels of one model, each for a tier of devices."""
 
 import logging
 from collections.abc import MutableMapping, Sequence
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TierResult:
-    """What became of one tier: a bundle, or the error that it ended with."""
+    """The bundle of one tier, or the error that its export ended with."""
 
     tier: Tier
     exported: Exported | None = None
@@ -31,10 +31,20 @@ class TierResult:
 
 
 def export_tiers(request: Request, tiers: Sequence[Tier]) -> list[TierResult]:
-    """Export each of `tiers` to a folder of its name under `request.out`.
+    """Export each tier to the folder of its name under `request.out`.
 
-    One that fails does not stop the others. Raises InputError or ModelError where none can be
-    exported; then nothing is written.
+    If one fails, the others are still exported.
+
+    Args:
+        request: The model and the options; `spec` and `out` are replaced for each tier.
+        tiers: The submodels and the names of their folders.
+
+    Returns:
+        A bundle or an error for each tier, in their order.
+
+    Raises:
+        InputError: An output folder or the weights cannot be used. Nothing is written.
+        ModelError: The model cannot be loaded. Nothing is written.
     """
     requests = [replace(request, spec=t.submodel, out=request.out / t.name) for t in tiers]
     for own in requests:
@@ -63,12 +73,12 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 
 
 def exit_code(results: Sequence[TierResult]) -> int:
-    """The worst of all; 0 where none failed."""
+    """The highest exit code of all errors; 0 if no tier failed."""
     return max((result.error.exit_code for result in results if result.error), default=0)
 
 
 def tiers_as_json(results: Sequence[TierResult]) -> dict[str, object]:
-    """The document that `export --json` prints of several bundles."""
+    """The document that `export --json` prints for several bundles."""
     return {"version": EXPORT_VERSION, "bundles": [_as_json(result) for result in results]}
 
 

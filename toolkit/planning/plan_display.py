@@ -1,4 +1,4 @@
-"""A plan for people, and as JSON."""
+"""Print a plan as a table, or write it as JSON."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -15,12 +15,12 @@ from toolkit.terminal_output import table
 
 PLAN_VERSION = 1
 Written = Callable[[str, float], str]
-"""(resource, needed) -> the budget that allows it, as its owner sets it."""
+"""(resource, needed) -> the budget that allows it, as an option or a line of a file."""
 MOST_PLACES = 6
 
 
 def show_plan(planned: Planned) -> None:
-    """All candidates, best first, with what each takes, and why each was passed over."""
+    """Print all candidates, best first, and why each was chosen or not."""
     console = Console(highlight=False)
     console.print(f"{planned.device.name}: {allowed(planned)}", markup=False)
     strengths = {row.candidate.strength for row in planned.plan.rows}
@@ -33,8 +33,8 @@ def show_plan(planned: Planned) -> None:
         rows.add_row(one.submodel, strength, memory, step, size(one.traffic))
     console.print(rows)
     say(
-        "memory and step: predicted - upper bound, which a budget must allow; memory is the "
-        "agent's process at its peak, step one batch, sent both ways in a round"
+        "memory and step: predicted - upper bound; the budget must allow the upper bound. memory: "
+        "peak of the agent's process. step: one batch. sent: both ways in a round"
     )
     print()
     for row in planned.plan.rows:
@@ -47,7 +47,7 @@ def show_plan(planned: Planned) -> None:
 
 
 def distinct(value: float, others: Iterable[float]) -> str:
-    """A strength with two decimals, or more until it reads like no other one, nor like 0 or 1."""
+    """A strength with as many decimals as distinguish it from the others, 0 and 1; at least two."""
     if value == round(value, 2):
         return f"{value:.2f}"
     different = {0.0, 1.0, *others} - {value}
@@ -59,13 +59,13 @@ def distinct(value: float, others: Iterable[float]) -> str:
 
 
 def say(sentence: str) -> None:
-    """A sentence in lines of the terminal's width."""
+    """Print a sentence in lines of the terminal's width."""
     width = Console().width
     print(fill(sentence, width, subsequent_indent="  ", break_long_words=False))
 
 
 def allowed(planned: Planned) -> str:
-    """The budgets, for people."""
+    """The budgets as text."""
     budgets = planned.budgets
     parts = [] if budgets.memory is None else [f"{size(budgets.memory)} of memory"]
     if budgets.step is not None:
@@ -76,34 +76,34 @@ def allowed(planned: Planned) -> str:
 
 
 def span(figure: Figure, unit: Callable[[float], str]) -> str:
-    """A prediction and its upper bound, with one unit where they share it."""
+    """A prediction and its upper bound, with one unit if they share it."""
     low, high = unit(figure.value).split(), unit(figure.upper).split()
     return " ".join([f"{low[0]}-{high[0]}", high[1]] if low[1] == high[1] else [*low, "-", *high])
 
 
 def milliseconds(seconds: float) -> str:
-    """A time for people."""
+    """A time with its unit."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def amount(resource: str, value: float) -> str:
-    """So much of a resource."""
+    """An amount of a resource with its unit."""
     return milliseconds(value) if resource == "step-time" else size(value)
 
 
 def as_option(resource: str, needed: float) -> str:
-    """A budget that allows `needed`, on the command line."""
+    """The option that allows `needed`."""
     return f"--{resource} {budget(resource, needed)}"
 
 
 def as_key(resource: str, needed: float) -> str:
-    """A budget that allows `needed`, in a federation's TOML file."""
+    """The line of a federation's TOML file that allows `needed`."""
     value = budget(resource, needed)
     return f"{resource.replace('-', '_')} = " + (value if resource == "step-time" else f'"{value}"')
 
 
 def why(row: Row, chosen: Candidate | None, written: Written = as_option) -> str:
-    """Why a candidate was passed over: the binding constraint first, and what would admit it."""
+    """Why a candidate was not chosen: the binding budget first, and what would allow it."""
     if row.candidate == chosen:
         return "chosen"
     if not row.excesses:
@@ -115,7 +115,7 @@ def why(row: Row, chosen: Candidate | None, written: Written = as_option) -> str
 
 
 def budget(resource: str, needed: float) -> str:
-    """The smallest budget that allows `needed`, as one writes it: rounded up."""
+    """The smallest budget that allows `needed`, rounded up and written as in an option."""
     if resource == "step-time":
         places = 2 - math.floor(math.log10(needed))
         return f"{math.ceil(needed * 10**places) / 10**places:g}"
@@ -123,7 +123,7 @@ def budget(resource: str, needed: float) -> str:
 
 
 def check_fits(planned: Planned, written: Written = as_option) -> None:
-    """Raise NothingFitsError where nothing does, saying what would."""
+    """Raise NothingFitsError if no candidate fits; it names the budgets that would be enough."""
     if planned.plan.chosen is not None:
         return
     nearest = planned.plan.nearest
@@ -162,7 +162,7 @@ def as_json(planned: Planned) -> dict[str, Any]:
 
 
 def row_as_json(row: Row, chosen: Candidate | None) -> dict[str, Any]:
-    """A candidate."""
+    """The entry of one candidate."""
     one = row.candidate
     return {
         "submodel": one.submodel,

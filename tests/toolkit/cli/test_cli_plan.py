@@ -20,14 +20,15 @@ submodel          strength        memory            step    sent
 full                  1.00  84.9-85.6 MB  0.405-0.608 ms  2.8 kB
 slice:classifier      0.85  84.4-85.0 MB  0.229-0.344 ms  2.6 kB
 width:0.5             0.50  84.9-85.6 MB  0.399-0.598 ms  1.4 kB
-memory and step: predicted - upper bound, which a budget must allow; memory is
-  the agent's process at its peak, step one batch, sent both ways in a round
+memory and step: predicted - upper bound; the budget must allow the upper bound.
+  memory: peak of the agent's process. step: one batch. sent: both ways in a
+  round
 
 """
 IMPOSSIBLE = """\
 low-rank:0.5: not possible: no layer of this model gets smaller; conv: the first
   layer; classifier: the classifier. With keep=0 conv would get smaller.
-note: the runtime's memory could not be measured: what it was on x86-64 is taken
+note: the runtime's memory could not be measured: it is assumed as on x86-64
 """
 CHOSEN = f"""\
 made-up: 88.0 MB of memory, 0.4 ms a step
@@ -149,8 +150,8 @@ def test_a_stale_profile_is_doubted(desk: Path) -> None:
     done = plan(desk, specs=("full",))
     assert done.code == 0
     said = " ".join(done.stdout.split())
-    assert "stale: the profile is 400 days old, and more than 90 are doubtful" in said
-    assert "memory budget: 50% of all memory; how much is available is not known" in said
+    assert "stale: the profile is 400 days old, over the limit of 90 days" in said
+    assert "memory budget: 50% of all memory; the available memory is not known" in said
 
 
 def test_built_in_profiles_are_listed(tmp_path: Path) -> None:
