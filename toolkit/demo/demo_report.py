@@ -1,4 +1,4 @@
-"""The demo's outcome: a table for people, a document for programs."""
+"""The result of the demo: a table for people and a JSON document for programs."""
 
 from dataclasses import asdict
 from typing import Any
@@ -20,11 +20,11 @@ COLUMNS = (
 UNKNOWN = "-"
 UNSTEADY = "~"
 SPREAD = 2.0
-"""How many times the median p90 may be before a time is marked as unsteady."""
+"""A time is marked as unsteady if its p90 is more than this many times its median."""
 
 
 def show(result: DemoResult) -> None:
-    """Print the table, how it ended and where everything is, to stdout."""
+    """Print the table, the accuracies and the output files on stdout."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(table(result), soft_wrap=False)
     for line in notes(result):
@@ -42,7 +42,7 @@ def show(result: DemoResult) -> None:
 
 
 def table(result: DemoResult) -> Table:
-    """A line for each device, within 80 columns."""
+    """A row for each device, at most 80 columns wide."""
     made = Table(
         "device", "submodel", box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
     )
@@ -54,7 +54,7 @@ def table(result: DemoResult) -> Table:
 
 
 def figures(device: DeviceReport) -> tuple[str, ...]:
-    """The cells of `COLUMNS`."""
+    """The cells of one device under `COLUMNS`."""
     profile = device.profile
     return (
         f"{device.samples:,}",
@@ -69,12 +69,12 @@ def figures(device: DeviceReport) -> tuple[str, ...]:
 
 
 def _mark(*measured: Duration) -> str:
-    """`UNSTEADY` where one of the times that a figure is made of was."""
+    """`UNSTEADY` if one of the measured times varies too much."""
     return UNSTEADY if any(d.p90_s > SPREAD * d.median_s for d in measured) else ""
 
 
 def notes(result: DemoResult) -> list[str]:
-    """What the table's figures mean."""
+    """Explanations of the table's figures."""
     profile = result.devices[0].profile
     lines = [
         f"down, up: all rounds together. forward, backprop: one batch of {profile.batch_size}, one "
@@ -98,7 +98,7 @@ def _is_cp(device: DeviceReport) -> bool:
 
 
 def comparisons(result: DemoResult) -> list[str]:
-    """How good the baselines are, and what the larger model's submodels take."""
+    """The accuracies of the baselines, and the memory of the larger model's submodels."""
     lowest, mean, highest = (float(curve[-1]) for curve in result.baselines.alone_range)
     lines = []
     if result.baselines.all_full is not None:
@@ -118,7 +118,7 @@ def comparisons(result: DemoResult) -> list[str]:
 
 
 def as_json(result: DemoResult) -> dict[str, Any]:
-    """One object; sizes in bytes, times in seconds, accuracy and capacity as shares."""
+    """The document that `demo --json` prints: bytes, seconds, and shares from 0 to 1."""
     profile = result.devices[0].profile
     return {
         "version": REPORT_VERSION,
@@ -150,7 +150,7 @@ def as_json(result: DemoResult) -> dict[str, Any]:
 
 
 def device_json(device: DeviceReport) -> dict[str, Any]:
-    """One device's entry; what could not be measured is null."""
+    """The entry of one device. A figure that could not be measured is null."""
     return {
         "device": device.name,
         "submodel": device.submodel,
@@ -166,16 +166,16 @@ def device_json(device: DeviceReport) -> dict[str, Any]:
 
 
 def megabytes(count: int) -> str:
-    """Bytes as a bare number of MB."""
+    """Bytes in MB, without the unit."""
     return f"{count / 1e6:.2f}"
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds as a bare number of ms."""
+    """Seconds in ms, without the unit."""
     return f"{seconds * 1e3:.2f}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people."""
+    """A duration in minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,4 +1,4 @@
-"""What a demo found."""
+"""The figures of a demo."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,18 @@ from toolkit.demo.demo_folder import CURVE
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """One device: its part of the data, its submodel's size, its traffic and its cost.
+    """The figures of one device.
 
-    Bytes count bodies over all rounds; `profile` was measured after the last one, when no agent ran
-    any more, and is shared by the devices of one submodel.
+    Attributes:
+        name: The device's name.
+        submodel: The spec that it trains.
+        samples: Size of its local data.
+        params: Parameters that it trains.
+        capacity: Load of the submodel relative to the full model.
+        bytes_down: Bytes of all bodies that it received.
+        bytes_up: Bytes of all bodies that it sent.
+        profile: Time and memory of one batch, measured after the last round when no agent was
+            running. Devices with the same submodel share it.
     """
 
     name: str
@@ -68,12 +76,12 @@ class DemoResult:
 
     @property
     def accuracy(self) -> float:
-        """The last round's accuracy on the held-out digits, from 0 to 1."""
+        """The accuracy on the held-out digits after the last round, from 0 to 1."""
         accuracy = self.history[-1].accuracy
         assert accuracy is not None  # digits are classes
         return accuracy
 
     @property
     def rounds(self) -> int:
-        """How many rounds there were."""
+        """The number of rounds."""
         return self.history[-1].round

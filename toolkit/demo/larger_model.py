@@ -21,7 +21,7 @@ def start_export(folder: DemoFolder, processes: Processes) -> Child:
     """Start to export the submodels of the larger model as bundles."""
     specs = [word for spec in demo_settings.LARGER_SPECS for word in ("--submodel", spec)]
     shape = ",".join(map(str, demo_settings.LARGER_SHAPE))
-    # Agents check nothing here: only the memory of a step is of interest.
+    # Verification would take longer than the export, and the bundles are only profiled.
     arguments = [
         *("export", demo_settings.LARGER_MODEL, "--input-shape", shape),
         *("--batch", demo_settings.LARGER_BATCH, *specs),
