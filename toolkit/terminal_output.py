@@ -39,7 +39,7 @@ def show_stages() -> None:
 
 
 def table(*columns: str) -> Table:
-    """A table whose first column is text and whose others are numbers."""
+    """An empty table: text in the first column, numbers in the others."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for place, column in enumerate(columns):
         made.add_column(column, justify="right" if place else "left", overflow="fold")
@@ -47,9 +47,9 @@ def table(*columns: str) -> Table:
 
 
 def filled(text: str, width: int, indent: str = "") -> str:
-    """`text` in lines that end in no space; all but the first begin with `indent`.
+    """Break `text` into lines of at most `width`; all but the first begin with `indent`.
 
-    Names stay whole, low-rank too.
+    Names are not broken, even at hyphens as in low-rank. No line ends with a space.
     """
     return fill(
         text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False

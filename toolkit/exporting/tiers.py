@@ -87,5 +87,6 @@ def _as_json(result: TierResult) -> dict[str, object]:
     if result.exported is not None:
         found |= {k: v for k, v in as_json(result.exported).items() if k != "version"}
     if result.error is not None:
-        found |= {"error": str(result.error), "exit_code": result.error.exit_code}
+        error = result.error
+        found |= {"error": str(error), "code": error.code, "exit_code": error.exit_code}
     return found

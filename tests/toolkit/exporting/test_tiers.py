@@ -88,7 +88,9 @@ def test_several_submodels_as_json(folder: Path) -> None:
     assert second == {
         "name": "slice-9",
         "submodel": "slice:9",
-        "error": "'slice:9': the capacity must be a number above 0 and at most 1, like slice:0.42.",
+        "error": "Invalid size in 'slice:9': the capacity must be a number above 0 and at most 1, "
+        "for example slice:0.42.",
+        "code": "spec.invalid-size",
         "exit_code": 2,
     }
 
