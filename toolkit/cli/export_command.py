@@ -10,7 +10,6 @@ import click
 from toolkit.cli.early_checks import check_model, check_specs
 from toolkit.cli.options import LIST_AS_JSON, WithList, model_options, training_options
 from toolkit.exporting.output_places import check_places
-from toolkit.exporting.tier_files import read_tiers, tiers_of
 from toolkit.submodels.training_config import TrainingConfig
 from toolkit.terminal_output import show_stages
 
@@ -108,6 +107,9 @@ def export(
         --submodel low-rank:0.25 --out bundles/phone \\
         --save-weights global.safetensors
     """
+    # Needs pydantic, which would slow down the help of every command.
+    from toolkit.exporting.tier_files import read_tiers, tiers_of
+
     if specs and tiers_file is not None:
         raise click.UsageError("Give --submodel or --tiers, not both.")
     check_specs(specs)
