@@ -154,8 +154,8 @@ def recover_tensors(
     named = {entry.stands_for for entry in table}
     for odd in sorted(map(str, named ^ recovered.keys())):
         raise UpdateError(
-            f"An update has factors of {odd!r}, but the family {family.form.family!r} does not factorize "
-            "that tensor. The update is not of the submodel that it names.",
+            f"An update has factors of {odd!r}, but the family {family.form.family!r} does not "
+            "factorize that tensor. The update is not of the submodel that it names.",
             code="update.unexpected-factors",
             parameter=odd,
             family=family.form.family,

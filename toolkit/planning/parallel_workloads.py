@@ -117,7 +117,8 @@ class Search:
         impossible += [
             Impossible(
                 submodel=one.submodel,
-                reason=f"its parameters alone take {format_bytes(one.bytes)}, more than any device may use",
+                reason=f"its parameters alone take {format_bytes(one.bytes)}, "
+                "more than any device may use",
             )
             for one in found.values()
             if isinstance(one, TooLarge)

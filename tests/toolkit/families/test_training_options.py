@@ -16,6 +16,7 @@ from device_agent.formats.update import read_update
 from edgetailor import Federation, TrainingConfig
 from models_for_tests import CLASSES, INPUT_SHAPE
 from oracles import Device, Plan
+from refusals import refused
 from trainings import train_bundle
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.01)
