@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from bundles import tiny_model
-from edgetailor import TrainingConfig, compile_graphs, export, split
-from exporters.export import Format
+from edgetailor import TrainingConfig, split
+from exporters.export import Format, compile_graphs, export
 from exporters.programs.program import Program, ProgramSignature, Tensors, samples_port
 from exporters.runtime_graph import Graphs
 from exporters.verification import MOST, TOLERANCE, verify

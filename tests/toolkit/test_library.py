@@ -10,7 +10,8 @@ import numpy as np
 import edgetailor
 from bundles import SAMPLE_SHAPE, TRAINING, tiny_model
 from commands import LIMIT_S, ROOT, environment
-from edgetailor import export, split
+from edgetailor import split
+from exporters.export import export
 
 NETS = """
 from torch import nn

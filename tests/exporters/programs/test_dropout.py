@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from dropping_model import CLASSES, SHAPE, Dropping
-from edgetailor import TrainingConfig, export, split
+from edgetailor import TrainingConfig, split
+from exporters.export import export
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.capture import capture
 from exporters.programs.dropout import SeededBernoulli, keep_mask

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgetailor import compile_graphs, split
+from edgetailor import split
+from exporters.export import compile_graphs
 from exporters.programs.capture import capture
 from exporters.programs.source_lines import is_users, related, stem
 from refusals import refused

@@ -18,8 +18,8 @@ import exporters.programs.training_signatures
 import oracles
 from device_agent.formats.manifest import Port, TensorEntry
 from device_agent.formats.update import TENSORS
-from edgetailor import TrainingConfig, export, split
-from exporters.export import Format
+from edgetailor import TrainingConfig, split
+from exporters.export import Format, export
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.capture import record_current_mode
 from exporters.programs.program import ProgramSignature, samples_port, state_in, state_out

@@ -12,7 +12,8 @@ from torch._decomp import decompositions
 from torch.func import grad_and_value
 
 from device_agent.formats.update import TENSORS
-from edgetailor import Federation, TrainingConfig, export, split
+from edgetailor import Federation, TrainingConfig, split
+from exporters.export import export
 from exporters.programs.capture import capture
 from exporters.programs.losses import binary_cross_entropy
 from profiles.errors import ModelError

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from bundles import SAMPLE_SHAPE, tiny_cnn
 from device_agent.formats.bundle import open_bundle
-from edgetailor import GlobalModel, TrainingConfig, export, split
+from edgetailor import GlobalModel, TrainingConfig, split
+from exporters.export import export
 from narrow_models import (
     Concatenating,
     Gated,
