@@ -1,6 +1,5 @@
 """The exporters' front door: a program in, a bundle folder out."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,8 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from device_agent.formats.atomic_files import check_file_place, refuse_existing, write_folder
-from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.atomic_files import write_folder
+from device_agent.formats.bundle_place import check_bundle_place
 from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import with_constants
 from exporters.onnx import onnx_writer
@@ -93,21 +92,6 @@ def export(
             raise VerificationError(f"{verdict}. The bundle is kept as {kept}; do not deploy it.")
     write_bundle(out, files, force)
     return ExportedBundle(out, verdict, graphs)
-
-
-def check_bundle_place(out: Path, force: bool = False) -> None:
-    """Raise InputError where no bundle can be written to `out`.
-
-    With `force` it may be a bundle or an empty folder, which are replaced, but nothing else: all
-    that is in a folder goes with it.
-    """
-    refuse_existing(out, force)
-    if not os.path.lexists(out):
-        check_file_place(out)  # a folder needs the same of its parents as a file does
-    elif not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
-        raise InputError(f"{out} is no bundle, so --force does not replace it: give another place.")
-    elif Path.cwd().is_relative_to(out.resolve()):
-        raise InputError(f"{out} cannot be replaced from inside it: go to another folder first.")
 
 
 def write_bundle(out: Path, files: Mapping[str, bytes], force: bool) -> None:

@@ -15,7 +15,8 @@ from torch import nn
 
 from device_agent.formats.atomic_files import fingerprint_file
 from device_agent.formats.manifest import MANIFEST
-from edgetailor import GlobalModel, TrainingConfig, export, load_model, split
+from edgetailor import GlobalModel, TrainingConfig, load_model, split
+from exporters.export import export
 from toolkit.submodels.global_model import from_model
 
 FAMILIES = {

@@ -1,4 +1,4 @@
-"""Models that the tests of `edgetailor` name on its command line."""
+"""Models for the tests of the command `edgetailor`."""
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def tiny():
 
 
 class Glance(nn.Module):
-    """Looks at one spot of the image: sampling has a gradient that is no graph yet."""
+    """Samples one spot of the image; the gradient of grid_sample cannot be exported yet."""
 
     def __init__(self):
         super().__init__()

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ EXIT_CODES = """
     6    connection or authorisation
     7    measurement unstable
     8    slower or larger than allowed
-    70   a fault of the program's own
+    70   internal error
     130  interrupted
 """
 """How the help of both commands ends."""
@@ -129,6 +130,17 @@ def _edgetailor(arguments: Sequence[str], cwd: Path, outputs: Sequence[Path]) ->
     os.chdir(cwd)
     sys.argv = ["edgetailor", *arguments]
     main()
+
+
+STAGE = re.compile(r"\[ *\d+\.\d s\] ")
+"""The elapsed time ahead of a stage."""
+
+
+def stages(done: Done) -> list[str]:
+    """The stages that a command showed on stderr. Fails for any other line there."""
+    lines = done.stderr.splitlines()
+    assert all(STAGE.match(line) for line in lines), done.stderr
+    return [STAGE.sub("", line, count=1) for line in lines]
 
 
 def refusal(done: Done, code: int = 2) -> str:

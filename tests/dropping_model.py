@@ -1,4 +1,4 @@
-"""A model with dropout of every kind."""
+"""A test model with every supported kind of dropout."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ CLASSES = 4
 
 
 class Dropping(nn.Module):
-    """Dropout of every kind that trains: plain, of channels, of attention's weights."""
+    """Dropout of elements, of channels and of attention weights."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Running a submodel's signatures as plain functions of float64 tensors, without any exporter."""
+"""Runs a submodel's signatures as plain functions of float64 tensors, without any exporter."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ def signature(submodel: Submodel, name: str) -> ProgramSignature:
 
 
 def first_state(submodel: Submodel, cut: Mapping[str, Tensor]) -> State:
-    """The device's state as a round begins: what it received, zeros for the rest."""
+    """The device's state at the start of a round: received tensors, and zeros for the rest."""
     return {
         e.name: cut[e.name].double() if e.stored else torch.zeros(e.shape, dtype=torch.float64)
         for e in submodel.program.tensors
@@ -25,7 +25,7 @@ def first_state(submodel: Submodel, cut: Mapping[str, Tensor]) -> State:
 
 
 def call(submodel: Submodel, name: str, state: State, **fed: Tensor | float) -> State:
-    """Outputs of the signature `name`; state outputs under the names of the tensors."""
+    """Run the signature `name`; state outputs are returned under the names of the tensors."""
     wanted = signature(submodel, name)
     feeds = {}
     for port in wanted.inputs:
@@ -39,7 +39,7 @@ def call(submodel: Submodel, name: str, state: State, **fed: Tensor | float) -> 
 
 
 def recorded(submodel: Submodel, state: State, x: Tensor) -> Tensor:
-    """What the multi-step forward pass leaves for training; `x` itself where there is none."""
+    """Run the multi-step forward pass on `x`; return `x` if the submodel records nothing."""
     for instruction in submodel.program.schedule:
         if isinstance(instruction, Record):
             x = call(submodel, instruction.signature, state, x=x)["output"]

@@ -1,4 +1,4 @@
-"""Models as users bring them: no base class, no annotation, nothing arranged for splitting.
+"""Models as users write them, without any preparation for splitting.
 
 Smooth activations, so that exact comparisons meet no kinks. Each maps (N, *shape) to (N, 5).
 """
@@ -109,7 +109,7 @@ class VisionTransformer(nn.Module):
 
 
 class StockTransformer(nn.Module):
-    """PyTorch's own encoder layers, which read weights of the layers inside them."""
+    """PyTorch's encoder layers, which read the weights of the layers inside them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Recurrent(nn.Module):
 
 
 class CalledTwice(nn.Module):
-    """One module on two places: its weight is shared although there is only one parameter."""
+    """One module used twice: its weight is shared although there is only one parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class CalledTwice(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two layers that hold one weight."""
+    """Two layers that share one weight."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Rows of the groups whose operators are functions of the samples alone."""
+"""Test rows of operators that are functions of the samples alone."""
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
             "relu": nn.ReLU,
             "relu6": nn.ReLU6,
             "leaky relu": layer(nn.LeakyReLU, 0.1),
-            # For each channel: one number's gradient may cancel until float32 has few digits left.
+            # One slope per channel: the gradient of a single one may cancel to a few digits.
             "prelu": layer(nn.PReLU, 3),
             "elu": layer(nn.ELU, 0.7),
             "selu": nn.SELU,

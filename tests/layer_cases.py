@@ -1,4 +1,4 @@
-"""A layer's gradients as a signature, and the same by float64 autograd."""
+"""Compares the gradients of a layer, exported as a signature, with those of float64 autograd."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -11,8 +11,8 @@ from torch.func import functional_call, grad_and_value
 
 from device_agent.formats.manifest import Port, TensorEntry
 from exporters.onnx.onnx_writer import to_onnx
-from exporters.programs.capture import recorded
-from exporters.programs.program import ProgramSignature, samples, state_in, state_out
+from exporters.programs.capture import record_current_mode
+from exporters.programs.program import ProgramSignature, samples_port, state_in, state_out
 from exporters.programs.tracing import EXAMPLE_BATCH
 
 BATCH = EXAMPLE_BATCH + 2
@@ -21,11 +21,17 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Row:
-    """A layer, the shape of one sample, and whether it is in train mode.
+    """A layer to test and how to draw its inputs.
 
-    Samples are numbers around zero; with `limit` whole ones below it, with `positive` above zero.
-    Up to `offset` is added to every parameter, so that none keeps a first value like 0 or 1; where
-    layers follow each other less, or else PyTorch's own float32 gradients are off by 1e-5.
+    Attributes:
+        build: Creates the layer.
+        shape: Shape of one sample.
+        training: Whether the layer is in training mode.
+        limit: Draw int64 samples below this number instead of normally distributed ones.
+        positive: Draw samples above zero.
+        offset: Up to this number is added to every parameter, so that none keeps an initial value
+            like 0 or 1. Stacked layers need a smaller offset; otherwise PyTorch's own float32
+            gradients are wrong by 1e-5.
     """
 
     build: Callable[[], nn.Module]
@@ -46,11 +52,11 @@ class Case:
 
     @classmethod
     def of(cls, row: Row, record: bool = False) -> "Case":
-        """With `record` of the layer as models are recorded, else of the layer itself."""
+        """Build the case; with `record`, record the layer as models are recorded."""
         layer = row.build().train(row.training)
         for module in layer.modules():
             if hasattr(module, "num_batches_tracked"):
-                module.num_batches_tracked = None  # counting is no part of a layer's function
+                module.num_batches_tracked = None  # counting batches does not change the result
         parameters = dict(layer.named_parameters())
         buffers = dict(layer.named_buffers())
         with torch.no_grad():
@@ -59,7 +65,7 @@ class Case:
             zeros = torch.zeros(2, *row.shape, dtype=torch.int64 if row.limit else torch.float32)
             width = tuple(copy.deepcopy(layer)(zeros).shape[1:])
         dtype = "int64" if row.limit else "float32"
-        runs = recorded(copy.deepcopy(layer), row.shape, dtype) if record else layer
+        runs = record_current_mode(copy.deepcopy(layer), row.shape, dtype) if record else layer
         moved = [*([] if row.limit else ["x"]), *parameters]
 
         def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -75,10 +81,14 @@ class Case:
             return {f"{name}+": t for name, t in {**gradients, **statistics}.items()}
 
         state = [entry(n, tuple(t.shape)) for n, t in {**parameters, **buffers}.items()]
-        d_x = [] if row.limit else [samples(row.shape, "x+")]
+        d_x = [] if row.limit else [samples_port(row.shape, "x+")]
         signature = ProgramSignature(
             name="gradients",
-            inputs=(samples(row.shape, dtype=dtype), samples(width, "c"), *map(state_in, state)),
+            inputs=(
+                samples_port(row.shape, dtype=dtype),
+                samples_port(width, "c"),
+                *map(state_in, state),
+            ),
             outputs=(*d_x, *map(state_out, state)),
             function=function,
             source=runs if record else None,
@@ -86,7 +96,7 @@ class Case:
         return cls(row, layer, signature)
 
     def feeds(self, seed: int) -> dict[str, Tensor]:
-        """Random samples and the layer's own state, float32."""
+        """Random samples and output weights, and the layer's own state, in float32."""
         generator = torch.Generator().manual_seed(seed)
         state = self.layer.state_dict()
         feeds = {p.name: state.get(p.name, drawn(p, generator)) for p in self.signature.inputs}
@@ -98,7 +108,7 @@ class Case:
         return feeds
 
     def expected(self, feeds: Mapping[str, Tensor]) -> list[Tensor]:
-        """The outputs by loss.backward() in float64."""
+        """The outputs of the signature, computed by backward() in float64."""
         layer = copy.deepcopy(self.layer).double()
         x = feeds["x"] if self.row.limit else feeds["x"].double().requires_grad_()
         (layer(x) * feeds["c"].double()).sum().backward()
@@ -115,15 +125,15 @@ def drawn(port: Port, generator: torch.Generator) -> Tensor:
     return torch.randn([n or BATCH for n in port.shape], generator=generator)
 
 
-def assert_close(case: Case, came: list[Tensor], expected: list[Tensor], name: str = "") -> None:
-    for port, ours, theirs in zip(case.signature.outputs, came, expected, strict=True):
+def assert_close(case: Case, actual: list[Tensor], expected: list[Tensor], name: str = "") -> None:
+    for port, ours, theirs in zip(case.signature.outputs, actual, expected, strict=True):
         assert ours.shape == theirs.shape, f"{name} {port.name}"
         error = float((ours.double() - theirs).norm() / theirs.norm())
         assert error <= TOLERANCE, f"{name} {port.name} is off by {error:.1e}"
 
 
 def combined_signature(cases: Mapping[str, Case]) -> ProgramSignature:
-    """Many signatures as one: lowering costs seconds however small the graph is."""
+    """Combine many signatures into one, because lowering takes seconds even for a small graph."""
 
     def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
         results = {}
@@ -143,7 +153,7 @@ def combined_signature(cases: Mapping[str, Case]) -> ProgramSignature:
 
 
 def check_on_onnxruntime(cases: Mapping[str, Case], seed: int) -> None:
-    """All `cases` in one ONNX graph against float64 autograd."""
+    """Compare all `cases`, in one ONNX graph, with float64 autograd."""
     short = {f"r{number}": case for number, case in enumerate(cases.values())}
     session = open_session(to_onnx(combined_signature(short)))
     feeds = {name: case.feeds(seed) for name, case in short.items()}
@@ -157,8 +167,10 @@ def check_on_onnxruntime(cases: Mapping[str, Case], seed: int) -> None:
         )
     )
     for (short_name, case), name in zip(short.items(), cases, strict=True):
-        came = [torch.from_numpy(results[f"{short_name}/{p.name}"]) for p in case.signature.outputs]
-        assert_close(case, came, case.expected(feeds[short_name]), name)
+        actual = [
+            torch.from_numpy(results[f"{short_name}/{p.name}"]) for p in case.signature.outputs
+        ]
+        assert_close(case, actual, case.expected(feeds[short_name]), name)
 
 
 def open_session(graph: bytes) -> onnxruntime.InferenceSession:

@@ -1,4 +1,4 @@
-"""Rows of the groups of normalisation, pooling and embedding layers."""
+"""Test rows of normalisation, pooling and embedding layers."""
 
 from torch import nn
 from torch.nn import functional
@@ -53,7 +53,7 @@ LAYERS: dict[str, dict[str, Row]] = {
         "stride 1": Row(layer(nn.MaxPool2d, 3, 1, 1), (3, 5, 4)),
         "dilation": Row(layer(nn.MaxPool2d, 2, 1, dilation=2), (3, 6, 5)),
         "ceil mode": Row(layer(nn.MaxPool2d, 3, 2, ceil_mode=True), (3, 6, 8)),
-        # Behind tanh a gradient also tells what was pooled.
+        # With tanh, the gradient depends on the pooled values.
         "ceil mode, a window outside": Row(
             of(lambda x: functional.max_pool2d(x, 2, 3, 1, ceil_mode=True).tanh()), (3, 7, 9)
         ),

@@ -1,4 +1,4 @@
-"""Small models for tests, all `nn.Sequential`, so that an oracle can cut them by counting children.
+"""Small models for tests. All are `nn.Sequential`, so that an oracle can cut them by child index.
 
 The smooth ones have no kinks: two correct float32 implementations then agree to rounding.
 """

@@ -1,4 +1,4 @@
-"""Models that take the width of every layer, so that a test can build the narrow one by hand."""
+"""Models with the width of every layer as an argument, so that a test can build narrow ones."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -23,7 +23,7 @@ class Plain(nn.Module):
 
 
 class Residual(nn.Module):
-    """A stem, a block with its input as shortcut, one with a projection."""
+    """A stem, a block with an identity shortcut, and a block with a projection."""
 
     def __init__(self, a: int, inner: int, b: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Residual(nn.Module):
 
 
 class Separable(nn.Module):
-    """Depthwise convolutions, one with two outputs a channel, and a squeeze-and-excitation gate."""
+    """Depthwise convolutions, one with two outputs per channel, and a squeeze-excitation gate."""
 
     def __init__(self, a: int, b: int, squeezed: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Separable(nn.Module):
 
 
 class Concatenating(nn.Module):
-    """A small U-Net: what comes up is concatenated with what was on the way down, and the input."""
+    """A small U-Net: the decoder concatenates its values with the encoder's and the input."""
 
     def __init__(self, a: int, b: int, up: int, out: int) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Signal(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A stacked LSTM that reads both ways, a GRU and what is left of both at the end."""
+    """A stacked bidirectional LSTM, a GRU, and the last states of both."""
 
     def __init__(self, width: int, hidden: int, gated: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Mixer(nn.Module):
 
 
 class Gated(nn.Module):
-    """Halves of one layer's channels: one gates the other, or both go separate ways.
+    """Halves of the channels of one layer: one gates the other, or both are used separately.
 
     The second shortcut has no weights: its channels are padded with zeros on both sides.
     """

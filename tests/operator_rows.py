@@ -1,6 +1,4 @@
-"""One row for each case of an operator group in `exporters.programs.coverage`: a layer and the
-shape of its sample.
-"""
+"""All test rows by operator group of `exporters.programs.coverage`, one row for each case."""
 
 from function_rows import FUNCTIONS
 from layer_cases import Row

@@ -1,7 +1,7 @@
-"""One federated round in plain PyTorch: torch autograd and torch.optim, in float64.
+"""Reference implementation of federated rounds in plain PyTorch, in float64.
 
-Nothing of the exporters or the toolkit is used here; the order of the samples is the agent's.
-Models are `nn.Sequential`; a state maps the model's own tensor names to float64 tensors.
+It uses neither the exporters nor the toolkit. The order of the samples is that of the agent. Models
+are `nn.Sequential`; a state maps the model's own tensor names to float64 tensors.
 """
 
 import copy
@@ -21,7 +21,7 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Plan:
-    """How a device trains."""
+    """The training options of a device."""
 
     batch_size: int
     epochs: int
@@ -32,14 +32,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Device:
-    """One device's samples and the seed of their order."""
+    """The samples of one device and the seed of their order."""
 
     x: np.ndarray
     y: np.ndarray
     seed: int
 
     def visits(self, plan: Plan) -> Iterator[tuple[Tensor, np.ndarray]]:
-        """Labels and sample numbers of every batch of every epoch."""
+        """Labels and sample indices of every batch in every epoch."""
         for epoch in range(plan.epochs):
             order = np.random.default_rng([self.seed, epoch])
             for indices in batches(len(self.y), plan.batch_size, order):
@@ -47,7 +47,7 @@ class Device:
 
 
 def state_of(model: nn.Module) -> State:
-    """A model's parameters and statistics, detached; integer batch counters left out."""
+    """Copies of a model's parameters and statistics, without integer batch counters."""
     return {
         name: value.detach().double().clone()
         for name, value in model.state_dict().items()
@@ -56,7 +56,7 @@ def state_of(model: nn.Module) -> State:
 
 
 def mean(updates: Sequence[tuple[Mapping[str, Tensor], float]], old: State) -> State:
-    """Each tensor's weighted average over the updates that hold it; the old one where none does."""
+    """Weighted average of each tensor over the updates that hold it; the old one if none does."""
     new = dict(old)
     for name in old:
         held = [(u[name].numpy(), weight) for u, weight in updates if name in u]
@@ -77,7 +77,7 @@ def sgd(groups: Sequence[dict[str, object]], plan: Plan, nesterov: bool = False)
 
 
 def train_full(model: nn.Module, device: Device, plan: Plan) -> State:
-    """FedAvg's local training of everything."""
+    """FedAvg: local training of all parameters."""
     model = copy.deepcopy(model).double().train()
     x = torch.from_numpy(device.x).double()
     optimizer = sgd([{"params": list(model.parameters())}], plan)
@@ -95,7 +95,7 @@ def train_slice(
     plan: Plan,
     train: Callable[[nn.Module, Device, Plan], State] = train_full,
 ) -> State:
-    """EmbracingFL: `first` and what follows it, trained on one recording of what is ahead of it."""
+    """EmbracingFL: train `first` and later layers on the recorded output of the earlier ones."""
     children = list(model.named_children())
     cut = [name for name, _ in children].index(first)
     prefix = nn.Sequential(OrderedDict(children[:cut]))
@@ -107,7 +107,7 @@ def train_slice(
 
 
 def train_leading(model: nn.Module, small: nn.Module, device: Device, plan: Plan) -> State:
-    """HeteroFL: `small`, the same network with fewer channels, from the leading ones of `model`."""
+    """HeteroFL: train `small`, which starts with the leading channels of `model`."""
     small = copy.deepcopy(small)
     large = model.state_dict()
     state = {n: large[n][leading(v)] for n, v in small.state_dict().items()}
@@ -116,12 +116,12 @@ def train_leading(model: nn.Module, small: nn.Module, device: Device, plan: Plan
 
 
 def leading(value: Tensor) -> tuple[slice, ...]:
-    """The leading block of a tensor's shape."""
+    """Slices of the leading block with the shape of `value`."""
     return tuple(slice(size) for size in value.shape)
 
 
 def mean_of_blocks(updates: Sequence[tuple[Mapping[str, Tensor], float]], old: State) -> State:
-    """Each number's weighted average over the updates whose leading block holds it."""
+    """Weighted average of each element over the updates whose leading block holds it."""
     new = {}
     for name, value in old.items():
         total, weights = np.zeros(value.shape), np.zeros(value.shape)
@@ -135,7 +135,7 @@ def mean_of_blocks(updates: Sequence[tuple[Mapping[str, Tensor], float]], old: S
 
 
 class Pair(nn.Module):
-    """U then V in place of a dense layer, from numpy's SVD of FedHM's unrolled matrix."""
+    """A dense layer replaced by factors U and V, from numpy's SVD of FedHM's unrolled matrix."""
 
     def __init__(self, dense: nn.Conv2d | nn.Linear, rank: int) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class Pair(nn.Module):
         self.bias = dense.bias
 
     def unrolled(self) -> np.ndarray:
-        """(inputs * kh, outputs * kw)."""
+        """The weight as a matrix (inputs * kh, outputs * kw)."""
         weight = self.dense.weight.detach().double().numpy()
         if weight.ndim == 2:
             return weight.T
@@ -159,7 +159,7 @@ class Pair(nn.Module):
         return matrix
 
     def product(self) -> Tensor:
-        """U V^T in the dense layer's shape."""
+        """U V^T in the shape of the dense layer's weight."""
         matrix = self.u @ self.v.T
         if isinstance(self.dense, nn.Linear):
             return matrix.T
@@ -179,7 +179,7 @@ class Pair(nn.Module):
 def train_low_rank(
     model: nn.Module, ranks: Mapping[str, int], decay: float, device: Device, plan: Plan
 ) -> State:
-    """FedHM: the layers in `ranks` as U V^T; decay / 2 ||U V^T||_F^2 instead of weight decay."""
+    """FedHM: train layers in `ranks` as U V^T with decay / 2 ||U V^T||_F^2 as weight decay."""
     model = copy.deepcopy(model).double().train()
     pairs = {name: Pair(model.get_submodule(name), rank) for name, rank in ranks.items()}
     for name, pair in pairs.items():
@@ -209,7 +209,10 @@ def train_low_rank(
 
 @dataclass(frozen=True)
 class BiLevel:
-    """TDPFed's own settings: lambda, s, s' and the factors' learning rate; pFedMe has no Adam."""
+    """Settings of TDPFed: lambda, s, s' and the learning rate of the factors.
+
+    pFedMe trains its factors with SGD instead of Adam.
+    """
 
     penalty: float
     personal_steps: int
@@ -220,18 +223,18 @@ class BiLevel:
 
 @dataclass
 class Tensorized:
-    """CP factors by parameter name (a dense parameter is its own only factor), and statistics."""
+    """CP factors by parameter name, and statistics; a dense parameter is its own single factor."""
 
     factors: dict[str, list[Tensor]]
     statistics: State = field(default_factory=dict)
 
     def composed(self) -> State:
-        """[[A]] of every parameter (eq. 21), and the statistics."""
+        """The composed tensor [[A]] of every parameter (eq. 21), and the statistics."""
         return {n: composed(modes) for n, modes in self.factors.items()} | self.statistics
 
 
 def composed(modes: Sequence[Tensor]) -> Tensor:
-    """Sum over r of the outer products of the factors' columns r."""
+    """Sum over r of the outer products of column r of all factors."""
     if len(modes) == 1:
         return modes[0]
     letters = "abcdefg"[: len(modes)]
@@ -239,7 +242,7 @@ def composed(modes: Sequence[Tensor]) -> Tensor:
 
 
 def factor_gradients(theta: Tensor, modes: Sequence[Tensor], penalty: float) -> list[Tensor]:
-    """Eq. 25: penalty * (-theta_(n) (Khatri-Rao of the others) + A_n V_n), V_n as in eq. 26."""
+    """Eq. 25: penalty * (A_n V_n - theta_(n) (Khatri-Rao of the other factors)), V_n of eq. 26."""
     if len(modes) == 1:
         return [penalty * (modes[0] - theta)]
     letters = "abcdefg"[: len(modes)]
@@ -259,13 +262,13 @@ def factor_gradients(theta: Tensor, modes: Sequence[Tensor], penalty: float) -> 
 
 @dataclass(frozen=True)
 class BiLevelResult:
-    """New factors and personal model."""
+    """The trained factors and the trained personal model."""
 
     factors: Tensorized
     personal: State
 
     def apart(self, other: "BiLevelResult") -> float:
-        """The largest distance of two results over all their tensors, relative to the norm."""
+        """The largest relative distance between the tensors of two results."""
         mine = {**self.factors.composed(), **{f"own {n}": v for n, v in self.personal.items()}}
         theirs = {**other.factors.composed(), **{f"own {n}": v for n, v in other.personal.items()}}
         return max(float((theirs[n].double() - v).norm() / v.norm()) for n, v in mine.items())
@@ -280,14 +283,14 @@ def train_cp(
     personal: State | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> BiLevelResult:
-    """TDPFed's client update from the factors `start`, in `dtype`.
+    """TDPFed: the client update from the factors `start`, in `dtype`.
 
-    `personal` is the device's own model of earlier rounds; without one it begins as [[A]].
+    `personal` is the device's own model from earlier rounds. It starts as [[A]] if there is none.
     """
     model = copy.deepcopy(model).to(dtype).train()
     theta = dict(model.named_parameters())
     first = {name: value.clone() for name, value in (start.composed() | (personal or {})).items()}
-    model.load_state_dict(first, strict=False)  # batch counters stay
+    model.load_state_dict(first, strict=False)  # not strict: batch counters are not in it
     factors = {
         name: [mode.to(dtype, copy=True).requires_grad_() for mode in modes]
         for name, modes in start.factors.items()
@@ -322,7 +325,7 @@ def train_cp(
 
 
 def mean_factors(updates: Sequence[tuple[Tensorized, float]]) -> Tensorized:
-    """AFM (eq. 20, beta = 1): every factor averaged by itself; so are the statistics."""
+    """AFM (eq. 20, beta = 1): average every factor and every statistic."""
     weights = [weight for _, weight in updates]
 
     def average(values: Sequence[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rows of the groups whose operators are products of samples and weights."""
+"""Test rows of operators that multiply samples and weights."""
 
 import torch
 from torch import einsum, nn

@@ -1,4 +1,4 @@
-"""What the rows of operator_rows.py are written with: layers around functions, shapes."""
+"""Building blocks of test rows: layers that wrap functions, and common shapes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ from layer_cases import Row
 
 
 class Function(nn.Module):
-    """A function of one tensor as a layer."""
+    """A layer that applies a function of one tensor."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Function(nn.Module):
 
 
 class Weighted(nn.Module):
-    """A function of samples and one parameter of `shape`."""
+    """A layer that applies a function of the samples and one parameter of `shape`."""
 
     def __init__(self, shape: tuple[int, ...], function: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Weighted(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, one output."""
+    """Multi-head self-attention with one output."""
 
     def __init__(self, causal: bool = False, **options: Any) -> None:
         super().__init__()
@@ -50,14 +50,14 @@ class Attention(nn.Module):
 
 
 class WithWeights(Attention):
-    """Multi-head attention and beside it the weights, the mean of all heads'."""
+    """Multi-head attention that also returns its weights, averaged over heads."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat(self.attention(x, x, x), 2)
 
 
 class Residual(nn.Module):
-    """A block around which its input is carried."""
+    """A block with a skip connection."""
 
     def __init__(self, block: nn.Module, skip: nn.Module | None = None) -> None:
         super().__init__()
@@ -82,12 +82,12 @@ def with_weight(
 
 
 def attend(x: Tensor, **options: Any) -> Tensor:
-    """Scaled dot product attention of x (N, 2 heads, length, width) with parts of itself."""
+    """Scaled dot product attention of x (N, 2 heads, length, width) with copies of itself."""
     return functional.scaled_dot_product_attention(x, x.flip(2), x * 0.5, **options)
 
 
 def in_order(x: Tensor) -> Tensor:
-    """Keys that a query may see: its own place and those before."""
+    """The causal mask: each query sees the keys up to its own position."""
     return torch.ones(x.shape[2], x.shape[2], dtype=torch.bool).tril()
 
 
@@ -104,7 +104,7 @@ PLACES = torch.tensor([[0, 3, 1], [2, 2, 0]])
 
 
 class Pair(nn.Module):
-    """A bilinear layer of samples and their sines."""
+    """A bilinear layer of the samples and their sines."""
 
     def __init__(self) -> None:
         super().__init__()

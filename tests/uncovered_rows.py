@@ -1,4 +1,4 @@
-"""A row for each kind of layer that is refused, and where the refusal says it is."""
+"""One row for each unsupported operator group, with the place that the error must name."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from exporters.programs.coverage import REFUSALS
+from exporters.programs.coverage import UNSUPPORTED
 from exporters.programs.program import ProgramSignature
 from layer_cases import Case, Row
 from profiles.errors import ExportError
@@ -74,10 +74,10 @@ REFUSED = {
 
 
 def check_refused(name: str, lower: Callable[[ProgramSignature], object]) -> None:
-    """`lower` names the operator of the row `name`, its place, and the nearest way of the table."""
+    """The error of `lower` names the operator of the row, its place and the table's alternative."""
     row, where = REFUSED[name]
-    (refusal,) = [r for r in REFUSALS if r.name == name]
-    advice = re.escape(f"{name} ({refusal.reason}) is not covered; nearest: {refusal.nearest}.")
+    (group,) = [g for g in UNSUPPORTED if g.name == name]
+    advice = re.escape(f"{name} ({group.reason}) is not supported; use {group.alternative}.")
     case = Case.of(row, record=True)
-    with pytest.raises(ExportError, match=rf"operator aten::\w+.*{where}.* form: {advice}$"):
+    with pytest.raises(ExportError, match=rf"operator aten::\w+.*{where}.*: {advice}$"):
         lower(case.signature)

@@ -11,7 +11,7 @@ from profiles.errors import UpdateError
 from refusals import refused
 from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.tensor_slices import Part
+from toolkit.submodels.tensor_slices import Ranges
 
 Array = np.ndarray
 RANK = 2
@@ -33,7 +33,7 @@ def entry(
     shape: tuple[int, ...],
     stands_for: str | None,
     factor: str | None = None,
-    part: Part | None = None,
+    part: Ranges | None = None,
     role: Role = "parameter",
 ) -> TensorEntry:
     return TensorEntry(

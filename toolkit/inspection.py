@@ -1,26 +1,37 @@
-"""What `edgetailor inspect` shows: the size of submodels beside the full model."""
+"""Sizes of submodels, and the places where a model can be cut: `edgetailor inspect`."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from torch import nn
 
 from exporters.programs.capture import capture
-from profiles.errors import ModelError, SpecError
+from profiles.errors import EdgeTailorError, ModelError, SpecError
 from toolkit.splitting import split
-from toolkit.submodels.capacity import activations, parameter_count
+from toolkit.submodels.capacity import count_activations, count_parameters
 from toolkit.submodels.cut_points import Cutter
 from toolkit.submodels.submodel import LayerDecision, Submodel
 from toolkit.submodels.training_config import TrainingConfig
 
 INSPECTION_VERSION = 1
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """One submodel's sizes for one batch; `bytes` is what the device receives as weights.
+    """The sizes of one submodel for one batch. `submodels/capacity.py` says what is counted.
 
-    See `submodels/capacity.py` for what is counted. `note` says so where hardly anything is saved.
+    Attributes:
+        submodel: The spec.
+        params: Trained parameters.
+        activations: Output elements of convolution and linear layers.
+        macs: Multiply-accumulates of the forward pass.
+        capacity: Load relative to the full model, as in EmbracingFL.
+        bytes: Size of the weights that a device receives.
+        exchanged_params: Numbers that a device sends back.
+        layers: What is done to each layer.
+        note: A warning if the submodel hardly saves anything; else empty.
     """
 
     submodel: str
@@ -36,18 +47,28 @@ class Inspection:
 
 @dataclass(frozen=True)
 class NotPossible:
-    """A submodel that the model cannot give, and why."""
+    """A submodel that is not possible for the model, and the error that says why."""
 
     submodel: str
-    error: str
+    cause: EdgeTailorError
+
+    @property
+    def error(self) -> str:
+        """The reason, for people."""
+        return str(self.cause)
 
 
 @dataclass(frozen=True)
 class CutPlace:
-    """A place to cut a model, and the slice behind it for one batch.
+    """A place to cut a model, and the slice after it for one batch.
 
-    `module` is the slice's first module with parameters, or a parameter of the model's own that it
-    reads first; `recorded` how many numbers the device keeps on disk for one sample.
+    Attributes:
+        module: The slice's first module with parameters. A parameter that belongs to the model
+            itself is named if the slice reads it first.
+        params: Trained parameters of the slice.
+        activations: Output elements of its convolution and linear layers.
+        capacity: Load relative to the full model.
+        recorded: Numbers that the device stores on disk for each sample.
     """
 
     module: str
@@ -60,7 +81,21 @@ class CutPlace:
 def inspect(
     model: nn.Module, sample_shape: tuple[int, ...], specs: Sequence[str], batch: int
 ) -> list[Inspection]:
-    """Sizes of the submodels `specs` of `model`. Raises SpecError or ModelError as `split` does."""
+    """Measure submodels of a model by counting.
+
+    Args:
+        model: The whole model.
+        sample_shape: Shape of one sample, without the batch.
+        specs: The submodels.
+        batch: Samples in a batch.
+
+    Returns:
+        The sizes, in the order of `specs`.
+
+    Raises:
+        SpecError: A spec is wrong, or not possible for this model.
+        ModelError: The model cannot be recorded.
+    """
     training = TrainingConfig(batch_size=batch)
     full = split(model, "full", sample_shape, training)
     return [describe(split(model, spec, sample_shape, training), full) for spec in specs]
@@ -69,24 +104,27 @@ def inspect(
 def inspect_each(
     model: nn.Module, sample_shape: tuple[int, ...], specs: Sequence[str], batch: int
 ) -> list[Inspection | NotPossible]:
-    """As `inspect`, with the reason in place of a submodel that `model` cannot give.
+    """Like `inspect`, but report a submodel that is not possible instead of raising.
 
-    Raises ModelError where the model can give none at all.
+    Raises:
+        ModelError: Not even the full model is possible.
     """
     training = TrainingConfig(batch_size=batch)
+    logger.info("recording the model")
     full = split(model, "full", sample_shape, training)
 
     def look(spec: str) -> Inspection | NotPossible:
+        logger.info("splitting %s", spec)
         try:
             return describe(split(model, spec, sample_shape, training), full)
         except (SpecError, ModelError) as error:
-            return NotPossible(spec, str(error))
+            return NotPossible(spec, error)
 
     return [look(spec) for spec in specs]
 
 
 def describe(submodel: Submodel, full: Submodel) -> Inspection:
-    """The sizes of `submodel`, its capacity against `full`."""
+    """The sizes of `submodel`; its capacity is relative to `full`."""
     counts = submodel.counts
     return Inspection(
         submodel=str(submodel.spec),
@@ -96,20 +134,20 @@ def describe(submodel: Submodel, full: Submodel) -> Inspection:
         capacity=counts.capacity(full.counts),
         bytes=submodel.bytes,
         exchanged_params=counts.exchanged,
-        layers=submodel.treatments,
+        layers=submodel.layer_decisions,
         note=note(submodel, full),
     )
 
 
 LITTLE = 0.1
-"""Share of the full model's weights below which saving them is hardly worth a family's trouble."""
+"""A submodel that saves a smaller share of the weights than this gets a note."""
 
 
 def note(submodel: Submodel, full: Submodel) -> str:
-    """A word on a submodel with factors or fewer channels that gains little; empty for others."""
+    """A warning about a submodel with factors or fewer channels that saves little; else empty."""
     tensors = submodel.program.tensors
     cut_down = any(e.factor is not None or e.part is not None for e in tensors)
-    # A personal model is what one asks for, and what it costs.
+    # A personal model costs extra by design, which needs no warning.
     cut_down = cut_down and not any(e.role == "personal" for e in tensors)
     capacity = submodel.counts.capacity(full.counts)
     weights = 1 - submodel.bytes / full.bytes
@@ -122,18 +160,29 @@ def note(submodel: Submodel, full: Submodel) -> str:
         f"MACs at capacity {capacity:.2f}"
     )
     if not little:
-        return f"{sentence}: less to send, more to hold in training than the full model."
+        return f"{sentence}: it sends less than the full model, but needs more memory in training."
     if submodel.spec.family == "width":
         return f"{sentence}; a smaller ratio saves more."
     return f"{sentence}; width or slice may suit this model better."
 
 
 def cut_places(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> list[CutPlace]:
-    """Every place to cut `model`, from the input to the output side.
+    """List the places where a model can be cut.
 
-    Of several ahead of one module it is the last, which `slice:MODULE` takes.
-    Raises ModelError where the model cannot be recorded or cannot be cut at all.
+    If a module has several places before it, only the last is listed: `slice:MODULE` uses that one.
+
+    Args:
+        model: The whole model.
+        sample_shape: Shape of one sample, without the batch.
+        batch: Samples in a batch.
+
+    Returns:
+        The places, from the input side to the output side.
+
+    Raises:
+        ModelError: The model cannot be recorded, or cannot be cut at all.
     """
+    logger.info("looking for places to cut")
     cutter = Cutter(capture(model, sample_shape))
     full = cutter.load(cutter.captured.training, batch)
     places = []
@@ -142,8 +191,8 @@ def cut_places(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> l
         places.append(
             CutPlace(
                 module=point.module,
-                params=parameter_count(part, cutter.captured.parameters),
-                activations=activations(part, batch),
+                params=count_parameters(part, cutter.captured.parameters),
+                activations=count_activations(part, batch),
                 capacity=cutter.load(part, batch) / full,
                 recorded=point.recorded,
             )
@@ -157,8 +206,15 @@ def as_json(
     """The document that `inspect --json` prints; with `--cut-points` it has the `places`."""
     document: dict[str, object] = {
         "version": INSPECTION_VERSION,
-        "submodels": [asdict(i) for i in inspections],
+        "submodels": [_entry(found) for found in inspections],
     }
     if places is not None:
         document["cut_points"] = [asdict(place) for place in places]
     return document
+
+
+def _entry(found: Inspection | NotPossible) -> dict[str, object]:
+    """One entry of the document."""
+    if isinstance(found, Inspection):
+        return asdict(found)
+    return {"submodel": found.submodel, "error": found.error, "code": found.cause.code}

@@ -1,4 +1,4 @@
-"""Judging a model: accuracy and mean loss on samples that no device trained on."""
+"""Evaluating a model: accuracy and mean loss on samples that no device trained on."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,21 +9,25 @@ from torch import nn
 
 from device_agent.formats.manifest import Dtype, labels_of
 from device_agent.training.local_data import load_data
+from exporters.programs.input_shapes import wrong_input_shape
 from exporters.programs.losses import Objective, objective
 from profiles.errors import InputError, ModelError
 from toolkit.submodels.model_loading import load_model
 from toolkit.submodels.training_config import Loss, TrainingConfig
 
 EVALUATION_VERSION = 1
-PIECE = 256
-"""Samples in memory at a time."""
+CHUNK = 256
+"""Samples that are evaluated together."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good a model is on `samples` samples: `accuracy` from 0 to 1, mean loss.
+    """How good a model is.
 
-    A regression has no accuracy.
+    Attributes:
+        samples: How many samples were evaluated.
+        accuracy: Share of samples classified correctly, from 0 to 1; None for a regression.
+        loss: Mean loss of a sample.
     """
 
     samples: int
@@ -34,37 +38,56 @@ class Evaluation:
 def evaluate(
     module: nn.Module, x: np.ndarray, y: np.ndarray, origin: str, loss: Loss = "cross-entropy"
 ) -> Evaluation:
-    """Judge `module` as it is on samples `x` (n, *shape) and labels `y` by the loss called `loss`.
+    """Evaluate a model.
 
-    Labels are classes (n,) int64, of a regression (n, outputs) float32. Raises ModelError where the
-    model cannot take the samples or the loss does not fit it, InputError naming `origin` for labels
-    that do not fit its output.
+    Args:
+        module: The model with its weights. It is switched to inference mode.
+        x: Samples (n, *shape).
+        y: Labels: classes (n,) int64, or for a regression (n, outputs) float32.
+        origin: Where the data come from, for messages.
+        loss: The loss that the model was trained on.
+
+    Returns:
+        The number of samples, the accuracy and the mean loss.
+
+    Raises:
+        ModelError: If the model cannot take the samples, or the loss does not fit its output.
+        InputError: If the labels do not fit the model's output.
+
+    Example:
+        >>> from toolkit.models import mnist_dnn
+        >>> x = np.zeros((8, 1, 28, 28), np.float32)
+        >>> evaluate(mnist_dnn(), x, np.zeros(8, np.int64), "zeros").samples
+        8
     """
     module.eval()
     total, right = 0.0, 0
-    for start in range(0, len(y), PIECE):
-        target = torch.from_numpy(y[start : start + PIECE])
-        output = _output(module, torch.from_numpy(x[start : start + PIECE])).double()
-        aim = objective(loss, output.shape[1])
-        _check_labels(y, output.shape[1], aim, origin)
-        total += float(aim.loss(output, target)) * len(target)
-        right += int(aim.correct(output, target)) if aim.correct else 0
-    return Evaluation(len(y), right / len(y) if aim.correct else None, total / len(y))
+    for start in range(0, len(y), CHUNK):
+        target = torch.from_numpy(y[start : start + CHUNK])
+        # float64, so that the mean over many samples does not lose digits.
+        output = _output(module, torch.from_numpy(x[start : start + CHUNK])).double()
+        goal = objective(loss, output.shape[1])
+        _check_labels(y, output.shape[1], goal, origin)
+        total += float(goal.loss(output, target)) * len(target)
+        right += int(goal.correct(output, target)) if goal.correct else 0
+    return Evaluation(len(y), right / len(y) if goal.correct else None, total / len(y))
 
 
 def take_statistics(module: nn.Module, x: np.ndarray) -> None:
-    """Set the running statistics of all batch norms to those of the samples `x` (n, *shape).
+    """Set the running statistics of all batch norms from the samples `x` (n, *shape).
 
-    The mean over pieces of the samples, each layer normalising by the piece as in training.
+    They become the mean over chunks of the samples. Each layer normalises by the chunk, as in
+    training.
     """
     norms = [m for m in module.eval().modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    # Restored at the end, as training uses it.
     before = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # PyTorch's sign for a plain mean
+        norm.momentum = None  # None tells PyTorch to take the plain mean.
         norm.train()
-    for piece in np.array_split(x, -(-len(x) // PIECE)):
-        _output(module, torch.from_numpy(piece))
+    for chunk in np.array_split(x, -(-len(x) // CHUNK)):
+        _output(module, torch.from_numpy(chunk))
     for norm, momentum in zip(norms, before, strict=True):
         norm.momentum = momentum
     module.eval()
@@ -77,13 +100,25 @@ def evaluate_file(
     data: str,
     loss: Loss = "cross-entropy",
 ) -> Evaluation:
-    """Judge the model reference `model` with the weights of `weights_file` on `data` (data.py).
+    """Evaluate a model with weights from a file.
 
-    `loss` is what it was trained on. Raises ModelError, DataError or InputError for what cannot be
-    used.
+    Args:
+        model: Model reference, `package.module:callable`.
+        weights_file: Its weights, a safetensors file.
+        sample_shape: Shape of one sample, without the batch.
+        data: The samples and labels, as `local_data.load_data` reads them.
+        loss: The loss that the model was trained on.
+
+    Returns:
+        The number of samples, the accuracy and the mean loss.
+
+    Raises:
+        ModelError: If the model cannot be loaded or cannot take the samples.
+        DataError: If the data cannot be read.
+        InputError: If the weights or labels do not fit the model.
     """
     module = load_model(model, weights_file)
-    outputs, dtype = _takes(module.eval(), sample_shape)
+    outputs, dtype = _outputs_and_sample_type(module.eval(), sample_shape)
     labels = TrainingConfig(loss=loss).labels
     local = load_data(data, sample_shape, outputs, dtype, least=1, labels=labels)
     return evaluate(module, np.array(local.x), np.array(local.y), data, loss)
@@ -94,27 +129,37 @@ def as_json(found: Evaluation) -> dict[str, object]:
     return {"version": EVALUATION_VERSION, **asdict(found)}
 
 
-def _check_labels(y: np.ndarray, outputs: int, aim: Objective, origin: str) -> None:
-    """Raise InputError where labels do not fit a model of `outputs` outputs."""
-    if aim.correct is None:
+def _check_labels(y: np.ndarray, outputs: int, goal: Objective, origin: str) -> None:
+    """Raise InputError if labels do not fit a model of `outputs` outputs."""
+    if goal.correct is None:
         if y.shape[1:] != (outputs,):
             raise InputError(
-                f"{origin} has labels of shape {y.shape}; the model's output is (n, {outputs})."
+                f"{origin} has labels of shape {y.shape}; the model's output is (n, {outputs}).",
+                code="data.wrong-shape",
+                origin=origin,
+                shape=list(y.shape),
+                outputs=outputs,
             )
         return
     low, high, top = y.min(), y.max(), labels_of(outputs) - 1
     if low < 0 or high > top:
         raise InputError(
-            f"{origin} has labels from {low} to {high}; the model's classes are 0 to {top}."
+            f"{origin} has labels from {low} to {high}; the model's classes are 0 to {top}.",
+            code="data.label-out-of-range",
+            origin=origin,
+            lowest=int(low),
+            highest=int(high),
+            classes=top + 1,
         )
 
 
-def _takes(module: nn.Module, sample_shape: tuple[int, ...]) -> tuple[int, Dtype]:
-    """Outputs of `module`, and the type of samples that it takes."""
+def _outputs_and_sample_type(module: nn.Module, sample_shape: tuple[int, ...]) -> tuple[int, Dtype]:
+    """How many outputs `module` has, and the type of the samples that it takes."""
     zeros = torch.zeros(1, *sample_shape)
     try:
         return _output(module, zeros).shape[1], "float32"
     except ModelError:
+        # Only a model with an embedding can take whole numbers.
         if not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in module.modules()):
             raise
     return _output(module, zeros.long()).shape[1], "int64"
@@ -125,10 +170,16 @@ def _output(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             output = module(x)
     except Exception as error:  # the user's code may raise anything
+        shape = tuple(x.shape[1:])
         reason = str(error).partition("\n")[0]
-        raise ModelError(
-            f"The model cannot take samples of shape {tuple(x.shape[1:])}: {reason}"
+        raise wrong_input_shape(module, shape) or ModelError(
+            f"The model cannot take samples of shape {shape}: {reason}",
+            code="model.forward-fails",
+            shape=list(shape),
         ) from error
     if not isinstance(output, torch.Tensor) or output.ndim != 2:
-        raise ModelError("The model must return one tensor of shape (batch, classes).")
+        raise ModelError(
+            "The model must return one tensor of shape (batch, classes).",
+            code="model.wrong-output",
+        )
     return output

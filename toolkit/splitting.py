@@ -1,9 +1,9 @@
-"""The library's front door to the families."""
+"""Cutting a model by any family."""
 
 from torch import nn
 
-from toolkit.families import family_named
-from toolkit.submodels.spec import Spec, parse_spec
+from toolkit.families import check_spec, family_named
+from toolkit.submodels.spec import Spec
 from toolkit.submodels.submodel import Submodel
 from toolkit.submodels.training_config import TrainingConfig
 
@@ -14,11 +14,27 @@ def split(
     sample_shape: tuple[int, ...],
     training: TrainingConfig | None = None,
 ) -> Submodel:
-    """Cut `model`, which takes samples of `sample_shape`, as `spec` says.
+    """Cut a model into the submodel that a spec describes.
 
-    Raises SpecError where the spec is malformed or asks for what the model cannot give, ModelError
-    where the model cannot be recorded.
+    Args:
+        model: The global model.
+        spec: The submodel spec, for example `low-rank:0.25`.
+        sample_shape: Shape of one sample, without the batch, for example `(3, 32, 32)`.
+        training: How devices train; the defaults of `TrainingConfig` if None.
+
+    Returns:
+        The submodel. Pass it to `export` to get a bundle.
+
+    Raises:
+        SpecError: If the spec is wrong, or asks for something that the model cannot give.
+        ModelError: If the model cannot be recorded.
+
+    Example:
+        >>> from toolkit.models import mnist_dnn
+        >>> submodel = split(mnist_dnn(), "low-rank:0.5,keep=0", (1, 28, 28))
+        >>> submodel.counts.params
+        45310
     """
-    parsed = parse_spec(spec) if isinstance(spec, str) else spec
+    parsed = check_spec(spec)
     family = family_named(parsed.family)
     return family.split(model, sample_shape, parsed, training or TrainingConfig())

@@ -1,26 +1,45 @@
-"""Stages on stderr, and the form that tables on stdout have."""
+"""Log messages as stages on stderr, and the form of tables on stdout."""
 
+import logging
 import time
 from textwrap import fill
 
 from rich.console import Console
 from rich.table import Table
 
+PACKAGES = ("toolkit", "exporters")
+"""The packages whose messages a command shows."""
 
-class Stages:
-    """Says on stderr which stage runs, with the time elapsed so far."""
+
+class StageHandler(logging.Handler):
+    """Prints each log message on stderr, after the seconds since this handler was made."""
 
     def __init__(self) -> None:
+        super().__init__(logging.INFO)
         self._start = time.monotonic()
         self._console = Console(stderr=True, highlight=False)
 
-    def __call__(self, stage: str) -> None:
-        """Begin `stage`."""
-        self._console.print(f"[{time.monotonic() - self._start:6.1f} s] {stage}", markup=False)
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print `record` as one line."""
+        elapsed = time.monotonic() - self._start
+        self._console.print(f"[{elapsed:6.1f} s] {record.getMessage()}", markup=False)
+
+
+def show_stages() -> None:
+    """Print the server side's log on stderr as stages, for the rest of this process.
+
+    The handler replaces others of these packages, which would print every line again.
+    """
+    handler = StageHandler()
+    for package in PACKAGES:
+        logger = logging.getLogger(package)
+        logger.handlers = [handler]
+        logger.propagate = False
+        logger.setLevel(logging.INFO)
 
 
 def table(*columns: str) -> Table:
-    """A table whose first column is text and whose others are numbers."""
+    """An empty table: text in the first column, numbers in the others."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for place, column in enumerate(columns):
         made.add_column(column, justify="right" if place else "left", overflow="fold")
@@ -28,9 +47,9 @@ def table(*columns: str) -> Table:
 
 
 def filled(text: str, width: int, indent: str = "") -> str:
-    """`text` in lines that end in no space; all but the first begin with `indent`.
+    """Break `text` into lines of at most `width`; all but the first begin with `indent`.
 
-    Names stay whole, low-rank too.
+    Names are not broken, even at hyphens as in low-rank. No line ends with a space.
     """
     return fill(
         text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False

@@ -1,6 +1,6 @@
 """`edgetailor-agent`: the device's command line. It parses, calls the library and prints.
 
-One file a command.
+Each command has a file. `console.py` is shared with the command `edgetailor`.
 """
 
 import os
@@ -26,9 +26,10 @@ from device_agent.training.memory_limits import check_memory
 def main_group() -> None:
     """Train and profile bundles on this device, alone or in a federation.
 
-    Alone: train a bundle folder that you copied here, and copy the update back. In a federation:
-    join once, then run.
+    Alone: copy a bundle folder here, train it, and copy the update back. In a federation: join
+    once, then run.
     """
+    # A limit that is too low would end the process in an import, without an explanation.
     check_memory()
 
 
@@ -44,12 +45,13 @@ COMMANDS = (
     train,
     uninstall_service,
 )
+# Each command imports what it needs when it runs, so that --help and typos are answered fast.
 for command in COMMANDS:
     main_group.add_command(command)
 
 
 def main() -> None:
     """Entry point of `edgetailor-agent`."""
-    # numpy multiplies no matrices here; for each thread that might, it sets 40 MB aside.
+    # The agent multiplies no matrices with numpy, and OpenBLAS reserves 40 MB for each thread.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     run(main_group, "edgetailor-agent")

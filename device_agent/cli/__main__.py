@@ -1,4 +1,4 @@
-"""`python -m device_agent.cli`."""
+"""Runs `edgetailor-agent` as `python -m device_agent.cli`."""
 
 from device_agent.cli import main
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from device_agent.cli.console import print_json
 from device_agent.cli.options import json_option, threads_option
 
 
@@ -13,16 +14,16 @@ from device_agent.cli.options import json_option, threads_option
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Write the device's profile to this JSON file."
 )
-@click.option("--name", help="Name of the device in its profile.  [default: the host's]")
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("--name", help="Name of the device in its profile.  [default: the host name]")
+@click.option("--force", is_flag=True, help="Replace the file at --out if it exists.")
 @threads_option
 @json_option
 def calibrate(out: Path | None, name: str | None, force: bool, threads: int, as_json: bool) -> None:
-    """Measure what this device can do, in about a minute.
+    """Measure the speed of this device, in about a minute.
 
-    `edgetailor plan --profile FILE` goes by what it writes. Small graphs of the operators that
-    training steps consist of are run and timed; no bundle is needed, and the result holds for any
-    model. Leave the device alone meanwhile.
+    It times small graphs of the operators that training steps consist of. It needs no bundle, and
+    the result is valid for any model: `edgetailor plan --profile FILE` uses it. Do not use the
+    device for anything else meanwhile.
     """
     from device_agent.formats.atomic_files import check_file_place, write_file
     from device_agent.profiling.calibration import calibrate, device_profile
@@ -34,4 +35,7 @@ def calibrate(out: Path | None, name: str | None, force: bool, threads: int, as_
     content = msgspec.json.format(msgspec.json.encode(found), indent=1)
     if out is not None:
         write_file(out, content)
-    click.echo(content.decode() if as_json else "\n".join(summary(found, out)))
+    if as_json:
+        print_json(content)
+    else:
+        click.echo("\n".join(summary(found, out)))

@@ -1,10 +1,14 @@
-"""What both commands share: exit codes, and errors as one sentence instead of a traceback."""
+"""What both commands share: output, exit codes, and errors as one sentence or one JSON object.
 
+This module is imported before the arguments are parsed, so it must not import heavy libraries.
+"""
+
+import json
 import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -21,76 +25,174 @@ Exit codes:
   6    connection or authorisation
   7    measurement unstable
   8    slower or larger than allowed
-  70   a fault of the program's own
+  70   internal error
   130  interrupted
 """
-FAULT = 70
-INTERRUPTED = 130
+JSON_OPTION = "--json"
+ERROR_VERSION = 1
 EXTRAS = {"ai_edge_litert": "tflite", "flatbuffers": "tflite", "sympy": "tflite"}
-"""Which of this project's extras brings a package; `toolkit` brings the others."""
+"""The extra of this project that installs a package. `toolkit` installs all others."""
+
+_output = {"json_printed": False}
+
+
+class InternalError(EdgeTailorError):
+    """A fault of the program itself."""
+
+    exit_code = 70
+
+
+class InterruptedByUserError(EdgeTailorError):
+    """The user pressed Ctrl-C."""
+
+    exit_code = 130
 
 
 def say(message: str) -> None:
-    """Talk to the person: on stderr, so that stdout holds data only."""
+    """Print a message for people on stderr. stdout is for results only."""
     click.echo(message, err=True)
 
 
+def print_json(document: str | bytes) -> None:
+    """Print the JSON document of a command that was called with --json.
+
+    An error that follows, for example of `--strict`, is then only reported on stderr and by the
+    exit code: stdout holds one JSON document.
+    """
+    text = document.decode() if isinstance(document, bytes) else document
+    click.echo(text, nl=not text.endswith("\n"))
+    _output["json_printed"] = True
+
+
 def run(command: click.Command, name: str) -> NoReturn:
-    """Run `command` and exit with its code; no error shows a traceback."""
+    """Run `command` and exit with its code.
+
+    Errors are printed as one sentence on stderr, never as a traceback. With --json they are also
+    printed as one JSON object on stdout: {"version": 1, "error": {"code", "message", ...}}.
+
+    Args:
+        command: The click command; it reads `sys.argv`.
+        name: Name of the program in help texts and log files.
+    """
+    _output["json_printed"] = False
     try:
         with show_logs(say, PlainFormatter()):
             code = command.main(prog_name=name, standalone_mode=False)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except SystemExit:
-        # A server's orderly end, or click's where the reader of stdout has gone: no error.
+        # A server that was told to stop, or click when the reader of stdout has closed the pipe.
         code = 0
     except click.ClickException as error:
         error.show()
-        code = error.exit_code if error.exit_code != 1 else 2
+        code = _finish(_from_click(error))
     except EdgeTailorError as error:
         say(f"Error: {error}")
-        code = error.exit_code
+        code = _finish(error)
     except (KeyboardInterrupt, click.Abort):
         say("Interrupted.")
-        code = INTERRUPTED
+        code = _finish(InterruptedByUserError("Interrupted.", code="program.interrupted"))
     except Exception as error:
-        code = unexpected(error, name)
+        known = _from_exception(error, name)
+        say(f"Error: {known}")
+        code = _finish(known)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def unexpected(error: Exception, name: str) -> int:
-    """Say what `error` of a library is about; returns the exit code."""
+def _finish(error: EdgeTailorError) -> int:
+    """Print `error` as JSON if the command was to print JSON. Returns the exit code."""
+    # Arguments that cannot be parsed have no result to ask: look at the command line itself.
+    if JSON_OPTION in sys.argv[1:] and not _output["json_printed"]:
+        about = {"code": error.code, "message": str(error)} | error.values
+        print_json(json.dumps({"version": ERROR_VERSION, "error": about}, indent=1))
+    return error.exit_code
+
+
+def _from_click(error: click.ClickException) -> EdgeTailorError:
+    """The error with a code for an error in the arguments."""
+    message = error.format_message()
+    parameter = getattr(error, "param", None)
+    named = {} if parameter is None else {"option": parameter.opts[-1]}
+    # Our parameter types catch an InputError and call `fail`: keep that error's code and values.
+    if isinstance(cause := error.__context__, EdgeTailorError):
+        return InputError(message, code=cause.code, **(cause.values | named))
+    if isinstance(error, click.NoSuchOption):
+        return InputError(
+            message,
+            code="option.unknown",
+            option=error.option_name,
+            possibilities=list(error.possibilities or ()),
+        )
+    if (command := getattr(error, "command_name", None)) is not None:
+        possibilities = list(getattr(error, "possibilities", None) or ())
+        return InputError(
+            message,
+            code="option.unknown-command",
+            command=command,
+            possibilities=possibilities,
+        )
+    if isinstance(error, click.MissingParameter):
+        return InputError(message, code="option.missing", **named)
+    if isinstance(error, click.BadParameter):
+        return InputError(message, code="option.invalid-value", **named)
+    return InputError(message, code="option.usage")
+
+
+def _from_exception(error: Exception, name: str) -> EdgeTailorError:
+    """The error with a code for an exception of Python or of a library."""
     from device_agent.system.process_memory import ran_out
 
     if (short := ran_out(error)) is not None:
-        say(
-            f"Error: Memory ran out: {str(short) or 'none is left'}. Allow this process more "
-            "(ulimit, --max-memory, MemoryMax), or end what else runs."
+        return LimitError(
+            f"Memory ran out: {str(short) or 'none is left'}. Allow this process more memory "
+            "(ulimit, --max-memory, MemoryMax), or stop other programs.",
+            code="memory.ran-out",
         )
-        return LimitError.exit_code
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
-        say(
-            f"Error: This needs the Python package {package}, which is not installed here. In the "
-            f"folder of EdgeTailor's source, `pip install '.[{EXTRAS.get(package, 'toolkit')}]'` "
-            "installs it with all else that a server needs."
+        extra = EXTRAS.get(package, "toolkit")
+        return InputError(
+            f"The Python package {package} is not installed. Run `pip install '.[{extra}]'` in "
+            "the folder of EdgeTailor's source to install all packages of the server side.",
+            code="program.missing-package",
+            package=package,
+            extra=extra,
         )
-        return InputError.exit_code
     if isinstance(error, OSError):
-        say(f"Error: {error.filename or 'a file'}: {error.strerror or error}.")
-        return InputError.exit_code
+        path = error.filename
+        return InputError(
+            f"{path or 'a file'}: {error.strerror or error}.",
+            code="file.system-error",
+            path=None if path is None else str(path),
+        )
+    return _internal_error(error, name)
+
+
+def _internal_error(error: Exception, name: str) -> InternalError:
+    """Write the traceback to a file, and name the file in the error."""
+    about: dict[str, Any] = {"exception": type(error).__name__}
     try:
-        details = str(write_traceback(name))
+        details = about["log"] = str(write_traceback(name))
     except OSError as trouble:
         said = f"{type(error).__name__}: {error}"
-        details = f"{said} (its log cannot be written: {trouble.strerror})"
-    say(f"Error: {name} failed; this is a fault of its own. Details: {details}")
-    return FAULT
+        details = f"{said} (the traceback cannot be written: {trouble.strerror})"
+    return InternalError(
+        f"{name} failed because of an internal error. Please report it with these details: "
+        f"{details}",
+        code="program.internal-error",
+        **about,
+    )
 
 
 def write_traceback(name: str) -> Path:
-    """Put the present exception's traceback into a file of its own."""
+    """Write the traceback of the current exception to a new temporary file.
+
+    Args:
+        name: Beginning of the file's name.
+
+    Returns:
+        The file.
+    """
     handle, path = tempfile.mkstemp(prefix=f"{name}-", suffix=".log")
     with open(handle, "w", encoding="utf-8") as file:
         traceback.print_exc(file=file)

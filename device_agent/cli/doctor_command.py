@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from device_agent.cli.console import print_json
 from device_agent.cli.options import json_option, read_token, state_option
 
 FAILED = 2
@@ -12,26 +13,26 @@ FAILED = 2
 
 @click.command()
 @click.argument("url", required=False)
-@click.option("--token-file", type=click.Path(path_type=Path), help="Check this join token too.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="Also check this join token.")
 @state_option
 @json_option
 def doctor(url: str | None, token_file: Path | None, state: Path | None, as_json: bool) -> None:
-    """Check all that this device needs.
+    """Check everything that this device needs.
 
-    Each check is PASS, FAIL or SKIP, with the remedy. It ends with 2 where one failed, whichever
-    it was: --json tells which. The coordinator is that at URL, or the one that was joined.
+    Each check ends with PASS, FAIL or SKIP and names the remedy. If a check fails, the exit code
+    is 2. Without URL the command checks the coordinator that this device has joined.
     """
-    from device_agent.doctor.doctor import examine, lines
+    from device_agent.doctor.doctor import lines, run_checks
     from device_agent.federation.device_state import default_state
 
     token = None if token_file is None else read_token(token_file)
     found = []
-    for finding in examine(url, state or default_state(), token):
+    for finding in run_checks(url, state or default_state(), token):
         found.append(finding)
         if not as_json:
             click.echo("\n".join(lines(finding)))
     if as_json:
         document = {"version": 1, "checks": found}
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1))
+        print_json(msgspec.json.format(msgspec.json.encode(document), indent=1))
     if any(finding.result == "FAIL" for finding in found):
         raise click.exceptions.Exit(FAILED)

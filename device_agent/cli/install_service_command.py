@@ -12,22 +12,22 @@ from device_agent.federation.run_options import RunOptions
 @click.command("install-service")
 @run_options
 @user_option
-@click.option("--dry-run", is_flag=True, help="Print the unit and the options, write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the unit and the options, do not write them.")
 def install_service(user: bool, dry_run: bool, **given: Any) -> None:
-    """Let systemd run the agent.
+    """Run the agent as a systemd service.
 
-    It starts with the machine, and again where it ends in failure. It runs as the owner of the
-    state folder, from a file of options that may be edited: /etc/edgetailor-agent.toml, or
+    The service starts with the machine and restarts after a failure. It runs as the owner of the
+    state folder. Its options are in a file that you can edit: /etc/edgetailor-agent.toml, or
     ~/.config/edgetailor-agent.toml with --user.
     """
     from device_agent.federation.device_state import DeviceState
     from device_agent.service import systemd_service
 
-    options = systemd_service.absolute(RunOptions.from_flat(**given))
+    options = systemd_service.with_absolute_paths(RunOptions.from_flat(**given))
     assert options.state is not None
-    note = systemd_service.missing_data(options)
+    note = systemd_service.missing_data_note(options)
     if dry_run:
-        place = systemd_service.place_of(user)
+        place = systemd_service.service_place(user)
         unit = systemd_service.unit_text(options, place, systemd_service.systemd_version())
         click.echo(f"# {place.options}\n{options.toml()}\n# {place.unit}\n{unit}", nl=False)
         if note is not None:
@@ -38,6 +38,6 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
     if note is not None:
         say(note)
     if user:
-        say("It runs while you are logged in; `loginctl enable-linger` lets it run always.")
+        say("It runs while you are logged in. To let it always run: `loginctl enable-linger`.")
     command = "systemctl --user" if user else "systemctl"
     click.echo(f"{systemd_service.NAME} is running: {command} status {systemd_service.NAME}")

@@ -13,18 +13,20 @@ from device_agent.cli.options import read_token, state_option
 @click.option(
     "--token-file", required=True, type=click.Path(path_type=Path), help="File with a join token."
 )
-@click.option("--name", default=platform.node, help="What to call this device.  [default: host]")
+@click.option(
+    "--name", default=platform.node, help="Name of this device.  [default: the host name]"
+)
 @click.option(
     "--replace",
     is_flag=True,
-    help="Leave the coordinator that the state folder belongs to, once the new one has taken it.",
+    help="Leave the present coordinator of the state folder once the new one has accepted it.",
 )
 @state_option
 def join(url: str, token_file: Path, name: str, replace: bool, state: Path | None) -> None:
     """Enrol this device with the coordinator at URL.
 
-    A key pair that is made here becomes the device's identity. Joining again is safe: the same
-    device comes of it, also where an answer was lost.
+    The device generates a key pair, which is its identity. Joining again is safe, also after a
+    lost answer: the coordinator recognises the device by its key.
     """
     from device_agent.federation.device_state import default_state
     from device_agent.federation.membership import join as join_coordinator

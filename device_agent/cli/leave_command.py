@@ -9,23 +9,23 @@ from device_agent.cli.options import state_option
 
 @click.command()
 @state_option
-@click.option("--keep-personal", is_flag=True, help="Leave the personal model in the state folder.")
+@click.option("--keep-personal", is_flag=True, help="Keep the personal model in the state folder.")
 @click.option(
     "--offline",
     is_flag=True,
-    help="Remove this side although the coordinator cannot be told: there its place stays taken.",
+    help="Remove the state without telling the coordinator, which keeps the device's place taken.",
 )
 def leave(state: Path | None, keep_personal: bool, offline: bool) -> None:
-    """Leave the federation, on both sides.
+    """Leave the federation.
 
-    There this device's place is free again; here its state goes, key included.
+    The coordinator frees the device's place. The device removes its state, including its key.
     """
     from device_agent.federation.device_state import default_state
     from device_agent.federation.membership import leave as leave_coordinator
 
     folder = state or default_state()
     known = leave_coordinator(folder, keep_personal=keep_personal, offline=offline)
-    rest = f"; {folder} holds files that are not the agent's" if folder.exists() else ""
+    rest = f"; {folder} has other files and stays" if folder.exists() else ""
     if keep_personal:
         rest = f"; the personal model stays in {folder}"
     click.echo(f"{known.device} has left {known.url}{rest}")

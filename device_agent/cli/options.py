@@ -1,4 +1,4 @@
-"""Options that several commands take."""
+"""Options and parameter types that several commands share."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +11,15 @@ from profiles.errors import InputError
 from profiles.units import parse_bytes, parse_duration
 
 
-class Lasting(click.ParamType[float]):
-    """A time span like 90s, 10m or 1h, in seconds."""
+class Duration(click.ParamType[float]):
+    """A duration such as 90s, 10m or 1h, in seconds."""
 
     name = "time"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Read a time span."""
+        """Convert the text."""
         try:
             return value if isinstance(value, float) else parse_duration(value)
         except InputError as error:
@@ -31,7 +31,7 @@ threads_option = click.option(
     default=0,
     show_default=True,
     type=click.IntRange(0),
-    help="Threads of the runtime; 0: one for each core.",
+    help="Threads of the runtime. 0 means one for each core.",
 )
 data_option = click.option(
     "--data",
@@ -42,7 +42,7 @@ validation_option = click.option(
     "--validation",
     default=0.0,
     type=click.FloatRange(0, 1, max_open=True),
-    help="Share of the data that is held out and judged by after each epoch, such as 0.1.",
+    help="Share of the data to hold out and evaluate after each epoch, such as 0.1.",
 )
 
 
@@ -54,7 +54,7 @@ class Size(click.ParamType[int]):
     def convert(
         self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """See click."""
+        """Convert the text."""
         try:
             return value if isinstance(value, int) else parse_bytes(value)
         except InputError as error:
@@ -64,7 +64,7 @@ class Size(click.ParamType[int]):
 max_memory_option = click.option(
     "--max-memory",
     type=Size(),
-    help="Memory that this process may use, such as 256MB; work that needs more is refused.",
+    help="Memory that this process may use, such as 256MB. Trainings that need more are refused.",
 )
 state_option = click.option(
     "--state",
@@ -76,23 +76,23 @@ seed_option = click.option(
     default=0,
     show_default=True,
     type=click.IntRange(0, 2**31 - 1),
-    help="Seed of the order of the samples and of dropout.",
+    help="Seed for the order of the samples and for dropout.",
 )
 user_option = click.option(
-    "--user", is_flag=True, help="A service of this user's own, which needs no root."
+    "--user", is_flag=True, help="Use a service of the current user, which does not need root."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 class Hours(click.ParamType[QuietHours]):
-    """A time of every day such as 22:00-07:00."""
+    """A time span of every day such as 22:00-07:00."""
 
     name = "from-to"
 
     def convert(
         self, value: str | QuietHours, param: click.Parameter | None, ctx: click.Context | None
     ) -> QuietHours:
-        """See click."""
+        """Convert the text."""
         try:
             return value if isinstance(value, QuietHours) else QuietHours.parse(value)
         except InputError as error:
@@ -104,43 +104,61 @@ OWNER_OPTIONS = (
         "--max-temperature",
         type=float,
         metavar="CELSIUS",
-        help="Pause above this temperature, until the device is 5 degrees below it.",
+        help="Pause above this temperature until the device is 5 degrees cooler.",
     ),
-    click.option("--only-when-charging", is_flag=True, help="Pause while it runs on battery."),
     click.option(
-        "--quiet-hours", type=Hours(), help="Pause at this time of day, such as 22:00-07:00."
+        "--only-when-charging", is_flag=True, help="Pause while the device runs on battery."
     ),
+    click.option("--quiet-hours", type=Hours(), help="Pause at this time every day: 22:00-07:00."),
     click.option(
         "--nice",
         default=0,
         type=click.IntRange(0, 19),
-        help="Leave the processor to others: 19 takes only what nobody else wants.",
+        help="Niceness of the process: 19 uses only processor time that no other program wants.",
     ),
-    click.option("--log-json", is_flag=True, help="Write the log as one JSON object a line."),
+    click.option("--log-json", is_flag=True, help="Write the log as one JSON object per line."),
 )
 
 TOKEN_BYTES = 4096
-SERVED = "give the file that `edgetailor serve` wrote, unaltered."
+UNALTERED = "Give the file that `edgetailor serve` wrote, unaltered."
 
 
 def read_token(path: Path) -> str:
-    """The join token in the file `path`. Raises InputError where it cannot be read or is none."""
+    """Read a join token.
+
+    Raises:
+        InputError: The file cannot be read, is too long or is not text.
+    """
     try:
         with path.open("rb") as file:
+            # A wrong path may name a file of gigabytes, or one without end such as /dev/zero.
             content = file.read(TOKEN_BYTES + 1)
         text = content.decode()
     except OSError as error:
-        raise InputError(f"The token file {path} cannot be read: {error.strerror}.") from None
+        raise InputError(
+            f"The token file {path} cannot be read: {error.strerror}.",
+            code="file.unreadable",
+            path=str(path),
+        ) from None
     except UnicodeDecodeError:
-        raise InputError(f"The token file {path} holds no plain text: {SERVED}") from None
+        raise InputError(
+            f"The token file {path} is not a text file. {UNALTERED}",
+            code="join.invalid-token-file",
+            path=str(path),
+        ) from None
     if len(content) > TOKEN_BYTES:
-        raise InputError(f"The token file {path} has more than {TOKEN_BYTES} bytes: {SERVED}")
+        raise InputError(
+            f"The token file {path} has more than {TOKEN_BYTES} bytes. {UNALTERED}",
+            code="join.invalid-token-file",
+            path=str(path),
+        )
     return text.strip()
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give `command` what RunOptions holds."""
+    """Add the options that `RunOptions` holds to `command`."""
     taken = (data_option, state_option, threads_option, seed_option, validation_option)
+    # Decorators apply from the last to the first: reversed, --help lists them in this order.
     for option in reversed((*taken, max_memory_option, *OWNER_OPTIONS)):
         command = option(command)
     return command

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from device_agent.cli.console import say
-from device_agent.cli.options import Lasting, json_option, threads_option
+from device_agent.cli.console import print_json, say
+from device_agent.cli.options import Duration, json_option, threads_option
 from device_agent.log_format import PlainFormatter, show_logs
 from profiles.documents.bundle_profile import RUNS
 
@@ -20,17 +20,17 @@ from profiles.documents.bundle_profile import RUNS
     default=RUNS,
     show_default=True,
     type=click.IntRange(5),
-    help="Counted runs of each phase.",
+    help="Measured runs of each phase.",
 )
 @click.option(
     "--sustained",
     "sustained_s",
-    type=Lasting(),
+    type=Duration(),
     default="0s",
-    help="Also train without a pause for so long, like 90s or 10m: a device that heats up slows.",
+    help="Also train without a pause for this time, such as 10m, to find throttling by heat.",
 )
 @click.option(
-    "--strict", is_flag=True, help="Exit with 7 where throttling set in or times vary too much."
+    "--strict", is_flag=True, help="Exit with 7 if the device throttled or times vary too much."
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Also write the document to a file.")
 @click.option("--force", is_flag=True, help="Replace the file at --out.")
@@ -47,8 +47,8 @@ def profile(
 ) -> None:
     """Measure BUNDLE's time per step and memory.
 
-    Each signature runs in a process of its own. The document is described in docs/profiling.md;
-    `edgetailor report` draws it.
+    Each signature runs in a separate process. docs/profiling.md describes the JSON document, and
+    `edgetailor report` draws charts of it.
     """
     from device_agent.formats.atomic_files import check_file_place, write_file
     from device_agent.profiling.profile_text import summary
@@ -64,6 +64,9 @@ def profile(
     document = encode_profile(found)
     if out is not None:
         write_file(out, document)
-    click.echo(document.decode() if as_json else "\n".join(summary(found)), nl=not as_json)
+    if as_json:
+        print_json(document)
+    else:
+        click.echo("\n".join(summary(found)))
     if strict:
         require_stable(found)

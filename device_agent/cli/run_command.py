@@ -12,7 +12,7 @@ import click
 from device_agent.cli.console import say
 from device_agent.cli.options import run_options
 from device_agent.federation.run_options import RunOptions, read_options
-from device_agent.log_format import JsonFormatter, PlainFormatter, show_logs
+from device_agent.log_format import JsonFormatter, PlainFormatter, fields, show_logs
 from device_agent.service.systemd_notify import Notifier
 from profiles.errors import EdgeTailorError
 from profiles.text_formatting import counted
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def _from_file(context: click.Context, option: click.Parameter, path: Path | None) -> None:
-    """Let the file's values stand where the command line has none."""
+    """Use the file's values as defaults of the other options."""
     if path is not None:
         context.default_map = read_options(path)
 
@@ -33,19 +33,20 @@ def _from_file(context: click.Context, option: click.Parameter, path: Path | Non
     is_eager=True,
     expose_value=False,
     callback=_from_file,
-    help='Take options from this TOML file, e.g. quiet_hours = "22:00-07:00".',
+    help='Read options from this TOML file, for example quiet_hours = "22:00-07:00".',
 )
 @run_options
 def run_command(**given: Any) -> None:
     """Take part in every round until the last.
 
-    Waits for the coordinator where it is away. What is set for the owner's sake pauses the work,
-    also in the middle of training.
+    The agent waits for a coordinator that is away. The owner's limits (temperature, battery, quiet
+    hours) pause it, also in the middle of a training.
     """
     options = RunOptions.from_flat(**given)
     signal.signal(signal.SIGTERM, _end)
     notifier = Notifier()
 
+    # `systemctl status` shows the last line of the log.
     def write(line: str) -> None:
         say(line)
         notifier.status(line)
@@ -55,9 +56,10 @@ def run_command(**given: Any) -> None:
         try:
             taken = _run(options, notifier)
         except EdgeTailorError as error:
+            # A program that reads the log must find the error there, in its format.
             if not options.log_json:
                 raise
-            log.error("%s", error)
+            log.error("%s", error, extra=fields(code=error.code))
             raise click.exceptions.Exit(error.exit_code) from None
     click.echo(f"{counted(taken, 'update')} sent")
 
@@ -70,4 +72,5 @@ def _run(options: RunOptions, notifier: Notifier) -> int:
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:
+    # systemd stops a service with SIGTERM, which is no failure. The exception unlocks the folder.
     raise SystemExit(0)

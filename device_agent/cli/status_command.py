@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from device_agent.cli.console import print_json
 from device_agent.cli.options import json_option, state_option
 
 
@@ -18,6 +19,6 @@ def status(state: Path | None, as_json: bool) -> None:
 
     found = fleet_status(state or default_state())
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1))
+        print_json(msgspec.json.format(msgspec.json.encode(found), indent=1))
     else:
         click.echo("\n".join(lines(found)))

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from device_agent.cli.console import print_json
 from device_agent.cli.options import (
     data_option,
     json_option,
@@ -19,13 +20,15 @@ from profiles.text_formatting import counted
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @data_option
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="New update folder.")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="Folder for the update."
+)
 @click.option(
     "--personal",
     type=click.Path(path_type=Path),
     help="The personal model of a cp or pfedme bundle: read if it exists, written after training.",
 )
-@click.option("--force", is_flag=True, help="Replace the update that is there.")
+@click.option("--force", is_flag=True, help="Replace an update that is in the folder at --out.")
 @validation_option
 @max_memory_option
 @threads_option
@@ -45,7 +48,7 @@ def train(
 ) -> None:
     """Train BUNDLE on local data and write the update.
 
-    Interrupted or killed, the same command goes on where it was.
+    If the training is interrupted or killed, the same command continues it.
 
     \b
     edgetailor-agent train bundles/phone --data local.npz --out update
@@ -64,7 +67,7 @@ def train(
         force=force,
     )
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(record), indent=1))
+        print_json(msgspec.json.format(msgspec.json.encode(record), indent=1))
     else:
         click.echo(
             f"{record.submodel}: {counted(record.steps, 'step')} on "

@@ -10,7 +10,7 @@ from device_agent.cli.options import user_option
 def uninstall_service(user: bool) -> None:
     """Stop and remove the agent's service.
 
-    Its unit and its options go; the state folder stays.
+    The unit and the options file are removed. The state folder stays.
     """
     from device_agent.service import systemd_service
 

@@ -1,58 +1,79 @@
-"""Where a coordinator is and what lets a device in there, checked before either is used."""
+"""Checks of the coordinator's URL and of tokens, before they are used."""
 
 import urllib3
 from urllib3.exceptions import LocationValueError
 
 from profiles.errors import InputError
 
-LABEL, NAME = 63, 253
-"""The most characters that a part of a host name may have between two dots, and the whole of it."""
-SHOWN = 100
-"""The most characters of a URL that an error repeats."""
+LABEL_LENGTH, NAME_LENGTH = 63, 253
+"""Most characters of a label of a host name, and of the whole name (RFC 1035)."""
+SHOWN_LENGTH = 100
+"""Most characters of a URL that an error repeats."""
 
 
 def check_secret(secret: str) -> str:
-    """`secret`, where a header can hold it. Raises InputError otherwise."""
+    """Check that a header can hold `secret`, a join token or a device's secret.
+
+    Returns:
+        `secret`.
+
+    Raises:
+        InputError: It is empty, or has spaces, line breaks or characters outside of ASCII.
+    """
     if not one_word(secret):
         raise InputError(
-            "A token is one word of plain characters: give the file that "
-            "`edgetailor serve` wrote, unaltered."
+            "A token is one word of ASCII characters. Give the file that `edgetailor serve` "
+            "wrote, unaltered.",
+            code="join.invalid-token",
         )
     return secret
 
 
 def one_word(text: str) -> bool:
-    """Whether `text` is one word of plain characters."""
+    """Whether `text` is one word of printable ASCII characters."""
     return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
 def check_url(url: str) -> str:
-    """`url` without a slash at its end. Raises InputError unless it is http(s)://HOST[:PORT].
+    """Check the URL of a coordinator.
 
-    One with a user name or a password is refused too, and not repeated.
+    Args:
+        url: The URL, http(s)://HOST[:PORT].
+
+    Returns:
+        The URL without a slash at its end.
+
+    Raises:
+        InputError: It is not such a URL, or has a user name or a password. A password is not
+            repeated in the message.
     """
+    # A typo is found here: urllib3 reports some of them as a failed connection, which is retried.
     try:
         parsed = urllib3.util.parse_url(url)
     except LocationValueError:
         parsed = urllib3.util.Url()
     fine = parsed.scheme in ("http", "https") and not parsed.query and not parsed.fragment
     fine = fine and _is_host(parsed.host or "") and parsed.port != 0
+    # A malformed URL with an @ may hold a password that the parser did not recognise.
     if parsed.auth is not None or (not fine and "@" in url):
         raise InputError(
-            "A coordinator's URL holds no user name and no password; what came has an @ before "
-            "its host. Write it like http://192.168.1.10:8123, as `edgetailor serve` prints it: "
-            "the token in --token-file is what lets a device in."
+            "The coordinator's URL must not contain a user name or a password, and this one has "
+            "an @ before its host. Write it like http://192.168.1.10:8123, as `edgetailor serve` "
+            "prints it. The token in --token-file gives access.",
+            code="client.url-with-password",
         )
     if not fine:
-        shown = url if len(url) <= SHOWN else f"{url[:SHOWN]}..."
+        shown = url if len(url) <= SHOWN_LENGTH else f"{url[:SHOWN_LENGTH]}..."
         raise InputError(
-            f"{shown!r} is no coordinator's URL: write it like http://192.168.1.10:8123, as "
-            "`edgetailor serve` prints it."
+            f"Invalid URL of a coordinator {shown!r}: write it like http://192.168.1.10:8123, as "
+            "`edgetailor serve` prints it.",
+            code="client.invalid-url",
+            url=shown,
         )
     return url.rstrip("/")
 
 
 def _is_host(host: str) -> bool:
-    """Whether a name service could know `host`, or it is an address."""
+    """Whether `host` can be an address or a name in the DNS."""
     labels = host.removesuffix(".").split(".")
-    return len(host) <= NAME and all(1 <= len(label) <= LABEL for label in labels)
+    return len(host) <= NAME_LENGTH and all(1 <= len(label) <= LABEL_LENGTH for label in labels)

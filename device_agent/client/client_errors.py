@@ -1,4 +1,4 @@
-"""Why a request did not come through, in words, and whether trying again can help."""
+"""Why a request failed, in words for people, and whether a repetition can help."""
 
 import datetime
 import ssl
@@ -15,20 +15,24 @@ from urllib3.exceptions import (
 )
 
 OUTSIDE_VALIDITY = (9, 10)
-"""OpenSSL's codes for a certificate that is not yet valid, and for one that has expired."""
+"""OpenSSL's verify codes: the certificate is not valid yet, or has expired."""
 UNTRUSTED = (18, 19, 20, 21)
-"""Those for certificates, or chains of them, that nobody vouches for here."""
+"""OpenSSL's verify codes: no authority that this device trusts has signed the certificate."""
 PLAIN_HTTP = (
     "WRONG_VERSION_NUMBER",
     "RECORD_LAYER_FAILURE",
     "HTTP_REQUEST",
     "PACKET_LENGTH_TOO_LONG",
 )
-"""What OpenSSL makes of an answer that is not TLS."""
+"""OpenSSL's reasons when the answer is not TLS."""
 
 
 class UnreachableError(Exception):
-    """The coordinator cannot be reached now; `sent` where it may have got the request."""
+    """The coordinator cannot be reached now.
+
+    Attributes:
+        sent: The coordinator may have received the request.
+    """
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
@@ -36,27 +40,31 @@ class UnreachableError(Exception):
 
 
 class PreparingError(UnreachableError):
-    """It is there and not ready yet: nothing was done; ask again in `retry_s` seconds."""
+    """The coordinator is still starting and has not handled the request.
+
+    Attributes:
+        retry_s: Seconds after which to ask again.
+    """
 
     def __init__(self, message: str, retry_s: float) -> None:
         super().__init__(message, sent=False)
         self.retry_s = retry_s
 
 
-def permanent(error: Exception) -> bool:
-    """Whether the same request would fail again however long one waits."""
+def is_permanent(error: Exception) -> bool:
+    """Whether the same request would always fail, so that waiting does not help."""
     return isinstance(error, SSLError | LocationValueError) or _not_http(error)
 
 
-def unanswered(error: Exception) -> bool:
-    """Whether no connection came about, so that nothing can have been sent."""
+def nothing_was_sent(error: Exception) -> bool:
+    """Whether there was no connection, so that nothing was sent."""
     return isinstance(error, NewConnectionError | ConnectTimeoutError)
 
 
 def reason(error: Exception) -> str:
-    """A few words on why `error` happened."""
+    """Describe the cause of `error` in a few words."""
     if isinstance(error, NameResolutionError):
-        return "its name is not known here"
+        return "its name cannot be resolved"
     if isinstance(error, ConnectTimeoutError) and not isinstance(error, NewConnectionError):
         return "no answer to the connection"
     if isinstance(error, ReadTimeoutError):
@@ -64,11 +72,12 @@ def reason(error: Exception) -> str:
     if isinstance(error, SSLError):
         return f"the secure connection failed: {tls_reason(_tls_error(error))}"
     if isinstance(error, DecodeError):
-        return "its answer cannot be unpacked"
+        return "its answer cannot be decompressed"
+    # urllib3 wraps errors of http.client: the cause is among the arguments.
     if any(isinstance(a, IncompleteRead) for a in error.args):
         return "the connection broke off"
     if _not_http(error):
-        return "what answers there does not speak HTTP"
+        return "the answer is not HTTP"
     system = _system_error(error)
     if system is not None and system.strerror:
         return system.strerror.lower()
@@ -76,41 +85,41 @@ def reason(error: Exception) -> str:
 
 
 def tls_reason(error: Exception | None) -> str:
-    """What is wrong with a secure connection, and what to do about it."""
+    """Describe why a TLS connection failed, and the remedy after a semicolon."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in OUTSIDE_VALIDITY:
             now = datetime.datetime.now(datetime.UTC)
             return (
-                f"{error.verify_message} by this device's clock, which says "
-                f"{now:%Y-%m-%d %H:%M} UTC; set the clock if that is wrong"
+                f"{error.verify_message} according to this device's clock, "
+                f"{now:%Y-%m-%d %H:%M} UTC; set the clock if it is wrong"
             )
         if error.verify_code in UNTRUSTED:
             return (
-                f"{error.verify_message}; for a certificate of your own, give the file of its "
-                "authority in the environment variable SSL_CERT_FILE"
+                f"{error.verify_message}; if you signed the certificate yourself, set the "
+                "environment variable SSL_CERT_FILE to the file of its authority"
             )
-        return f"{error.verify_message}; the URL needs a name that the certificate is for"
+        return f"{error.verify_message}; use a host name in the URL that the certificate is for"
     if isinstance(error, ssl.SSLError) and error.reason in PLAIN_HTTP:
-        return "what answers there does not speak TLS; write http:// if that is what it serves"
+        return "the answer is not TLS; write http:// if the server does not use TLS"
     if isinstance(error, ssl.SSLEOFError):
-        return "the connection was closed in the middle of it"
+        return "the connection was closed during the handshake"
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.replace("_", " ").lower()
     return str(error)
 
 
 def _tls_error(error: Exception) -> Exception:
-    """Python's own error behind urllib3's."""
+    """The error of Python's ssl module that urllib3 wrapped."""
     return next((found for found in error.args if isinstance(found, ssl.SSLError)), error)
 
 
 def _not_http(error: Exception) -> bool:
-    # A connection that closes early is an HTTPException to http.client, and an OSError as well.
+    # For a connection that closes early, the HTTPException of http.client is also an OSError.
     early = (OSError, IncompleteRead)
     return any(isinstance(a, HTTPException) and not isinstance(a, early) for a in error.args)
 
 
 def _system_error(error: Exception) -> OSError | None:
-    """The operating system's own error behind `error`."""
+    """The operating system's error that `error` wraps."""
     behind = (error.__cause__, *error.args)
     return next((found for found in behind if isinstance(found, OSError)), None)

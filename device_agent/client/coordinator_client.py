@@ -1,8 +1,8 @@
-"""The agent's side of protocol.py: every request, every way it can fail, and waiting for better.
+"""The agent's requests to the coordinator (see `formats/protocol.py`), with retries.
 
-ClientError            cannot be reached within `patience_s`, or is no coordinator
-  AuthorisationError it does not accept the token or the device's secret (401, 403)
-RefusedError         an UpdateError: it answers and says no, with the reason
+ClientError             The coordinator cannot be reached, or is another program.
+  AuthorisationError    It does not accept the token or the device's secret (401, 403).
+RefusedError            It refused the request, with a reason. This is an UpdateError.
 """
 
 import hashlib
@@ -22,16 +22,16 @@ from device_agent.client.addresses import check_secret, check_url
 from device_agent.client.client_errors import (
     PreparingError,
     UnreachableError,
-    permanent,
+    is_permanent,
+    nothing_was_sent,
     reason,
-    unanswered,
 )
 from device_agent.client.replies import (
     RefusedError,
     check_words,
     not_a_coordinator,
+    raise_refusal,
     read_reply,
-    refuse,
 )
 from device_agent.formats.atomic_files import naming
 from device_agent.formats.protocol import (
@@ -51,24 +51,38 @@ from profiles.json_decoding import MalformedError, decode_json
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-CONNECT_S = 10.0
-READ_S = 60.0
-TIMEOUT = urllib3.Timeout(connect=CONNECT_S, read=READ_S)
-PROGRESS_S = 5.0
+TIMEOUT = urllib3.Timeout(connect=10.0, read=60.0)
+PROGRESS_TIMEOUT_S = 5.0
+"""Timeout of requests that training makes in between: it must not wait long for them."""
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
-TELL_S = 3600.0
-PIECE = 1 << 18
+REPORT_S = 3600.0
+"""How often a long wait for the coordinator is logged."""
+PIECE_BYTES = 1 << 18
 
 
 class CoordinatorClient:
-    """Requests to the coordinator at `url`, made with `secret` (a join token or a device's secret).
+    """Makes requests to a coordinator.
 
-    While it cannot be reached, a request logs that and tries again after 1, 2, 4, ...
-    60 s, for `patience_s` seconds in all; then it raises ClientError. Waits of 60 s are reported
-    every hour. A coordinator that still prepares is asked as often as it says, and by a join for
-    as long as that takes. `alive` is called as the bytes of a file come and go. Raises InputError
-    for a URL or a secret that cannot be one.
+    While the coordinator cannot be reached, a request is repeated after 1, 2, 4, ... 60 s, and each
+    wait is logged (waits of 60 s once an hour). While the coordinator is still starting, it is
+    asked as often as it wants.
+
+    Args:
+        url: The coordinator's URL.
+        secret: A join token or a device's secret.
+        patience_s: How long a request is repeated before it raises ClientError, in seconds. A join
+            waits for a coordinator that is starting however long that takes.
+        sleep: Waits for a number of seconds.
+        alive: Called whenever a piece of a file has been sent or received.
+
+    Attributes:
+        url: The coordinator's URL, without a slash at its end.
+        join_unanswered: After a join that failed: whether the coordinator may have enrolled the
+            device nevertheless.
+
+    Raises:
+        InputError: The URL or the secret is malformed.
     """
 
     def __init__(
@@ -89,17 +103,23 @@ class CoordinatorClient:
                 "Authorization": f"Bearer {check_secret(secret)}",
                 "User-Agent": "edgetailor-agent",
             },
+            # This class repeats requests: it waits longer than urllib3 does, and logs each wait.
             retries=False,
         )
 
     def join(self, request: Callable[[], JoinRequest]) -> JoinReply:
-        """Enrol with a request that is made, and signed, for each attempt.
+        """Enrol this device.
 
-        Not repeated once sent: whoever asked should know. Asking again with the same key is safe;
-        `join_unanswered` says whether the coordinator may know that key after an error.
+        A join that may have reached the coordinator is not repeated: the user should know. Joining
+        again with the same key is safe.
+
+        Args:
+            request: Makes and signs the request. It is called for each attempt, because the
+                signature contains the time.
         """
 
         def attempt() -> JoinReply:
+            # Stays True if the process is interrupted between sending and the answer.
             self.join_unanswered = True
             try:
                 body = msgspec.json.encode(request())
@@ -107,97 +127,126 @@ class CoordinatorClient:
             except (AuthorisationError, RefusedError):
                 self.join_unanswered = False
                 raise
-            except UnreachableError as trouble:
-                self.join_unanswered = trouble.sent
+            except UnreachableError as failure:
+                self.join_unanswered = failure.sent
                 raise
 
-        return self._persist(attempt, repeat=False)
+        return self._with_retries(attempt, repeat=False)
 
     def leave(self) -> None:
-        """Give up this device's place. An AuthorisationError: it has none any more."""
-        self._persist(lambda: self._send("POST", "/leave").release_conn())
+        """Give up this device's place.
+
+        Raises:
+            AuthorisationError: The device has no place any more.
+        """
+        self._with_retries(lambda: self._send("POST", "/leave").release_conn())
 
     def report(self, failure: SubmodelFailure) -> Fallback:
-        """Tell that this device cannot train its submodel."""
+        """Report that this device cannot train its submodel. Returns the submodel to train."""
         body = msgspec.json.encode(failure)
-        return self._persist(lambda: self._ask("POST", "/problems", Fallback, body))
+        return self._with_retries(lambda: self._ask("POST", "/problems", Fallback, body))
 
     def work(self) -> Work:
-        """What to do now."""
-        return self._persist(lambda: self._ask("GET", "/work", Work))
+        """Ask what to do now."""
+        return self._with_retries(lambda: self._ask("GET", "/work", Work))
 
     def peek(self) -> Work | None:
-        """What to do now, asked once: None where no answer comes, which training must not mind."""
+        """Ask once what to do now. Returns None if there is no answer: training must not wait."""
         try:
-            return self._ask("GET", "/work", Work, timeout=PROGRESS_S)
+            return self._ask("GET", "/work", Work, timeout=PROGRESS_TIMEOUT_S)
         except (UnreachableError, RefusedError, ClientError):
-            return None  # as with progress
+            return None
 
     def status(self) -> Status:
-        """The whole fleet."""
-        return self._persist(lambda: self._ask("GET", "/status", Status))
+        """Ask for the status of the fleet."""
+        return self._with_retries(lambda: self._ask("GET", "/status", Status))
 
     def progress(self, progress: Progress) -> None:
-        """Say what this device is doing; tried once, for training must not wait for it."""
+        """Report progress. It is tried once, because training must not wait."""
         try:
             body = msgspec.json.encode(progress)
-            self._send("POST", "/progress", body, timeout=PROGRESS_S).release_conn()
+            self._send("POST", "/progress", body, timeout=PROGRESS_TIMEOUT_S).release_conn()
         except (UnreachableError, RefusedError, ClientError):
-            return  # the next request that matters meets the same trouble and tells of it
+            return  # the next request that matters reports the same problem
 
     def download(self, offer: FileOffer, to: Path) -> None:
-        """Fetch the offered file to the path `to`, which exists only once it is whole and right.
+        """Download a file. `to` appears only when the file is complete and correct.
 
-        Raises ClientError where size or SHA-256 are not as offered.
+        Args:
+            offer: Name, size and SHA-256 of the file.
+            to: Where to write it. Missing folders are made.
+
+        Raises:
+            ClientError: Size or SHA-256 differ from the offer.
         """
-        self._persist(lambda: self._download(offer, to))
+        self._with_retries(lambda: self._download(offer, to))
 
     def send_tensors(self, round_: int, path: Path) -> None:
-        """Send update.safetensors, streamed from the disk. Raises RefusedError."""
-        self._persist(lambda: self._upload(f"/rounds/{round_}/tensors", path))
+        """Upload update.safetensors, streamed from the disk.
+
+        Raises:
+            RefusedError: The coordinator does not take it.
+        """
+        self._with_retries(lambda: self._upload(f"/rounds/{round_}/tensors", path))
 
     def send_update(self, round_: int, record: bytes) -> Receipt:
-        """Send update.json, after its tensors. Raises RefusedError."""
-        return self._persist(lambda: self._ask("POST", f"/rounds/{round_}/update", Receipt, record))
+        """Upload update.json. Its tensors must have been sent before.
 
-    def _persist(self, attempt: Callable[[], T], repeat: bool = True) -> T:
-        """Do `attempt`, again and again while the coordinator is not there."""
-        wait, waited, told = FIRST_WAIT_S, 0.0, 0.0
+        Raises:
+            RefusedError: The coordinator does not take the update.
+        """
+        return self._with_retries(
+            lambda: self._ask("POST", f"/rounds/{round_}/update", Receipt, record)
+        )
+
+    def _with_retries(self, attempt: Callable[[], T], repeat: bool = True) -> T:
+        """Repeat `attempt` until the coordinator answers, or for `patience_s` seconds."""
+        wait, waited, logged_at = FIRST_WAIT_S, 0.0, 0.0
         while True:
             try:
-                return self._once_ready(attempt, self._patience_s if repeat else float("inf"))
-            except UnreachableError as trouble:
-                problem = f"Coordinator at {self.url} {trouble}"
-                if trouble.sent and not repeat:
+                return self._when_ready(attempt, self._patience_s if repeat else float("inf"))
+            except UnreachableError as failure:
+                problem = f"Coordinator at {self.url} {failure}"
+                if failure.sent and not repeat:
                     raise ClientError(
-                        f"{problem} after the request was sent, so it may have been carried out; "
-                        "try again: the same device comes of it."
+                        f"{problem} after the request was sent, so the coordinator may have "
+                        "carried it out. Try again: the device stays the same.",
+                        code="client.no-answer-to-join",
+                        url=self.url,
                     ) from None
                 if waited + wait > self._patience_s:
                     raise ClientError(
                         f"{problem}; gave up after {waited:.0f} s. Check the URL, and that "
-                        "`edgetailor serve` runs there."
+                        "`edgetailor serve` runs there.",
+                        code="client.unreachable",
+                        url=self.url,
+                        waited_s=waited,
                     ) from None
-            if wait < LONGEST_WAIT_S or waited - told >= TELL_S:
+            # An agent may wait for days: a line each minute would fill the log.
+            if wait < LONGEST_WAIT_S or waited - logged_at >= REPORT_S:
                 log.info("%s; next try in %.0f s", problem, wait)
-                told = waited
+                logged_at = waited
             self._sleep(wait)
             waited, wait = waited + wait, min(2 * wait, LONGEST_WAIT_S)
 
-    def _once_ready(self, attempt: Callable[[], T], patience_s: float) -> T:
-        """Do `attempt`, again while the coordinator prepares, which undoes nothing."""
+    def _when_ready(self, attempt: Callable[[], T], patience_s: float) -> T:
+        """Repeat `attempt` while the coordinator is starting."""
         waited = 0.0
         while True:
             try:
                 return attempt()
-            except PreparingError as trouble:
-                problem = f"Coordinator at {self.url} {trouble}"
-                if waited + trouble.retry_s > patience_s:
-                    raise ClientError(f"{problem}: try again in a few minutes.") from None
+            except PreparingError as failure:
+                problem = f"Coordinator at {self.url} {failure}"
+                if waited + failure.retry_s > patience_s:
+                    raise ClientError(
+                        f"{problem}. Try again in a few minutes.",
+                        code="client.preparing",
+                        url=self.url,
+                    ) from None
                 if not waited:
-                    log.info("%s; asking every %.0f s until it is ready", problem, trouble.retry_s)
-                self._sleep(trouble.retry_s)
-                waited += trouble.retry_s
+                    log.info("%s; asking every %.0f s until it is ready", problem, failure.retry_s)
+                self._sleep(failure.retry_s)
+                waited += failure.retry_s
 
     def _ask(
         self,
@@ -219,13 +268,14 @@ class CoordinatorClient:
             self._send("PUT", path, self._pieces(file), size=size).release_conn()
 
     def _pieces(self, file: BinaryIO) -> Iterator[bytes]:
-        while piece := file.read(PIECE):
+        while piece := file.read(PIECE_BYTES):
             self._alive()
             yield piece
 
     def _download(self, offer: FileOffer, to: Path) -> None:
         response = self._send("GET", f"/files/{offer.sha256}")
         to.parent.mkdir(parents=True, exist_ok=True)
+        # A temporary file in the same folder: os.replace is atomic only within one file system.
         handle, part = tempfile.mkstemp(dir=to.parent, prefix=".part-")
         try:
             with naming(to), os.fdopen(handle, "wb") as file:
@@ -245,20 +295,25 @@ class CoordinatorClient:
     ) -> None:
         size, digest = 0, hashlib.sha256()
         try:
-            for piece in response.stream(PIECE):
+            for piece in response.stream(PIECE_BYTES):
                 size += len(piece)
+                # Another program may send without end: stop before the disk is full.
                 if size > offer.size:
                     break
                 digest.update(piece)
                 write(piece)
                 self._alive()
         except HTTPError as error:
-            raise UnreachableError(f"is not there ({reason(error)})", sent=True) from None
+            raise UnreachableError(f"cannot be reached ({reason(error)})", sent=True) from None
         if size != offer.size or digest.hexdigest() != offer.sha256:
             raise ClientError(
-                f"{offer.name} from {self.url} is not what was offered: {offer.size} bytes with "
-                f"SHA-256 {offer.sha256[:12]} were, {size} with {digest.hexdigest()[:12]} came. "
-                "Something between this device and the coordinator alters files (a proxy?)."
+                f"{offer.name} from {self.url} differs from the offer: expected {offer.size} bytes "
+                f"with SHA-256 {offer.sha256[:12]}, received {size} with "
+                f"{digest.hexdigest()[:12]}. Check whether a proxy between this device and the "
+                "coordinator alters files.",
+                code="client.altered-file",
+                file=offer.name,
+                url=self.url,
             )
 
     def _send(
@@ -270,9 +325,14 @@ class CoordinatorClient:
         size: int | None = None,
         timeout: urllib3.Timeout | float = TIMEOUT,
     ) -> urllib3.BaseHTTPResponse:
-        """One request; its answer is a success, with the body still to be read.
+        """Make one request and return its answer, which is a success. The body is not read yet.
 
-        `size` (bytes) goes with a body that comes in pieces.
+        Args:
+            method: The HTTP method.
+            path: The path below the API's root.
+            body: The body, or its pieces.
+            size: Size of a body in pieces, in bytes.
+            timeout: Timeout of the request.
         """
         headers = {"Content-Type": "application/json"}
         if size is not None:
@@ -285,14 +345,20 @@ class CoordinatorClient:
                 headers={**self._pool.headers, **headers},
                 timeout=timeout,
                 preload_content=False,
+                # A redirect would send the secret to another address.
                 redirect=False,
             )
         except (HTTPError, LocationValueError) as error:
-            if permanent(error):
-                raise ClientError(f"Coordinator at {self.url}: {reason(error)}.") from None
+            if is_permanent(error):
+                raise ClientError(
+                    f"Coordinator at {self.url}: {reason(error)}.",
+                    code="client.connection-failed",
+                    url=self.url,
+                    reason=reason(error),
+                ) from None
             raise UnreachableError(
-                f"is not there ({reason(error)})", sent=not unanswered(error)
+                f"cannot be reached ({reason(error)})", sent=not nothing_was_sent(error)
             ) from None
         if response.status >= 300:
-            refuse(response, self.url, f"{method} {path}")
+            raise_refusal(response, self.url, f"{method} {path}")
         return response

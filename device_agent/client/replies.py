@@ -1,6 +1,7 @@
-"""What a coordinator, or some other program in its place, answers: bounded, checked, and every no.
+"""Reading and checking the coordinator's answers, including refusals.
 
-`url` is the coordinator's in all of it.
+An answer may come from another program, so it is limited in size and checked. In all functions
+`url` is the URL of the coordinator.
 """
 
 from dataclasses import replace
@@ -26,22 +27,22 @@ from profiles.json_decoding import MalformedError, decode_json
 from profiles.text_formatting import one_line
 
 REPLY_LIMIT = 16 << 20
-"""The most bytes that an answer may have, files apart."""
+"""Most bytes of an answer, except for files."""
 MESSAGE_LENGTH = 1000
-"""The most characters that are shown of what a coordinator says."""
+"""Most characters of a coordinator's message that are shown."""
 WORD_LENGTH = 200
-"""The most that an id, a secret or the name of a submodel has."""
+"""Most characters of an id, a secret or the name of a submodel."""
 RETRY_S = 5.0
 LONGEST_RETRY_S = 60.0
-"""How often one that prepares is asked: where it does not say, and at the least."""
+"""How often a coordinator that is starting is asked: by default, and at least."""
 LATER = frozenset({408, 429, 500, 502, 503, 504})
-"""HTTP statuses that waiting may cure."""
+"""HTTP statuses of errors that may be temporary."""
 ROUND_OVER = frozenset({ROUND_CLOSED, OTHER_BUNDLE, ALREADY_SENT, NO_SUCH_FILE})
-"""Codes of refusals that only mean that the rounds went on without this device."""
+"""Codes of refusals that mean that the rounds continued without this device."""
 
 
 class RefusedError(UpdateError):
-    """The coordinator understood and refused; `code` is its word for programs."""
+    """The coordinator understood the request and refused it. `code` is the coordinator's code."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message, code=problem.code)
@@ -50,19 +51,22 @@ class RefusedError(UpdateError):
 
     @property
     def round_over(self) -> bool:
-        """Whether asking for work again is all there is to do."""
+        """Whether the round continued without this device, which only has to ask for work again."""
         return self.code in ROUND_OVER
 
 
 def read_reply(response: urllib3.BaseHTTPResponse, url: str) -> bytes:
-    """The body of an answer.
+    """Read the body of an answer.
 
-    Raises UnreachableError if it breaks off, ClientError if it is too long.
+    Raises:
+        UnreachableError: The connection broke off.
+        ClientError: The body is too long.
     """
     try:
+        # One byte more than allowed, to notice an answer that is longer.
         data = response.read(REPLY_LIMIT + 1)
     except HTTPError as error:
-        raise UnreachableError(f"is not there ({reason(error)})", sent=True) from None
+        raise UnreachableError(f"cannot be reached ({reason(error)})", sent=True) from None
     finally:
         response.release_conn()
     if len(data) > REPLY_LIMIT:
@@ -71,10 +75,19 @@ def read_reply(response: urllib3.BaseHTTPResponse, url: str) -> bytes:
     return data
 
 
-def refuse(response: urllib3.BaseHTTPResponse, url: str, what: str) -> NoReturn:
-    """Raise what an answer to the request `what`, other than a success, means.
+def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, request: str) -> NoReturn:
+    """Raise the error for an answer that is not a success.
 
-    UnreachableError, ClientError, AuthorisationError or RefusedError.
+    Args:
+        response: The answer.
+        url: The coordinator's URL.
+        request: Method and path of the request.
+
+    Raises:
+        UnreachableError: The coordinator has a temporary problem, or is starting.
+        AuthorisationError: It does not accept the token or the secret.
+        RefusedError: It refused the request.
+        ClientError: The answer is not a coordinator's.
     """
     try:
         problem = decode_json(read_reply(response, url), Problem)
@@ -83,11 +96,12 @@ def refuse(response: urllib3.BaseHTTPResponse, url: str, what: str) -> NoReturn:
     if problem is not None and problem.code == PREPARING:
         raise PreparingError("is still preparing", _retry_s(response))
     if response.status in LATER:
-        raise UnreachableError(f"is in trouble (HTTP {response.status})", sent=True)
+        raise UnreachableError(f"has a problem (HTTP {response.status})", sent=True)
     if problem is None:
         to = response.get_redirect_location()
-        where = f" to {one_line(to, MESSAGE_LENGTH)}" if to else ""
-        raise not_a_coordinator(url, f"{what} gave HTTP {response.status}{where}")
+        target = f" to {one_line(to, MESSAGE_LENGTH)}" if to else ""
+        raise not_a_coordinator(url, f"{request} returned HTTP {response.status}{target}")
+    # The message goes to a terminal: control characters could move its cursor.
     problem = replace(problem, message=one_line(problem.message, MESSAGE_LENGTH))
     if response.status in (401, 403):
         raise AuthorisationError(problem.message, code=problem.code)
@@ -95,24 +109,40 @@ def refuse(response: urllib3.BaseHTTPResponse, url: str, what: str) -> NoReturn:
 
 
 def check_words(reply: JoinReply, url: str) -> JoinReply:
-    """`reply`, whose words can be kept, sent and shown. Raises ClientError otherwise."""
+    """Check that id, secret and submodel in `reply` can be stored, sent and shown.
+
+    Returns:
+        `reply`.
+
+    Raises:
+        ClientError: One of them is not a single word of limited length.
+    """
     words = (reply.device, reply.secret, reply.submodel)
     if not all(len(word) <= WORD_LENGTH and one_word(word) for word in words):
         raise not_a_coordinator(
-            url, "POST /devices gave a device, secret or submodel that is no word"
+            url, "POST /devices returned a device, secret or submodel that is not one word"
         )
     return reply
 
 
-def not_a_coordinator(url: str, what: str) -> ClientError:
-    """The error for something else than a coordinator, which did `what`."""
+def not_a_coordinator(url: str, found: str) -> ClientError:
+    """The error for an answer that does not come from a coordinator.
+
+    Args:
+        url: The address that answered.
+        found: The request and its answer.
+    """
     return ClientError(
-        f"{url} answers, but not as an EdgeTailor coordinator does ({what}): check the URL, and "
-        "that both sides run the same version."
+        f"{url} answers, but not like an EdgeTailor coordinator ({found}). Check the URL, and that "
+        "both sides run the same version.",
+        code="client.not-a-coordinator",
+        url=url,
+        found=found,
     )
 
 
 def _retry_s(response: urllib3.BaseHTTPResponse) -> float:
-    """Seconds after which the coordinator wants to be asked again."""
+    """Seconds after which to ask again, from the header Retry-After."""
+    # The header may also hold a date. The coordinator sends seconds only.
     given = response.headers.get("Retry-After", "")
     return min(max(float(given), 1.0), LONGEST_RETRY_S) if given.isdecimal() else RETRY_S

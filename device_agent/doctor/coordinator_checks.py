@@ -1,4 +1,7 @@
-"""The doctor's checks of the way to the coordinator, each on what the one before found."""
+"""Checks of the connection to the coordinator: name, TCP, TLS, coordinator, clock, membership.
+
+Each check needs the one before it to pass.
+"""
 
 import socket
 import ssl
@@ -26,21 +29,32 @@ from device_agent.formats.protocol import (
 from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
 
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 SKEW_S = 60.0
-"""How far the clocks may be apart; the coordinator refuses to let join from 5 minutes on."""
+"""How far the clocks may differ. The coordinator refuses joins from 5 minutes on."""
 
 
-def check_link(url: str | None, identity: Identity | None, token: str | None) -> Iterator[Finding]:
-    """Check the way to `url`, or to the coordinator of `identity`; the first failure ends it.
+def check_connection(
+    url: str | None, identity: Identity | None, token: str | None
+) -> Iterator[Finding]:
+    """Check the connection to a coordinator. The first failure ends the checks.
 
-    With a join token that is checked in place of the membership. Raises InputError where `url` is
-    none.
+    Args:
+        url: The coordinator's URL (default: that of `identity`).
+        identity: The device's identity, if it has joined.
+        token: A join token, which is then checked instead of the membership.
+
+    Returns:
+        The findings.
+
+    Raises:
+        InputError: `url` is malformed.
     """
     target = check_url(url if url is not None else identity.url if identity else "")
     parsed = urllib3.util.parse_url(target)
     host = (parsed.host or "").strip("[]")
     port = parsed.port or (443 if parsed.scheme == "https" else 80)
+    # The secret of another coordinator must not be sent to this one.
     if identity is not None and identity.url != target:
         identity = None
     for finding in _steps(target, host, port, parsed.scheme == "https", identity, token):
@@ -64,22 +78,22 @@ def _name(host: str, port: int) -> Finding:
     except OSError as error:
         return Finding.fail(
             "name",
-            f"{host} is not known here ({error.strerror})",
-            "check the URL and this device's DNS server (`resolvectl status`), or use an address",
+            f"{host} cannot be resolved ({error.strerror})",
+            "check the URL and this device's DNS server (`resolvectl status`), or use its IP",
         )
     return Finding.ok("name", f"{host} is {', '.join(sorted({str(a[4][0]) for a in found}))}")
 
 
 def _tcp(host: str, port: int) -> Finding:
     try:
-        socket.create_connection((host, port), PATIENCE_S).close()
+        socket.create_connection((host, port), TIMEOUT_S).close()
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
         return Finding.fail(
             "TCP",
             f"{host} port {port}: {why.lower()}",
-            "check that `edgetailor serve` runs there, with a `host` that others reach, and that "
-            "no firewall is between",
+            "check that `edgetailor serve` runs there, that its `host` can be reached from other "
+            "machines, and that no firewall blocks the port",
         )
     return Finding.ok("TCP", f"{host} port {port} is open")
 
@@ -88,31 +102,32 @@ def _tls(host: str, port: int) -> Finding:
     context = ssl.create_default_context()
     try:
         with (
-            socket.create_connection((host, port), PATIENCE_S) as plain,
+            socket.create_connection((host, port), TIMEOUT_S) as plain,
             context.wrap_socket(plain, server_hostname=host) as made,
         ):
             until = (made.getpeercert() or {}).get("notAfter")
             return Finding.ok("TLS", f"{made.version()}, certificate valid until {until}")
     except ssl.SSLError as error:
+        # tls_reason puts the remedy after a semicolon.
         detail, _, remedy = tls_reason(error).partition("; ")
-        return Finding.fail("TLS", detail, remedy or "look at the server's TLS settings")
+        return Finding.fail("TLS", detail, remedy or "check the server's TLS settings")
     except OSError as error:
-        return Finding.fail("TLS", str(error), "look at the server's TLS settings")
+        return Finding.fail("TLS", str(error), "check the server's TLS settings")
 
 
 def _coordinator(url: str, known: Identity | None, token: str | None) -> Iterator[Finding]:
-    """Whether a coordinator answers, at what time, and what it knows of this device."""
+    """Check that a coordinator answers, its clock, and whether it knows this device."""
     secret = known.secret if known else None
     if token is not None:
         try:
             secret = check_secret(token)
         except InputError as error:
-            yield Finding.fail("token", str(error), "give the file as it is")
+            yield Finding.fail("token", str(error), "give the file unaltered")
             return
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     try:
         answer = urllib3.PoolManager(retries=False).request(
-            "GET", f"{url}{API}/status", headers=headers, timeout=PATIENCE_S,
+            "GET", f"{url}{API}/status", headers=headers, timeout=TIMEOUT_S,
             redirect=False, preload_content=False,
         )  # fmt: skip
         data = answer.read(REPLY_LIMIT)
@@ -122,14 +137,14 @@ def _coordinator(url: str, known: Identity | None, token: str | None) -> Iterato
     try:
         said = _decoded(data, answer.status)
     except MalformedError:
-        detail = f"{url} answers (HTTP {answer.status}), but not as a coordinator does"
-        yield Finding.fail("coordinator", detail, "check the URL, and what runs there")
+        detail = f"{url} answers (HTTP {answer.status}), but not like a coordinator"
+        yield Finding.fail("coordinator", detail, "check the URL, and which program runs there")
         return
     yield Finding.ok("coordinator", f"answers at {url}")
     yield _clock(answer.headers.get("Date"), time.time())
     if isinstance(said, Problem) and said.code == PREPARING:
         what = "membership" if token is None else "token"
-        yield Finding.skip(what, "the coordinator is still preparing", "ask again in a few minutes")
+        yield Finding.skip(what, "the coordinator is still preparing", "try again in a few minutes")
         return
     yield _token(said) if token is not None else _membership(said, known)
 
@@ -142,32 +157,32 @@ def _token(said: Problem | Status) -> Finding:
     if isinstance(said, Problem) and said.code == JOIN_TOKEN:
         return Finding.ok("token", said.message)
     if isinstance(said, Problem) and said.code == NOT_AUTHORISED:
-        message = UNKNOWN_TOKEN  # the coordinator cannot tell it from a device's secret
+        message = UNKNOWN_TOKEN  # the coordinator took it for a device's secret
     else:
         message = said.message if isinstance(said, Problem) else "It is the secret of a device."
-    return Finding.fail("token", message, "ask whoever runs the coordinator for a join token")
+    return Finding.fail("token", message, "ask the operator of the coordinator for a join token")
 
 
 def _membership(said: Problem | Status, known: Identity | None) -> Finding:
     if known is None:
         return Finding.skip("membership", "not joined there", "edgetailor-agent join URL")
     if isinstance(said, Problem):
-        return Finding.fail("membership", said.message, "join again with a token, with --replace")
+        return Finding.fail("membership", said.message, "join again with a token and --replace")
     return Finding.ok("membership", f"known there as {known.device}")
 
 
 def _clock(date: str | None, now: float) -> Finding:
-    """Compare the header Date with this device's clock, seconds since 1970."""
+    """Compare the header Date with this device's clock, in seconds since 1970."""
     try:
         theirs = parsedate_to_datetime(date or "").timestamp()
     except ValueError:
-        return Finding.skip("clock", "the coordinator does not say what time it is")
+        return Finding.skip("clock", "the coordinator does not report the time")
     ahead = now - theirs
     if abs(ahead) > SKEW_S:
         side = "ahead of" if ahead > 0 else "behind"
         return Finding.fail(
             "clock",
             f"{abs(ahead):.0f} s {side} the coordinator's",
-            "set it: `timedatectl set-ntp true`",
+            "set the clock: `timedatectl set-ntp true`",
         )
     return Finding.ok("clock", f"within {SKEW_S:.0f} s of the coordinator's")

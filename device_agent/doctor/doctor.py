@@ -1,9 +1,9 @@
-"""`edgetailor-agent doctor`: what this device needs to take part, each checked, with the remedy."""
+"""All checks of `edgetailor-agent doctor`, and their text."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from device_agent.doctor.coordinator_checks import check_link
+from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.doctor.finding import Finding
 from device_agent.doctor.machine_checks import check_machine
 from device_agent.federation.device_state import DeviceState, Identity
@@ -13,25 +13,35 @@ from profiles.text_formatting import wrapped
 INDENT = " " * 19
 
 
-def examine(url: str | None, state: Path, token: str | None = None) -> Iterator[Finding]:
-    """Check the way to the coordinator at `url`, or of the state folder's, and this machine.
+def run_checks(url: str | None, state: Path, token: str | None = None) -> Iterator[Finding]:
+    """Check the connection to the coordinator, and this machine.
 
-    A join token is checked too. Raises InputError where `url` is none.
+    Args:
+        url: The coordinator's URL (default: the coordinator that this device has joined).
+        state: State folder.
+        token: A join token to check too.
+
+    Returns:
+        The findings, each as soon as its check has ended.
+
+    Raises:
+        InputError: `url` is malformed.
     """
     identity: Identity | None = None
     try:
         identity = DeviceState(state).identity()
     except InputError as error:
-        if state.is_dir():  # what is none is told below
-            yield Finding.fail("state", str(error), "the key is kept: the same device comes of it")
+        if state.is_dir():  # check_machine reports a state that is not a folder
+            remedy = "the key is kept, so the device stays the same"
+            yield Finding.fail("state", str(error), remedy)
     if url is None and identity is None:
-        yield Finding.skip("coordinator", "none is known here", "give its URL, or join first")
+        yield Finding.skip("coordinator", "not known", "give its URL, or join first")
     else:
-        yield from check_link(url, identity, token)
+        yield from check_connection(url, identity, token)
     yield from check_machine(state)
 
 
 def lines(finding: Finding) -> list[str]:
-    """A finding for people, in 80 columns."""
+    """Format a finding as text of 80 columns."""
     shown = wrapped(f"{finding.result}  {finding.check:<11}  ", finding.detail)
     return shown + (wrapped(f"{INDENT}-> ", finding.remedy) if finding.remedy else [])

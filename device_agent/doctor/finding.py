@@ -1,4 +1,4 @@
-"""What one check of the doctor found."""
+"""The result of one check."""
 
 from typing import Literal, Self
 
@@ -8,7 +8,14 @@ Result = Literal["PASS", "FAIL", "SKIP"]
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """`check` passed, failed or could not be made: `detail` says how, `remedy` what to do."""
+    """The result of one check.
+
+    Attributes:
+        check: Name of the check.
+        result: Whether it passed, failed or does not apply.
+        detail: What was found.
+        remedy: What to do.
+    """
 
     check: str
     result: Result
@@ -17,15 +24,15 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def ok(cls, check: str, detail: str) -> Self:
-        """It is as it should be."""
+        """A check that passed."""
         return cls(check=check, result="PASS", detail=detail)
 
     @classmethod
     def fail(cls, check: str, detail: str, remedy: str) -> Self:
-        """It is not, and keeps this device from its work."""
+        """A check that failed: this device cannot work."""
         return cls(check=check, result="FAIL", detail=detail, remedy=remedy)
 
     @classmethod
     def skip(cls, check: str, detail: str, remedy: str | None = None) -> Self:
-        """It does not apply here, or cannot be seen."""
+        """A check that does not apply, or that cannot be made."""
         return cls(check=check, result="SKIP", detail=detail, remedy=remedy)

@@ -1,4 +1,4 @@
-"""The doctor's checks of this machine: state folder, disk, runtimes, memory and sensors."""
+"""Checks of this machine: state folder, disk, runtimes, memory and sensors."""
 
 import os
 import shutil
@@ -17,13 +17,13 @@ from profiles.errors import InputError
 from profiles.text_formatting import format_bytes
 
 LEAST_DISK = 200 * 10**6
-"""Bytes that a bundle, its update and recorded activations of a small model may take."""
+"""Bytes of disk for a small model: the bundle, its update and recorded activations."""
 LEAST_MEMORY = 150 * 10**6
-"""Bytes that the agent with a runtime and a small training step takes."""
+"""Bytes of memory of the agent with a runtime and a small training step."""
 LOADING_S = 120.0
 
-# y = x + x of one number, as an ONNX file of opset 18: written out so that nothing is needed to
-# make it.
+# y = x + x of one number as an ONNX file of opset 18. The bytes are written out because the device
+# has no library that could make the file.
 TINY_GRAPH = (
     b"\x08\x08:5"  # model: IR version 8, and its graph of 53 bytes
     b'\n\x0e\n\x01x\n\x01x\x12\x01y"\x03Add'  # node: Add of x and x gives y
@@ -42,7 +42,11 @@ LOAD_LITERT = "from ai_edge_litert.interpreter import Interpreter"
 
 
 def check_machine(state: Path) -> Iterator[Finding]:
-    """Check what training needs of this machine; `state` is the state folder."""
+    """Check what training needs on this machine.
+
+    Args:
+        state: The state folder.
+    """
     yield _writable(state)
     yield _disk(state)
     yield _onnx()
@@ -57,17 +61,20 @@ def _writable(state: Path) -> Finding:
     if not nearest.is_dir():
         return Finding.fail("state", f"{nearest} is a file", "give a folder with --state")
     if not state.exists():
-        return Finding.skip("state", f"{state} is not there yet", "joining makes it")
+        return Finding.skip("state", f"{state} does not exist yet", "`join` makes it")
     folder = DeviceState(state)
     try:
         folder.check_writable()
     except InputError as error:
-        return Finding.fail("state", str(error), "give it to the user that runs the agent: chown")
+        return Finding.fail(
+            "state", str(error), "change its owner to the user that runs the agent: chown"
+        )
+    # The key is the identity of the device: who reads it can take part as this device.
     if folder.key.exists() and folder.key.stat().st_mode & 0o077:
         return Finding.fail(
-            "state", f"{folder.key} can be read by others", f"chmod 600 {folder.key}"
+            "state", f"other users can read {folder.key}", f"chmod 600 {folder.key}"
         )
-    return Finding.ok("state", f"{state} can be written")
+    return Finding.ok("state", f"{state} is writable")
 
 
 def _disk(state: Path) -> Finding:
@@ -82,19 +89,19 @@ def _disk(state: Path) -> Finding:
 
 
 def _nearest(place: Path) -> Path:
-    """`place`, or the nearest folder above it that is there."""
+    """`place`, or the nearest folder above it that exists."""
     return next(found for found in (place, *place.absolute().parents) if found.exists())
 
 
 def _onnx() -> Finding:
-    # In a process of its own: a build for another processor ends the process, not with an error.
+    # In a child process: a build for another processor crashes the process instead of raising.
     code, said = _python(RUN_TINY, TINY_GRAPH)
     if code == 0 and said.endswith(" 2.0"):
         return Finding.ok("onnxruntime", f"{said.split()[0]} runs graphs")
     return Finding.fail(
         "onnxruntime",
-        f"running a graph ended with exit code {code}: {said or 'it said nothing'}",
-        "install it again: pip install --force-reinstall onnxruntime",
+        f"running a graph ended with exit code {code}: {said or 'no output'}",
+        "reinstall it: pip install --force-reinstall onnxruntime",
     )
 
 
@@ -109,19 +116,19 @@ def _litert() -> Finding:
         return Finding.fail(
             "litert",
             f"loading {package} {found} ended with exit code {code}: {said}",
-            f"install it again: pip install --force-reinstall {package}",
+            f"reinstall it: pip install --force-reinstall {package}",
         )
     return Finding.ok("litert", f"{found} loads")
 
 
 def _python(code: str, given: bytes = b"") -> tuple[int, str]:
-    """Exit code of a Python program, and the last line that it said."""
+    """Run a Python program. Returns its exit code and the last line of its output."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], input=given, capture_output=True, timeout=LOADING_S
         )
     except subprocess.TimeoutExpired:
-        return 124, f"no end within {LOADING_S:.0f} s"
+        return 124, f"not finished within {LOADING_S:.0f} s"
     said = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
     return done.returncode, said[-1] if said else ""
 
@@ -142,7 +149,7 @@ def _memory() -> Finding:
 def _temperature() -> Finding:
     degrees = sensors.temperature_c()
     if degrees is None:
-        detail = "no sensor in /sys/class/thermal; --max-temperature is refused here"
+        detail = "no sensor in /sys/class/thermal; --max-temperature cannot be used"
         return Finding.skip("temperature", detail)
     return Finding.ok("temperature", f"{degrees:.1f} °C")
 
@@ -150,6 +157,6 @@ def _temperature() -> Finding:
 def _power() -> Finding:
     charging = sensors.charging()
     if charging is None:
-        detail = "no battery seen; --only-when-charging never pauses here"
+        detail = "no battery found; --only-when-charging never pauses"
         return Finding.skip("power", detail)
     return Finding.ok("power", "on external power" if charging else "on battery")

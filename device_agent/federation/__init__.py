@@ -1,4 +1,4 @@
-"""A device's part in a federation: joining, keys, stored state, rounds, the owner's limits.
+"""A device in a federation: joining and leaving, its key and state, rounds, the owner's limits.
 
 Start with `round_loop.py` (the rounds) and `membership.py` (joining and leaving).
 """

@@ -1,4 +1,4 @@
-"""The device's key pair: made on the device, and its public half is who the device is."""
+"""The device's key pair. The device generates it; the public key identifies the device."""
 
 import base64
 import time
@@ -14,32 +14,42 @@ from profiles.errors import InputError
 
 
 class DeviceKey:
-    """An Ed25519 private key."""
+    """An Ed25519 key pair."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
 
     @classmethod
     def new(cls) -> Self:
-        """A key that nobody else has."""
+        """Generate a key pair."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def from_pem(cls, data: bytes, place: object) -> Self:
-        """The key in a PEM file. Raises InputError, naming `place`, for anything else."""
+        """Read a key from a PEM file.
+
+        Args:
+            data: Content of the file.
+            place: The file, for the error message.
+
+        Raises:
+            InputError: The content is not an Ed25519 private key.
+        """
         try:
             key = serialization.load_pem_private_key(data, password=None)
         except (ValueError, TypeError, UnsupportedAlgorithm):
             key = None
         if not isinstance(key, Ed25519PrivateKey):
             raise InputError(
-                f"{place} is damaged: it holds no Ed25519 key. Remove it, and this machine joins "
-                "as a new device."
+                f"{place} is damaged: it has no Ed25519 key. If you remove it, this machine joins "
+                "as a new device.",
+                code="state.damaged-key",
+                path=str(place),
             )
         return cls(key)
 
     def pem(self) -> bytes:
-        """The key as a PEM file (PKCS #8, not encrypted)."""
+        """The private key as a PEM file (PKCS #8, not encrypted)."""
         return self._private.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -48,7 +58,7 @@ class DeviceKey:
 
     @property
     def public(self) -> str:
-        """The public half: 32 raw bytes in base64."""
+        """The public key: 32 raw bytes in base64."""
         raw = self._private.public_key().public_bytes_raw()
         return base64.b64encode(raw).decode()
 
@@ -59,7 +69,14 @@ class DeviceKey:
         machine: Mapping[str, str | int | None],
         profile: dict[str, Any] | None = None,
     ) -> JoinRequest:
-        """A request to join with `token`, signed now."""
+        """Make a join request, signed with the current time.
+
+        Args:
+            token: The join token.
+            name: Name of the device.
+            machine: Description of the machine.
+            profile: Measured profile of the device, if the coordinator asked for it.
+        """
         timestamp = int(time.time())
         signature = self._private.sign(join_text(token, self.public, timestamp))
         return JoinRequest(

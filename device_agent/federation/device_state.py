@@ -1,11 +1,11 @@
-"""The state folder of a device: who it is, cached files, the bundle and what stays here.
+"""The state folder of a device: its identity, cached files, the bundle and personal tensors.
 
 device.json            url, id, secret, name, submodel (readable by the owner only)
-device.key             the private key that this device is known by (readable by the owner only)
-replacing.key          in its place while the folder is given to another coordinator
-files/                 files of the current bundle by SHA-256, so that unchanged ones stay
+device.key             the device's private key (readable by the owner only)
+replacing.key          the new key while the device moves to another coordinator
+files/                 files of the current bundle by SHA-256: unchanged files are downloaded once
 bundle/  update/       the current bundle and the update trained from it
-attempts.json          how often training the present submodel failed on end
+attempts.json          number of failed trainings in a row (see training_attempts.py)
 personal.safetensors   personal tensors, which never leave the device
 """
 
@@ -34,11 +34,11 @@ UNFINISHED = re.compile(
     r"\.writable|\.(\.writable|device\.json|(device|replacing)\.key|attempts\.json"
     r"|personal\.safetensors)\.\w+"
 )
-"""Names that `write_file` gives to the files of this folder before they are whole."""
+"""Names that `write_file` gives to the files of this folder before they are complete."""
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """All of device.json. `token_sha256` is of the join token that it enrolled with."""
+    """The content of device.json. `token_sha256` is the hash of the join token that was used."""
 
     version: int = 1
     url: str
@@ -50,13 +50,17 @@ class Identity(Struct, frozen=True, kw_only=True):
 
 
 def default_state() -> Path:
-    """$XDG_STATE_HOME/edgetailor-agent, or its usual place in the home folder."""
+    """The default state folder, below $XDG_STATE_HOME or ~/.local/state."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "edgetailor-agent"
 
 
 class DeviceState:
-    """The state folder at `folder`."""
+    """The state folder of a device.
+
+    Args:
+        folder: The folder. It need not exist yet.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,30 +74,51 @@ class DeviceState:
         self._personal = folder / "personal.safetensors"
 
     def identity(self) -> Identity | None:
-        """Who this device is; None before it has joined. Raises InputError for a damaged file."""
+        """Read the identity.
+
+        Returns:
+            The identity; None if the device has not joined.
+
+        Raises:
+            InputError: device.json is damaged or cannot be read.
+        """
         try:
             return decode_json(self._identity.read_bytes(), Identity)
         except FileNotFoundError:
             return None
         except NotADirectoryError:
             raise InputError(
-                f"The state is a folder; {self.folder} is a file or below one: give a folder with "
-                "--state."
+                f"The state must be a folder; {self.folder} is a file or below a file. Give a "
+                "folder with --state.",
+                code="state.not-a-folder",
+                path=str(self.folder),
             ) from None
         except OSError as error:
-            raise InputError(f"{self._identity} cannot be read: {error.strerror}.") from None
+            raise InputError(
+                f"{self._identity} cannot be read: {error.strerror}.",
+                code="state.unreadable",
+                path=str(self._identity),
+            ) from None
         except MalformedError as error:
             raise InputError(
-                f"{self._identity} is damaged ({error}): remove it and join again."
+                f"{self._identity} is damaged ({error}). Remove it and join again.",
+                code="state.damaged-identity",
+                path=str(self._identity),
             ) from None
 
     def member(self) -> Identity:
-        """Who this device is. Raises InputError where it has not joined."""
+        """Read the identity of a device that has joined.
+
+        Raises:
+            InputError: It has not joined, or device.json is damaged.
+        """
         identity = self.identity()
         if identity is None:
             raise InputError(
-                f"{self.folder} belongs to no coordinator yet: run `edgetailor-agent join URL "
-                "--token-file FILE` first."
+                f"{self.folder} has not joined a coordinator yet. Run `edgetailor-agent join URL "
+                "--token-file FILE` first.",
+                code="state.not-joined",
+                path=str(self.folder),
             )
         return identity
 
@@ -102,72 +127,90 @@ class DeviceState:
         write_file(self._identity, encode(identity), mode=0o600)
 
     def check_writable(self) -> None:
-        """Raise InputError unless device.json can be written, before a token is used up for it."""
+        """Check that device.json can be written, before a join uses up a token.
+
+        Raises:
+            InputError: The folder cannot be made or written.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            # Mode bits do not tell: the disk may be read-only or full, and root ignores the bits.
             write_file(self.folder / ".writable", b"")
             (self.folder / ".writable").unlink()
         except OSError as error:
             raise InputError(
-                f"The state folder {self.folder} cannot be written ({error.strerror}): give "
-                "another with --state."
+                f"The state folder {self.folder} cannot be written ({error.strerror}). Give "
+                "another folder with --state.",
+                code="state.not-writable",
+                path=str(self.folder),
             ) from None
 
-    def check_open(self) -> None:
-        """Raise InputError where nothing in the folder can be made or removed."""
+    def check_changeable(self) -> None:
+        """Check that files of the folder can be made and removed.
+
+        Raises:
+            InputError: The folder is read-only for this user.
+        """
         if self.folder.is_dir() and not os.access(self.folder, os.W_OK | os.X_OK):
             raise InputError(
-                f"The state folder {self.folder} cannot be written: make its disk writable, or run "
-                "this as the user that it belongs to. Nothing was changed."
+                f"The state folder {self.folder} cannot be written. Make its disk writable, or run "
+                "this command as the owner of the folder. Nothing was changed.",
+                code="state.not-writable",
+                path=str(self.folder),
             )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other agent off this folder; what one that was killed left unfinished goes.
+        """Lock the folder against other agents, and remove unfinished files of a killed agent.
 
-        Raises InputError where another agent is at work on it, or where it cannot be written.
+        Raises:
+            InputError: Another agent uses the folder, or it cannot be written.
         """
-        self.check_open()
+        self.check_changeable()
+        # The kernel releases this lock when the process ends, also after a kill.
         handle = os.open(self.folder, os.O_RDONLY)
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InputError(
-                    f"Another agent is at work on {self.folder}: stop that one, or give this one a "
-                    "folder of its own with --state."
+                    f"Another agent uses {self.folder}. Stop that agent, or give this one another "
+                    "folder with --state.",
+                    code="state.in-use",
+                    path=str(self.folder),
                 ) from None
-            self._sweep()
+            self._remove_unfinished()
             yield
         finally:
             os.close(handle)
 
-    def _sweep(self) -> None:
-        """Remove files that were being written when an agent was killed."""
+    def _remove_unfinished(self) -> None:
+        """Remove files that an agent was writing when it was killed."""
         for path in self.folder.glob(".*"):
             if UNFINISHED.fullmatch(path.name) and path.is_file():
                 path.unlink(missing_ok=True)
 
     def forget(self, *, keep_personal: bool = False) -> None:
-        """Remove all that this agent keeps here, and the folder where nothing else is in it.
+        """Remove the state, and the folder if it is empty then. It may be called again.
 
-        `keep_personal` leaves the personal model. Removing again what is gone is fine.
+        Args:
+            keep_personal: Keep the personal model.
         """
-        self._empty(keep_personal)
-        self._sweep()
-        # Who it is goes last: cut off before, leaving can be asked for again.
+        self._remove_round_files(keep_personal)
+        self._remove_unfinished()
+        # The identity goes last: if the process is killed before, `leave` can be repeated.
         for path in (self.replacing_key, self.key, self._identity):
             path.unlink(missing_ok=True)
-        with suppress(OSError):  # something of the owner's is in it, or it was never made
+        with suppress(OSError):  # it holds files of the owner, or was never made
             self.folder.rmdir()
 
-    def change_hands(self) -> None:
-        """Take up the key that another coordinator knows, and nothing else of before."""
-        self._empty(keep_personal=False)
+    def take_new_key(self) -> None:
+        """Use the key that the new coordinator knows, and remove the files of the old rounds."""
+        self._remove_round_files(keep_personal=False)
         os.replace(self.replacing_key, self.key)
 
-    def _empty(self, keep_personal: bool) -> None:
-        """Remove what rounds leave here."""
+    def _remove_round_files(self, keep_personal: bool) -> None:
+        """Remove the files of the rounds."""
         for path in (self.bundle, self.update, training_folder(self.update), self._files):
             shutil.rmtree(path, ignore_errors=True)
         self.attempts.unlink(missing_ok=True)
@@ -175,17 +218,26 @@ class DeviceState:
             self._personal.unlink(missing_ok=True)
 
     def collect(self, offers: Iterable[FileOffer], fetch: Fetch) -> str:
-        """Make bundle/ of the offered files, fetching only what is not here yet.
+        """Make bundle/ from the offered files. Only files that are not cached are downloaded.
 
-        Returns the SHA-256 of its manifest. Raises ClientError for an offer that is no bundle.
+        Args:
+            offers: All files of the bundle.
+            fetch: Downloads one file to a path.
+
+        Returns:
+            The SHA-256 of the bundle's manifest.
+
+        Raises:
+            ClientError: The offered files are not a bundle.
         """
         offers = list(offers)
         _check_offers(offers)
         for offer in offers:
+            # The hash of a cached file is computed again: a failing disk may have altered it.
             if not self._has(offer):
                 fetch(offer, self._files / offer.sha256)
-        self._drop_others({offer.sha256 for offer in offers})
-        self._lay_out(offers)
+        self._remove_other_files({offer.sha256 for offer in offers})
+        self._link_files(offers)
         return next(offer.sha256 for offer in offers if offer.name == MANIFEST)
 
     def _has(self, offer: FileOffer) -> bool:
@@ -193,25 +245,26 @@ class DeviceState:
         expected = FileEntry(size=offer.size, sha256=offer.sha256)
         return path.exists() and fingerprint_file(path) == expected
 
-    def _drop_others(self, wanted: set[str]) -> None:
+    def _remove_other_files(self, wanted: set[str]) -> None:
         for path in self._files.iterdir():
             if path.name not in wanted:
                 path.unlink()
 
-    def _lay_out(self, offers: list[FileOffer]) -> None:
+    def _link_files(self, offers: list[FileOffer]) -> None:
         shutil.rmtree(self.bundle, ignore_errors=True)
         self.bundle.mkdir()
         for offer in offers:
             cached = self._files / offer.sha256
+            # A link needs no second copy of the weights on the disk.
             try:
                 os.link(cached, self.bundle / offer.name)
-            except OSError:  # a file system without hard links
+            except OSError:  # the file system has no hard links
                 shutil.copyfile(cached, self.bundle / offer.name)
 
     def trained(self, bundle: str) -> UpdateRecord | None:
-        """The update in update/, where it was trained from the bundle with this hash.
+        """Read the update in update/ if it belongs to the bundle with this hash.
 
-        Anything else there, of an earlier round or cut off, is removed.
+        An update of another bundle, or an incomplete one, is removed.
         """
         if self.update.exists():
             try:
@@ -224,14 +277,14 @@ class DeviceState:
         return None
 
     def personal(self) -> dict[str, np.ndarray]:
-        """Personal tensors of the current bundle's submodel; none where it is another one now."""
+        """Read the personal tensors of the current submodel, if there are any."""
         try:
             return read_personal(self._personal, self._manifest())
         except InputError:
-            return {}  # as on a device that has none yet
+            return {}  # of another submodel, or damaged: start with a new personal model
 
     def keep_personal(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Keep the personal tensors for the next round of this submodel."""
+        """Store the personal tensors for the next round of this submodel."""
         write_personal(self._personal, tensors, self._manifest())
 
     def submodel(self) -> str:
@@ -243,14 +296,19 @@ class DeviceState:
 
 
 def _check_offers(offers: list[FileOffer]) -> None:
-    """Raise ClientError for names or hashes that would leave the folder, or without a manifest."""
+    """Raise ClientError for a name or hash that leads out of the folder, or without a manifest."""
     for offer in offers:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", offer.name) or not re.fullmatch(
             r"[0-9a-f]{64}", offer.sha256
         ):
             raise ClientError(
-                f"The coordinator offers a file called {offer.name!r} with SHA-256 "
-                f"{offer.sha256!r}, which no bundle has: check that the URL is the right one."
+                f"The coordinator offers a file {offer.name!r} with SHA-256 {offer.sha256!r}, "
+                "which cannot be part of a bundle. Check the URL.",
+                code="client.invalid-offer",
+                file=offer.name,
             )
     if MANIFEST not in [offer.name for offer in offers]:
-        raise ClientError(f"The coordinator offers a bundle without {MANIFEST}: look at its log.")
+        raise ClientError(
+            f"The coordinator offers a bundle without {MANIFEST}. See the coordinator's log.",
+            code="client.offer-without-manifest",
+        )

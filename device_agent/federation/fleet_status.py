@@ -1,4 +1,4 @@
-"""The fleet as the coordinator sees it, for `edgetailor-agent status`."""
+"""The status of the fleet, for `edgetailor-agent status`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,25 +9,31 @@ from device_agent.formats.protocol import DeviceStatus, Status
 from profiles.text_formatting import have_joined, wrapped
 
 PATIENCE_S = 5.0
-"""How long a coordinator that does not answer is asked again."""
-LEAST = ("", " " * 16, " " * 12)
-"""Columns are as wide as this at least."""
-LABEL = 27
-"""The most characters that are shown of a device's id and name."""
+"""How long a request to a coordinator that does not answer is repeated."""
+MIN_COLUMNS = ("", " " * 16, " " * 12)
+"""Smallest width of each column, as text of that width."""
+LABEL_LENGTH = 27
+"""Most characters of a device's id and name that are shown."""
 
 
 def fleet_status(state: Path) -> Status:
-    """Ask the coordinator that the device of the folder `state` belongs to.
+    """Ask the coordinator for the status of the fleet.
 
-    Raises InputError where it belongs to none, ClientError where nobody answers.
+    Args:
+        state: State folder of a device that has joined.
+
+    Raises:
+        InputError: The device has not joined.
+        ClientError: The coordinator does not answer.
     """
     identity = DeviceState(state).member()
     return CoordinatorClient(identity.url, identity.secret, patience_s=PATIENCE_S).status()
 
 
 def lines(status: Status) -> list[str]:
-    """The status as plain text: the round, then a line a device and one for its note."""
+    """Format the status: the round, then one line for each device and one for its note."""
     head = f"round {status.round} of {status.rounds}, {status.state}"
+    # Devices that have left stay listed, and their places are free again.
     if status.state == "enrolling":
         members = sum(device.state != "left" for device in status.devices)
         head += f" ({have_joined(members, status.expected_devices)})"
@@ -39,9 +45,9 @@ def lines(status: Status) -> list[str]:
 
 
 def _rows(devices: list[DeviceStatus]) -> Iterator[str]:
-    """A table of the devices, each row with its note below."""
+    """Format the devices as a table, with each note below its row."""
     cells = [(_label(device), device.submodel, _doing(device)) for device in devices]
-    widths = [max(map(len, column)) for column in zip(*cells, LEAST, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*cells, MIN_COLUMNS, strict=True)]
     for row, device in zip(cells, devices, strict=True):
         loss = "" if device.loss is None else f"loss {device.loss:.4f}"
         yield f"  {' '.join([*map(str.ljust, row, widths), loss])}".rstrip()
@@ -54,6 +60,6 @@ def _doing(device: DeviceStatus) -> str:
 
 
 def _label(device: DeviceStatus) -> str:
-    """The device's id, and what its owner calls it."""
+    """The device's id, and its name if that differs."""
     text = device.device if device.name == device.device else f"{device.device} ({device.name})"
-    return text if len(text) <= LABEL else f"{text[: LABEL - 3]}..."
+    return text if len(text) <= LABEL_LENGTH else f"{text[: LABEL_LENGTH - 3]}..."

@@ -1,4 +1,4 @@
-"""Becoming a member of a federation, and leaving it; each cleans up on both sides."""
+"""Joining a federation and leaving it."""
 
 import importlib.metadata
 import logging
@@ -23,15 +23,15 @@ from profiles.text_formatting import format_bytes
 
 log = logging.getLogger(__name__)
 Measure = Callable[[str, Path], DeviceProfile]
-"""(name, a folder on the device's disk) -> what the device can do."""
+"""(name, a folder on the device's disk) -> the device's profile."""
 JOIN_PATIENCE_S = 60.0
 LEAVE_PATIENCE_S = 5.0
-"""How long a coordinator that does not answer is asked again."""
+"""How long requests to a coordinator that does not answer are repeated."""
 
 
 def calibrated(name: str, folder: Path) -> DeviceProfile:
-    """This device's profile, measured now."""
-    # Imports the runtime, which joining does not need otherwise.
+    """Measure this device's profile."""
+    # These import the runtime, which joining does not need otherwise.
     from device_agent.profiling.calibration import calibrate, device_profile
     from device_agent.profiling.calibration_summary import summary
 
@@ -51,33 +51,50 @@ def join(
     patience_s: float = JOIN_PATIENCE_S,
     measure: Measure = calibrated,
 ) -> Identity:
-    """Enrol at `url` as `name`, and keep what came back in the folder `state`.
+    """Enrol this device with a coordinator.
 
-    Joining the same coordinator with the same token again changes nothing. With `replace` a folder
-    that belongs elsewhere is given to the new coordinator, once it has taken this device; the old
-    one is told if it answers. Where the coordinator plans submodels, `measure` finds out what this
-    device can do. Raises AuthorisationError for a refused token, RefusedError where no submodel
-    fits this device, ClientError if nobody answers for `patience_s` seconds, and InputError where
-    `state` belongs to a device that joined otherwise, cannot be written or is another agent's.
+    If the device has joined this coordinator with this token already, nothing changes.
+
+    Args:
+        url: The coordinator's URL.
+        token: The join token.
+        name: Name of the device.
+        state: State folder; the device's identity is stored there.
+        replace: If the folder belongs to another coordinator, leave that one after the new one has
+            accepted this device.
+        patience_s: How long requests are repeated if the coordinator does not answer, in seconds.
+        measure: Measures the device, for a coordinator that plans submodels.
+
+    Returns:
+        The device's identity.
+
+    Raises:
+        AuthorisationError: The coordinator does not accept the token.
+        RefusedError: No submodel fits this device, or the request was refused.
+        ClientError: The coordinator does not answer.
+        InputError: The folder belongs to another coordinator or token, cannot be written, or is
+            used by another agent.
     """
     folder = DeviceState(state)
     url = check_url(url)
     known = folder.identity()
     same = known is not None and _is_same(known, url, token)
+    # Checked before any request: a second join must not use up a place of the token.
     if known is not None and not replace:
         if not same:
             raise _belongs_elsewhere(known, url, state)
         log.info("%s has joined %s already, as %s.", known.name, url, known.device)
         return known
-    link = CoordinatorClient(url, token, patience_s=patience_s)
+    client = CoordinatorClient(url, token, patience_s=patience_s)
     folder.check_writable()
     moving = known is not None and not same
+    # The old key stays until the new coordinator has accepted this device.
     key = folder.replacing_key if moving else folder.key
     with folder.locked():
-        identity = _enrol(link, token, name, key, lambda: measure(name, state))
+        identity = _enrol(client, token, name, key, lambda: measure(name, state))
         if known is not None and moving:
             _tell_old(known)
-            folder.change_hands()
+            folder.take_new_key()
         folder.remember(identity)
     log.info("Joined %s as %s (%s); it trains %s.", url, identity.device, name, identity.submodel)
     log.info("This machine: %s.", machine_line())
@@ -85,24 +102,37 @@ def join(
 
 
 def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) -> Identity:
-    """Give up this device's place, and remove what it kept in the folder `state`.
+    """Give up this device's place and remove its state.
 
-    `keep_personal` leaves its personal model there; `offline` removes this side although the
-    coordinator cannot be told. Returns who it was. Raises InputError where it has not joined or
-    the folder is read-only, and ClientError where the coordinator is away; then nothing is removed.
+    Args:
+        state: State folder.
+        keep_personal: Keep the personal model in the folder.
+        offline: Remove the state even if the coordinator does not answer.
+
+    Returns:
+        The identity that the device had.
+
+    Raises:
+        InputError: The device has not joined, or the folder is read-only.
+        ClientError: The coordinator does not answer. Nothing was removed.
     """
     folder = DeviceState(state)
     known = folder.member()
-    folder.check_open()
+    folder.check_changeable()
     try:
         CoordinatorClient(known.url, known.secret, patience_s=LEAVE_PATIENCE_S).leave()
+    # The coordinator has removed the device already: only this side is left to clean up.
     except AuthorisationError:
         log.info("%s does not know %s any more.", known.url, known.device)
     except ClientError as error:
         if not offline:
             raise ClientError(
-                f"{error} Nothing was removed: leave when it is back, or with --offline now; then "
-                f"the place of {known.device} stays taken there."
+                f"{error} Nothing was removed. Leave when the coordinator is back, or now with "
+                f"--offline; then the place of {known.device} stays taken there.",
+                code="client.not-left",
+                device=known.device,
+                url=known.url,
+                reason=error.code,
             ) from None
         log.warning("%s was not told: %s keeps its place there.", known.url, known.device)
     folder.forget(keep_personal=keep_personal)
@@ -110,7 +140,7 @@ def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) ->
 
 
 def machine_line() -> str:
-    """This machine in a few words: processor, cores, memory and runtime."""
+    """Describe this machine in a few words: processor, cores, memory and runtime."""
     machine = this_machine(_runtime())
     memory = machine.memory_bytes
     return ", ".join(
@@ -125,7 +155,7 @@ def machine_line() -> str:
 
 @dataclass(frozen=True)
 class _Key:
-    """The key for a join, in the file `path`; `new` where this join made it."""
+    """The key for a join, in the file `path`. `new` if this join generated it."""
 
     key: DeviceKey
     path: Path
@@ -141,31 +171,36 @@ class _Key:
 
 
 def _enrol(
-    link: CoordinatorClient,
+    client: CoordinatorClient,
     token: str,
     name: str,
     key: Path,
     measure: Callable[[], DeviceProfile],
 ) -> Identity:
-    """Ask to join. The key is on disk before it is sent: a lost answer costs the token nothing."""
+    """Send the join request, and the profile if the coordinator asks for it.
+
+    The key is on the disk before it is sent. After a lost answer the same key joins again, and the
+    coordinator recognises the device instead of using up another place of the token.
+    """
     held = _Key.at(key)
     machine = msgspec.to_builtins(this_machine(_runtime()))
     request = partial(held.key.join_request, token, name, machine)
     try:
         try:
-            reply = link.join(request)
+            reply = client.join(request)
         except RefusedError as refusal:
+            # Measuring takes a minute, so it is done only for a coordinator that needs it.
             if refusal.code != NEEDS_PROFILE:
                 raise
-            log.info("The coordinator plans by what a device can do: measuring, about a minute.")
+            log.info("The coordinator needs a profile of this device: measuring, about a minute.")
             profile = msgspec.to_builtins(measure())
-            reply = link.join(partial(request, profile))
+            reply = client.join(partial(request, profile))
     except BaseException:
-        if held.new and not link.join_unanswered:
-            held.path.unlink()  # no device has come of it
+        if held.new and not client.join_unanswered:
+            held.path.unlink()  # the coordinator knows no device with this key
         raise
     return Identity(
-        url=link.url,
+        url=client.url,
         device=reply.device,
         secret=reply.secret,
         name=name,
@@ -175,7 +210,7 @@ def _enrol(
 
 
 def _runtime() -> str:
-    # Its metadata, not the library: importing that takes 40 MB which joining does not need.
+    # Read the package's metadata: importing the library takes 40 MB that joining does not need.
     return f"onnxruntime {importlib.metadata.version('onnxruntime')}"
 
 
@@ -186,13 +221,19 @@ def _is_same(known: Identity, url: str, token: str) -> bool:
 def _belongs_elsewhere(known: Identity, url: str, state: Path) -> InputError:
     if known.url != url:
         return InputError(
-            f"{state} belongs to the coordinator {known.url}: give another folder with --state, "
-            f"or --replace to leave that one."
+            f"{state} belongs to the coordinator {known.url}. Give another folder with --state, or "
+            "leave that coordinator with --replace.",
+            code="state.other-coordinator",
+            path=str(state),
+            url=known.url,
         )
     return InputError(
-        f"{state} belongs to {known.device}, which joined {url} with another token: give one "
-        f"more device of this machine a folder of its own with --state, or --replace to "
-        f"leave as {known.device}."
+        f"{state} belongs to {known.device}, which joined {url} with another token. For a second "
+        f"device on this machine, give another folder with --state. To leave as {known.device}, "
+        "use --replace.",
+        code="state.other-token",
+        path=str(state),
+        device=known.device,
     )
 
 

@@ -1,4 +1,4 @@
-"""Waiting while the owner's limits ask for it."""
+"""Pauses that the owner's limits require."""
 
 import datetime
 import logging
@@ -13,17 +13,26 @@ from device_agent.system.interval_timer import IntervalTimer
 from profiles.text_formatting import format_duration
 
 log = logging.getLogger(__name__)
-LOOK_S = 2.0
-"""How often the limits are looked at while work goes on, in seconds."""
-PAUSED_LOOK_S = 10.0
+CHECK_S = 2.0
+"""Time between two checks of the limits during work."""
+PAUSED_CHECK_S = 10.0
 REMIND_S = 300.0
-"""How often the coordinator hears that a device is still paused, in seconds."""
+"""How often the coordinator is told that the device is still paused, so that it does not count as
+gone."""
 
 
 class Pauses:
-    """Waits while the owner's limits ask for it, and says so: here, and to the coordinator.
+    """Waits while the owner's limits require it, and reports that to the log and the coordinator.
 
-    `tell` sends progress; `sleep` waits and keeps whoever watches this process content.
+    Args:
+        limits: The owner's limits.
+        tell: Sends progress to the coordinator.
+        sleep: Waits for a number of seconds and notifies the service manager.
+        now: Returns the local time.
+        root: Root of sysfs.
+
+    Raises:
+        InputError: This machine cannot keep a limit.
     """
 
     def __init__(
@@ -37,15 +46,19 @@ class Pauses:
         limits.check(root)
         self._limits, self._tell, self._sleep = limits, tell, sleep
         self._now, self._root = now, root
-        self._look = IntervalTimer(LOOK_S)
+        self._check = IntervalTimer(CHECK_S)
 
     def between_batches(self, then: Progress) -> None:
-        """`wait`, looking at the limits every `LOOK_S` seconds only."""
-        if self._look.due():
+        """Do as `wait` does, but check the limits only every `CHECK_S` seconds."""
+        if self._check.due():
             self.wait(then)
 
     def wait(self, then: Progress | None = None) -> None:
-        """Return once nothing asks for a pause; after one, `then` is what goes on."""
+        """Wait until no limit requires a pause.
+
+        Args:
+            then: The progress to report after a pause.
+        """
         reason = self._reason(paused=False)
         if reason is None:
             return
@@ -57,9 +70,9 @@ class Pauses:
             if reason != told or remind.due():
                 self._tell(Progress(state="paused", note=reason))
             told = reason
-            self._sleep(PAUSED_LOOK_S)
+            self._sleep(PAUSED_CHECK_S)
             reason = self._reason(paused=True)
-        log.info("Going on after a pause of %s.", format_duration(time.monotonic() - began))
+        log.info("Continuing after a pause of %s.", format_duration(time.monotonic() - began))
         if then is not None:
             self._tell(then)
 

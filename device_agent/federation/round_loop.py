@@ -136,10 +136,12 @@ class _Rounds:
             self._attempts.check_last()
         except TrainingFailedError as failed:
             self._handle_failure(failed)
+        # Rounds of a fast fleet follow one another closely, so polling starts fast and slows down.
         sent, poll, joined = 0, FIRST_POLL_S, 0
         while True:
             self._pauses.wait()
             work = self._client.work()
+            # Each number of joined devices is logged once, not at every poll.
             if work.joined != joined and work.expected:
                 log.info("Waiting: %s.", have_joined(work.joined, work.expected))
             joined = work.joined

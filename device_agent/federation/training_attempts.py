@@ -124,7 +124,7 @@ class Attempts:
         try:
             return decode_json(self._path.read_bytes(), Record)
         except (OSError, MalformedError):
-            return None
+            return None  # damaged: start to count again
 
     def _write(self, record: Record) -> None:
         write_file(self._path, encode(record))

@@ -138,13 +138,13 @@ def check_tensors(
     expected = {entry.name: entry for entry in table}
     for name in sorted(expected.keys() - tensors.keys()):
         raise UpdateError(
-            f"{origin} lacks the tensor {name!r}: it is not from this bundle.",
+            f"{origin}: the tensor {name!r} is missing; the update is not from this bundle.",
             code="update.missing-tensor",
             tensor=name,
         )
     for name in sorted(tensors.keys() - expected.keys()):
         raise UpdateError(
-            f"{origin} has the unexpected tensor {name!r}: it is not from this bundle.",
+            f"{origin}: unexpected tensor {name!r}; the update is not from this bundle.",
             code="update.unexpected-tensor",
             tensor=name,
         )
@@ -152,7 +152,7 @@ def check_tensors(
         entry = expected[name]
         if tuple(array.shape) != entry.shape or array.dtype.name != entry.dtype:
             raise UpdateError(
-                f"{origin}: {name!r} is {array.dtype.name} {tuple(array.shape)}, "
+                f"{origin}: {name!r} is {array.dtype.name} {tuple(array.shape)}; "
                 f"its bundle says {entry.dtype} {entry.shape}.",
                 code="update.wrong-shape",
                 tensor=name,

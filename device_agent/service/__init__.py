@@ -1,4 +1,4 @@
-"""The agent as a systemd service: unit and options files, and notifications to systemd.
+"""The agent as a systemd service: its unit, its options file, and notifications to systemd.
 
 Start with `systemd_service.py`.
 """

@@ -1,23 +1,24 @@
-"""Telling systemd that the service is up, alive and at what (sd_notify), in plain Python."""
+"""Notifications to systemd (sd_notify): ready, alive, status. Plain Python, without libsystemd."""
 
 import os
 import socket
 import time
 
-WATCHDOGS = 4
-"""How many signs of life go out in the time that the watchdog allows."""
+SIGNALS_PER_TIMEOUT = 4
+"""How many watchdog messages are sent within the watchdog's timeout."""
 
 
 class Notifier:
-    """Signs of life for the service manager named by NOTIFY_SOCKET; does nothing without one."""
+    """Sends messages to the service manager at NOTIFY_SOCKET. Without one it does nothing."""
 
     def __init__(self) -> None:
+        # An address that starts with @ is in the abstract namespace, which starts with a null byte.
         self._address = os.environ.get("NOTIFY_SOCKET", "").replace("@", "\0", 1)
-        self._pause_s = int(os.environ.get("WATCHDOG_USEC") or 0) / 1e6 / WATCHDOGS
+        self._pause_s = int(os.environ.get("WATCHDOG_USEC") or 0) / 1e6 / SIGNALS_PER_TIMEOUT
         self._last: float | None = None
 
     def alive(self) -> None:
-        """Work goes on. The first call says that the service is ready."""
+        """Report that work has progressed. The first call reports that the service is ready."""
         now = time.monotonic()
         if self._last is None:
             self._send("READY=1")
@@ -27,7 +28,7 @@ class Notifier:
         self._send("WATCHDOG=1")
 
     def status(self, line: str) -> None:
-        """What `systemctl status` shows."""
+        """Set the line that `systemctl status` shows."""
         self._send(f"STATUS={' '.join(line.split())}")
 
     def _send(self, message: str) -> None:
@@ -38,4 +39,4 @@ class Notifier:
                 out.connect(self._address)
                 out.sendall(message.encode())
             except OSError:
-                return  # without a listener there is nobody to tell
+                return  # the service manager has closed the socket

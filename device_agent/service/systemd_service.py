@@ -1,4 +1,4 @@
-"""The agent as a systemd service: its unit and its file of options, written and removed again."""
+"""Installs and removes the agent's systemd service: its unit and its options file."""
 
 import logging
 import os
@@ -21,9 +21,10 @@ UNIT = f"{NAME}.service"
 SYSTEM_UNITS = Path("/etc/systemd/system")
 SYSTEM_OPTIONS = Path("/etc")
 WATCHDOG_S = 900
-"""Loading a graph on a small board takes minutes; a batch, a piece of a file or a wait do not."""
-GROWING_RESTARTS = 254
-"""The first systemd that knows RestartSteps."""
+"""The agent reports progress after each batch, piece of a file and wait. Only loading a graph takes
+longer: minutes on a small board."""
+RESTART_STEPS_VERSION = 254
+"""First version of systemd with RestartSteps."""
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 TEMPORARY = (Path("/tmp"), Path("/var/tmp"))
 CGROUP = Path("/sys/fs/cgroup")
@@ -48,12 +49,12 @@ ProtectControlGroups=yes
 RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
 RestrictNamespaces=yes
 """
-"""What only the system's manager can do for certain."""
+"""Settings that need privileges, which only the system's manager has on every machine."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a service lives: of the system, or with `user` of whoever calls."""
+class ServicePlace:
+    """The files of a service: of the system, or of the current user."""
 
     user: bool
     unit: Path
@@ -61,20 +62,20 @@ class Place:
 
     @property
     def systemctl(self) -> list[str]:
-        """How to speak to its manager."""
+        """The command for the service's manager."""
         return ["systemctl", "--user"] if self.user else ["systemctl"]
 
 
-def place_of(user: bool) -> Place:
-    """Where the service's files go."""
+def service_place(user: bool) -> ServicePlace:
+    """The place of the service's files."""
     if not user:
-        return Place(False, SYSTEM_UNITS / UNIT, SYSTEM_OPTIONS / f"{NAME}.toml")
+        return ServicePlace(False, SYSTEM_UNITS / UNIT, SYSTEM_OPTIONS / f"{NAME}.toml")
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return Place(True, home / "systemd" / "user" / UNIT, home / f"{NAME}.toml")
+    return ServicePlace(True, home / "systemd" / "user" / UNIT, home / f"{NAME}.toml")
 
 
-def absolute(options: RunOptions) -> RunOptions:
-    """`options` for a process that starts in another folder."""
+def with_absolute_paths(options: RunOptions) -> RunOptions:
+    """Make the paths of `options` absolute: the service starts in another folder."""
     return replace(
         options,
         state=Path(os.path.abspath(options.state or default_state())),
@@ -82,20 +83,31 @@ def absolute(options: RunOptions) -> RunOptions:
     )
 
 
-def missing_data(options: RunOptions) -> str | None:
-    """What to say where the data of `options` are not there yet."""
+def missing_data_note(options: RunOptions) -> str | None:
+    """The note for the user if the data of `options` do not exist yet."""
     if _is_callable(options.data) or Path(options.data).exists():
         return None
-    return f"Note: there is nothing at {options.data} yet; the service fails until there is."
+    return f"Note: {options.data} does not exist yet. The service fails until it does."
 
 
-def unit_text(options: RunOptions, place: Place, version: int) -> str:
-    """The unit file for a systemd of `version`. Raises InputError where `state` is not there."""
+def unit_text(options: RunOptions, place: ServicePlace, version: int) -> str:
+    """Write the text of the unit file.
+
+    Args:
+        options: The agent's options, with absolute paths.
+        place: Where the unit and the options file go.
+        version: Version of systemd.
+
+    Raises:
+        InputError: The state folder does not exist.
+    """
     assert options.state is not None
+    # A function is imported from the folder that the service was installed from.
     folder = Path.cwd() if _is_callable(options.data) else options.state
     lines = [
         "[Unit]",
         "Description=EdgeTailor agent: trains this device's part of a federation",
+        # Without a limit: an agent whose data appear a day later must start then.
         "StartLimitIntervalSec=0",
         *([] if place.user else ["Wants=network-online.target", "After=network-online.target"]),
         "",
@@ -120,19 +132,24 @@ def unit_text(options: RunOptions, place: Place, version: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def install(options: RunOptions, user: bool) -> Place:
-    """Write and start the service. Raises InputError, leaving nothing, where that is refused."""
-    place = place_of(user)
+def install(options: RunOptions, user: bool) -> ServicePlace:
+    """Write the service's files and start it. After an error, no file is left.
+
+    Raises:
+        InputError: This user may not do it, or systemd refuses.
+    """
+    place = service_place(user)
     _check_rights(place)
     text = unit_text(options, place, systemd_version())
     try:
-        # Readable by the user that the service runs as; nothing in it is secret.
+        # The file has no secrets, and the user that the service runs as must read it.
         write_file(place.options, options.toml().encode())
         write_file(place.unit, text.encode())
         _systemctl(place, "daemon-reload")
         _systemctl(place, "enable", UNIT)
         _systemctl(place, "restart", UNIT)
     except (InputError, OSError):
+        # Leave nothing half installed: a unit without options would fail at every boot.
         subprocess.run([*place.systemctl, "disable", "--now", UNIT], capture_output=True)
         _remove(place)
         raise
@@ -141,8 +158,15 @@ def install(options: RunOptions, user: bool) -> Place:
 
 
 def uninstall(user: bool) -> list[Path]:
-    """Stop the service and remove its files; returns which there were. Raises InputError."""
-    place = place_of(user)
+    """Stop the service and remove its files.
+
+    Returns:
+        The files that were removed.
+
+    Raises:
+        InputError: This user may not do it, or systemd refuses.
+    """
+    place = service_place(user)
     there = [path for path in (place.unit, place.options) if path.exists()]
     if there:
         _check_rights(place)
@@ -153,20 +177,25 @@ def uninstall(user: bool) -> list[Path]:
 
 
 def systemd_version() -> int:
-    """The version of systemd. Raises InputError where there is none."""
+    """Find the version of systemd.
+
+    Raises:
+        InputError: This machine has no systemd.
+    """
     try:
         done = subprocess.run(["systemctl", "--version"], capture_output=True, text=True)
     except FileNotFoundError:
         raise InputError(
-            "This machine has no systemd (there is no systemctl): let its own service manager "
-            "start `edgetailor-agent run`."
+            "This machine has no systemd (no systemctl). Start `edgetailor-agent run` with its "
+            "service manager.",
+            code="service.no-systemd",
         ) from None
     found = re.match(r"systemd (\d+)", done.stdout)
     return int(found[1]) if found else 0
 
 
 def has_memory_cgroup(cgroup: Path = CGROUP, old: Path = OLD_CGROUPS) -> bool:
-    """Whether the kernel can hold a service to a memory limit; a Raspberry Pi's usually cannot."""
+    """Whether the kernel can limit a service's memory. On a Raspberry Pi it usually cannot."""
     try:
         return "memory" in (cgroup / "cgroup.controllers").read_text().split()
     except OSError:
@@ -179,7 +208,8 @@ def has_memory_cgroup(cgroup: Path = CGROUP, old: Path = OLD_CGROUPS) -> bool:
 
 
 def _hardened(state: Path, data: Path) -> list[str]:
-    """What the system's manager keeps from the service, but for its own folders."""
+    """Settings that protect the system from the service. Its own folders stay usable."""
+    # PrivateTmp would hide a state folder or data below /tmp.
     shared = any(path.is_relative_to(tmp) for path in (state, data) for tmp in TEMPORARY)
     return [
         *HARDENED_SYSTEM.splitlines(),
@@ -189,18 +219,19 @@ def _hardened(state: Path, data: Path) -> list[str]:
 
 
 def _is_callable(data: str) -> bool:
-    """Whether local data are given as module:callable, to be found from this folder."""
+    """Whether the data are `module:callable`, which is imported from the current folder."""
     return re.fullmatch(r"[\w.]+:\w+", data) is not None and not Path(data).exists()
 
 
 def _environment() -> list[str]:
-    """The certificates that this process trusts are those that the service must."""
+    """Let the service trust the certificates that this process trusts."""
     given = [(name, os.environ.get(name)) for name in CERTIFICATES]
     return [f"Environment={_quoted(f'{name}={value}')}" for name, value in given if value]
 
 
 def _restarts(version: int) -> list[str]:
-    if version < GROWING_RESTARTS:
+    # Growing pauses protect a small board from a failure that repeats.
+    if version < RESTART_STEPS_VERSION:
         return ["RestartSec=60"]
     return ["RestartSec=10", "RestartSteps=6", "RestartMaxDelaySec=600"]
 
@@ -214,22 +245,25 @@ def _owner(state: Path) -> str:
         return pwd.getpwuid(state.stat().st_uid).pw_name
     except OSError as error:
         raise InputError(
-            f"The state folder {state} is not there ({error.strerror}): join first, or give the "
-            "folder with --state."
+            f"The state folder {state} cannot be found ({error.strerror}). Join first, or give the "
+            "folder with --state.",
+            code="state.no-folder",
+            path=str(state),
         ) from None
     except KeyError:
         return str(state.stat().st_uid)
 
 
-def _check_rights(place: Place) -> None:
+def _check_rights(place: ServicePlace) -> None:
     if not place.user and os.geteuid() != 0:
         raise InputError(
-            "A service of the system is root's to change: put sudo before it and give --state "
-            "DIR, or use --user for a service of your own."
+            "Changing a system service needs root. Use sudo with --state DIR, or --user for a "
+            "service of the current user.",
+            code="service.needs-root",
         )
 
 
-def _systemctl(place: Place, *arguments: str) -> None:
+def _systemctl(place: ServicePlace, *arguments: str) -> None:
     if shutil.which("systemctl") is None:
         systemd_version()
     done = subprocess.run([*place.systemctl, *arguments], capture_output=True, text=True)
@@ -237,21 +271,24 @@ def _systemctl(place: Place, *arguments: str) -> None:
         said = " ".join(done.stderr.split()).rstrip(".") or f"exit code {done.returncode}"
         command = " ".join([*place.systemctl, *arguments])
         raise InputError(
-            f"`{command}` failed: {said}. Is systemd running here? --dry-run prints the unit."
+            f"`{command}` failed: {said}. Check that systemd is running; --dry-run prints "
+            "the unit.",
+            code="service.systemctl-failed",
+            command=command,
         )
 
 
-def _remove(place: Place) -> None:
+def _remove(place: ServicePlace) -> None:
     for path in (place.unit, place.options):
         path.unlink(missing_ok=True)
 
 
 def _escaped(text: str) -> str:
-    """`text` as systemd reads it back: a percent sign would begin a specifier."""
+    """Escape percent signs, which start a specifier in a unit file."""
     return text.replace("%", "%%")
 
 
 def _quoted(text: str) -> str:
-    """One word of a list or command line."""
+    """Quote `text` as one word of a command line or list in a unit file."""
     inner = _escaped(text).replace("\\", "\\\\").replace('"', '\\"')
     return inner if re.fullmatch(r"[\w./:@+=-]+", text) else f'"{inner}"'

@@ -19,8 +19,8 @@ from device_agent.training.training_options import Data, TrainingOptions
 
 log = logging.getLogger(__name__)
 LOST = (
-    "This bundle has a personal model, which ends with this round: --personal FILE.safetensors "
-    "keeps it."
+    "The personal model of this bundle is lost after this training. Use --personal "
+    "FILE.safetensors to keep it."
 )
 
 
@@ -71,14 +71,13 @@ def train(
         >>> import tempfile
         >>> import edgetailor as et
         >>> import numpy as np
-        >>> from toolkit.submodels.global_model import from_model
         >>> model = et.load_model("toolkit.models:digits_cnn")
-        >>> submodel = et.split(model, "full", (1, 8, 8))
+        >>> submodel = et.split(model, "full", sample_shape=(1, 8, 8))
+        >>> state = et.GlobalModel(model.state_dict())
         >>> x, y = np.zeros((20, 1, 8, 8), np.float32), np.arange(20) % 10
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     weights = submodel.cut(from_model(model))
-        ...     bundle = et.export(submodel.program, weights, f"{folder}/bundle", base="")
-        ...     record = et.train(bundle.folder, (x, y), f"{folder}/update")
+        ...     _ = et.export(submodel, state, f"{folder}/bundle", verify=False)
+        ...     record = et.train(f"{folder}/bundle", (x, y), f"{folder}/update")
         >>> record.samples
         20
     """

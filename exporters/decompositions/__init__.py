@@ -1,8 +1,9 @@
-"""Forward forms of training-only operators: one table for every runtime.
+"""Decompositions of training-only operators into forward operators: one table for every runtime.
 
-Each module here holds one group of operators as `FORMS`, a dict from operator to function. What
-PyTorch itself decomposes well (elementwise derivatives, softmax, pooling by mean) is taken from
-its core table.
+Each module holds one group of operators as `DECOMPOSITIONS`, a dict from operator to function.
+Start with `activation.py`, the shortest one. Operators that PyTorch decomposes well (elementwise
+derivatives, softmax) come from its core table. Decompositions that only one runtime needs do not
+belong in this table; its writer passes them to `trace`.
 """
 
 from typing import Any
@@ -25,34 +26,34 @@ from exporters.decompositions import (
 from exporters.decompositions.decomposition import Decomposition, Decompositions
 
 GROUPS: tuple[Decompositions, ...] = (
-    activation.FORMS,
-    adaptive_pooling.FORMS,
-    attention.FORMS,
-    average_pooling.FORMS,
-    convolution.FORMS,
-    instance_norm.FORMS,
-    normalisation.FORMS,
-    padding.FORMS,
-    max_pooling.FORMS,
-    multiply_add.FORMS,
-    shape.FORMS,
+    activation.DECOMPOSITIONS,
+    adaptive_pooling.DECOMPOSITIONS,
+    attention.DECOMPOSITIONS,
+    average_pooling.DECOMPOSITIONS,
+    convolution.DECOMPOSITIONS,
+    instance_norm.DECOMPOSITIONS,
+    normalisation.DECOMPOSITIONS,
+    padding.DECOMPOSITIONS,
+    max_pooling.DECOMPOSITIONS,
+    multiply_add.DECOMPOSITIONS,
+    shape.DECOMPOSITIONS,
 )
 
 
 def merge(groups: tuple[Decompositions, ...]) -> Decompositions:
-    """One table of all `groups`. Raises ValueError where two groups claim one operator."""
+    """Merge `groups` into one table. Raises ValueError if two groups decompose one operator."""
     merged: Decompositions = {}
     for group in groups:
-        for operator, form in group.items():
+        for operator, decomposition in group.items():
             if operator in merged:
                 raise ValueError(
                     f"{operator} is decomposed twice: by {merged[operator].__qualname__} and "
-                    f"{form.__qualname__}. Keep one."
+                    f"{decomposition.__qualname__}. Keep one."
                 )
-            merged[operator] = form
+            merged[operator] = decomposition
     return merged
 
 
 def table() -> dict[Any, Decomposition]:
-    """PyTorch's core decompositions, with the forms of this package in front."""
+    """PyTorch's core decompositions, overridden by those of this package."""
     return {**core_aten_decompositions(), **merge(GROUPS)}

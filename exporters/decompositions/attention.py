@@ -1,4 +1,4 @@
-"""Scaled dot product attention, forward and backward, as products and a softmax."""
+"""Scaled dot product attention, forward and backward, as matrix products and a softmax."""
 
 import math
 
@@ -20,13 +20,14 @@ def attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """O = P V with P = softmax(s Q K^T + mask), s = 1 / sqrt(width) unless `scale` is given.
+    """O = P V with P = softmax(s Q K^T + mask), and s = 1 / sqrt(width) unless `scale` is given.
 
-    `query` is (N, heads, L, width), `key` and `value` (N, heads, S, width), or fewer heads that
-    several of `query`'s share. Also returns log sum exp (N, heads, L), which backward needs not.
+    `query` is (N, heads, L, width); `key` and `value` are (N, heads, S, width). They may have fewer
+    heads, which several heads of `query` share. The second result, log sum exp (N, heads, L), is
+    part of the operator's schema; the backward pass here does not read it.
     """
-    scores = masked_scores(query, shared(key, query), is_causal, attn_mask, scale)
-    output = weights(scores, attn_mask) @ shared(value, query)
+    scores = masked_scores(query, repeat_heads(key, query), is_causal, attn_mask, scale)
+    output = weights(scores, attn_mask) @ repeat_heads(value, query)
     return output, torch.logsumexp(scores, -1)
 
 
@@ -45,29 +46,30 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dV = P^T dO, dS = P * (dP - sum(dO * O)) with dP = dO V^T, dQ = s dS K, dK = s dS^T Q.
 
-    P is written as in the forward pass, so that the writer's search for common subexpressions
-    leaves one of the two. Heads that shared a key or value add their gradients up.
+    P is computed exactly as in the forward pass, so that the writer's elimination of common
+    subexpressions keeps one of the two. Heads that share a key or value add up their gradients.
     """
-    scores = masked_scores(query, shared(key, query), is_causal, attn_mask, scale)
-    share = weights(scores, attn_mask)
-    inward = grad @ shared(value, query).transpose(-2, -1)
-    d_scores = share * (inward - (grad * out).sum(-1, keepdim=True)) * factor(query, scale)
-    d_query = d_scores @ shared(key, query)
+    scores = masked_scores(query, repeat_heads(key, query), is_causal, attn_mask, scale)
+    p = weights(scores, attn_mask)
+    d_p = grad @ repeat_heads(value, query).transpose(-2, -1)
+    d_scores = p * (d_p - (grad * out).sum(-1, keepdim=True)) * score_factor(query, scale)
+    d_query = d_scores @ repeat_heads(key, query)
     d_key = d_scores.transpose(-2, -1) @ query
-    d_value = share.transpose(-2, -1) @ grad
-    return d_query, gathered(d_key, key), gathered(d_value, value)
+    d_value = p.transpose(-2, -1) @ grad
+    return d_query, sum_shared(d_key, key), sum_shared(d_value, value)
 
 
-def factor(query: Tensor, scale: float | None) -> float:
-    """What scores are multiplied with."""
+def score_factor(query: Tensor, scale: float | None) -> float:
+    """The factor s of the scores."""
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
 def masked_scores(
     query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None
 ) -> Tensor:
-    """s Q K^T + mask; a causal mask is -inf where a key comes after its query."""
-    scores = (query * factor(query, scale)) @ key.transpose(-2, -1)
+    """s Q K^T + mask; with `is_causal`, -inf for keys that come after their query."""
+    # Scaling the query needs fewer multiplications than scaling the scores of long sequences.
+    scores = (query * score_factor(query, scale)) @ key.transpose(-2, -1)
     if is_causal:
         places = [torch.arange(size) for size in scores.shape[-2:]]
         scores = torch.where(places[0].unsqueeze(1) >= places[1], scores, -math.inf)
@@ -75,25 +77,26 @@ def masked_scores(
 
 
 def weights(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """P = softmax(scores); zeros, as PyTorch has it, for a query whose `mask` bars every key."""
-    share = torch.softmax(scores, -1)
+    """P = softmax(scores); zeros, as in PyTorch, for a query whose `mask` excludes every key."""
+    p = torch.softmax(scores, -1)
     if mask is None:
-        return share
-    return torch.where((scores == -math.inf).all(-1, keepdim=True), 0.0, share)
+        return p
+    # The softmax of a row of -inf is nan.
+    return torch.where((scores == -math.inf).all(-1, keepdim=True), 0.0, p)
 
 
-def shared(part: Tensor, query: Tensor) -> Tensor:
-    """Keys or values with a head for each of `query`'s."""
+def repeat_heads(part: Tensor, query: Tensor) -> Tensor:
+    """Repeat heads of keys or values so that each head of `query` has one."""
     times = query.shape[1] // part.shape[1]
     if times == 1:
         return part
     batch, heads, length, width = part.shape
-    apart = part.unsqueeze(2).expand(batch, heads, times, length, width)
-    return apart.reshape(batch, heads * times, length, width)
+    repeated = part.unsqueeze(2).expand(batch, heads, times, length, width)
+    return repeated.reshape(batch, heads * times, length, width)
 
 
-def gathered(grad: Tensor, part: Tensor) -> Tensor:
-    """The gradient of `part` from that of `shared(part)`."""
+def sum_shared(grad: Tensor, part: Tensor) -> Tensor:
+    """The gradient of `part` from that of `repeat_heads(part)`: the sum over repeated heads."""
     times = grad.shape[1] // part.shape[1]
     if times == 1:
         return grad
@@ -101,7 +104,7 @@ def gathered(grad: Tensor, part: Tensor) -> Tensor:
     return grad.reshape(batch, heads, times, length, width).sum(2)
 
 
-FORMS: Decompositions = {
+DECOMPOSITIONS: Decompositions = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
 }

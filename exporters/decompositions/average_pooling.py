@@ -13,12 +13,20 @@ from exporters.decompositions.traced_constants import constant
 
 aten = torch.ops.aten
 PLAIN = {2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
-"""Pooling by its number of axes; without padding every runtime means the same by it."""
+"""Pooling operator by number of axes. Without padding, all runtimes agree on its result."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of `kernel` elements on an axis of `size`, `step` apart, the first at -`front`."""
+    """Pooling windows along one axis.
+
+    Attributes:
+        size: Elements of the axis.
+        kernel: Elements of a window.
+        step: Distance between the starts of two windows.
+        front: Padding; the first window starts at -front.
+        ceil_mode: Whether a last window may end outside of the padded axis.
+    """
 
     size: int
     kernel: int
@@ -28,19 +36,20 @@ class Windows:
 
     @property
     def count(self) -> int:
-        """How many there are: in ceil mode also one that starts inside and ends outside."""
+        """Number of windows; ceil mode adds one that starts inside and ends outside of the axis."""
         room = self.size + 2 * self.front - self.kernel
         count = (-(-room // self.step) if self.ceil_mode else room // self.step) + 1
+        # As in PyTorch, a window that starts in the padding behind the axis does not count.
         outside = (count - 1) * self.step >= self.size + self.front
         return count - 1 if self.ceil_mode and outside else count
 
     @property
     def behind(self) -> int:
-        """Elements that the last window reaches beyond the axis."""
+        """How many elements the last window extends beyond the axis."""
         return (self.count - 1) * self.step + self.kernel - self.front - self.size
 
-    def counted(self, include_pad: bool) -> list[int]:
-        """Elements of each window that its mean divides by."""
+    def divisors(self, include_pad: bool) -> list[int]:
+        """Number of elements that the mean of each window divides by."""
         low, high = (-self.front, self.size + self.front) if include_pad else (0, self.size)
         starts = [place * self.step - self.front for place in range(self.count)]
         return [min(start + self.kernel, high) - max(start, low) for start in starts]
@@ -49,7 +58,7 @@ class Windows:
 def windows(
     x: Tensor, kernel: list[int], stride: list[int], padding: list[int], ceil_mode: bool, axes: int
 ) -> list[Windows]:
-    """The windows along each of the last `axes` of `x`; sizes may be given once for all."""
+    """The windows along each of the last `axes` axes of `x`; one size may stand for all axes."""
     kernel, padding = several(kernel, axes), several(padding, axes)
     steps = several(stride, axes) if stride else kernel
     return [
@@ -59,7 +68,7 @@ def windows(
 
 
 def several(sizes: list[int], axes: int) -> list[int]:
-    """A size for each axis."""
+    """Repeat a single size for each axis."""
     return list(sizes) * axes if len(sizes) == 1 else list(sizes)
 
 
@@ -74,10 +83,10 @@ def average_pool(
     *,
     axes: int,
 ) -> Tensor:
-    """y = mean over each window of the zero-padded `x`, times kernel size / elements counted.
+    """y = mean over each window of the zero-padded `x`, times kernel size / divisor of the window.
 
-    Runtimes disagree on what counts at an edge. Pooling without edges is left to them
-    (NotImplemented).
+    Runtimes use different divisors at edges, so that the correction is computed here. Returns
+    NotImplemented for pooling without padding, which runtimes compute themselves.
     """
     along = windows(x, kernel, stride, padding, ceil_mode, axes)
     if divisor_override is None and not any(w.front or ceil_mode for w in along):
@@ -99,13 +108,14 @@ def average_pool_backward(
     *,
     axes: int,
 ) -> Tensor:
-    """dX[i] = sum of grad[o] / elements counted in o, over the windows o that hold i.
+    """dX[i] = sum of grad[o] / divisor of o, over the windows o that contain i.
 
-    Where windows lie side by side each value is repeated. Where they overlap, `grad` with
-    stride - 1 zeros behind each element is average-pooled at stride 1: again a sum over windows.
+    If windows do not overlap, each value of `grad` is repeated. Otherwise, the sum is itself a
+    pooling: `grad` with stride - 1 zeros behind each element, average-pooled with stride 1.
     """
     along = windows(x, kernel, stride, padding, ceil_mode, axes)
     grad = corrected(grad, along, count_include_pad, divisor_override)
+    # Windows side by side: every element belongs to exactly one window.
     if all(w.step == w.kernel for w in along):
         total = repeated(grad * (1 / math.prod(w.kernel for w in along)), along)
         edges = [n for w in reversed(along) for n in (-w.front, -w.behind)]
@@ -119,7 +129,7 @@ def average_pool_backward(
 
 
 def plain(x: Tensor, along: list[Windows], steps: list[int] | None = None) -> Tensor:
-    """Means of windows inside `x`."""
+    """Average pooling of `x` without padding."""
     steps = steps or [w.step for w in along]
     return PLAIN[len(along)](x, [w.kernel for w in along], steps)  # type: ignore[no-any-return]
 
@@ -127,29 +137,30 @@ def plain(x: Tensor, along: list[Windows], steps: list[int] | None = None) -> Te
 def corrected(
     means: Tensor, along: list[Windows], include_pad: bool, divisor: int | None
 ) -> Tensor:
-    """`means` over whole windows as sums over windows / elements counted."""
+    """Turn `means` over whole windows into sums over windows / divisors."""
     whole = math.prod(w.kernel for w in along)
     if divisor is not None:
         return means * (whole / divisor)
-    counts = [w.counted(include_pad) for w in along]
+    counts = [w.divisors(include_pad) for w in along]
     if all(count == [w.kernel] * w.count for count, w in zip(counts, along, strict=True)):
         return means
     parts = [constant([1.0 * n for n in count], dtype=means.dtype) for count in counts]
+    # The divisors of windows in several axes are the outer product of those along each axis.
     elements = reduce(lambda product, part: product.unsqueeze(-1) * part, parts)
     return means * (whole / elements)
 
 
 def repeated(x: Tensor, along: list[Windows]) -> Tensor:
-    """Each element of the last axes `kernel` times side by side."""
+    """Repeat each element of the last axes `kernel` times."""
     lead, tail = list(x.shape[: -len(along)]), list(x.shape[-len(along) :])
     for axis in range(len(along)):
-        x = x.unsqueeze(x.dim() - 2 * axis)
+        x = x.unsqueeze(x.dim() - 2 * axis)  # from the last axis to the first
     pairs = [n for size, w in zip(tail, along, strict=True) for n in (size, w.kernel)]
     sizes = [size * w.kernel for size, w in zip(tail, along, strict=True)]
     return x.expand([*lead, *pairs]).reshape([*lead, *sizes])
 
 
-FORMS: Decompositions = {
+DECOMPOSITIONS: Decompositions = {
     aten.avg_pool2d.default: partial(average_pool, axes=2),
     aten.avg_pool3d.default: partial(average_pool, axes=3),
     aten.avg_pool2d_backward.default: partial(average_pool_backward, axes=2),

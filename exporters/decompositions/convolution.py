@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Window:
-    """How a convolution's kernel moves; each list has an entry an axis: in 2-D height, width."""
+    """How a convolution's kernel moves. Each list has one entry per axis: height, width in 2-D."""
 
     stride: list[int]
     padding: list[int]
@@ -24,8 +24,8 @@ class Window:
     def convolution(
         self, x: Tensor, weight: Tensor, output_padding: list[int] | None = None
     ) -> Tensor:
-        """The convolution of `x`; with `output_padding` the transposed one."""
-        found: Tensor = aten.convolution(
+        """Convolve `x`; with `output_padding`, compute the transposed convolution."""
+        result: Tensor = aten.convolution(
             x,
             weight,
             None,
@@ -36,15 +36,15 @@ class Window:
             output_padding or [0] * len(self.stride),
             self.groups,
         )
-        return found
+        return result
 
 
 WeightGradient = Callable[[Tensor, Tensor, Tensor, Window], Tensor]
-"""(grad, x, weight, window) -> dW, all with two spatial dimensions."""
+"""Maps (grad, x, weight, window) to dW, all with two spatial dimensions."""
 
 
 def backward_with(weight_gradient: WeightGradient) -> Decomposition:
-    """`aten.convolution_backward` that has its dW from `weight_gradient`."""
+    """Build a decomposition of `aten.convolution_backward` that uses `weight_gradient` for dW."""
 
     def convolution_backward(
         grad: Tensor,
@@ -61,20 +61,22 @@ def backward_with(weight_gradient: WeightGradient) -> Decomposition:
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Gradients of `x`, `weight` and bias for an output gradient `grad` (N, O, *out).
 
-        `x` is (N, I, *in) with one or two spatial dimensions, `weight` (O, I / groups, *kernel).
-        A transposed convolution's weight is (I, O / groups, *kernel). Returns NotImplemented for
-        three dimensions.
+        `x` is (N, I, *in) with one or two spatial dimensions. `weight` is (O, I / groups, *kernel),
+        or (I, O / groups, *kernel) for a transposed convolution. Returns NotImplemented for three
+        spatial dimensions.
         """
         if x.dim() not in (3, 4):
             return NotImplemented  # type: ignore[no-any-return]
         bias = grad.sum([0, *range(2, grad.dim())]) if output_mask[2] else None
+        # One spatial dimension is computed as two with a height of 1.
         line = x.dim() == 3
         if line:
             grad, x, weight = grad.unsqueeze(2), x.unsqueeze(2), weight.unsqueeze(2)
             stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
         window = Window(stride, padding, dilation, groups)
-        input_gradient_of = adjoint if transposed else input_gradient
-        # A transposed convolution is the gradient of one, with image and gradient exchanged.
+        input_gradient_of = transposed_input_gradient if transposed else input_gradient
+        # A transposed convolution is the gradient of a convolution: its dW exchanges the roles of
+        # image and gradient.
         moved, image = (x, grad) if transposed else (grad, x)
         d_x = input_gradient_of(grad, x, weight, window) if output_mask[0] else None
         d_w = weight_gradient(moved, image, weight, window) if output_mask[1] else None
@@ -89,7 +91,7 @@ def backward_with(weight_gradient: WeightGradient) -> Decomposition:
 def input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
     """dX = the transposed convolution of `grad` with the same weight and window.
 
-    Places that no window reaches, behind the last stride, are its output padding.
+    Elements of `x` behind the last stride that no window covers are the output padding.
     """
     left = [
         int(x.shape[2 + axis])
@@ -102,13 +104,13 @@ def input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> T
     return window.convolution(grad, weight, left)
 
 
-def adjoint(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """dX of a transposed convolution: the convolution of `grad` that it is the transpose of.
+def transposed_input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """dX of a transposed convolution: the plain convolution of `grad` with the same weight.
 
-    dW is that convolution's too, with `grad` and `x` exchanged. Output padding of a stride and
-    more, possible with dilation, makes it larger than `x`.
+    The result is larger than `x` if the output padding reaches the stride, which dilation allows.
     """
     d_x = window.convolution(grad, weight)
+    # Cut off what output padding of at least a stride adds.
     for axis in (2, 3):
         if d_x.shape[axis] != x.shape[axis]:
             d_x = d_x.narrow(axis, 0, x.shape[axis])
@@ -116,12 +118,12 @@ def adjoint(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
 
 
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """dW as one convolution of `x` by `grad` or of `grad` by `x`, whichever has fewer channels.
+    """dW as one convolution whose image is `x` or `grad`, whichever has fewer channels.
 
-    The first is what is laid out window by window, `kernel` times as large.
+    Runtimes copy the image window by window into a matrix that is `kernel` times as large.
     """
-    still = window.stride == window.dilation == [1, 1] and window.groups == 1
-    if still and grad.shape[1] < x.shape[1]:
+    plain = window.stride == window.dilation == [1, 1] and window.groups == 1
+    if plain and grad.shape[1] < x.shape[1]:
         return sliding_gradient(grad, x, weight, window)
     return sliding_input(grad, x, weight, window)
 
@@ -130,10 +132,9 @@ def sliding_input(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Te
     """dW as one convolution whose kernel is `grad` and whose image is `x` with channels last.
 
     dW[o, i, a, b] = sum over n, u, v of grad[n, o, u, v] * x[n, i, s u + d a - p, s v + d b - p].
-    Samples are the channels that are summed over; a row of the image holds the I channels of each
-    of its places, so that a step of one place is a dilation of I and the result's row (b, i) has I
-    neighbours to compute at once. The stride s of the layer is the kernel's dilation here, and its
-    dilation d the stride.
+    The samples n become the channels, which a convolution sums over. A row of the image holds all
+    I channels of each pixel, so that moving by one pixel is a dilation of I, and a row of the
+    result holds (b, i). The layer's stride s is the dilation here, and its dilation d the stride.
     """
     outputs, inputs, rows, columns = weight.shape
     pads: list[int] = []
@@ -142,7 +143,7 @@ def sliding_input(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Te
         span = window.dilation[axis] * (weight.shape[2 + axis] - 1)
         covered = window.stride[axis] * (grad.shape[2 + axis] - 1) + span + 1
         pads += [front, covered - front - x.shape[2 + axis]]
-    found = convolve(
+    result = convolve(
         channels_last(x, window.groups),
         grad.transpose(0, 1),
         [pads[0] * inputs, pads[1] * inputs, *pads[2:]],
@@ -150,31 +151,34 @@ def sliding_input(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Te
         dilation=[window.stride[0], window.stride[1] * inputs],
         groups=window.groups,
     )
-    found = found.reshape(outputs, rows, -1, inputs)
+    result = result.reshape(outputs, rows, -1, inputs)
+    # A stride of `dilation` pixels would be one of dilation * I elements and skip channels, so the
+    # result is computed for every pixel and sliced here.
     if window.dilation[1] > 1:
-        found = cut(found, 2, 0, window.dilation[1], columns)
-    return found.permute(0, 3, 1, 2)
+        result = cut(result, 2, 0, window.dilation[1], columns)
+    return result.permute(0, 3, 1, 2)
 
 
 def sliding_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """dW of stride 1 as one convolution whose kernel is `x`, as in `sliding_input`.
+    """dW for stride 1 as one convolution whose kernel is `x`, as in `sliding_input`.
 
-    dW[o, i, a, b] = sum over n, j, k of x[n, i, j, k] * grad[n, o, j + p - a, k + p - b]: the
-    result of a kernel A with padding A - 1 - p, last row first.
+    dW[o, i, a, b] = sum over n, j, k of x[n, i, j, k] * grad[n, o, j + p - a, k + p - b]. For a
+    kernel of A rows, this is a convolution with padding A - 1 - p whose result has its rows (and
+    columns) in reverse order.
     """
     outputs, inputs, rows, columns = weight.shape
     high, wide = rows - 1 - window.padding[0], columns - 1 - window.padding[1]
-    found = convolve(
+    result = convolve(
         channels_last(grad, 1),
         x.transpose(0, 1),
         [wide * outputs, wide * outputs, high, high],
         dilation=[1, outputs],
     )
-    return found.reshape(inputs, rows, columns, outputs).flip([1, 2]).permute(3, 0, 1, 2)
+    return result.reshape(inputs, rows, columns, outputs).flip([1, 2]).permute(3, 0, 1, 2)
 
 
 def channels_last(x: Tensor, groups: int) -> Tensor:
-    """(N, groups * C, H, W) to (1, groups * N, H, W * C)."""
+    """Rearrange (N, groups * C, H, W) to (1, groups * N, H, W * C)."""
     batch, channels, rows, columns = x.shape
     if groups == 1:
         last = x.permute(0, 2, 3, 1)
@@ -191,7 +195,8 @@ def convolve(
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
 ) -> Tensor:
-    """A 2-D convolution with `pads` [left, right, top, bottom]; negative ones cut off."""
+    """A 2-D convolution with `pads` [left, right, top, bottom]; negative pads crop."""
+    # The operator pads both sides alike; other paddings need an operator of their own.
     symmetric = pads[0] == pads[1] >= 0 and pads[2] == pads[3] >= 0
     if not symmetric:
         x = aten.constant_pad_nd(x, pads)
@@ -201,4 +206,4 @@ def convolve(
     )
 
 
-FORMS: Decompositions = {aten.convolution_backward.default: backward_with(weight_gradient)}
+DECOMPOSITIONS: Decompositions = {aten.convolution_backward.default: backward_with(weight_gradient)}

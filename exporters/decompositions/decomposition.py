@@ -1,4 +1,4 @@
-"""What a decomposition is."""
+"""Types of decompositions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 from torch._ops import OpOverload
 
 Decomposition = Callable[..., Any]
-"""Takes an operator's arguments and returns its results, made of forward operators."""
+"""Takes an operator's arguments and computes its results with forward operators.
+
+It may return NotImplemented to keep the operator for these arguments."""
 
 Decompositions = dict[OpOverload[..., Any], Decomposition]
-"""The forms of one group of operators."""
+"""The decompositions of one group of operators."""

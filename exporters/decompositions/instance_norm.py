@@ -1,4 +1,4 @@
-"""Batch normalisation without running statistics, which instance normalisation is made of."""
+"""Batch normalisation without running statistics, as instance normalisation uses it."""
 
 import torch
 from torch import Tensor
@@ -17,10 +17,11 @@ def without_statistics(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm by the batch's own statistics, none of them kept: y, mean, 1 / sqrt(var + eps)."""
+    """Batch norm with the statistics of the batch. Returns y, mean and 1 / sqrt(var + eps)."""
+    # `batch_norm` wants running statistics; the new ones are dropped.
     none = x.new_zeros([x.shape[1]])
     y, mean, inverse, *_ = batch_norm(x, weight, bias, none, none, True, momentum, eps)
     return y, mean, inverse
 
 
-FORMS: Decompositions = {aten._native_batch_norm_legit.no_stats: without_statistics}
+DECOMPOSITIONS: Decompositions = {aten._native_batch_norm_legit.no_stats: without_statistics}

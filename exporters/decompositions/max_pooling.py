@@ -11,7 +11,7 @@ from exporters.decompositions.strided_slices import cut, stuff
 
 aten = torch.ops.aten
 LOWEST = torch.finfo(torch.float32).min
-"""Around an image in place of -inf, of which the difference of two would be no number."""
+"""Padding value instead of -inf: the difference of two infinities would be nan."""
 
 
 def max_pool(
@@ -22,10 +22,10 @@ def max_pool(
     dilation: list[int] = [1],  # noqa: B006
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Ceil mode as plain pooling of an image that is large enough for its last windows.
+    """Max pooling in ceil mode: plain pooling of an image that is padded to fit the last windows.
 
-    Runtimes disagree on which windows those are: PyTorch leaves out one that starts outside.
-    Pooling without ceil mode is left to them (NotImplemented).
+    Runtimes disagree on the last window: PyTorch drops a window that starts outside. Returns
+    NotImplemented for pooling without ceil mode, which runtimes compute themselves.
     """
     if not ceil_mode:
         return NotImplemented  # type: ignore[no-any-return]
@@ -35,7 +35,7 @@ def max_pool(
     high, wide = (max(w.behind - w.front, 0) for w in windows(x, spans, stride, padding, True, 2))
     framed = aten.constant_pad_nd(x, [0, wide, 0, high], -math.inf) if high or wide else x
     largest, places = aten.max_pool2d_with_indices(framed, kernel, stride, padding, dilation)
-    if wide:  # a place is its row times the width, and its column
+    if wide:  # an index is row * width + column: convert it to the width of `x`
         width, wider = int(x.shape[-1]), int(framed.shape[-1])
         places = torch.div(places, wider, rounding_mode="floor") * width + places % wider
     return largest, places
@@ -51,11 +51,11 @@ def max_pool_backward(
     ceil_mode: bool,
     indices: Tensor,
 ) -> Tensor:
-    """Each window's gradient goes to its first largest element, as PyTorch has it.
+    """Add each window's gradient to its first maximum, as PyTorch does.
 
-    `x` is (N, C, H, W), `grad` (N, C, H', W'), or both without the first axis. The maximum is found
-    anew from shifted slices: the indices of a runtime's own pooling are numbered in ways that
-    differ.
+    `x` is (N, C, H, W) and `grad` (N, C, H', W'), or both without the first axis. The maximum is
+    found again from shifted slices, because runtimes number the indices of their pooling
+    differently.
     """
     if x.dim() == 3:
         grad, x = grad.unsqueeze(0), x.unsqueeze(0)
@@ -74,26 +74,32 @@ def max_pool_backward(
         cut(cut(framed, 2, row, stride[0], out[0]), 3, column, stride[1], out[1])
         for row, column in starts
     ]
+    # Without overlap, the parts only need to be interleaved; otherwise they are added up.
     if stride == kernel and dilation == [1, 1]:
-        total = side_by_side(shares(grad, slices), kernel)
+        total = interleave(split_gradient(grad, slices), kernel)
     else:
         total = torch.zeros_like(framed)
-        for share, start in zip(shares(grad, slices), starts, strict=True):
-            total = total + spread(share, start, stride, spans)
+        for share, start in zip(split_gradient(grad, slices), starts, strict=True):
+            total = total + scatter_slice(share, start, stride, spans)
     return aten.constant_pad_nd(total, [-padding[1], -behind[1], -padding[0], -behind[0]])  # type: ignore[no-any-return]
 
 
 def pair(sizes: list[int]) -> list[int]:
-    """Both sizes of a square one."""
+    """Repeat a single size for both axes."""
     return list(sizes) * 2 if len(sizes) == 1 else list(sizes)
 
 
-def shares(grad: Tensor, slices: list[Tensor]) -> list[Tensor]:
-    """The part of `grad` that goes to each of `slices`: to the first that holds the maximum."""
+def split_gradient(grad: Tensor, slices: list[Tensor]) -> list[Tensor]:
+    """Split `grad` into a part for each of `slices`: the first slice with the maximum gets it.
+
+    Each slice holds one position of all windows.
+    """
     best, larger = slices[0], [torch.ones_like(slices[0], dtype=torch.bool)]
     for values in slices[1:]:
         larger.append(values > best)
         best = torch.maximum(best, values)
+    # The last slice that raised the maximum is the first one that holds it. Going backwards, it
+    # takes the whole gradient and leaves nothing for earlier slices.
     left, parts = grad, []
     for mask in reversed(larger):
         part = left * mask.to(left.dtype)
@@ -102,8 +108,8 @@ def shares(grad: Tensor, slices: list[Tensor]) -> list[Tensor]:
     return parts[::-1]
 
 
-def side_by_side(parts: list[Tensor], kernel: list[int]) -> Tensor:
-    """The places of windows that do not overlap: parts (N, C, H', W') to (N, C, rows, columns)."""
+def interleave(parts: list[Tensor], kernel: list[int]) -> Tensor:
+    """Put the positions of windows that do not overlap together: (N, C, H', W') to an image."""
     rows, columns = kernel
     batch, channels, high, wide = parts[0].shape
     bands = [
@@ -115,14 +121,16 @@ def side_by_side(parts: list[Tensor], kernel: list[int]) -> Tensor:
     return torch.stack(bands, 3).reshape(batch, channels, high * rows, wide * columns)
 
 
-def spread(values: Tensor, start: tuple[int, int], stride: list[int], spans: list[int]) -> Tensor:
-    """`values` back at the places of a (.., *spans) tensor that a slice took them from."""
+def scatter_slice(
+    values: Tensor, start: tuple[int, int], stride: list[int], spans: list[int]
+) -> Tensor:
+    """Inverse of a strided slice: `values` at their places in zeros of shape (.., *spans)."""
     stuffed = stuff(values, stride)
     behind = [spans[a] - start[a] - int(stuffed.shape[2 + a]) for a in (0, 1)]
     return aten.constant_pad_nd(stuffed, [start[1], behind[1], start[0], behind[0]])  # type: ignore[no-any-return]
 
 
-FORMS: Decompositions = {
+DECOMPOSITIONS: Decompositions = {
     aten.max_pool2d_with_indices.default: max_pool,
     aten.max_pool2d_with_indices_backward.default: max_pool_backward,
 }

@@ -1,4 +1,4 @@
-"""Arithmetic of several tensors at once."""
+"""Products of several tensors, and products with a number that depends on the batch."""
 
 import torch
 from torch import SymFloat, Tensor
@@ -19,9 +19,10 @@ def trilinear(
     sumdim: list[int],
     unroll_dim: int = 1,
 ) -> Tensor:
-    """Sum over the axes `sumdim` of first * second * third; each is constant along its `expand`.
+    """Sum over the axes `sumdim` of first * second * third.
 
-    It is what bilinear layers and their gradients are made of.
+    Bilinear layers and their gradients use it. The lists `expand` name the axes that each factor
+    lacks; it is broadcast along them.
     """
     letters = LETTERS[: first.dim() + len(expand1)]
 
@@ -33,18 +34,21 @@ def trilinear(
 
 
 def hypot(x: Tensor, y: Tensor) -> Tensor:
-    """sqrt(x^2 + y^2)."""
+    """Compute sqrt(x^2 + y^2)."""
     return torch.sqrt(x * x + y * y)
 
 
-def times(x: Tensor, number: float | SymFloat) -> Tensor:
-    """x * number, where the number follows from the batch as a tensor of no axes."""
+def multiply(x: Tensor, number: float | SymFloat) -> Tensor:
+    """Compute x * number, with a number that depends on the batch size as a tensor without axes.
+
+    Returns NotImplemented for other numbers.
+    """
     if not isinstance(number, SymFloat):
         return NotImplemented  # type: ignore[no-any-return]
     return x * aten.scalar_tensor(number, dtype=x.dtype)  # type: ignore[no-any-return]
 
 
-NUMBERS: Decompositions = {aten.mul.Scalar: times}
-"""For writers that take a number in an operator for a constant."""
+SYMBOLIC_FACTORS: Decompositions = {aten.mul.Scalar: multiply}
+"""For writers that treat every number argument of an operator as a constant."""
 
-FORMS: Decompositions = {aten._trilinear.default: trilinear, aten.hypot.default: hypot}
+DECOMPOSITIONS: Decompositions = {aten._trilinear.default: trilinear, aten.hypot.default: hypot}

@@ -1,7 +1,7 @@
 """Batch normalisation, forward and backward, in plain arithmetic.
 
-ONNX's own BatchNormalization keeps a biased running variance where PyTorch's is unbiased, so the
-statistics are computed here and nothing is left to a runtime's definition.
+The running variance of ONNX's BatchNormalization is biased, that of PyTorch is unbiased. Therefore
+statistics are computed here, and no runtime's definition matters.
 """
 
 import torch
@@ -13,22 +13,22 @@ aten = torch.ops.aten
 
 
 def over_channels(x: Tensor) -> tuple[list[int], list[int]]:
-    """Axes to reduce, and the shape that lines a (channels,) tensor up with `x` (N, C, ...)."""
+    """The axes to reduce, and the shape that broadcasts a (channels,) tensor to `x` (N, C, ...)."""
     return [0, *range(2, x.dim())], [1, x.shape[1], *[1] * (x.dim() - 2)]
 
 
 def affine(x: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
-    """x * scale + shift, by channel: (N, C, ...) and (C,).
+    """Compute x * scale + shift for each channel: x (N, C, ...), scale and shift (C,).
 
-    A batch norm with mean 0 and variance 1 is that in one pass over `x`.
+    A batch norm with mean 0 and variance 1 computes this in one pass over `x`.
     """
     if shift is None:
         shift = torch.zeros_like(scale)
     mean, variance = torch.zeros_like(scale), torch.ones_like(scale)
-    found: Tensor = aten._native_batch_norm_legit_no_training(
+    result: Tensor = aten._native_batch_norm_legit_no_training(
         x, scale, shift, mean, variance, 0.0, 0.0
     )[0]
-    return found
+    return result
 
 
 def batch_norm(
@@ -43,8 +43,8 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y = (x - mean) * scale + b with scale = w / sqrt(var + eps).
 
-    Returns y, the mean and 1 / sqrt(var + eps) that were used, and the new running statistics;
-    the running variance takes in the unbiased variance, n / (n - 1) of the one used here.
+    Returns y, the mean and 1 / sqrt(var + eps) that were used, and the new running statistics.
+    The running variance is updated with the unbiased variance, n / (n - 1) times the one used here.
     """
     axes, shape = over_channels(x)
     if training:
@@ -59,6 +59,7 @@ def batch_norm(
         mean, var = running_mean, running_var
     inverse = torch.rsqrt(var + eps)
     scale = inverse if weight is None else inverse * weight
+    # Training needs x - mean anyway; otherwise the mean is part of the shift, which saves a pass.
     if training:
         y = affine(centred, scale, bias)
     else:
@@ -78,10 +79,10 @@ def batch_norm_backward(
     eps: float,
     output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dX = k * grad + p * (x - mean) + q with (channels,) coefficients, from sums over the batch.
+    """dX = k * grad + p * (x - mean) + q with coefficients (channels,) from sums over the batch.
 
-    With s = sum(grad), t = sum(grad * (x - mean)) and n values a channel: k = w * inverse,
-    p = -k * inverse^2 * t / n, q = -k * s / n; without training p = q = 0.
+    With s = sum(grad), t = sum(grad * (x - mean)) and n values per channel: k = w * inverse,
+    p = -k * inverse^2 * t / n, q = -k * s / n. Without training, p = q = 0.
     dW = t * inverse, dB = s.
     """
     axes, shape = over_channels(x)
@@ -108,7 +109,7 @@ def batch_norm_backward(
     )
 
 
-FORMS: Decompositions = {
+DECOMPOSITIONS: Decompositions = {
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten.native_batch_norm_backward.default: batch_norm_backward,
 }

@@ -1,4 +1,4 @@
-"""Gradients of padding with an image's own edge."""
+"""Gradients of replication padding, which repeats the edge of an image."""
 
 import torch
 from torch import Tensor
@@ -9,21 +9,23 @@ aten = torch.ops.aten
 
 
 def replication_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Tensor:
-    """The first and last element along each axis gather what was padded with them.
+    """Add the gradient of padded elements to the edge element that they repeat.
 
-    `padding` is (front, behind) of the last axis, then of the one before; none is negative.
+    `padding` is (front, behind) of the last axis, then of the axis before, and so on. Returns
+    NotImplemented for negative padding.
     """
     if min(padding) < 0:
         return NotImplemented  # type: ignore[no-any-return]
     for number, (front, behind) in enumerate(zip(padding[::2], padding[1::2], strict=True)):
         axis = x.dim() - 1 - number
         if front or behind:
-            grad = folded(grad, axis, int(x.shape[axis]), front)
+            grad = fold_edges(grad, axis, int(x.shape[axis]), front)
     return grad
 
 
-def folded(grad: Tensor, axis: int, size: int, front: int) -> Tensor:
-    """`grad` along `axis` cut to `size`, the sums of what is outside added at the edges."""
+def fold_edges(grad: Tensor, axis: int, size: int, front: int) -> Tensor:
+    """Crop `grad` to `size` elements along `axis` and add the cropped parts to the edges."""
+    # The only element is both the first and the last one.
     if size == 1:
         return grad.sum(axis, keepdim=True)
     length = int(grad.shape[axis])
@@ -36,7 +38,7 @@ def folded(grad: Tensor, axis: int, size: int, front: int) -> Tensor:
     return torch.cat(parts if size > 2 else parts[::2], axis)
 
 
-FORMS: Decompositions = {
+DECOMPOSITIONS: Decompositions = {
     aten.replication_pad1d_backward.default: replication_backward,
     aten.replication_pad2d_backward.default: replication_backward,
     aten.replication_pad3d_backward.default: replication_backward,

@@ -1,4 +1,4 @@
-"""Shape operators that writers know only in a simpler form."""
+"""Shape operators, expressed by simpler operators that writers support."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ aten = torch.ops.aten
 
 
 def squeeze_dims(x: Tensor, dims: list[int]) -> Tensor:
-    """Drop the axes `dims` that have size one."""
+    """Remove those axes in `dims` that have size one."""
     places = {dim % x.dim() for dim in dims}
     return x.reshape([n for axis, n in enumerate(x.shape) if axis not in places or n != 1])
 
@@ -17,24 +17,25 @@ def squeeze_dims(x: Tensor, dims: list[int]) -> Tensor:
 def empty_permuted(
     size: list[int], physical_layout: list[int], dtype: torch.dtype | None = None, **options: object
 ) -> Tensor:
-    """Memory that is filled before it is read: no graph has any that is not."""
+    """Zeros instead of uninitialised memory, which graphs do not have."""
     return aten.full.default(size, 0.0, dtype=dtype)  # type: ignore[no-any-return]
 
 
 def diagonal_backward(
     grad: Tensor, input_sizes: list[int], offset: int, dim1: int, dim2: int
 ) -> Tensor:
-    """Zeros but for the diagonal column - row = offset, which holds `grad` (.., length)."""
+    """Zeros except on the diagonal column - row = offset, which holds `grad` (.., length)."""
     axes = [dim % len(input_sizes) for dim in (dim1, dim2)]
     rows, columns = (input_sizes[axis] for axis in axes)
     above = max(-offset, 0)
+    # Spread the gradient over whole rows, then keep it on the diagonal only.
     by_row = aten.constant_pad_nd(grad, [above, rows - above - grad.shape[-1]]).unsqueeze(-1)
     on_it = torch.arange(columns) - torch.arange(rows).unsqueeze(1) == offset
     return torch.where(on_it, by_row, 0.0).movedim((-2, -1), axes)
 
 
 def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
-    """dX[i] = sum of grad[o, j] over the windows o that hold i as their j-th, o step + j = i."""
+    """dX[i] = sum of grad[o, j] over all windows o and positions j with o * step + j = i."""
     dim %= len(input_sizes)
     windows = grad.movedim((dim, -1), (0, 1))
     places = torch.arange(windows.shape[0]).unsqueeze(1) * step + torch.arange(size)
@@ -43,7 +44,7 @@ def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, s
     return zeros.index_put((places,), windows, accumulate=True).movedim(0, dim)
 
 
-FORMS: Decompositions = {
+DECOMPOSITIONS: Decompositions = {
     aten.diagonal_backward.default: diagonal_backward,
     aten.unfold_backward.default: unfold_backward,
     aten.squeeze.dims: squeeze_dims,

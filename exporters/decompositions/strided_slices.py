@@ -1,4 +1,4 @@
-"""Strided slices of images and their inverse: what windows of convolutions and pooling are."""
+"""Strided slices of images and their inverse, for the windows of convolutions and pooling."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ aten = torch.ops.aten
 
 
 def cut(x: Tensor, axis: int, start: int, step: int, count: int) -> Tensor:
-    """`count` elements along `axis`, from `start`, every `step`-th."""
+    """Take `count` elements along `axis`, starting at `start`, with distance `step`."""
     return aten.slice(x, axis, start, start + step * (count - 1) + 1, step)  # type: ignore[no-any-return]
 
 
 def stuff(x: Tensor, stride: list[int]) -> Tensor:
-    """Zeros behind each element: (N, C, H, W) to (N, C, H * stride[0], W * stride[1]).
+    """Put stride - 1 zeros behind each element along the last axes.
 
-    As many of the last axes as there are strides.
+    For two strides: (N, C, H, W) to (N, C, H * stride[0], W * stride[1]).
     """
     lead, tail = x.shape[: -len(stride)], x.shape[-len(stride) :]
     pads: list[int] = []

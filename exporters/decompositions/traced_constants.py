@@ -1,4 +1,4 @@
-"""Tensors that are known when a graph is traced."""
+"""Constant tensors in traced graphs."""
 
 import torch
 from torch import Tensor
@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 def constant(values: object, dtype: torch.dtype | None = None) -> Tensor:
-    """`values` as a tensor with data, which tracing keeps as the graph's own."""
+    """A tensor of `values` that the traced graph stores as a constant."""
+    # Under the tracing modes, the tensor would be fake and without data.
     with _disable_current_modes():
         return torch.tensor(values, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Convolutions as transposed ones and the other way round: a runtime is quicker at one of them."""
+"""Rewrites convolutions as transposed ones and the reverse, if a runtime then computes faster."""
 
 import math
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from exporters.decompositions.strided_slices import stuff
 
 aten = torch.ops.aten
 
-FEWEST_PLACES = 64
-"""Places of an image below which ONNX Runtime's transposed convolution is the slower one."""
+FEWEST_PIXELS = 64
+"""Number of pixels below which ONNX Runtime's transposed convolution is slower than a plain one."""
 
 
 def cheaper_convolution(
@@ -28,13 +28,15 @@ def cheaper_convolution(
     output_padding: list[int],
     groups: int,
 ) -> Tensor:
-    """The form of a convolution with stride 1 that costs ONNX Runtime less.
+    """Choose the faster of a plain and a transposed convolution for ONNX Runtime, at stride 1.
 
-    A convolution lays its input out window by window, kernel times as large, and multiplies once;
-    a transposed one multiplies first and adds the overlapping windows of its output up. So a layer
-    with half as many outputs as inputs or fewer is quicker transposed (measured, x86: 1.5 times at
-    64 to 16 channels), others are not. Returns NotImplemented where the form is the right one.
+    A plain convolution copies its input window by window into a matrix that is kernel times as
+    large, and multiplies once. A transposed convolution multiplies first and then adds up the
+    overlapping windows of its output. Therefore a layer is faster transposed if it has at most half
+    as many outputs as inputs (measured on x86: 1.5 times at 64 to 16 channels). Returns
+    NotImplemented if the convolution already is the faster one.
     """
+    # Checked first, because ONNX Runtime cannot run such a convolution at all.
     if is_transposed and any(o >= s for o, s in zip(output_padding, stride, strict=True)):
         return cut_and_padded(
             x, weight, bias, Window(stride, padding, dilation, groups), output_padding
@@ -45,19 +47,19 @@ def cheaper_convolution(
     inputs, outputs = int(weight.shape[0]) // groups, int(weight.shape[1])
     if not is_transposed:
         inputs, outputs = outputs, inputs
-    crowded = 2 * outputs <= inputs and math.prod(x.shape[2:]) >= FEWEST_PLACES
-    if crowded == is_transposed or (math.prod(kernel) == 1 and not is_transposed):
+    better_transposed = 2 * outputs <= inputs and math.prod(x.shape[2:]) >= FEWEST_PIXELS
+    if better_transposed == is_transposed or (math.prod(kernel) == 1 and not is_transposed):
         return NotImplemented  # type: ignore[no-any-return]
     if is_transposed:
         return untransposed(
             x, weight, bias, stride, padding, dilation, is_transposed, output_padding, groups
         )
-    around = reach(weight, padding, dilation)
-    if min(around) < 0:
+    pads = other_padding(weight, padding, dilation)
+    if min(pads) < 0:
         return NotImplemented  # type: ignore[no-any-return]
-    turned = exchange(weight, groups)
+    flipped = swap_channels(weight, groups)
     return aten.convolution(  # type: ignore[no-any-return]
-        x, turned, bias, stride, around, dilation, True, output_padding, groups
+        x, flipped, bias, stride, pads, dilation, True, output_padding, groups
     )
 
 
@@ -68,10 +70,11 @@ def cut_and_padded(
     window: Window,
     output_padding: list[int],
 ) -> Tensor:
-    """The whole transposed convolution, cut by the window's padding and padded by `output_padding`.
+    """A transposed convolution, with padding and output padding applied to its result.
 
-    ONNX Runtime refuses output padding that reaches the stride.
+    ONNX Runtime rejects output padding that reaches the stride.
     """
+    # No padding: the crop below removes it. Negative pads crop.
     none = [0] * len(window.stride)
     whole = replace(window, padding=none).convolution(x, weight, none)
     pads = [
@@ -94,9 +97,10 @@ def untransposed(
     output_padding: list[int],
     groups: int,
 ) -> Tensor:
-    """A transposed convolution, with one or two spatial dimensions, as plain ones of stride 1.
+    """A transposed convolution in one or two spatial dimensions, as a plain one of stride 1.
 
-    `x` (N, A, *in), `weight` (A, B / groups, *kernel); NotImplemented for other convolutions.
+    `x` is (N, A, *in), `weight` (A, B / groups, *kernel). Returns NotImplemented for other
+    convolutions.
     """
     if not is_transposed or x.dim() not in (3, 4):
         return NotImplemented  # type: ignore[no-any-return]
@@ -112,14 +116,15 @@ def untransposed(
         + 1
         for a in (0, 1)
     ]
+    # Phases need no inserted zeros, but they do not support dilation.
     if stride != [1, 1] and dilation == [1, 1]:
-        found = by_phases(x, weight, stride, padding, size, groups)
+        result = split_into_phases(x, weight, stride, padding, size, groups)
     else:
-        found = by_zeros(x, weight, stride, padding, dilation, size, groups)
-    return found if bias is None else found + bias.reshape(1, -1, 1, 1)
+        result = insert_zeros(x, weight, stride, padding, dilation, size, groups)
+    return result if bias is None else result + bias.reshape(1, -1, 1, 1)
 
 
-def by_zeros(
+def insert_zeros(
     x: Tensor,
     weight: Tensor,
     stride: list[int],
@@ -128,22 +133,22 @@ def by_zeros(
     size: list[int],
     groups: int,
 ) -> Tensor:
-    """A convolution with the turned weight of `x` with stride - 1 zeros behind each element.
+    """Put stride - 1 zeros behind each element of `x`, then convolve with the flipped weight.
 
-    Padding brings the result to `size`: dilation * (kernel - 1) - padding in front, the rest
-    behind.
+    The padding in front is dilation * (kernel - 1) - padding; that behind brings the result to
+    `size`.
     """
     if stride != [1, 1]:
         x = stuff(x, stride)
-    front = reach(weight, padding, dilation)
+    front = other_padding(weight, padding, dilation)
     pads: list[int] = []
     for axis in (1, 0):
         span = dilation[axis] * (int(weight.shape[2 + axis]) - 1)
         pads += [front[axis], size[axis] + span - front[axis] - int(x.shape[2 + axis])]
-    return convolve(x, exchange(weight, groups), pads, dilation=dilation, groups=groups)
+    return convolve(x, swap_channels(weight, groups), pads, dilation=dilation, groups=groups)
 
 
-def by_phases(
+def split_into_phases(
     x: Tensor,
     weight: Tensor,
     stride: list[int],
@@ -151,39 +156,40 @@ def by_phases(
     size: list[int],
     groups: int,
 ) -> Tensor:
-    """Phase by phase, which needs no zeros between elements.
+    """Compute each phase of the stride as a convolution of its own, without inserted zeros.
 
-    In one dimension, with padding p and place j + p = s * q + r: y[j] = sum over t of
-    x[q - t] * w[s * t + r]. Each of the s phases r is a full convolution with every s-th weight;
-    all phases are the channels of one convolution, and are interleaved afterwards.
+    In one dimension, with padding p and j + p = s * q + r: y[j] = sum over t of
+    x[q - t] * w[s * t + r]. Each of the s phases r is a full convolution with every s-th weight.
+    One convolution computes all phases as its output channels, which are interleaved afterwards.
     """
     outer, inner, *kernel = weight.shape
     taps = [-(-int(kernel[axis]) // stride[axis]) for axis in (0, 1)]
+    # Pad the kernel to a multiple of the stride, so that all phases have equally many taps.
     more = [taps[axis] * stride[axis] - int(kernel[axis]) for axis in (0, 1)]
     phases = aten.constant_pad_nd(weight, [0, more[1], 0, more[0]]).reshape(
         groups, outer // groups, inner, taps[0], stride[0], taps[1], stride[1]
     )
     phases = phases.permute(0, 2, 4, 6, 1, 3, 5).flip([5, 6]).reshape(-1, outer // groups, *taps)
     edges = [taps[1] - 1, taps[1] - 1, taps[0] - 1, taps[0] - 1]
-    found = convolve(x, phases, edges, groups=groups)
-    batch, _, rows, columns = found.shape
+    result = convolve(x, phases, edges, groups=groups)
+    batch, _, rows, columns = result.shape
     channels = groups * inner
-    found = found.reshape(batch, channels, *stride, rows, columns).permute(0, 1, 4, 2, 5, 3)
-    found = found.reshape(batch, channels, rows * stride[0], columns * stride[1])
+    result = result.reshape(batch, channels, *stride, rows, columns).permute(0, 1, 4, 2, 5, 3)
+    result = result.reshape(batch, channels, rows * stride[0], columns * stride[1])
     crop: list[int] = []
     for axis in (1, 0):
-        crop += [-padding[axis], size[axis] + padding[axis] - int(found.shape[2 + axis])]
-    return aten.constant_pad_nd(found, crop) if any(crop) else found
+        crop += [-padding[axis], size[axis] + padding[axis] - int(result.shape[2 + axis])]
+    return aten.constant_pad_nd(result, crop) if any(crop) else result
 
 
-def reach(weight: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> list[int]:
-    """Padding of the other form: dilation * (kernel - 1) - padding."""
+def other_padding(weight: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> list[int]:
+    """Padding after exchanging plain and transposed: dilation * (kernel - 1) - padding."""
     kernel = [int(size) for size in weight.shape[2:]]
     return [d * (k - 1) - p for d, k, p in zip(dilation, kernel, padding, strict=True)]
 
 
-def exchange(weight: Tensor, groups: int) -> Tensor:
-    """A weight with inputs and outputs exchanged, group by group, and its kernel turned round.
+def swap_channels(weight: Tensor, groups: int) -> Tensor:
+    """Swap input and output channels of a weight in each group, and flip its kernel.
 
     (A, B / groups, *kernel) to (B, A / groups, *kernel).
     """
@@ -197,7 +203,7 @@ def exchange(weight: Tensor, groups: int) -> Tensor:
 
 
 ONNX_RUNTIME: Decompositions = {aten.convolution.default: cheaper_convolution}
-"""What ONNX Runtime is quickest at."""
+"""The faster convolutions for ONNX Runtime."""
 
 UNTRANSPOSED: Decompositions = {aten.convolution.default: untransposed}
 """For runtimes without strided transposed convolutions."""

@@ -27,7 +27,7 @@ from torch.fx import GraphModule
 from torch.onnx import OnnxExporterError, ONNXProgram
 
 from device_agent.formats.manifest import Port
-from exporters.decompositions.multiply_add import NUMBERS
+from exporters.decompositions.multiply_add import SYMBOLIC_FACTORS
 from exporters.decompositions.transposition import ONNX_RUNTIME
 from exporters.memory.liveness import IN_PLACE
 from exporters.memory.onnx_footprint import footprint
@@ -36,7 +36,7 @@ from exporters.onnx.onnx_translations import TRANSLATIONS
 from exporters.onnx.recomputation import RecomputeActivations
 from exporters.onnx.scan_loops import finish_scans, separate_outputs
 from exporters.programs import source_lines
-from exporters.programs.coverage import advice
+from exporters.programs.coverage import suggest_alternative
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.loop_bodies import to_scans
 from exporters.programs.program import Program, ProgramSignature, Report
@@ -113,7 +113,9 @@ def to_onnx(signature: ProgramSignature) -> bytes:
 
 def written(signature: ProgramSignature) -> bytes:
     """See `to_onnx`."""
-    program = exported(shorten(trace(signature, {**ONNX_RUNTIME, **NUMBERS})), signature.inputs)
+    program = exported(
+        shorten(trace(signature, {**ONNX_RUNTIME, **SYMBOLIC_FACTORS})), signature.inputs
+    )
     quieten()
     try:
         lowered = lower_either_way(program, signature)
@@ -138,10 +140,10 @@ def no_form(signature: ProgramSignature, reason: str) -> str:
     if named is None:
         return f"Signature {signature.name!r} has no ONNX form: {reason.strip().splitlines()[0]}"
     name = f"aten::{named[1]}"
-    place = source_lines.of_operator(signature.source, name)
+    place = source_lines.place_of_operator(signature.source, name)
     return (
         f"Signature {signature.name!r} needs the operator {name}{place}, "
-        f"which has no ONNX form: {advice(name)}"
+        f"which has no ONNX form: {suggest_alternative(name)}"
     )
 
 

@@ -1,6 +1,6 @@
-"""From an `nn.Module` to training steps as flat graphs of forward operators.
+"""Turns an `nn.Module` into training steps: flat graphs of forward operators.
 
-Start with `capture.py` (recording a model), `training_signatures.py` (loss, gradient and optimizer
-as one function) and `tracing.py` (that function as a graph). No file formats: the writers are in
-`onnx/` and `tflite/`.
+Start with `capture.py` (records a model), `training_signatures.py` (combines loss, gradient and
+optimizer in one function) and `tracing.py` (turns that function into a graph). File formats do not
+belong here; the writers are in `onnx/` and `tflite/`.
 """

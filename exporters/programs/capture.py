@@ -1,7 +1,7 @@
-"""From an `nn.Module` to ATen graphs that any family can count, cut and differentiate.
+"""Records an `nn.Module` as ATen graphs that every family can count, cut and differentiate.
 
-`torch.export` records the model twice, as it trains and as it predicts, with the batch size left
-open. Parameters keep the names that they have in the model.
+`torch.export` records the model twice, as it trains and as it predicts, for any batch size.
+Parameters keep the names that they have in the model.
 """
 
 import copy
@@ -20,16 +20,17 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from device_agent.formats.manifest import Dtype
 from exporters.programs import source_lines
 from exporters.programs.captured import Captured
+from exporters.programs.input_shapes import wrong_input_shape
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.model_checks import (
     check_deterministic,
-    check_faithful,
-    check_kinds,
+    check_operators,
     check_output,
     check_parameters,
+    check_recording,
     check_sizes,
     check_writes,
-    named_batch,
+    name_batch,
 )
 from exporters.programs.recorded_graph import (
     MINIMUM_BATCH,
@@ -44,23 +45,39 @@ from exporters.recurrence.recurrent_layers import RECURRENT
 from profiles.errors import ModelError
 
 aten = torch.ops.aten
+# Operators that keep the samples' values, so that an embedding behind them still reads indices.
 RESHAPING = ("view", "reshape", "slice", "select", "transpose", "permute", "unsqueeze", "squeeze")
 
 
 def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
-    """Record `model` for samples of `sample_shape` (without the batch).
+    """Record `model` as it trains and as it predicts, and check that both can be used.
 
-    Samples are float32; a model with an embedding that takes none gets int64.
+    Samples are float32. A model with an embedding that cannot be recorded for float32 samples
+    is recorded for int64 samples instead.
 
-    Raises ModelError where the model cannot be recorded or is none that can be trained here:
-    weights shared between modules, complex or integer parameters, all of them frozen, an output
-    that is not (batch, classes).
+    Args:
+        model: The model; it is copied and stays unchanged.
+        sample_shape: Shape of one sample, without the batch.
+
+    Returns:
+        Both graphs and the model's tensors, under the names that they have in the model.
+
+    Raises:
+        ModelError: The model cannot be recorded or cannot be trained here; for example, modules
+            share weights, parameters are complex, integer or all frozen, or the output is not
+            (batch, classes).
     """
     check_parameters(model)
-    training, dtype = record_either_way(model, sample_shape)
+    try:
+        training, dtype = record_training(model, sample_shape)
+    except ModelError as error:
+        explained = wrong_input_shape(model, sample_shape)
+        if explained is None:
+            raise
+        raise explained from error
     inference = record(model, sample_shape, dtype, training=False)
     check_sizes(training)
-    check_kinds(training)
+    check_operators(training)
     check_deterministic(training)
     check_writes(training)
     output = output_node(training).meta["val"]
@@ -72,22 +89,22 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
         classes=int(output.shape[1]),
         parameters={n: v.detach() for n, v in model.named_parameters() if v.requires_grad},
         frozen={n: v.detach() for n, v in model.named_parameters() if not v.requires_grad},
-        # Integer buffers only count batches; they are no part of the model's function. Buffers that
-        # are not saved with the model are constants of the graph.
+        # Integer buffers only count batches; the model's function does not depend on them. Buffers
+        # that are not saved with the model are constants of the graph.
         buffers={
             name: v
             for name, v in model.named_buffers()
             if v.is_floating_point() and name in model.state_dict()
         },
         sample_dtype=dtype,
-        sample_limit=smallest_table(training),
+        sample_limit=smallest_embedding(training),
     )
-    check_faithful(model, captured)
+    check_recording(model, captured)
     return captured
 
 
-def record_either_way(model: nn.Module, sample_shape: tuple[int, ...]) -> tuple[GraphModule, Dtype]:
-    """The training graph, and the type of the samples that it takes."""
+def record_training(model: nn.Module, sample_shape: tuple[int, ...]) -> tuple[GraphModule, Dtype]:
+    """The training graph and its sample type: float32, or int64 if only an embedding takes it."""
     try:
         return record(model, sample_shape, "float32", training=True), "float32"
     except ModelError:
@@ -99,26 +116,43 @@ def record_either_way(model: nn.Module, sample_shape: tuple[int, ...]) -> tuple[
 def record(
     model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype, training: bool
 ) -> GraphModule:
-    """ATen graph of `model` in one mode, over any batch of at least two samples."""
+    """Record a copy of `model` in training or inference mode as an ATen graph.
+
+    Args:
+        model: The model; it stays unchanged.
+        sample_shape: Shape of one sample, without the batch.
+        dtype: Type of the samples.
+        training: Whether to record the model as it trains.
+
+    Returns:
+        A graph for any batch of at least two samples.
+
+    Raises:
+        ModelError: The model cannot be copied or recorded.
+    """
+    # A copy, because `train` would change the mode of the user's model.
     try:
         twin = copy.deepcopy(model)
     except RuntimeError as error:
         raise ModelError(
-            "The model cannot be copied, as where torch.nn.utils.weight_norm is used (take "
-            f"torch.nn.utils.parametrizations.weight_norm): {error}"
+            "The model cannot be copied. If it uses torch.nn.utils.weight_norm, use "
+            f"torch.nn.utils.parametrizations.weight_norm instead: {error}",
+            code="model.cannot-copy",
         ) from error
-    return recorded(twin.train(training), sample_shape, dtype)
+    return record_current_mode(twin.train(training), sample_shape, dtype)
 
 
-def recorded(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype) -> GraphModule:
-    """ATen graph of `model` in the mode it is in. Raises ModelError where it has none."""
+def record_current_mode(
+    model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype
+) -> GraphModule:
+    """ATen graph of `model` in its current mode. Raises ModelError if it cannot be recorded."""
     batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
-    # What torch logs on the way to an exception, the exception says too.
+    # These loggers only repeat what the exception says.
     for noisy in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     try:
         example = torch.zeros(MINIMUM_BATCH + 1, *sample_shape, dtype=DTYPES[dtype])
-        # torch prints the graph so far on stderr when it gives up.
+        # torch prints the unfinished graph to stderr when it fails.
         with warnings.catch_warnings(), lstm_shapes_only(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             program = torch.export.export(
@@ -126,49 +160,58 @@ def recorded(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype) -> G
             )
     except GuardOnDataDependentSymNode as error:
         raise ModelError(
-            "The model decides by the numbers that flow through it"
-            f"{source_lines.of_error(error)}; it must compute the same for every batch. Choose "
-            "with torch.where, or take the decision out of the model."
+            "The model's Python code reads values that it computes from the samples"
+            f"{source_lines.place_of_error(error)}; it must run the same operators for every "
+            "batch. Choose with torch.where, or move the decision out of the model.",
+            code="model.data-dependent-code",
         ) from error
     except Exception as error:  # torch raises whatever the model's own code raises
         raise_if_interrupted(error)
         if isinstance(error, UserError) and error.error_type is UserErrorType.CONSTRAINT_VIOLATION:
-            raise ModelError(some_batches_only(str(error))) from error
-        reason = named_batch(source_lines.first_line(error))
-        kind = "whole-number " if dtype == "int64" else ""
-        fixed = (
+            raise fixed_batch_error(str(error)) from error
+        reason = name_batch(source_lines.first_line(error))
+        kind = "int64 " if dtype == "int64" else ""
+        remedy = (
             ". Write -1 for the batch in reshape and view." if "for input of size" in reason else ""
         )
         raise ModelError(
             f"The model cannot be recorded for {kind}samples of shape {sample_shape}: {reason}"
-            f"{source_lines.of_error(error)}{fixed}"
+            f"{source_lines.place_of_error(error)}{remedy}",
+            code="model.cannot-record",
+            shape=list(sample_shape),
+            dtype=dtype,
         ) from error
     graph = program.module()
     assert isinstance(graph, GraphModule)
-    return tidy(graph)
+    return clean_up(graph)
 
 
-def some_batches_only(reason: str) -> str:
-    """What to say of a model that takes batches of some sizes only; `reason` is torch's."""
-    most = re.search(r"\.size\(\)\[0\] <= (\d+)", reason)
-    if most is not None:
-        return (
-            f"The model computes otherwise for batches of more than {most[1]} samples, as "
-            "torch.cdist does; one recording must serve all. Write distances as sums of squared "
-            "differences, and decide nothing by len(x) or x.shape[0]."
+def fixed_batch_error(reason: str) -> ModelError:
+    """The error for a model that takes only some batch sizes; `reason` is torch's message."""
+    limit = re.search(r"\.size\(\)\[0\] <= (\d+)", reason)
+    if limit is not None:
+        return ModelError(
+            f"The model computes differently for batches of more than {limit[1]} samples, as "
+            "torch.cdist does; one recording must serve all batch sizes. Write distances as sums "
+            "of squared differences, and do not branch on len(x) or x.shape[0].",
+            code="model.fixed-batch",
+            limit=int(limit[1]),
         )
-    return (
-        "The model cannot be recorded for batches of any size, only for some: its code fixes or "
-        "asks how many samples there are. Write -1 for the batch in reshape and view, and decide "
-        "nothing by len(x) or x.shape[0]."
+    return ModelError(
+        "The model can be recorded only for some batch sizes: its code fixes or reads the number "
+        "of samples. Write -1 for the batch in reshape and view, and do not branch on len(x) or "
+        "x.shape[0].",
+        code="model.fixed-batch",
     )
 
 
-def tidy(graph: GraphModule) -> GraphModule:
-    """Drop input guards and batch counters, which are no part of the model's function.
+def clean_up(graph: GraphModule) -> GraphModule:
+    """Remove input guards, batch counters and dropouts of probability 0.
 
-    Zeros that recurrent layers start from get their weights' type, so that float64 runs too.
+    Zero states of recurrent layers take the type of the weights, so that the graph also runs in
+    float64.
     """
+    # Backwards, so that a node is erased before the nodes that it reads.
     for node in reversed(list(graph.graph.nodes)):
         if node.target in RECURRENT:
             retype_zeros(graph, node)
@@ -177,16 +220,17 @@ def tidy(graph: GraphModule) -> GraphModule:
             graph.graph.erase_node(node)
             continue
         guard = node.op == "call_module" and node.target == "_guards_fn"
-        counter = is_counter(graph, node)
+        counter = is_batch_counter(graph, node)
         if guard or counter:
             graph.graph.erase_node(node)
+    # Batch norms whose output nothing reads still update their statistics, so that they stay.
     graph.graph.eliminate_dead_code(is_impure_node=is_impure)
     graph.recompile()
     return graph
 
 
 def retype_zeros(graph: GraphModule, recurrent: Node) -> None:
-    """Let zero states of the layer `recurrent` follow its weights' type instead of float32."""
+    """Give the zero states of the layer `recurrent` the type of its weights instead of float32."""
     states, weights = recurrent.args[1:3]
     for zeros in states if isinstance(states, list | tuple) else [states]:
         if isinstance(zeros, Node) and zeros.target is aten.zeros.default:
@@ -199,25 +243,26 @@ def retype_zeros(graph: GraphModule, recurrent: Node) -> None:
             zeros.replace_all_uses_with(twin)
 
 
-def is_counter(graph: GraphModule, node: Node) -> bool:
-    """Whether `node` counts a batch, in an integer buffer or after another count in it."""
+def is_batch_counter(graph: GraphModule, node: Node) -> bool:
+    """Whether `node` adds to an integer buffer that counts batches, as batch norms have."""
     if node.target is not aten.add_.Tensor:
         return False
     counted = node.args[0]
+    # A module that runs twice in one pass counts twice: the second addition reads the first.
     return is_integer_attribute(graph, counted) or (
-        isinstance(counted, Node) and is_counter(graph, counted)
+        isinstance(counted, Node) and is_batch_counter(graph, counted)
     )
 
 
-def smallest_table(graph: GraphModule) -> int | None:
-    """Rows of the smallest embedding that the samples index as they are, None without one."""
-    raw = {input_node(graph)}
+def smallest_embedding(graph: GraphModule) -> int | None:
+    """Number of rows of the smallest embedding that unchanged samples index, or None."""
+    unchanged = {input_node(graph)}
     rows = []
     for node in graph.graph.nodes:
-        if node.op != "call_function" or not raw & set(node.all_input_nodes):
+        if node.op != "call_function" or not unchanged & set(node.all_input_nodes):
             continue
-        if node.target is aten.embedding.default and node.args[1] in raw:
+        if node.target is aten.embedding.default and node.args[1] in unchanged:
             rows.append(int(node.args[0].meta["val"].shape[0]))
         if any(f"aten.{word}." in str(node.target) for word in RESHAPING):
-            raw.add(node)
+            unchanged.add(node)
     return min(rows, default=None)

@@ -1,4 +1,4 @@
-"""A recorded model: its two graphs and its tensors."""
+"""The result of recording a model: two graphs and the model's tensors."""
 
 from dataclasses import dataclass, field
 
@@ -10,11 +10,19 @@ from device_agent.formats.manifest import Dtype
 
 @dataclass(frozen=True)
 class Captured:
-    """A model as two ATen graphs of one input (batch, *sample_shape) and one output (batch, n).
+    """A recorded model. Both graphs map one input (batch, *sample_shape) to (batch, classes).
 
-    `parameters` are trained, `frozen` ones (requires_grad=False) only read. Whole numbers in
-    samples that index an embedding are below `sample_limit`; it is None where there are none or the
-    model computes with them first.
+    Attributes:
+        training: The model as it trains.
+        inference: The model as it predicts.
+        sample_shape: Shape of one sample, without the batch.
+        classes: Width of the output.
+        parameters: Trained parameters by name.
+        buffers: Floating-point buffers by name, for example running statistics.
+        frozen: Parameters that are only read (requires_grad=False).
+        sample_dtype: Type of the samples.
+        sample_limit: int64 samples must be below this number, because they index an embedding of
+            so many rows. None if no embedding reads the samples directly.
     """
 
     training: GraphModule

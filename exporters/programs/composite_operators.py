@@ -1,4 +1,4 @@
-"""Forms of composite operators, which autograd takes apart before the table is asked."""
+"""Replaces composite operators, which autograd splits before it uses the decomposition table."""
 
 from typing import Any
 
@@ -10,23 +10,26 @@ aten = torch.ops.aten
 
 
 class Composites(TorchFunctionMode):
-    """Replaces composite operators that PyTorch writes with writes in place."""
+    """Replaces composite operators that PyTorch implements with in-place writes."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Replace circular padding and cosine similarity; leave the rest."""
+        """Replace circular padding and cosine similarity; run other functions unchanged."""
         if func in (aten.pad.default, torch.nn.functional.pad):
-            return pad(func, *args, **(kwargs or {}))
+            return functional_pad(func, *args, **(kwargs or {}))
         if func in (aten.cosine_similarity.default, torch.cosine_similarity):
-            return cosine(*args, **(kwargs or {}))
+            return cosine_similarity(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def pad(func: Any, x: Tensor, pads: list[int], mode: str = "constant", value: Any = None) -> Any:
-    """Padding by `func`; a circular one puts the far end of each axis in front, then the near."""
+def functional_pad(
+    func: Any, x: Tensor, pads: list[int], mode: str = "constant", value: Any = None
+) -> Any:
+    """Pad `x`: circular padding concatenates slices of `x`; other modes call `func`."""
     if mode != "circular" or min(pads) < 0:
         return func(x, pads, mode, value)
+    # `pads` lists the last axis first.
     for number, (front, behind) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
         axis = x.dim() - 1 - number
         size = x.shape[axis]
@@ -35,8 +38,8 @@ def pad(func: Any, x: Tensor, pads: list[int], mode: str = "constant", value: An
     return x
 
 
-def cosine(first: Tensor, second: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """Sum over `dim` of a * b / (max(|a|, eps) * max(|b|, eps)), |.| the norm over `dim`."""
+def cosine_similarity(first: Tensor, second: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """Sum over `dim` of a * b / (max(|a|, eps) * max(|b|, eps)), with |.| the norm over `dim`."""
     pair: list[Tensor] = torch.broadcast_tensors(first, second)  # type: ignore[no-untyped-call]
     norms = [torch.linalg.vector_norm(x, dim=dim, keepdim=True) for x in pair]
     a, b = (x / torch.where(n > eps, n, eps) for x, n in zip(pair, norms, strict=True))

@@ -1,8 +1,8 @@
-"""Dropout whose masks follow from a number that the device feeds to each step.
+"""Dropout with masks that are computed from a seed, which the device feeds to each step.
 
-Runtimes draw random numbers each in their own way, or not at all. Here a mask is a hash of the
-seed, of the dropout's place in the model and of the element's: integer arithmetic, which gives the
-same mask everywhere.
+Runtimes draw random numbers in different ways, or not at all. Here a mask is a hash of the seed, of
+the dropout's number in the model and of the element's position. The hash is integer arithmetic and
+gives the same mask in every runtime.
 """
 
 import math
@@ -14,63 +14,82 @@ from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exporters.decompositions.attention import masked_scores, shared, weights
+from exporters.decompositions.attention import masked_scores, repeat_heads, weights
 
 aten = torch.ops.aten
 PRIME = 2**31 - 1
+# u, v < 2^30: their sum is below 2^31, and its square fits into int64.
 HALF = 2**30
 STEP = 1_103_515_245
-"""Of the congruential generator in ISO C's example of rand()."""
+"""Multiplier of the linear congruential generator that ISO C gives as an example of rand()."""
 SCALED_ATTENTION = aten.scaled_dot_product_attention.default
 SEEDED = {aten.dropout.default: 1, aten.feature_dropout.default: 1, SCALED_ATTENTION: 4}
-"""Operators whose dropout is seeded, and the place of its probability among their arguments."""
+"""Operators with seeded dropout, and the position of the probability in their arguments."""
 
 
-def mixed(values: Tensor, offset: Tensor | int) -> Tensor:
-    """h(STEP v + offset) with h two rounds of z -> z^2 + constant modulo PRIME, in 0 .. PRIME - 1.
+def hash_integers(values: Tensor, offset: Tensor | int) -> Tensor:
+    """Hash integers to 0 .. PRIME - 1: two rounds of z -> z^2 + constant mod PRIME.
 
-    No intermediate exceeds 2^63 for 0 <= `values`, `offset` < 2^31.
+    The first z is STEP * `values` + `offset`. No intermediate exceeds 2^63 for 0 <= `values`,
+    `offset` < 2^31.
     """
     z = (values * STEP + offset) % PRIME
     z = (z * z + 12345) % PRIME
     return (z * z + 67890) % PRIME
 
 
-def keep(shape: Any, rate: float, seed: Tensor, site: int) -> Tensor:
-    """Which elements of a tensor of `shape` stay: each with probability 1 - `rate`, booleans.
+def keep_mask(shape: Any, rate: float, seed: Tensor, site: int) -> Tensor:
+    """Compute which elements a dropout keeps, each with probability 1 - `rate`.
 
-    `seed` is an int64 scalar from 0 below PRIME, `site` the dropout's number in the model. Element
-    (i, j) of the matrix with the first axis as rows: (u_i + v_j)^2 modulo PRIME against `rate`.
+    The tensor is read as a matrix with its first axis as rows. Element (i, j) is kept if
+    (u_i + v_j)^2 mod PRIME >= `rate` * PRIME, where u and v are hashes.
+
+    Args:
+        shape: Shape of the tensor that the dropout reads.
+        rate: Probability that an element is dropped.
+        seed: int64 scalar, 0 <= seed < PRIME.
+        site: Number of the dropout in the model.
+
+    Returns:
+        Booleans of `shape`.
     """
+    # One hash for each row and column, not for each element: the square mixes them, and a large
+    # tensor costs one multiplication and one remainder for each element.
     rows, columns = shape[0], math.prod(shape[1:])
-    start = mixed(seed, 2 * site + 1)
-    u = mixed(torch.arange(rows), start) % HALF
-    v = mixed(torch.arange(columns), mixed(start, 2 * site + 2)) % HALF
+    start = hash_integers(seed, 2 * site + 1)
+    u = hash_integers(torch.arange(rows), start) % HALF
+    v = hash_integers(torch.arange(columns), hash_integers(start, 2 * site + 2)) % HALF
     z = u.unsqueeze(1) + v
     return ((z * z) % PRIME >= round(rate * PRIME)).reshape(shape)
 
 
 def drop(x: Tensor, rate: float, kept: Tensor) -> Tensor:
-    """x / (1 - rate) where `kept`, else 0."""
+    """Return x / (1 - rate) where `kept` is true, else 0."""
+    # A rate of 1 keeps nothing; its scale would be infinite.
     return torch.where(kept, x * (1 / (1 - rate) if rate < 1 else 0.0), 0.0)
 
 
-def drops(graph: GraphModule) -> bool:
-    """Whether the recorded `graph` has a dropout that `SeededDropout` makes depend on a seed."""
+def has_dropout(graph: GraphModule) -> bool:
+    """Whether the recorded `graph` has a dropout that `SeededDropout` replaces."""
     return any(
-        node.target in SEEDED and rate_of(node.target, node.args) > 0 for node in graph.graph.nodes
+        node.target in SEEDED and dropout_rate(node.target, node.args) > 0
+        for node in graph.graph.nodes
     )
 
 
-def rate_of(operator: Any, args: tuple[Any, ...]) -> float:
-    """The probability of the dropout in `operator`, 0 where it only predicts."""
-    place = SEEDED[operator]
-    rate = float(args[place]) if len(args) > place else 0.0
+def dropout_rate(operator: Any, args: tuple[Any, ...]) -> float:
+    """The dropout probability in the arguments of `operator`; 0 if it runs in inference mode."""
+    position = SEEDED[operator]
+    rate = float(args[position]) if len(args) > position else 0.0
+    # Argument 2 of both dropout operators says whether they train. Attention has no such argument.
     return rate if operator is SCALED_ATTENTION or args[2] else 0.0
 
 
 class SeededDropout(TorchFunctionMode):
-    """While this is open, dropouts of a recorded graph take their masks from `seed`, in order."""
+    """Context in which the dropouts of a recorded graph compute their masks from `seed`.
+
+    The n-th dropout that runs has number n. Open a new context for each pass.
+    """
 
     def __init__(self, seed: Tensor) -> None:
         super().__init__()
@@ -79,21 +98,22 @@ class SeededDropout(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Replace dropouts; leave the rest."""
-        rate = rate_of(func, args) if func in SEEDED else 0.0
+        """Replace dropouts; run other functions unchanged."""
+        rate = dropout_rate(func, args) if func in SEEDED else 0.0
         if rate == 0:
             return func(*args, **(kwargs or {}))
         if func is SCALED_ATTENTION:
             return self.attention(*args, **(kwargs or {}))
         x: Tensor = args[0]
         whole = func is aten.dropout.default
+        # Dropout of channels drops whole channels: one decision for each sample and channel.
         shape = x.shape if whole else (*x.shape[:2], *[1] * (x.dim() - 2))
         return drop(x, rate, self.mask(shape, rate))
 
     def mask(self, shape: Any, rate: float) -> Tensor:
-        """What the next dropout keeps."""
+        """The mask of the next dropout."""
         self.site += 1
-        return keep(shape, rate, self.seed, self.site)
+        return keep_mask(shape, rate, self.seed, self.site)
 
     def attention(
         self,
@@ -106,17 +126,17 @@ class SeededDropout(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """drop(P) V with P = softmax(s Q K^T + mask)."""
+        """Attention with dropout: drop(P) V with P = softmax(s Q K^T + mask)."""
         if enable_gqa:
-            key, value = shared(key, query), shared(value, query)
+            key, value = repeat_heads(key, query), repeat_heads(value, query)
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.where(mask, 0.0, -math.inf)
-        share = weights(masked_scores(query, key, is_causal, mask, scale), mask)
-        return drop(share, rate, self.mask(share.shape, rate)) @ value
+        p = weights(masked_scores(query, key, is_causal, mask, scale), mask)
+        return drop(p, rate, self.mask(p.shape, rate)) @ value
 
 
 class SeededBernoulli(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """PyTorch's own dropouts with the masks that `SeededDropout` has for the same seed."""
+    """Context in which PyTorch's own dropouts use the masks of `SeededDropout` for one seed."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -125,10 +145,10 @@ class SeededBernoulli(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Fill what PyTorch fills with ones of probability 1 - rate; leave the rest."""
+        """Replace the Bernoulli draw of a dropout; run other operators unchanged."""
         if func is not aten.bernoulli_.float:
             return func(*args, **(kwargs or {}))
         noise: Tensor = args[0]
         share = args[1] if len(args) > 1 else 0.5  # the operator's default is left out
         self.site += 1
-        return noise.copy_(keep(noise.shape, 1 - share, self.seed, self.site))
+        return noise.copy_(keep_mask(noise.shape, 1 - share, self.seed, self.site))

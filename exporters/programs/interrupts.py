@@ -1,8 +1,8 @@
-"""Ctrl-C while torch works: its own clean-up may fail on the way and hide it behind that error."""
+"""Recovers a Ctrl-C that torch hid: its clean-up code may fail and raise another error instead."""
 
 
 def raise_if_interrupted(error: BaseException) -> None:
-    """Raise KeyboardInterrupt where `error` came up while one was on its way."""
+    """Raise KeyboardInterrupt if one is among the causes of `error`."""
     before = error.__cause__ or error.__context__
     while before is not None:
         if isinstance(before, KeyboardInterrupt):

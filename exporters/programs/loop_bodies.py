@@ -1,4 +1,4 @@
-"""The bodies of a traced graph's loops as graphs of their own, for writers to lower."""
+"""Turns the loops of a traced graph into scans whose bodies are graphs that writers can lower."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -16,50 +16,68 @@ from exporters.recurrence.loop_operator import STEPS, Step, loop
 
 scan = torch.ops.higher_order.scan
 BACKWARD = "from_the_last"
-"""What the names of bodies begin with whose loops go from the last step to the first."""
+"""Prefix of the names of bodies whose loops run from the last step to the first."""
 
 
 class Body(NamedTuple):
-    """The step of a loop, and whether the loop goes from the last step to the first."""
+    """The step of a loop, and whether the loop runs from the last step to the first."""
 
     graph: GraphModule
     backward: bool
 
 
 def stored(module: GraphModule, name: str) -> Tensor | Body:
-    """What a `get_attr` node of `module` reads: a tensor, or the body of a loop."""
+    """Read what a `get_attr` node stands for.
+
+    Args:
+        module: A traced graph after `to_scans`.
+        name: Target of the `get_attr` node.
+
+    Returns:
+        A tensor, or the body of a loop.
+    """
     if name in dict(module.named_children()):
         return Body(cast(GraphModule, module.get_submodule(name)), name.startswith(BACKWARD))
     return attribute(module, name)
 
 
-def to_scans(module: GraphModule, forms: Decompositions | None = None) -> None:
-    """Put PyTorch's `scan` in the place of each `edgetailor::loop` of `module`.
+def to_scans(module: GraphModule, decompositions: Decompositions | None = None) -> None:
+    """Replace each `edgetailor::loop` of `module` by PyTorch's `scan`, in place.
 
-    Afterwards: no `edgetailor::loop`, and no loop computes an output that nothing reads. PyTorch's
-    scan goes from the first step to the last only; the names of bodies say which loops do not. A
-    writer's own `forms` come ahead of the table that all share.
+    Afterwards no `edgetailor::loop` remains, and no loop computes an output that nothing reads.
+    PyTorch's scan only runs from the first step to the last. The prefix `BACKWARD` in a body's name
+    marks a loop that must run from the last step to the first.
+
+    Args:
+        module: A traced graph.
+        decompositions: The writer's own decompositions. They take precedence over the shared table.
     """
+    # Otherwise unused nodes would count as readers of a loop's outputs.
     module.graph.eliminate_dead_code()
     for number, node in enumerate(module.graph.find_nodes(op="call_function", target=loop)):
         *_, reverse = node.args
-        replace(module, node, f"{BACKWARD if reverse else 'step'}_{number}", forms or {})
+        name = f"{BACKWARD if reverse else 'step'}_{number}"
+        replace_loop(module, node, name, decompositions or {})
     module.recompile()
 
 
-def replace(module: GraphModule, node: Node, name: str, forms: Decompositions) -> None:
-    """Put a scan in the place of the loop `node`, with its body as the submodule `name`."""
+def replace_loop(
+    module: GraphModule, node: Node, name: str, decompositions: Decompositions
+) -> None:
+    """Replace the loop `node` by a scan, with the loop's body as the submodule `name`."""
     arguments: Any = node.args
     step_name, states, inputs, constants, _ = arguments
     step = STEPS[step_name]
+    # All users of a loop are getitem nodes; their second argument is the position of the result.
     users: list[tuple[Node, Any]] = [(user, user.args[1]) for user in node.users]
+    # All new states are needed by the next step; an output only if a node reads it.
     kept = sorted({*range(step.states), *(place for _, place in users)})
     values = [
         *(state.meta["val"] for state in states),
         *(x.meta["val"][0] for x in inputs),
         *(constant.meta["val"] for constant in constants),
     ]
-    setattr(module, name, body(step, values, kept, forms))
+    setattr(module, name, trace_body(step, values, kept, decompositions))
     graph = module.graph
     with graph.inserting_before(node):
         submodule = graph.get_attr(name)
@@ -70,10 +88,10 @@ def replace(module: GraphModule, node: Node, name: str, forms: Decompositions) -
     graph.erase_node(node)
 
 
-def body(
-    step: Step, values: Sequence[FakeTensor], kept: Sequence[int], forms: Decompositions
+def trace_body(
+    step: Step, values: Sequence[FakeTensor], kept: Sequence[int], decompositions: Decompositions
 ) -> GraphModule:
-    """`step` as a graph from tensors like `values` to those of its results that are `kept`."""
+    """Trace `step` for arguments like `values`; the graph returns the results at `kept`."""
     mode = values[0].fake_mode
 
     def chosen(*arguments: Tensor) -> list[Tensor]:
@@ -81,7 +99,7 @@ def body(
         return [results[place] for place in kept]
 
     with mode:
-        graph = make_fx(chosen, decomposition_table={**table(), **forms})(*values)
+        graph = make_fx(chosen, decomposition_table={**table(), **decompositions})(*values)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph

@@ -1,7 +1,7 @@
-"""What a training step minimises: losses of a model's output (batch, n) against its labels.
+"""Losses of a model's output (batch, n) against its labels, and counts of correct samples.
 
-Each is the mean over the batch of a loss for one sample, written in operators whose gradients have
-forward forms.
+Each loss is the mean over the batch of a loss for one sample. It uses only operators whose
+gradients can be written with forward operators.
 """
 
 from collections.abc import Callable
@@ -14,21 +14,24 @@ from device_agent.formats.manifest import Port
 from profiles.errors import ModelError
 
 Measure = Callable[[Tensor, Tensor], Tensor]
-"""From output (batch, n) and labels to a number."""
+"""Maps output (batch, n) and labels to a scalar tensor."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """`loss` to be minimised; `correct` counts the samples that the output gets right, as float32.
+    """A loss to minimise and a count of correct samples.
 
-    It is None for regression, where no output is right or wrong.
+    Attributes:
+        loss: The loss of a batch.
+        correct: The number of correct samples in a batch, as float32; None for regression, where
+            no output is correct or wrong.
     """
 
     loss: Measure
     correct: Measure | None
 
     def labels(self, outputs: int) -> Port:
-        """The labels of a model of `outputs` outputs: class indices, or numbers in its shape."""
+        """Port for the labels: class indices (batch,); for regression, numbers (batch, outputs)."""
         if self.correct is None:
             return Port(name="y", kind="labels", dtype="float32", shape=(None, outputs))
         return Port(name="y", kind="labels", dtype="int64", shape=(None,))
@@ -37,16 +40,16 @@ class Objective:
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean over the batch of -log softmax(logits)[label]; logits (batch, classes).
 
-    The label's term is picked by a comparison: it needs neither gather nor scatter.
+    A comparison selects the label's term, so that neither gather nor scatter is needed.
     """
     picked = labels.unsqueeze(1) == torch.arange(logits.shape[1])
     return -(torch.log_softmax(logits, 1) * picked.to(logits.dtype)).sum(1).mean()
 
 
 def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the batch of -log of the label's probability, sigmoid(z) for 1; logits (batch, 1).
+    """Mean over the batch of -log p(label), with p(1) = sigmoid(z); logits z (batch, 1).
 
-    That is max(z, 0) - z * y + log(1 + exp(-|z|)), written so that its gradient is right at z = 0.
+    This is max(z, 0) - z * y + log(1 + exp(-|z|)), but with a correct gradient at z = 0.
     """
     z, y = logits.squeeze(1), labels.to(logits.dtype)
     log_sigmoid = torch.nn.functional.logsigmoid
@@ -58,10 +61,10 @@ def mean_squared_error(output: Tensor, labels: Tensor) -> Tensor:
     return (output - labels).square().mean()
 
 
-def right_classes(logits: Tensor, labels: Tensor) -> Tensor:
-    """Samples whose largest logit, the first of equal ones, is the label's; logits (batch, n).
+def count_correct_classes(logits: Tensor, labels: Tensor) -> Tensor:
+    """Count the samples with argmax(logits) == label; logits (batch, n).
 
-    As argmax would say, from operators that every runtime has.
+    As in argmax, the first of equal logits wins. Every runtime has the operators used here.
     """
     classes = logits.shape[1]
     places = torch.arange(classes).to(logits.dtype)
@@ -70,30 +73,41 @@ def right_classes(logits: Tensor, labels: Tensor) -> Tensor:
     return (chosen == labels.to(logits.dtype)).to(logits.dtype).sum()
 
 
-def right_signs(logits: Tensor, labels: Tensor) -> Tensor:
-    """Samples whose logit is above 0 where the label is 1, and only there; logits (batch, 1)."""
+def count_correct_signs(logits: Tensor, labels: Tensor) -> Tensor:
+    """Count the samples with (logit > 0) == label; logits (batch, 1)."""
     chosen = (logits.squeeze(1) > 0).to(logits.dtype)
     return (chosen == labels.to(logits.dtype)).to(logits.dtype).sum()
 
 
-BINARY = Objective(binary_cross_entropy, right_signs)
+# Cross-entropy of a single output is this loss too; see `objective`.
+BINARY = Objective(binary_cross_entropy, count_correct_signs)
 OBJECTIVES = {
-    "cross-entropy": Objective(cross_entropy, right_classes),
+    "cross-entropy": Objective(cross_entropy, count_correct_classes),
     "binary-cross-entropy": BINARY,
     "mse": Objective(mean_squared_error, None),
 }
-"""By the name of the loss."""
+"""Objectives by the name of the loss."""
 
 
 def objective(loss: str, outputs: int) -> Objective:
-    """The objective of the loss called `loss` for a model of `outputs` outputs.
+    """Select the objective for a loss and a model's output width.
 
-    Cross-entropy is binary where there is a single output. Raises ModelError where the loss does
-    not fit the output.
+    Args:
+        loss: A key of `OBJECTIVES`.
+        outputs: Width of the model's output. For one output, cross-entropy is binary.
+
+    Returns:
+        The objective.
+
+    Raises:
+        ModelError: The loss does not fit the number of outputs.
     """
     if loss == "binary-cross-entropy" and outputs != 1:
         raise ModelError(
-            f"The loss {loss!r} needs a model with one output, a logit for two classes; this one "
-            f'has {outputs}. Take "cross-entropy", or let the last layer have one output.'
+            f"The loss {loss!r} needs a model with one output, a logit for two classes; this model "
+            f'has {outputs}. Use "cross-entropy", or give the last layer one output.',
+            code="model.loss-mismatch",
+            loss=loss,
+            outputs=outputs,
         )
     return BINARY if loss == "cross-entropy" and outputs == 1 else OBJECTIVES[loss]

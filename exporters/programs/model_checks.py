@@ -1,4 +1,4 @@
-"""What a model must be to be recorded, split and trained; refusals name what is in the way."""
+"""Checks that a model can be recorded, split and trained; errors name the cause in the model."""
 
 import copy
 import re
@@ -24,228 +24,337 @@ if TYPE_CHECKING:
     from exporters.programs.captured import Captured
 
 aten = torch.ops.aten
-FAITHFUL = 1e-3
-"""Most that a recorded model may differ from itself, relative to the norm: only rounding does."""
-RANDOM = (
+RECORDING_TOLERANCE = 1e-3
+"""Largest difference between a model and its recording, relative to the norm of the model's result.
+
+Both run in float32, so that only rounding may differ."""
+RANDOM_NAMES = (
     *("rand", "bernoulli", "dropout", "normal_", ".normal.", "uniform", "rrelu", "multinomial"),
     *("exponential", "geometric", "cauchy", "poisson", "binomial"),
 )
-"""What the names of operators that draw random numbers have in them."""
-RULE = "it must be one tensor of shape (batch, classes)."
-CONTROL = ("cond", "while_loop", "map_impl", "scan", "associative_scan")
-DROPS = dict.fromkeys(RECURRENT, 5)
-"""Operators whose own dropout has no seed, and the place of its probability in their arguments."""
-WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""Parts of the names of operators that draw random numbers."""
+OUTPUT_RULE = "it must be one tensor of shape (batch, classes)."
+CONTROL_FLOW = ("cond", "while_loop", "map_impl", "scan", "associative_scan")
+UNSEEDED_DROPOUT = dict.fromkeys(RECURRENT, 5)
+"""Operators with a dropout that has no seed, and the position of its probability argument."""
+WEIGHTED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 VIEWS = ("aten.detach", "aten.alias", "aten.view", "aten.slice", "aten.select", "aten.transpose")
 
 
 def check_parameters(model: nn.Module) -> None:
-    """Raise ModelError for parameters that no family can split or train."""
+    """Check that families can split and train all parameters and buffers of `model`.
+
+    Raises:
+        ModelError: A layer has no weight or is not supported; a tensor is shared, lazy, empty, not
+            float32, not finite or has an invalid name; or no parameter is trained.
+    """
     for name, module in model.named_modules():
-        if isinstance(module, WEIGHTED) and module.weight is None:
-            raise ModelError(f"{name!r} has no weight: its `weight` is None.")
+        if isinstance(module, WEIGHTED_LAYERS) and module.weight is None:
+            raise ModelError(
+                f"{name!r} has no weight: its `weight` is None. Give it a weight tensor.",
+                code="model.missing-weight",
+                layer=name,
+            )
         check_layer(name, module)
     owners: dict[int, str] = {}
     for name, value in model.named_parameters(remove_duplicate=False):
-        if isinstance(value, UninitializedParameter):
-            raise ModelError(
-                f"{name!r} has no shape yet: its module is lazy. Run the model once on a batch."
-            )
+        check_parameter(name, value)
         if id(value) in owners:
             raise ModelError(
                 f"{name!r} and {owners[id(value)]!r} share one weight; shared weights cannot be "
-                "split yet. Give each module its own."
+                "split yet. Give each module its own weight.",
+                code="model.shared-weight",
+                parameters=[name, owners[id(value)]],
             )
         owners[id(value)] = name
-        if value.dtype != torch.float32:
-            raise ModelError(f"{name!r} is {value.dtype}; parameters must be float32.")
-        check_name(name)
-        if value.numel() == 0:
-            raise ModelError(f"{name!r} has shape {tuple(value.shape)}, which holds no numbers.")
     for name, value in model.state_dict().items():
-        if not isinstance(value, Tensor):
-            raise ModelError(f"{name!r} is no tensor; a weights file cannot keep extra state.")
-        if value.is_floating_point() and value.dtype != torch.float32:
-            raise ModelError(f"{name!r} is {value.dtype}; buffers must be float32.")
-        if value.is_floating_point() and not torch.isfinite(value).all():
-            raise ModelError(f"{name!r} holds a number that is not finite.")
+        check_saved_tensor(name, value)
     if not owners:
-        raise ModelError("The model has no parameters, so there is nothing to train.")
+        raise ModelError(
+            "The model has no parameters, so there is nothing to train.",
+            code="model.no-parameters",
+        )
     if not any(value.requires_grad for value in model.parameters()):
         raise ModelError(
             "All parameters of the model are frozen (requires_grad=False), so there is nothing to "
-            "train."
+            "train. Set requires_grad=True for some of them.",
+            code="model.all-frozen",
+        )
+
+
+def check_parameter(name: str, value: Tensor) -> None:
+    """Raise ModelError if the parameter `name` is lazy, empty, not float32 or has a bad name."""
+    if isinstance(value, UninitializedParameter):
+        raise ModelError(
+            f"{name!r} has no shape yet: its module is lazy. Run the model once on a batch.",
+            code="model.lazy-parameter",
+            parameter=name,
+        )
+    if value.dtype != torch.float32:
+        raise ModelError(
+            f"{name!r} is {value.dtype}; parameters must be float32.",
+            code="model.wrong-dtype",
+            tensor=name,
+            dtype=str(value.dtype),
+        )
+    check_name(name)
+    if value.numel() == 0:
+        raise ModelError(
+            f"{name!r} has shape {tuple(value.shape)}, which holds no numbers. Remove it.",
+            code="model.empty-parameter",
+            parameter=name,
+            shape=list(value.shape),
+        )
+
+
+def check_saved_tensor(name: str, value: object) -> None:
+    """Raise ModelError if the entry `name` of the state dict is not a finite float32 tensor."""
+    if not isinstance(value, Tensor):
+        raise ModelError(
+            f"{name!r} is not a tensor. A weights file holds only tensors; remove the extra state.",
+            code="model.extra-state",
+            name=name,
+        )
+    # Integer buffers, for example batch counters, keep their type and are always finite.
+    if not value.is_floating_point():
+        return
+    if value.dtype != torch.float32:
+        raise ModelError(
+            f"{name!r} is {value.dtype}; buffers must be float32.",
+            code="model.wrong-dtype",
+            tensor=name,
+            dtype=str(value.dtype),
+        )
+    if not torch.isfinite(value).all():
+        raise ModelError(
+            f"{name!r} holds a number that is not finite (nan or infinity).",
+            code="model.not-finite",
+            tensor=name,
         )
 
 
 def check_name(name: str) -> None:
-    """Raise ModelError for a parameter's name that no graph can have."""
+    """Raise ModelError for a parameter name that graphs cannot contain."""
     if name.endswith("+"):
-        raise ModelError(f"{name!r} ends in '+', which graphs use for new values; rename it.")
+        raise ModelError(
+            f"{name!r} ends in '+', which graphs use for new values. Rename it.",
+            code="model.invalid-name",
+            name=name,
+        )
     if set(name) & {'"', "\\"} or not name.isprintable():
         raise ModelError(
             f"{name!r} has a quotation mark, a backslash or a control character in its name, "
-            "which no recorded model can have; rename its module."
+            "which a recorded model cannot have. Rename its module.",
+            code="model.invalid-name",
+            name=name,
         )
 
 
 def check_layer(name: str, module: nn.Module) -> None:
-    """Raise ModelError for a layer that can be recorded, if at all, but never exported."""
+    """Raise ModelError for a layer that torch may record but that can never be exported."""
     if isinstance(module, nn.RNNCellBase):
         kind = type(module).__name__
         raise ModelError(
-            f"{name!r} is a {kind}, whose training step cannot be exported; take the layer "
-            f"nn.{kind.removesuffix('Cell')}, which goes along the whole sequence."
+            f"{name!r} is a {kind}, and its training step cannot be exported. Use the layer "
+            f"nn.{kind.removesuffix('Cell')}, which processes the whole sequence.",
+            code="model.recurrent-cell",
+            layer=name,
+            kind=kind,
         )
-    if isinstance(module, NORMS) and module.running_mean is not None and module.momentum is None:
+    if (
+        isinstance(module, BATCH_NORMS)
+        and module.running_mean is not None
+        and module.momentum is None
+    ):
         raise ModelError(
-            f"{name!r} averages its statistics over all batches so far (momentum=None), which "
-            "depends on their number; give it a momentum, like 0.1."
+            f"{name!r} averages its statistics over all batches so far (momentum=None), so they "
+            "depend on the number of batches. Give it a momentum, for example 0.1.",
+            code="model.cumulative-statistics",
+            layer=name,
         )
 
 
 def check_output_type(output: object) -> None:
     """Raise ModelError unless the model's `output` is a float32 tensor."""
     if not isinstance(output, Tensor):
-        raise ModelError(f"The model's output is a {type(output).__name__}; {RULE}")
+        kind = type(output).__name__
+        raise ModelError(
+            f"The model's output is a {kind}; {OUTPUT_RULE}",
+            code="model.wrong-output",
+            type=kind,
+        )
     if output.dtype != torch.float32:
-        raise ModelError(f"The model's output is {output.dtype}; it must be float32.")
+        raise ModelError(
+            f"The model's output is {output.dtype}; it must be float32.",
+            code="model.wrong-output",
+            dtype=str(output.dtype),
+        )
 
 
 def check_output(output: object, batch: object) -> None:
     """Raise ModelError unless the model's `output` is one float32 tensor (batch, classes)."""
     check_output_type(output)
     assert isinstance(output, Tensor)
-    rule = f"The model's output is {named_batch(str(tuple(output.shape)))}; {RULE}"
-    if output.dim() != 2:
-        raise ModelError(rule)
-    rows, classes = output.shape
-    # Expressions are compared: asking whether the numbers are equal needs the numbers.
-    same = (
-        isinstance(rows, torch.SymInt)
-        and isinstance(batch, torch.SymInt)
-        and rows.node.expr == batch.node.expr
-    )
-    if not same or not isinstance(classes, int):
-        raise ModelError(rule)
+    fits = output.dim() == 2
+    if fits:
+        rows, classes = output.shape
+        # Compare symbolic expressions: `rows == batch` would add a guard on the numbers and so fix
+        # the batch size of the recording.
+        fits = (
+            isinstance(rows, torch.SymInt)
+            and isinstance(batch, torch.SymInt)
+            and rows.node.expr == batch.node.expr
+            and isinstance(classes, int)
+        )
+    if not fits:
+        shape = name_batch(str(tuple(output.shape)))
+        raise ModelError(
+            f"The model's output is {shape}; {OUTPUT_RULE}", code="model.wrong-output", shape=shape
+        )
 
 
-def named_batch(words: str) -> str:
-    """`words` of torch's with `batch` in place of the symbol that it has for it, like s77."""
-    return re.sub(r"\bs\d+\b", "batch", words)
+def name_batch(text: str) -> str:
+    """Replace torch's symbol for the batch size, for example s77, by `batch` in `text`."""
+    return re.sub(r"\bs\d+\b", "batch", text)
 
 
 def check_sizes(graph: GraphModule) -> None:
-    """Raise ModelError where a size depends on anything but the batch."""
+    """Raise ModelError if the size of a tensor depends on anything but the batch size."""
     for node in graph.graph.nodes:
         value = node.meta.get("val")
         sizes = value.shape if isinstance(value, Tensor) else ()
         if any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in sizes):
             raise ModelError(
-                f"The size of {node.target}{source_lines.of_node(node)} depends on the numbers "
-                "that flow through the model; only the batch may vary. Mask with torch.where "
-                "instead of selecting."
+                f"The size of {node.target}{source_lines.place_of_node(node)} depends on values "
+                "inside the model; only the batch size may vary. Mask with torch.where instead of "
+                "selecting.",
+                code="model.data-dependent-size",
+                operator=str(node.target),
             )
 
 
-def check_kinds(graph: GraphModule) -> None:
-    """Raise ModelError for complex numbers and for branches and loops that are operators."""
+def check_operators(graph: GraphModule) -> None:
+    """Raise ModelError for complex numbers and for control flow operators such as torch.cond."""
     for node in graph.graph.nodes:
-        value, place = node.meta.get("val"), source_lines.of_node(node)
+        value, place = node.meta.get("val"), source_lines.place_of_node(node)
         if isinstance(value, Tensor) and value.is_complex():
             raise ModelError(
                 f"The model computes with complex numbers ({node.target}){place}, which cannot be "
-                "exported; compute with real and imaginary parts, each a tensor."
+                "exported. Compute the real and the imaginary part as two tensors.",
+                code="model.complex-numbers",
+                operator=str(node.target),
             )
-        if isinstance(node.target, HigherOrderOperator) and str(node.target) in CONTROL:
+        if isinstance(node.target, HigherOrderOperator) and str(node.target) in CONTROL_FLOW:
             raise ModelError(
-                f"The model branches or loops by torch's {node.target}{place}, which cannot "
-                "be exported; compute all branches and choose with torch.where."
+                f"The model branches or loops with torch's {node.target}{place}, which cannot "
+                "be exported. Compute all branches and choose with torch.where.",
+                code="model.control-flow",
+                operator=str(node.target),
             )
 
 
 def check_deterministic(graph: GraphModule) -> None:
-    """Raise ModelError where training draws random numbers other than those of a plain dropout."""
+    """Raise ModelError if training draws random numbers, except for supported dropouts."""
     for node in graph.graph.nodes:
         if node.target in SEEDED:
             continue
-        named = node.op == "call_function" and any(word in str(node.target) for word in RANDOM)
-        place = DROPS.get(node.target, len(node.args))
-        if named or (place < len(node.args) and node.args[place] > 0):
+        named = node.op == "call_function" and any(
+            word in str(node.target) for word in RANDOM_NAMES
+        )
+        position = UNSEEDED_DROPOUT.get(node.target, len(node.args))
+        if named or (position < len(node.args) and node.args[position] > 0):
             stack = list((node.meta.get("nn_module_stack") or {}).values())
-            where = f" in {stack[-1][0]!r}" if stack and stack[-1][0] else ""
-            line = source_lines.line_of(node)
-            drops = "dropout" in str(node.target) or node.target in DROPS
-            remedy = "set dropout to 0" if drops else "leave it out, or take a dropout"
+            layer = stack[-1][0] if stack else ""
+            where = f" in {layer!r}" if layer else ""
+            line = source_lines.line_of_node(node)
+            is_dropout = "dropout" in str(node.target) or node.target in UNSEEDED_DROPOUT
+            remedy = "set dropout to 0" if is_dropout else "remove it, or use a dropout"
             raise ModelError(
                 f"The model draws random numbers when it trains ({node.target}{where}"
                 f"{line and f', {line}'}), which only nn.Dropout, nn.Dropout1d to 3d and attention "
-                f"may; {remedy}."
+                f"may do; {remedy}.",
+                code="model.random-numbers",
+                operator=str(node.target),
+                layer=layer,
             )
 
 
 def check_writes(graph: GraphModule) -> None:
-    """Raise ModelError where the model changes a parameter or buffer, batch norms apart."""
+    """Raise ModelError if the model changes a parameter or buffer, except in a batch norm."""
     for node in graph.graph.nodes:
         written = node.args[0] if writes_in_place(node) else None
+        # A write through a view, for example `weight[0].zero_()`, changes the viewed tensor.
         while isinstance(written, Node) and any(word in str(written.target) for word in VIEWS):
             written = written.args[0]
         if isinstance(written, Node) and written.op == "get_attr":
             raise ModelError(
-                f"The model changes its own tensor {str(written.target)!r} as it runs "
-                f"({node.target}); only batch norms may."
+                f"The model changes its own tensor {str(written.target)!r} when it runs "
+                f"({node.target}); only batch norms may do so.",
+                code="model.writes-own-tensor",
+                tensor=str(written.target),
+                operator=str(node.target),
             )
 
 
-def check_faithful(model: nn.Module, captured: "Captured") -> None:
-    """Raise ModelError where what was recorded computes or trains otherwise than `model` does.
+def check_recording(model: nn.Module, captured: "Captured") -> None:
+    """Compare outputs and gradients of `model` with those of its recording, on random samples.
 
-    Recording follows operators: it does not see what happens outside of them, such as a backward
-    pass of the user's own.
+    Recording follows operators. It does not see effects outside of them, for example those of a
+    custom backward pass.
+
+    Raises:
+        ModelError: The results differ, or the model itself fails or is not finite.
     """
     for training, graph in ((True, captured.training), (False, captured.inference)):
-        own = copy.deepcopy(model).train(training)
+        # A copy: running the model updates the statistics of its batch norms.
+        original = copy.deepcopy(model).train(training)
         generator = torch.Generator().manual_seed(0)
         x = random_samples(captured, generator)
         tensors = {n: v.detach().clone() for n, v in captured.tensors.items()}
         leaves = {n: tensors[n].requires_grad_() for n in captured.parameters}
-        expected = output_of(own, x)
+        expected = run_original(original, x)
+        # The same seed in both runs, so that dropouts use the same masks.
         with SeededBernoulli(0):
-            came = functional_call(graph, tensors, (x,))
-        came = came[0] if isinstance(came, tuple | list) else came
-        parameters = dict(own.named_parameters())
-        pairs = [(came, expected, "computes something else")]
-        weight = torch.randn(came.shape, generator=generator)
+            output = functional_call(graph, tensors, (x,))
+        output = output[0] if isinstance(output, tuple | list) else output
+        parameters = dict(original.named_parameters())
+        pairs = [(output, expected, "output")]
+        weight = torch.randn(output.shape, generator=generator)
         if training:
-            theirs = trained(expected, weight, [parameters[n] for n in leaves])
-            pairs.append((gradients(came, weight, leaves.values()), theirs, "trains otherwise"))
-        for ours, expected, what in pairs:
-            apart, size = (float(v.detach().norm()) for v in (ours - expected, expected))
-            if not apart <= FAITHFUL * (size + 1e-6):
+            reference = original_gradients(expected, weight, [parameters[n] for n in leaves])
+            pairs.append((gradients(output, weight, leaves.values()), reference, "gradient"))
+        for found, reference, what in pairs:
+            error, size = (float(v.detach().norm()) for v in (found - reference, reference))
+            # Negated, so that nan is an error too.
+            if not error <= RECORDING_TOLERANCE * (size + 1e-6):
                 raise ModelError(
-                    f"The model, recorded, {what} than it does by itself: hooks, in-place writes, "
-                    "an embedding's max_norm or a backward pass of its own cannot be exported."
+                    f"The recorded model has a different {what} than the model itself. Hooks, "
+                    "in-place writes, an embedding's max_norm and a custom backward pass cannot be "
+                    "exported; remove them.",
+                    code="model.recording-differs",
+                    what=what,
                 )
 
 
 def random_samples(captured: "Captured", generator: torch.Generator) -> Tensor:
-    """A batch of what the recorded model takes."""
+    """A batch of random samples of the shape and type that the recorded model takes."""
     shape = (MINIMUM_BATCH + 1, *captured.sample_shape)
     if captured.sample_dtype == "int64":
         return torch.randint(captured.sample_limit or SAFE_LIMIT, shape, generator=generator)
     return torch.randn(shape, generator=generator)
 
 
-def output_of(model: nn.Module, x: Tensor) -> Tensor:
-    """What `model` itself says to `x`. Raises ModelError where that is no tensor of numbers."""
+def run_original(model: nn.Module, x: Tensor) -> Tensor:
+    """Output of `model` for `x`. Raises ModelError unless it is a finite float32 tensor."""
     try:
         with SeededBernoulli(0):
             output = model(x)
     except Exception as error:  # the user's code may raise anything
         raise ModelError(
             f"The model fails on a batch of random samples: {source_lines.first_line(error)}"
-            f"{source_lines.of_error(error)}"
+            f"{source_lines.place_of_error(error)}",
+            code="model.forward-fails",
         ) from error
     check_output_type(output)
     assert isinstance(output, Tensor)
@@ -253,30 +362,34 @@ def output_of(model: nn.Module, x: Tensor) -> Tensor:
     return output
 
 
-def trained(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> Tensor:
-    """The model's own `gradients`. Raises ModelError where PyTorch has none, or no finite ones."""
+def original_gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> Tensor:
+    """The model's own `gradients`. Raises ModelError if PyTorch finds no finite ones."""
     try:
         found = gradients(output, weight, leaves)
     except RuntimeError as error:
         raise ModelError(
             f"PyTorch itself cannot train the model: {source_lines.first_line(error)}. Run "
-            "loss.backward() on a batch to see where."
+            "loss.backward() on a batch to see the place.",
+            code="model.backward-fails",
         ) from error
     check_finite(found, "gradient")
     return found
 
 
 def check_finite(values: Tensor, what: str) -> None:
-    """Raise ModelError where the model's own `values` are nan or infinite."""
+    """Raise ModelError if the model's own output or gradient holds nan or infinity."""
     if not torch.isfinite(values).all():
         raise ModelError(
             f"The model's {what} on a batch of random samples holds a number that is not finite, "
-            "as a root or a logarithm of a negative number does; it must be finite for any samples."
+            "as a root or a logarithm of a negative number does. It must be finite for any "
+            "samples.",
+            code="model.result-not-finite",
+            what=what,
         )
 
 
 def gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> Tensor:
-    """Gradients of (output * weight).sum() in one row; zeros where there is none."""
+    """Gradients of (output * weight).sum() by `leaves` as one row; zeros for unused leaves."""
     leaves = list(leaves)
     found = torch.autograd.grad((output * weight).sum(), leaves, allow_unused=True)
     pairs = zip(found, leaves, strict=True)

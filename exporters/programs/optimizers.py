@@ -1,7 +1,7 @@
-"""Optimizers as pure functions over named tensors, with PyTorch's definitions.
+"""Optimizers as pure functions of named tensors, with PyTorch's definitions.
 
-An optimizer lists the state it keeps for some parameters and computes new values of parameters and
-state from their gradients. The learning rate is an input of every step.
+An optimizer lists the state that it keeps for given parameters. It computes new parameters and
+state from the gradients. The learning rate is an input of every step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,35 +16,50 @@ from exporters.programs.program import Tensors
 
 
 class Optimizer(Protocol):
-    """What a training step needs of an optimizer."""
+    """The interface that a training step uses."""
 
     def state(self, parameters: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
-        """Entries of the state kept for `parameters`; it starts as zeros."""
+        """Entries of the state for `parameters`, which starts as zeros."""
         ...
 
     def update(
         self, parameters: Tensors, gradients: Tensors, state: Tensors, rate: Tensor
     ) -> dict[str, Tensor]:
-        """New values of parameters and state, all by entry name."""
+        """Compute one step.
+
+        Args:
+            parameters: Trained parameters by name.
+            gradients: Their gradients, by the same names.
+            state: The optimizer's state, by the names of its entries.
+            rate: The learning rate, a scalar.
+
+        Returns:
+            New values of all parameters and all state, by name.
+        """
         ...
 
 
-def entry(name: str, shape: tuple[int, ...]) -> TensorEntry:
-    """One float32 tensor of optimizer state."""
+def state_entry(name: str, shape: tuple[int, ...]) -> TensorEntry:
+    """Entry of one float32 tensor of optimizer state; it is not stored in the bundle."""
     return TensorEntry(name=name, role="optimizer", dtype="float32", shape=shape, stored=False)
 
 
-def twins(prefix: str, parameters: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
-    """One state tensor of the same shape for each parameter."""
-    return tuple(entry(f"{prefix}:{p.name}", p.shape) for p in parameters)
+def entries_like(prefix: str, parameters: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
+    """One state entry for each parameter, of the same shape, called `prefix:parameter`."""
+    return tuple(state_entry(f"{prefix}:{p.name}", p.shape) for p in parameters)
 
 
 @dataclass(frozen=True)
 class SGD:
-    """g = gradient + weight_decay * p; m' = momentum * m + g; p' = p - rate * m'.
+    """Stochastic gradient descent, as torch.optim.SGD.
 
-    With `nesterov` the step is g + momentum * m' instead of m'. Parameters in `undecayed` have no
-    weight decay.
+    g = gradient + weight_decay * p; m' = momentum * m + g; p' = p - rate * m'.
+
+    Attributes:
+        momentum: Momentum factor; 0 keeps no state.
+        nesterov: Use g + momentum * m' as the step instead of m'.
+        weight_decay: Factor of the parameter that is added to its gradient.
+        undecayed: Names of parameters without weight decay.
     """
 
     momentum: float = 0.0
@@ -53,13 +68,13 @@ class SGD:
     undecayed: frozenset[str] = frozenset()
 
     def state(self, parameters: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
-        """One momentum tensor a parameter, none without momentum."""
-        return twins("momentum", parameters) if self.momentum else ()
+        """One momentum tensor for each parameter; none without momentum."""
+        return entries_like("momentum", parameters) if self.momentum else ()
 
     def update(
         self, parameters: Tensors, gradients: Tensors, state: Tensors, rate: Tensor
     ) -> dict[str, Tensor]:
-        """See the class."""
+        """Apply the formula of the class; see `Optimizer.update`."""
         new: dict[str, Tensor] = {}
         for name, value in parameters.items():
             step = gradients[name]
@@ -75,11 +90,19 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """Kingma and Ba's Adam: p' = p - rate * (m' / (1 - b1^t)) / (sqrt(v' / (1 - b2^t)) + eps).
+    """Adam (Kingma and Ba) and AdamW (Loshchilov and Hutter), as in torch.optim.
 
-    Weight decay adds weight_decay * p to the gradient; with `decoupled` (Loshchilov and Hutter's
-    AdamW) it is rate * weight_decay * p off the parameter instead. Parameters in `undecayed` have
-    none. `counter` names the number of steps: two in one program need two names.
+    p' = p - rate * (m' / (1 - b1^t)) / (sqrt(v' / (1 - b2^t)) + eps).
+
+    Attributes:
+        betas: b1 and b2, the decay rates of the moments m and v.
+        eps: Added to the denominator.
+        weight_decay: Strength of the weight decay.
+        decoupled: Subtract rate * weight_decay * p from the parameter (AdamW) instead of adding
+            weight_decay * p to the gradient.
+        undecayed: Names of parameters without weight decay.
+        counter: Name of the state tensor that counts steps. Two Adams in one program need two
+            names.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -90,17 +113,19 @@ class Adam:
     counter: str = "adam_steps"
 
     def state(self, parameters: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
-        """First and second moments, and the number of steps taken so far."""
-        count = entry(self.counter, ())
-        return (count, *twins("adam_m", parameters), *twins("adam_v", parameters))
+        """The number of steps so far, and the first and second moment of each parameter."""
+        count = state_entry(self.counter, ())
+        return (count, *entries_like("adam_m", parameters), *entries_like("adam_v", parameters))
 
     def update(
         self, parameters: Tensors, gradients: Tensors, state: Tensors, rate: Tensor
     ) -> dict[str, Tensor]:
-        """See the class."""
+        """Apply the formula of the class; see `Optimizer.update`."""
         first, second = self.betas
+        # A float32 count is exact up to 2^24 steps.
         count = state[self.counter] + 1
         new: dict[str, Tensor] = {self.counter: count}
+        # Computed once as scalars, so that only two factors remain for each parameter tensor.
         mean_scale = rate / (1 - torch.pow(first, count))
         square_scale = 1 / (1 - torch.pow(second, count))
         for name, value in parameters.items():
@@ -121,21 +146,25 @@ class Adam:
 class Proximal:
     """FedProx: `optimizer` on the objective plus strength / 2 * ||p - p_0||^2 (Li et al., eq. 2).
 
-    p_0 are the parameters that the device received. They need not be kept: the distance from them,
-    `moved`, is state that starts as zeros in every round, as an optimizer's does.
+    p_0 are the parameters that the device received. They are not kept: the state holds p - p_0
+    (`moved`) instead, which starts as zeros in every round like all optimizer state.
+
+    Attributes:
+        optimizer: The inner optimizer.
+        strength: Factor of the penalty (mu in the paper).
     """
 
     optimizer: Optimizer
     strength: float
 
     def state(self, parameters: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
-        """How far each parameter has moved, and the optimizer's own state."""
-        return (*twins("moved", parameters), *self.optimizer.state(parameters))
+        """The distance p - p_0 of each parameter, and the state of the inner optimizer."""
+        return (*entries_like("moved", parameters), *self.optimizer.state(parameters))
 
     def update(
         self, parameters: Tensors, gradients: Tensors, state: Tensors, rate: Tensor
     ) -> dict[str, Tensor]:
-        """See the class."""
+        """Step the inner optimizer on the gradients plus strength * (p - p_0)."""
         pulled = {n: g + self.strength * state[f"moved:{n}"] for n, g in gradients.items()}
         new = self.optimizer.update(parameters, pulled, state, rate)
         moved = {f"moved:{n}": state[f"moved:{n}"] + new[n] - p for n, p in parameters.items()}
@@ -143,5 +172,13 @@ class Proximal:
 
 
 def select(tensors: Tensors, entries: Sequence[TensorEntry]) -> Mapping[str, Tensor]:
-    """The tensors that `entries` name, in their order."""
+    """Select tensors by their entries.
+
+    Args:
+        tensors: Tensors by name.
+        entries: Entries of the wanted tensors.
+
+    Returns:
+        The wanted tensors by name, in the order of `entries`.
+    """
     return {e.name: tensors[e.name] for e in entries}

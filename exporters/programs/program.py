@@ -1,7 +1,7 @@
-"""What a submodel hands to the exporters: pure functions of named tensors, and their state.
+"""The interface between submodels and exporters: pure functions of named tensors, and their state.
 
-A program has no runtime in it and no weights: the same program is traced for every writer, and
-one export serves every round because weights travel beside the graphs.
+A program depends neither on a runtime nor on weights. The same program is traced for every writer,
+and one export serves every round because weights are stored separately from the graphs.
 """
 
 from collections import Counter
@@ -17,21 +17,29 @@ from profiles.errors import ModelError
 Tensors = Mapping[str, Tensor]
 Function = Callable[[Tensors], dict[str, Tensor]]
 Report = Callable[[str], None]
-"""Hears of each stage of an export."""
+"""Called with the name of each stage of an export."""
 
 
 def silent(stage: str) -> None:
-    """Report nothing."""
+    """Ignore the name of a stage."""
 
 
 @dataclass(frozen=True)
 class ProgramSignature:
-    """A pure function to be exported: reads its inputs by port name, returns its outputs likewise.
+    """A pure function to export, with named inputs and outputs.
 
-    `function` may use autograd transforms (`torch.func`): tracing turns them into forward
-    operators. It must not keep state between calls. `source` is the recorded model that it runs, if
-    any: messages name the line of it that an operator comes from. Raises ModelError where two ports
-    have one name, as where a parameter of the model is called `rate`.
+    Attributes:
+        name: Name of the signature in the bundle.
+        inputs: Ports that the function reads, by name.
+        outputs: Ports that the function returns, by name.
+        function: Maps inputs to outputs. It may use `torch.func` transforms, which tracing turns
+            into forward operators. It must not keep state between calls.
+        source: The recorded model that the function runs, if any. Error messages use it to name
+            the user's line that an operator comes from.
+
+    Raises:
+        ModelError: Two ports have one name, for example because a parameter of the model is called
+            `rate`.
     """
 
     name: str
@@ -41,12 +49,17 @@ class ProgramSignature:
     source: GraphModule | None = None
 
     def __post_init__(self) -> None:
-        times = Counter(port.name for port in (*self.inputs, *self.outputs))
-        twice = [name for name, count in times.items() if count > 1]
+        # A shared name would feed one value to both ports, for example the parameter `rate` as
+        # the learning rate.
+        counts = Counter(port.name for port in (*self.inputs, *self.outputs))
+        twice = [name for name, count in counts.items() if count > 1]
         if twice:
             raise ModelError(
-                f"The signature {self.name!r} has an input or output of its own that is called "
-                f"{twice[0]!r}: the model's parameter or buffer {twice[0]!r} needs another name."
+                f"The signature {self.name!r} already has an input or output {twice[0]!r}; "
+                f"the model's parameter or buffer {twice[0]!r} needs another name.",
+                code="model.reserved-name",
+                name=twice[0],
+                signature=self.name,
             )
 
 
@@ -54,8 +67,15 @@ class ProgramSignature:
 class Program:
     """Everything about one submodel except its weights.
 
-    `sample_shape` is one sample without the batch, `classes` the width of the model's output.
-    Samples of type int64 are at least 0 and below `sample_limit`, where there is one.
+    Attributes:
+        submodel: The submodel spec.
+        sample_shape: Shape of one sample, without the batch.
+        classes: Width of the model's output.
+        signatures: The functions to export.
+        tensors: The device's state: parameters, buffers and optimizer state.
+        schedule: The order in which the device runs the signatures.
+        sample_dtype: Type of the samples.
+        sample_limit: int64 samples are at least 0 and below this number, if it is given.
     """
 
     submodel: str
@@ -68,40 +88,43 @@ class Program:
     sample_limit: int | None = None
 
 
-def samples(shape: tuple[int, ...], name: str = "x", dtype: Dtype = "float32") -> Port:
-    """A batch of samples of `shape`."""
+def samples_port(shape: tuple[int, ...], name: str = "x", dtype: Dtype = "float32") -> Port:
+    """Port for a batch of samples of `shape`."""
     return Port(name=name, kind="samples", dtype=dtype, shape=(None, *shape))
 
 
-def present(classes: int) -> Port:
-    """Which of the classes the device has samples of."""
+def present_port(classes: int) -> Port:
+    """Port for a mask (classes,) with 1 for each class that the device has samples of, else 0."""
     return Port(name="present", kind="classes", dtype="float32", shape=(classes,))
 
 
-def scalar(name: str) -> Port:
-    """A number that the schedule gives."""
+def scalar_port(name: str) -> Port:
+    """Port for a number from the schedule, for example the learning rate."""
     return Port(name=name, kind="scalar", dtype="float32", shape=())
 
 
-def seed() -> Port:
-    """A fresh random whole number for each step, from 0 below 2^31 - 1."""
+def seed_port() -> Port:
+    """Port for a new random integer in each step, 0 <= seed < 2^31 - 1."""
     return Port(name="seed", kind="seed", dtype="int64", shape=())
 
 
-def metric(name: str) -> Port:
-    """A number to report."""
+def metric_port(name: str) -> Port:
+    """Port for a number that the device reports, for example the loss."""
     return Port(name=name, kind="metric", dtype="float32", shape=())
 
 
 def state_in(entry: TensorEntry) -> Port:
-    """The tensor `entry` as an input."""
+    """Input port for the tensor `entry` of the device's state."""
     return Port(
         name=entry.name, kind="state", dtype=entry.dtype, shape=entry.shape, state=entry.name
     )
 
 
 def state_out(entry: TensorEntry) -> Port:
-    """The new value of the tensor `entry` as an output; a graph's names are unique, hence `+`."""
+    """Output port for the new value of the tensor `entry`.
+
+    Its name ends in `+`, because inputs and outputs of a graph need different names.
+    """
     return Port(
         name=f"{entry.name}+", kind="state", dtype=entry.dtype, shape=entry.shape, state=entry.name
     )

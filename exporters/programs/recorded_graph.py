@@ -1,4 +1,4 @@
-"""Reading a recorded ATen graph: its ports, the tensors it reads, what it changes."""
+"""Reads a recorded ATen graph: its input and output, the tensors it reads, and its writes."""
 
 from collections.abc import Iterator
 
@@ -10,31 +10,67 @@ from profiles.errors import ModelError
 
 aten = torch.ops.aten
 MINIMUM_BATCH = 2
-"""Samples from which on graphs take any number."""
+"""Smallest batch that a recorded graph takes; torch treats sizes 0 and 1 as constants."""
 
 
 def input_node(graph: GraphModule) -> Node:
-    """The node that stands for the batch of samples."""
+    """Find the node of the batch of samples.
+
+    Args:
+        graph: A recorded graph.
+
+    Returns:
+        Its only placeholder.
+
+    Raises:
+        ModelError: The model takes no input or several.
+    """
     nodes = graph.graph.find_nodes(op="placeholder")
     if len(nodes) != 1:
-        raise ModelError(f"The model takes {len(nodes)} inputs; it must take one tensor.")
+        raise ModelError(
+            f"The model takes {len(nodes)} inputs; it must take one tensor.",
+            code="model.wrong-inputs",
+            inputs=len(nodes),
+        )
     node = nodes[0]
     assert isinstance(node, Node)
     return node
 
 
 def output_node(graph: GraphModule) -> Node:
-    """The node whose value the graph returns."""
+    """Find the node of the returned tensor.
+
+    Args:
+        graph: A recorded graph.
+
+    Returns:
+        The node whose value the graph returns.
+
+    Raises:
+        ModelError: The model returns several values.
+    """
     (returned,) = graph.graph.find_nodes(op="output")
     value = returned.args[0]
+    # A model that returns one tensor is recorded as returning a tuple of one.
     node = value[0] if isinstance(value, tuple | list) and len(value) == 1 else value
     if not isinstance(node, Node):
-        raise ModelError("The model returns several values; it must return one tensor.")
+        raise ModelError(
+            "The model returns several values; it must return one tensor.",
+            code="model.wrong-output",
+        )
     return node
 
 
 def attributes_read(graph: GraphModule) -> Iterator[str]:
-    """Names of the parameters and buffers that `graph` reads, in order of first use."""
+    """List the parameters and buffers that `graph` reads.
+
+    Args:
+        graph: A recorded graph.
+
+    Yields:
+        Each name once, in order of first use.
+    """
+    # Recording declares all attributes at the start, so that their own order means nothing.
     order = {node: place for place, node in enumerate(graph.graph.nodes)}
     readers = graph.graph.find_nodes(op="get_attr")
     first = sorted(
@@ -48,7 +84,7 @@ def attributes_read(graph: GraphModule) -> Iterator[str]:
 
 
 def attribute(graph: GraphModule, name: str) -> Tensor:
-    """The tensor that a `get_attr` node called `name` reads."""
+    """The tensor that a `get_attr` node for `name` reads."""
     value: object = graph
     for part in name.split("."):
         value = getattr(value, part)
@@ -70,13 +106,14 @@ def writes_in_place(node: Node) -> bool:
 
 
 def is_impure(node: Node) -> bool:
-    """Whether `node` must stay although nothing reads it: ports, and in-place updates."""
+    """Whether `node` must stay even if no node reads it: ports and in-place updates."""
     if node.op in ("placeholder", "output"):
         return True
+    # A batch norm updates running statistics, although its schema does not say so.
     return node.target is aten.batch_norm.default or writes_in_place(node)
 
 
 def module_of(node: Node) -> str:
-    """Path of the innermost module that `node` belongs to."""
+    """Path of the innermost module that `node` belongs to; empty for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return str(stack[-1][0]) if stack else ""

@@ -1,4 +1,7 @@
-"""Where in the user's own source something comes from: for messages, where it is known."""
+"""Finds the line of the user's own source that an error or an operator comes from.
+
+The functions return text for error messages, or an empty string if the line is unknown.
+"""
 
 import linecache
 import re
@@ -14,6 +17,7 @@ from device_agent.formats.atomic_files import shown
 from exporters.programs.recorded_graph import writes_in_place
 
 FRAME = re.compile(r'File "(.+?)", line (\d+)')
+# With a slash at the end, so that a folder does not match one whose name merely starts alike.
 OTHERS = tuple(
     f"{folder}/"
     for folder in (
@@ -22,37 +26,46 @@ OTHERS = tuple(
         Path(sysconfig.get_paths()["stdlib"]),
     )
 )
-"""Folders of code that is not the user's; what is installed into the last one may be."""
+"""Folders of code that is not the user's: torch, the exporters and Python itself.
+
+Packages installed below the last folder may be the user's."""
 LIBRARIES = ("fft_", "linalg_")
-"""Of ATen: their functions turn into others of the same library when they are traced."""
+"""Prefixes of ATen libraries whose operators become other operators of the library in a trace."""
 
 
-def of_error(error: BaseException) -> str:
-    """Where the user's code was when `error` was raised, as ` (net.py, line 3: ...)`; or empty."""
+def place_of_error(error: BaseException) -> str:
+    """The user's line that raised `error`, as ` (net.py, line 3: ...)`; or empty."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bracketed(innermost((frame.filename, frame.lineno or 0) for frame in frames))
+    return parenthesized(innermost((frame.filename, frame.lineno or 0) for frame in frames))
 
 
-def of_node(node: Node) -> str:
-    """Where the user's code called the operator `node`, with its module; or empty."""
-    return bracketed(module_of(node), line_of(node))
+def place_of_node(node: Node) -> str:
+    """Module and line of the user's code that called the operator `node`; or empty."""
+    return parenthesized(quoted_module(node), line_of_node(node))
 
 
-def line_of(node: Node) -> str:
-    """The line of the user's code that called the operator `node`, with its file; or empty."""
+def line_of_node(node: Node) -> str:
+    """File and line of the user's code that called the operator `node`; or empty."""
     found = FRAME.findall(node.meta.get("stack_trace") or "")
     return innermost((file, int(line)) for file, line in found)
 
 
-def of_operator(source: GraphModule | None, operator: str) -> str:
-    """Where the user's code calls what an ATen `operator` of a traced step belongs to; or empty.
+def place_of_operator(source: GraphModule | None, operator: str) -> str:
+    """Module and line of the user's code that an operator of a traced step comes from.
 
-    `source` is the model as it was recorded. A gradient's operator, like avg_pool2d_backward, is
-    found under the name of what it is the gradient of.
+    A gradient's operator, for example avg_pool2d_backward, comes from the call of its forward
+    operator.
+
+    Args:
+        source: The recorded model, or None if there is none.
+        operator: Name of an ATen operator in the traced step.
+
+    Returns:
+        Text like ` (module 'head', net.py, line 3: ...)`, or an empty string.
     """
     name = stem(operator)
     if name.startswith("as_strided"):
-        return of_write(source)
+        return place_of_write(source)
     nodes = [
         (stem(node.target._schema.name), node)
         for node in (source.graph.nodes if source is not None else ())
@@ -61,37 +74,46 @@ def of_operator(source: GraphModule | None, operator: str) -> str:
     alike = [(recorded, node) for recorded, node in nodes if related(recorded, name)]
     if not alike:
         return ""
-    return of_node(max(alike, key=lambda pair: (pair[0] == name, len(pair[0])))[1])
+    # Prefer the same name, then the longest: max_pool2d_with_indices before max_pool2d.
+    return place_of_node(max(alike, key=lambda pair: (pair[0] == name, len(pair[0])))[1])
 
 
-def of_write(source: GraphModule | None) -> str:
-    """Where the user's code first writes into a part of a tensor; or empty.
+def place_of_write(source: GraphModule | None) -> str:
+    """Module and line of the first write into a part of a tensor; or empty.
 
-    The gradient of that is strided, whatever the part was.
+    PyTorch expresses the gradient of every such write with as_strided.
     """
     for node in source.graph.nodes if source is not None else ():
         written = node.args[0] if writes_in_place(node) else None
         if isinstance(written, Node) and is_view(written) and not writes_in_place(written):
-            return of_node(node)
+            return place_of_node(node)
     return ""
 
 
 def is_view(node: Node) -> bool:
-    """Whether `node` is a part or another shape of its input, in the same memory."""
+    """Whether `node` shares memory with its input, as slices and reshapes do."""
     target = node.target
     returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
     return any(value.alias_info is not None for value in returns)
 
 
 def first_line(error: Exception) -> str:
-    """What `error` says first, without a full stop; its kind where it says nothing."""
+    """Shorten an error message to one line.
+
+    Args:
+        error: Any exception.
+
+    Returns:
+        The first line of its message without a full stop, or its class name if that is empty.
+    """
     return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
 
 
 def related(recorded: str, forward: str) -> bool:
-    """Whether the operator `recorded` may turn into `forward` when it is traced.
+    """Whether tracing may turn the operator `recorded` into `forward`.
 
-    Either may say more: conv3d becomes convolution, max_pool2d max_pool2d_with_indices.
+    Either name may be the longer one: conv3d becomes convolution, and max_pool2d becomes
+    max_pool2d_with_indices.
     """
     begins = "conv" if forward == "convolution" else forward
     both = any(recorded.startswith(name) and forward.startswith(name) for name in LIBRARIES)
@@ -99,20 +121,20 @@ def related(recorded: str, forward: str) -> bool:
 
 
 def stem(operator: str) -> str:
-    """An operator's name without what only tells its variants apart."""
+    """Name of an ATen operator without the prefixes and suffixes of its variants."""
     name = operator.removeprefix("aten::").strip("_").removesuffix("_backward")
     return name.removeprefix("special_").removeprefix("bessel_")
 
 
-def module_of(node: Node) -> str:
-    """`module 'blocks.1'`, the innermost, or nothing."""
+def quoted_module(node: Node) -> str:
+    """The innermost module of `node`, as `module 'blocks.1'`; or empty."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     name = stack[-1][0] if stack else ""
     return f"module {name!r}" if name else ""
 
 
 def innermost(frames: Iterable[tuple[str, int]]) -> str:
-    """The last of `frames` (file, line) that is the user's."""
+    """Text for the last of `frames` (file, line) that is in the user's code; or empty."""
     own = [(file, line) for file, line in frames if is_users(file)]
     if not own:
         return ""
@@ -120,13 +142,14 @@ def innermost(frames: Iterable[tuple[str, int]]) -> str:
     return f"{shown(Path(file))}, line {line}: {linecache.getline(file, line).strip()}"
 
 
-def bracketed(*places: str) -> str:
-    """Those of `places` that are known, to follow what they are the place of."""
+def parenthesized(*places: str) -> str:
+    """The known `places` as text in parentheses, with a space in front; or empty."""
     known = [place for place in places if place]
     return f" ({', '.join(known)})" if known else ""
 
 
 def is_users(file: str) -> bool:
-    """Whether `file` is neither torch's, nor Python's, nor the exporters'."""
+    """Whether `file` belongs neither to torch, nor to Python, nor to the exporters."""
+    # site-packages may lie below the standard library's folder, but counts as the user's code.
     installed = "site-packages" in file and not file.startswith(OTHERS[:2])
     return installed or not file.startswith(("<", *OTHERS))

@@ -1,7 +1,7 @@
-"""From a program's function to one flat graph of forward operators.
+"""Traces a signature's function into one flat graph of forward operators.
 
-Loss, gradient and optimizer are traced together; every operator that exists only for training is
-replaced by its decomposition on the way. The batch stays open: a batch of any size runs.
+Loss, gradient and optimizer are traced together. Decompositions replace every operator that exists
+only for training. The batch size stays symbolic, so that the graph runs for any batch.
 """
 
 from collections.abc import Iterator
@@ -23,27 +23,35 @@ from exporters.decompositions import table
 from exporters.decompositions.decomposition import Decompositions
 from exporters.programs import source_lines
 from exporters.programs.composite_operators import Composites
-from exporters.programs.coverage import advice
+from exporters.programs.coverage import suggest_alternative
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.program import ProgramSignature
-from exporters.recurrence.recurrent_layers import OpenRecurrence
+from exporters.recurrence.recurrent_layers import RecurrenceLoops
 from profiles.errors import EdgeTailorError, ExportError
 
 EXAMPLE_BATCH = 3
-TRAINING_ONLY = ("aten::_native_batch_norm_legit", "aten::as_strided_scatter")
+# Training-only operators whose names do not contain "backward".
+TRAINING_OPERATORS = ("aten::_native_batch_norm_legit", "aten::as_strided_scatter")
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
-def trace(signature: ProgramSignature, forms: Decompositions | None = None) -> GraphModule:
+def trace(signature: ProgramSignature, decompositions: Decompositions | None = None) -> GraphModule:
     """Trace `signature` into a graph whose inputs and outputs are its ports, in order.
 
-    A writer's own `forms` come ahead of the table that all share.
+    Args:
+        signature: The function to trace.
+        decompositions: The writer's own decompositions. They take precedence over the shared table.
 
-    Raises ExportError naming the operator where one has no forward form, or where the model's
-    code depends on the numbers that it is given.
+    Returns:
+        A graph of forward operators, for any batch of at least two samples.
+
+    Raises:
+        ExportError: An operator has no forward form, the code depends on the values of its inputs,
+            or it fixes the batch size.
     """
+    # Constants of the recorded graph are real tensors: allow them among the fake ones.
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    batch = open_batch(mode)
+    batch = symbolic_batch(mode)
     inputs = fake_inputs(signature.inputs, mode, batch)
 
     def flat(*tensors: Tensor) -> list[Tensor]:
@@ -52,10 +60,10 @@ def trace(signature: ProgramSignature, forms: Decompositions | None = None) -> G
         return [results[port.name] for port in signature.outputs]
 
     try:
-        with mode, enable_python_dispatcher(), OpenLinear(), OpenRecurrence(), Composites():
+        with mode, enable_python_dispatcher(), UnfusedLinear(), RecurrenceLoops(), Composites():
             graph = make_fx(
                 functionalize(flat),
-                decomposition_table={**table(), **(forms or {})},
+                decomposition_table={**table(), **(decompositions or {})},
                 _allow_non_fake_inputs=True,
             )(*inputs)
     except EdgeTailorError:
@@ -63,11 +71,20 @@ def trace(signature: ProgramSignature, forms: Decompositions | None = None) -> G
     except Exception as error:  # torch raises whatever the traced code raises
         raise_if_interrupted(error)
         reason = source_lines.first_line(error)
-        raise ExportError(f"Signature {signature.name!r} cannot be traced: {reason}") from error
+        raise ExportError(
+            f"Signature {signature.name!r} cannot be traced: {reason}",
+            code="export.cannot-trace",
+            signature=signature.name,
+        ) from error
+    # A branch on the batch size makes torch replace the symbol by the example's size.
     if batch.node.expr.is_number:
         raise ExportError(
-            f"Signature {signature.name!r} fixes the batch at the {EXAMPLE_BATCH} samples it was "
-            "traced with: the model's code asks how many samples there are."
+            f"Signature {signature.name!r} works only for a batch of {EXAMPLE_BATCH} samples, the "
+            "size it was traced with: the model's code reads the number of samples. Do not branch "
+            "on len(x) or x.shape[0].",
+            code="export.fixed-batch",
+            signature=signature.name,
+            batch=EXAMPLE_BATCH,
         )
     graph.graph.eliminate_dead_code()
     graph.recompile()
@@ -75,30 +92,30 @@ def trace(signature: ProgramSignature, forms: Decompositions | None = None) -> G
     return graph
 
 
-class OpenLinear(TorchFunctionMode):
-    """Adds the bias of a linear layer over sequences apart from the product.
+class UnfusedLinear(TorchFunctionMode):
+    """Computes linear layers over sequences as a product and a separate addition of the bias.
 
-    ATen's own fused path compares the batch with the example's and so fixes it.
+    ATen's fused path compares the batch size with that of the example and so fixes it.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Replace biased linear layers on more than two axes; leave the rest."""
+        """Replace linear layers with a bias over sequences; run other functions unchanged."""
         if func in (torch.nn.functional.linear, torch.ops.aten.linear.default):
-            return linear(func, *args, **(kwargs or {}))
+            return unfused_linear(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def linear(product: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    """A linear layer by `product`, with the bias apart where there are more than two axes."""
+def unfused_linear(linear: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """Call `linear`; add the bias separately if the input has more than two axes."""
     if bias is None or input.dim() <= 2:
-        return product(input, weight, bias)
-    return product(input, weight) + bias
+        return linear(input, weight, bias)
+    return linear(input, weight) + bias
 
 
 def fake_inputs(ports: tuple[Port, ...], mode: FakeTensorMode, batch: SymInt) -> list[Tensor]:
-    """Tensors without data for `ports`, all of the one unknown `batch`."""
+    """Tensors without data for `ports`, all with the same symbolic `batch` size."""
     with mode:
         return [
             torch.empty(
@@ -108,8 +125,8 @@ def fake_inputs(ports: tuple[Port, ...], mode: FakeTensorMode, batch: SymInt) ->
         ]
 
 
-def open_batch(mode: FakeTensorMode) -> SymInt:
-    """An unknown size at least two."""
+def symbolic_batch(mode: FakeTensorMode) -> SymInt:
+    """A symbolic size of at least two."""
     example = mode.from_tensor(
         torch.empty(EXAMPLE_BATCH),
         symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC]),
@@ -120,18 +137,29 @@ def open_batch(mode: FakeTensorMode) -> SymInt:
 
 
 def check_forward_only(graph: GraphModule, signature: ProgramSignature) -> None:
-    """Raise ExportError for operators that no inference runtime has."""
+    """Raise ExportError for operators that inference runtimes do not have."""
     for name in operators(graph):
-        if "backward" in name or name.endswith("_") or name in TRAINING_ONLY:
-            place = source_lines.of_operator(signature.source, name)
+        # A trailing underscore marks in-place operators, which functionalize should have removed.
+        if "backward" in name or name.endswith("_") or name in TRAINING_OPERATORS:
+            place = source_lines.place_of_operator(signature.source, name)
             raise ExportError(
                 f"Signature {signature.name!r} needs the operator {name}{place}, which has no "
-                f"forward form: {advice(name)}"
+                f"forward form: {suggest_alternative(name)}",
+                code="export.unsupported-operator",
+                operator=name,
+                signature=signature.name,
             )
 
 
 def operators(graph: GraphModule) -> Iterator[str]:
-    """Names of the ATen operators in `graph`, one for each node."""
+    """List the operators that `graph` calls.
+
+    Args:
+        graph: A traced graph.
+
+    Yields:
+        Names like aten::convolution, one for each node that calls an operator.
+    """
     for node in graph.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             yield node.target._schema.name

@@ -1,6 +1,6 @@
-"""Builders of the signatures that families put together: train, evaluate, predict, record.
+"""Builds the signatures that families combine: train, evaluate, predict, record activations.
 
-All of them run a captured graph with the tensors of the device's state in place of its own.
+Each signature runs a recorded graph and replaces its tensors by those of the device's state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,55 +12,66 @@ from torch.func import functional_call, grad_and_value
 from torch.fx import GraphModule
 
 from device_agent.formats.manifest import Dtype, TensorEntry
-from exporters.programs.dropout import SeededDropout, drops
+from exporters.programs.dropout import SeededDropout, has_dropout
 from exporters.programs.losses import objective
 from exporters.programs.optimizers import Optimizer, select
 from exporters.programs.program import (
     ProgramSignature,
     Tensors,
-    metric,
-    present,
-    samples,
-    scalar,
-    seed,
+    metric_port,
+    present_port,
+    samples_port,
+    scalar_port,
+    seed_port,
     state_in,
     state_out,
 )
 from exporters.programs.recorded_graph import attributes_read, input_node, output_node
 
 Penalty = Callable[[Tensors], Tensor]
-"""A term of the objective that depends on the trained parameters and other state only."""
+"""A term of the objective that depends only on trained parameters and other state."""
 
 Names = Callable[[str], str]
-"""From a graph's own name of a tensor to its name in the device's state."""
+"""Maps a tensor's name in the graph to its name in the device's state."""
 
 
-def own_name(name: str) -> str:
-    """The graph's names are the state's."""
+def same_name(name: str) -> str:
+    """Return `name`: the graph and the device's state use the same names."""
     return name
 
 
 def sample_dtype(graph: GraphModule) -> Dtype:
-    """The type of the samples or recorded activations that `graph` takes."""
+    """Type of the samples or recorded activations that `graph` takes."""
     return "int64" if input_node(graph).meta["val"].dtype == torch.int64 else "float32"
 
 
-def outputs(graph: GraphModule) -> int:
-    """How many numbers `graph` returns for one sample, as a row."""
+def output_width(graph: GraphModule) -> int:
+    """How many numbers `graph` returns for one sample."""
     return int(output_node(graph).meta["val"].shape[1])
 
 
-def run(graph: GraphModule, tensors: Tensors, x: Tensor, names: Names = own_name) -> Tensor:
-    """Output of `graph` for `x`, reading each parameter and buffer from `tensors`.
+def run(graph: GraphModule, tensors: Tensors, x: Tensor, names: Names = same_name) -> Tensor:
+    """Run `graph` on `x` with the parameters and buffers in `tensors`.
 
-    Running statistics in `tensors` are updated in place: hand in copies.
+    The graph updates running statistics in place: pass copies of them.
+
+    Args:
+        graph: A recorded graph.
+        tensors: The device's state. The graph's own tensors replace missing ones.
+        x: A batch of samples.
+        names: Maps the graph's names to those in `tensors`.
+
+    Returns:
+        The output of the graph.
     """
-    own = {name: tensors[names(name)] for name in attributes_read(graph) if names(name) in tensors}
-    (output,) = [functional_call(graph, own, (x,))]
+    replaced = {
+        name: tensors[names(name)] for name in attributes_read(graph) if names(name) in tensors
+    }
+    (output,) = [functional_call(graph, replaced, (x,))]
     return output[0] if isinstance(output, tuple | list) else output  # type: ignore[no-any-return]
 
 
-def train(
+def train_signature(
     graph: GraphModule,
     sample_shape: tuple[int, ...],
     parameters: Sequence[TensorEntry],
@@ -70,65 +81,99 @@ def train(
     name: str = "train",
     penalty: Penalty | None = None,
     reads: Sequence[TensorEntry] = (),
-    names: Names = own_name,
+    names: Names = same_name,
     loss: str = "cross-entropy",
     masked: bool = False,
 ) -> ProgramSignature:
-    """One step: (x, y, rate, state) -> (loss, parameters', optimizer state', buffers').
+    """Build a step: (x, y, rate, state) -> (loss, parameters', optimizer state', buffers').
 
-    The output `loss` is the loss of that name (`losses.py`) alone; the gradient is that of the
-    loss plus `penalty`. Both may also look at the tensors `reads`. Statistics among them
-    (static batch norm) stay as they are. With `masked` the logits of classes that the device has no
-    samples of count as zero (HeteroFL's masked cross-entropy, for models of two classes and more).
-    Where `graph` has dropout, a `seed` is an input too. Raises ModelError where the loss does not
-    fit the model's output.
+    The step follows the gradient of loss + penalty but returns the loss alone. If `graph` has
+    dropout, the step also takes a `seed`.
+
+    Args:
+        graph: The recorded training graph.
+        sample_shape: Shape of one sample, without the batch.
+        parameters: Trained parameters.
+        buffers: Buffers that the graph updates, for example running statistics.
+        optimizer: Computes new parameters from gradients.
+        name: Name of the signature.
+        penalty: A further term of the objective.
+        reads: Tensors that the graph or the penalty only reads. Running statistics among them do
+            not change (static batch norm).
+        names: Maps the graph's names of tensors to those in the device's state.
+        loss: Name of the loss, see `losses.OBJECTIVES`.
+        masked: Set the logits of classes that the device has no samples of to zero (HeteroFL's
+            masked cross-entropy, for models of at least two classes).
+
+    Returns:
+        The signature.
+
+    Raises:
+        ModelError: The loss does not fit the model's output.
     """
     kept = optimizer.state(parameters)
     written = (*parameters, *kept, *buffers)
-    classes = outputs(graph)
-    aim = objective(loss, classes)
-    mask = present(classes) if masked and classes > 1 else None
-    random = seed() if drops(graph) else None
+    classes = output_width(graph)
+    target = objective(loss, classes)
+    mask = present_port(classes) if masked and classes > 1 else None
+    random = seed_port() if has_dropout(graph) else None
 
     def step(feeds: Tensors) -> dict[str, Tensor]:
         statistics = {b.name: feeds[b.name].clone() for b in buffers}
-        # Copies: a batch norm writes into the statistics that it reads.
+        # Copy them: a batch norm writes into the statistics that it reads.
         fixed = {e.name: feeds[e.name].clone() for e in reads if e.role == "frozen"}
         fixed |= {e.name: feeds[e.name] for e in reads if e.role != "frozen"}
 
-        def minimised(trained: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        def minimized(trained: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
             with nullcontext() if random is None else SeededDropout(feeds[random.name]):
                 logits = run(graph, {**fixed, **trained, **statistics}, feeds["x"], names)
-            value = aim.loss(logits if mask is None else logits * feeds[mask.name], feeds["y"])
+            # The mask makes logits of absent classes zero; they get no gradient.
+            value = target.loss(logits if mask is None else logits * feeds[mask.name], feeds["y"])
             total = value if penalty is None else value + penalty({**fixed, **trained})
             return total, value
 
+        # The gradient is that of the total, but the step reports the loss alone (`has_aux`).
         current = select(feeds, parameters)
-        gradients, (_, value) = grad_and_value(minimised, has_aux=True)(current)
+        gradients, (_, value) = grad_and_value(minimized, has_aux=True)(current)
         new = optimizer.update(current, gradients, select(feeds, kept), feeds["rate"])
         results = {f"{key}+": tensor for key, tensor in {**new, **statistics}.items()}
         return {"loss": value, **results}
 
-    inputs = [samples(sample_shape, dtype=sample_dtype(graph)), aim.labels(classes), scalar("rate")]
+    inputs = [
+        samples_port(sample_shape, dtype=sample_dtype(graph)),
+        target.labels(classes),
+        scalar_port("rate"),
+    ]
     inputs += [port for port in (mask, random) if port is not None]
     return ProgramSignature(
         name=name,
         inputs=(*inputs, *map(state_in, (*written, *reads))),
-        outputs=(metric("loss"), *map(state_out, written)),
+        outputs=(metric_port("loss"), *map(state_out, written)),
         function=step,
         source=graph,
     )
 
 
-def apply(
+def forward_signature(
     name: str,
     graph: GraphModule,
     sample_shape: tuple[int, ...],
     reads: Sequence[TensorEntry],
     *,
-    names: Names = own_name,
+    names: Names = same_name,
 ) -> ProgramSignature:
-    """Run `graph` on a batch: (x, state) -> output. Serves predictions and recorded activations."""
+    """Build a forward pass: (x, state) -> output, for predictions and recorded activations.
+
+    Args:
+        name: Name of the signature.
+        graph: A recorded inference graph, or a part of one.
+        sample_shape: Shape of one sample, without the batch.
+        reads: Tensors of the device's state that the graph reads.
+        names: Maps the graph's names of tensors to those in the device's state.
+
+    Returns:
+        The signature.
+    """
     shape = tuple(int(size) for size in output_node(graph).meta["val"].shape[1:])
 
     def function(feeds: Tensors) -> dict[str, Tensor]:
@@ -136,40 +181,53 @@ def apply(
 
     return ProgramSignature(
         name=name,
-        inputs=(samples(sample_shape, dtype=sample_dtype(graph)), *map(state_in, reads)),
-        outputs=(samples(shape, "output"),),
+        inputs=(samples_port(sample_shape, dtype=sample_dtype(graph)), *map(state_in, reads)),
+        outputs=(samples_port(shape, "output"),),
         function=function,
         source=graph,
     )
 
 
-def evaluate(
+def evaluation_signature(
     graph: GraphModule,
     sample_shape: tuple[int, ...],
     reads: Sequence[TensorEntry],
     loss: str = "cross-entropy",
     *,
-    names: Names = own_name,
+    names: Names = same_name,
 ) -> ProgramSignature:
-    """Judge predictions of `graph`: (x, y, state) -> (loss, correct), both float32.
+    """Build an evaluation: (x, y, state) -> (loss, correct), both float32.
 
-    The loss is the mean over the batch, `correct` the number of samples whose class is predicted;
-    a regression has no such output. Raises ModelError where the loss does not fit.
+    The loss is the mean over the batch, `correct` the number of correctly predicted samples.
+    A regression has no output `correct`.
+
+    Args:
+        graph: The recorded inference graph.
+        sample_shape: Shape of one sample, without the batch.
+        reads: Tensors of the device's state that the graph reads.
+        loss: Name of the loss, see `losses.OBJECTIVES`.
+        names: Maps the graph's names of tensors to those in the device's state.
+
+    Returns:
+        The signature.
+
+    Raises:
+        ModelError: The loss does not fit the model's output.
     """
-    width = outputs(graph)
-    aim = objective(loss, width)
-    measures = {"loss": aim.loss, "correct": aim.correct}
+    width = output_width(graph)
+    target = objective(loss, width)
+    measures = {"loss": target.loss, "correct": target.correct}
     known = {key: measure for key, measure in measures.items() if measure is not None}
 
     def function(feeds: Tensors) -> dict[str, Tensor]:
         output = run(graph, feeds, feeds["x"], names)
         return {key: measure(output, feeds["y"]) for key, measure in known.items()}
 
-    inputs = (samples(sample_shape, dtype=sample_dtype(graph)), aim.labels(width))
+    inputs = (samples_port(sample_shape, dtype=sample_dtype(graph)), target.labels(width))
     return ProgramSignature(
         name="evaluate",
         inputs=(*inputs, *map(state_in, reads)),
-        outputs=tuple(map(metric, known)),
+        outputs=tuple(map(metric_port, known)),
         function=function,
         source=graph,
     )

@@ -1,5 +1,5 @@
 """LSTM, GRU and plain recurrent layers as loops over time.
 
-Start with `recurrent_layers.py`. Writers turn the one loop operator (`loop_operator.py`) into what
-their runtime has.
+Start with `recurrent_layers.py`. Writers translate the one loop operator (`loop_operator.py`) into
+the loops of their runtime; that code belongs to `onnx/` and `tflite/`, not here.
 """

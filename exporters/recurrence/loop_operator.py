@@ -1,8 +1,8 @@
-"""Loops over time as one operator, so that a recurrence stays one node however many steps it goes.
+"""Defines an operator for loops over time, so that a recurrence of any length is one node.
 
 `edgetailor::loop` runs a named step along the first axis of its inputs. The step is a plain
-function of tensors, written once: here it runs in a Python loop, a writer makes the body of its
-runtime's own loop of it. What a step must be for that is said at `Step`.
+function of tensors, written once. Here it runs in a Python loop; writers turn it into the body of
+their runtime's loop. `Step` lists the requirements for such a function.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +21,14 @@ Gradients = Sequence[Tensor | None]
 
 @dataclass(frozen=True)
 class Loop:
-    """One run of a loop: what it began with, what it read, and its results.
+    """The arguments and results of one run of a loop.
 
-    `states` change from step to step, `inputs` (T, ...) are read one row a step, `constants` stay
-    the same. `results` are the last states, then the outputs (T, ...).
+    Attributes:
+        states: First states; each step replaces them.
+        inputs: Tensors (T, ...); each step reads one row of each.
+        constants: Tensors that every step reads.
+        results: Last states, then outputs (T, ...).
+        reverse: Whether the loop runs from the last row to the first.
     """
 
     states: Tensors
@@ -36,11 +40,14 @@ class Loop:
 
 @dataclass(frozen=True)
 class Step:
-    """`function` takes (*states, *one step of each input, *constants) and returns (*new states,
-    *outputs), none of which is one of its arguments or another result.
+    """The step of a loop, and the loop's derivative.
 
-    `derivative` takes a loop and the gradients of its results, None for those that nothing reads,
-    and returns the gradients of states, inputs and constants, in order, None where there is none.
+    Attributes:
+        states: Number of states.
+        function: Takes (*states, *one row of each input, *constants) and returns (*new states,
+            *outputs). Each result must be a new tensor: neither an argument nor another result.
+        derivative: Takes a loop and the gradients of its results, None for unread results. Returns
+            the gradients of states, inputs and constants, in this order; None for no gradient.
     """
 
     states: int
@@ -52,13 +59,10 @@ STEPS: dict[str, Step] = {}
 
 
 def register(name: str, step: Step) -> str:
-    """Let loops of `name` run `step`, and return `name`.
-
-    Raises ValueError where there are such loops already.
-    """
+    """Register `step` under `name` and return `name`. Raises ValueError for a used name."""
     if name in STEPS:
         raise ValueError(
-            f"Loops of {name!r} run {STEPS[name].function.__qualname__}; "
+            f"Loops called {name!r} run {STEPS[name].function.__qualname__}; "
             f"{step.function.__qualname__} needs another name."
         )
     STEPS[name] = step
@@ -72,10 +76,12 @@ LIBRARY.define(
 loop = torch.ops.edgetailor.loop.default
 
 
-def run(name: str, states: Tensors, inputs: Tensors, constants: Tensors, reverse: bool) -> Tensors:
-    """The step `name` from the first row of `inputs` to the last, or from the last to the first.
+def run_loop(
+    name: str, states: Tensors, inputs: Tensors, constants: Tensors, reverse: bool
+) -> Tensors:
+    """Run the step `name` for every row of `inputs`, in `reverse` from the last row to the first.
 
-    Row t of an output is what step t returned, in both directions.
+    In both directions, row t of an output is the result for row t of the inputs.
     """
     step, rows = STEPS[name], list(zip(*(x.unbind(0) for x in inputs), strict=True))
     outputs = []
@@ -83,14 +89,15 @@ def run(name: str, states: Tensors, inputs: Tensors, constants: Tensors, reverse
         results = step.function(*states, *row, *constants)
         states = list(results[: step.states])
         outputs.append(results[step.states :])
+    # A reversed loop computes the last row first.
     ordered = outputs[::-1] if reverse else outputs
     return [*states, *(torch.stack(column) for column in zip(*ordered, strict=True))]
 
 
-def shapes(
+def loop_shapes(
     name: str, states: Tensors, inputs: Tensors, constants: Tensors, reverse: bool
 ) -> Tensors:
-    """What `run` returns, of tensors without data: one step tells."""
+    """Results of `run_loop` for tensors without data, from the shapes of a single step."""
     step = STEPS[name]
     results = step.function(*states, *(x[0] for x in inputs), *constants)
     length = inputs[0].shape[0]
@@ -98,22 +105,25 @@ def shapes(
     return [*results[: step.states], *outputs]
 
 
-class Differentiable(_SingleLevelFunction):
-    """A loop whose gradient is its step's `derivative`.
+class DifferentiableLoop(_SingleLevelFunction):
+    """A loop with its step's `derivative` as gradient.
 
-    PyTorch's own registration of gradients refuses to run under `torch.func`; this is what its
-    operators do: one level of differentiation, with the levels below left to the dispatcher.
+    Gradients registered with `torch.library.register_autograd` do not run under `torch.func`. This
+    class does the same as PyTorch's built-in operators: it differentiates one level and leaves the
+    levels below to the dispatcher.
     """
 
     @staticmethod
     def forward(
         ctx: Any, keys: Any, name: str, reverse: bool, ends: tuple[int, int], *flat: Tensor
     ) -> tuple[Tensor, ...]:
-        """`flat`: states up to `ends[0]`, inputs up to `ends[1]`, then constants."""
+        """Run the loop; `flat` holds states up to `ends[0]`, inputs up to `ends[1]`, constants."""
+        # Pass None instead of zeros for unread results, so that `derivative` can skip them.
         ctx.set_materialize_grads(False)
         ctx.step, ctx.reverse, ctx.ends = STEPS[name], reverse, ends
-        parts = apart(flat, ends)
+        parts = split_arguments(flat, ends)
         with torch._C._AutoDispatchBelowAutograd():
+            # Dispatch again below autograd, so that PyTorch does not look for a second gradient.
             below = keys & torch._C._after_autograd_keyset
             results = loop.redispatch(below, name, *parts, reverse)
         ctx.save_for_backward(*flat, *results)
@@ -122,30 +132,32 @@ class Differentiable(_SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        """Gradients of `flat`; there is none of what comes ahead of it."""
+        """Gradients of `flat`; None for the arguments in front of it."""
         saved = list(ctx.saved_tensors)
-        parts = apart(saved[: ctx.read], ctx.ends)
-        ran = Loop(*parts, results=saved[ctx.read :], reverse=ctx.reverse)
-        return None, None, None, None, *ctx.step.derivative(ran, gradients)
+        parts = split_arguments(saved[: ctx.read], ctx.ends)
+        finished = Loop(*parts, results=saved[ctx.read :], reverse=ctx.reverse)
+        return None, None, None, None, *ctx.step.derivative(finished, gradients)
 
 
-def apart(flat: Sequence[Tensor], ends: tuple[int, int]) -> tuple[Tensors, Tensors, Tensors]:
-    """States, inputs and constants."""
+def split_arguments(
+    flat: Sequence[Tensor], ends: tuple[int, int]
+) -> tuple[Tensors, Tensors, Tensors]:
+    """Split flat arguments into states, inputs and constants."""
     first, second = ends
     return list(flat[:first]), list(flat[first:second]), list(flat[second:])
 
 
-def differentiable(
+def run_differentiable_loop(
     keys: Any, name: str, states: Tensors, inputs: Tensors, constants: Tensors, reverse: bool
 ) -> Tensors:
-    """`loop` where gradients may be asked for."""
+    """Run a loop so that autograd can differentiate it."""
     ends = len(states), len(states) + len(inputs)
     one_level: Any = autograd_function
     with one_level.enable_single_level_autograd_function():
-        apply = cast(Any, Differentiable).apply
+        apply = cast(Any, DifferentiableLoop).apply
         return list(apply(keys, name, reverse, ends, *states, *inputs, *constants))
 
 
-LIBRARY.impl("loop", run, "CompositeExplicitAutograd")
-LIBRARY.impl("loop", differentiable, "Autograd", with_keyset=True)
-torch.library.register_fake("edgetailor::loop", shapes, lib=LIBRARY)
+LIBRARY.impl("loop", run_loop, "CompositeExplicitAutograd")
+LIBRARY.impl("loop", run_differentiable_loop, "Autograd", with_keyset=True)
+torch.library.register_fake("edgetailor::loop", loop_shapes, lib=LIBRARY)

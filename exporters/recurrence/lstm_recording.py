@@ -1,6 +1,6 @@
-"""Recording an LSTM in a blink: while a model is recorded, shapes are all that is asked of it.
+"""Speeds up recording of LSTMs: recording needs only the shapes of their results.
 
-PyTorch finds the shapes out by running every step on tensors without data, which takes a minute for
+PyTorch finds the shapes by running every step on tensors without data, which takes a minute for
 256 steps.
 """
 
@@ -16,20 +16,23 @@ LOCK = threading.Lock()
 SELECTOR = "select_one_layer_lstm_function"
 
 
-def one_layer(
+def empty_layer(
     x: Tensor, state: tuple[Tensor, Tensor], params: Any, has_biases: bool, reverse: bool = False
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """x (T, B, i), state (B, h) and (B, c) -> empty (T, B, h), and states of the same shapes."""
+    """Results of one LSTM layer without values: x (T, B, i) and states (B, h), (B, c) to
+    an empty sequence (T, B, h) and copies of the states.
+    """
     hidden, cell = state
     return hidden.new_empty((x.shape[0], *hidden.shape)), (hidden.clone(), cell.clone())
 
 
 @contextmanager
 def lstm_shapes_only() -> Iterator[None]:
-    """While this is open, an LSTM of tensors without data computes shapes and nothing else."""
+    """Context in which an LSTM on tensors without data computes only shapes."""
+    # The selector is a global of torch: two threads must not replace it at the same time.
     with LOCK:
         original = getattr(decompositions, SELECTOR)
-        setattr(decompositions, SELECTOR, lambda *_: one_layer)
+        setattr(decompositions, SELECTOR, lambda *_: empty_layer)
         try:
             yield
         finally:

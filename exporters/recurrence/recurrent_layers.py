@@ -1,4 +1,4 @@
-"""Recurrent layers of a recorded graph, all layers and directions, by loops over time."""
+"""Runs the recurrent layers of a recorded graph as loops over time, in all directions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,21 +22,21 @@ STEPS = {
 RECURRENT = tuple(STEPS)
 
 
-class OpenRecurrence(TorchFunctionMode):
-    """Runs recurrent layers as loops; PyTorch's own way unrolls them when it is traced."""
+class RecurrenceLoops(TorchFunctionMode):
+    """Context that runs recurrent layers as loops. Tracing would unroll PyTorch's own operators."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Replace recurrent layers; leave the rest."""
+        """Replace recurrent layers; run other functions unchanged."""
         if func in STEPS:
-            return recurrent(STEPS[func], *args, **(kwargs or {}))
+            return run_recurrent_layers(STEPS[func], *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One layer and direction: w_x (gates * n, i), w_h (gates * n, n), and both biases or none."""
+    """One layer in one direction: w_x (gates * n, i), w_h (gates * n, n), two biases or none."""
 
     step: str
     w_x: Tensor
@@ -45,16 +45,17 @@ class Cell:
     reverse: bool
 
     def run(self, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """x (T, i, B) and first states (n, B) -> hidden states (T, n, B), and the last states."""
+        """Run over x (T, i, B) from states (n, B) to hidden states (T, n, B) and last states."""
         biases = [bias.unsqueeze(1) for bias in self.biases]
-        if self.step != GRU and biases:  # a GRU's second bias stands within a product with r
+        # A GRU multiplies its second bias by r, so that the two cannot be added beforehand.
+        if self.step != GRU and biases:
             biases = [biases[0] + biases[1]]
         constants = [self.w_x, self.w_h, *biases]
         results = loop(self.step, list(states), [x], constants, self.reverse)
         return results[len(states)], results[: len(states)]
 
 
-def recurrent(
+def run_recurrent_layers(
     step: str,
     x: Tensor,
     hx: Tensor | Sequence[Tensor],
@@ -66,29 +67,39 @@ def recurrent(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """The layers of `aten::lstm` and its like, with their arguments and results.
+    """Compute `aten::lstm`, `aten::gru` or `aten::rnn_*` with loops of the step `step`.
 
-    x is (T, B, i), or (B, T, i) where `batch_first`; each first state (layers * directions, B, n).
-    Raises ExportError for an LSTM with projections and for dropout between layers.
+    Arguments and results are those of the ATen operator: x is (T, B, i), or (B, T, i) if
+    `batch_first`; each state is (layers * directions, B, n).
+
+    Raises:
+        ExportError: The layers have dropout between them, or the LSTM has projections.
     """
     if train and dropout and num_layers > 1:
         raise ExportError(
-            "The model has dropout between recurrent layers, which cannot be exported; set it to 0."
+            "The model has dropout between recurrent layers, which cannot be exported; set it to "
+            "0.",
+            code="export.recurrent-dropout",
+            dropout=dropout,
         )
     states = [hx] if isinstance(hx, Tensor) else list(hx)
-    each = 4 if has_biases else 2
+    per_cell = 4 if has_biases else 2
     directions = 2 if bidirectional else 1
-    if len(params) != each * num_layers * directions:
+    # Projections add one more weight to each cell.
+    if len(params) != per_cell * num_layers * directions:
         raise ExportError(
-            "The model has an LSTM with projections (proj_size), which cannot be exported; leave "
-            "proj_size out and put a linear layer behind the LSTM."
+            "The model has an LSTM with projections (proj_size), which cannot be exported. Remove "
+            "proj_size and put a linear layer after the LSTM.",
+            code="export.lstm-projections",
         )
+    # Loops run on (T, features, batch); see recurrent_steps.py for the reason.
     x = x.permute(1, 2, 0) if batch_first else x.transpose(1, 2)
     last = []
     for layer in range(num_layers):
         sequences = []
         for place in range(layer * directions, (layer + 1) * directions):
-            w_x, w_h, *biases = params[each * place : each * (place + 1)]
+            # PyTorch orders parameters by layer, then direction: forward before backward.
+            w_x, w_h, *biases = params[per_cell * place : per_cell * (place + 1)]
             cell = Cell(step, w_x, w_h, biases, reverse=place % directions == 1)
             sequence, final = cell.run(x, [state[place].t() for state in states])
             sequences.append(sequence)

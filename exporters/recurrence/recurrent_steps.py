@@ -1,8 +1,10 @@
-"""The steps of LSTM, GRU and plain recurrent layers, forth and back.
+"""The forward and backward steps of LSTM, GRU and plain recurrent layers.
 
-All tensors of a step are (features, batch), so that weights stand on the left of every product:
-runtimes rearrange the right-hand matrix before they multiply, and here that is the small one.
-Gradients of weights wait until the loop is over and are one large product each.
+All tensors of a step are (features, batch), so that weights are the left factor of every product.
+Runtimes rearrange the right factor before they multiply, and here this is the smaller matrix. The
+gradient of each weight is computed after the loop, as one large product.
+
+In the formulas, primes mark new values, and `d_x` is the gradient of x.
 """
 
 from collections.abc import Callable
@@ -13,81 +15,91 @@ from torch import Tensor
 from exporters.recurrence.loop_operator import Gradients, Loop, Results, Step, loop, register
 
 SMALLEST = 1e-20
-"""Gradients that are carried back in time are rounded to multiples of about 1e-27, this times the
-spacing of float32. They fade as they go, and processors are some ten times slower at numbers
-below 1e-38, which are too small for float32's full precision."""
+"""Gradients that are carried back in time are rounded to multiples of about 1e-27, which is this
+number times the relative spacing of float32. Such gradients fade, and processors are about ten
+times slower with subnormal numbers, which are below 1e-38."""
 
 
-def rounded(gradient: Tensor) -> Tensor:
-    """`gradient` with zeros in place of numbers next to nothing; see SMALLEST."""
+def flush_tiny(gradient: Tensor) -> Tensor:
+    """Round tiny numbers in `gradient` to zero; see SMALLEST."""
+    # The sum cannot hold digits below SMALLEST * 1e-7, so that the difference is free of them.
     return (gradient + SMALLEST) - SMALLEST
 
 
 def product(w: Tensor, x: Tensor, *bias: Tensor) -> Tensor:
-    """w x + bias."""
+    """Compute w x + bias."""
     return torch.addmm(bias[0], w, x) if bias else torch.mm(w, x)
 
 
 def lstm(h: Tensor, c: Tensor, x: Tensor, w_x: Tensor, w_h: Tensor, *bias: Tensor) -> Results:
-    """c' = f c + i g and h' = o tanh(c') with (i, f, g, o) from w_x x + w_h h + bias.
+    """Forward step of an LSTM: c' = f c + i g and h' = o tanh(c').
 
-    h, c (n, B), x (m, B), w_x (4n, m), w_h (4n, n), bias (4n, 1). Outputs: h', then what the way
-    back reads: i, f, g, o, tanh(c'), c and h, all (n, B).
+    The gates (i, f, g, o) are functions of w_x x + w_h h + bias. Shapes: h, c (n, B), x (m, B),
+    w_x (4n, m), w_h (4n, n), bias (4n, 1). Outputs: h', then the values that the backward step
+    reads: i, f, g, o, tanh(c'), c and h, all (n, B).
     """
     i, f, g, o = product(w_h, h, product(w_x, x, *bias)).chunk(4)
     i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
     new_c = f * c + i * g
-    bent = torch.tanh(new_c)
-    new_h = o * bent
-    return new_h, new_c, new_h.clone(), i, f, g, o, bent, c.clone(), h.clone()
+    tanh_c = torch.tanh(new_c)
+    new_h = o * tanh_c
+    # Clones, because each result of a step must be a new tensor (see `Step`).
+    return new_h, new_c, new_h.clone(), i, f, g, o, tanh_c, c.clone(), h.clone()
 
 
-def lstm_back(
+def lstm_backward(
     d_h: Tensor,
     d_c: Tensor,
     i: Tensor,
     f: Tensor,
     g: Tensor,
     o: Tensor,
-    bent: Tensor,
+    tanh_c: Tensor,
     c: Tensor,
     *rest: Tensor,
 ) -> Results:
-    """From the gradients of h' and c' to those of h, c, x and the gates' sums.
+    """Backward step of an LSTM: gradients of h, c, x and of the sums in the gates.
 
-    `rest` is w_x^T (m, 4n) and w_h^T (n, 4n), after the gradient of the output h' (n, B) where that
-    is read.
+    `d_h` and `d_c` are the gradients of h' and c'. `rest` is w_x^T (m, 4n) and w_h^T (n, 4n). If
+    the model reads the output h', its gradient (n, B) comes first in `rest`.
     """
-    *read, w_x, w_h = rest
-    d_h = d_h + read[0] if read else d_h
-    d_bent = d_h * o
-    d_c = d_c + (d_bent - d_bent * bent * bent)
+    *d_output, w_x, w_h = rest
+    d_h = d_h + d_output[0] if d_output else d_h
+    d_tanh_c = d_h * o
+    d_c = d_c + (d_tanh_c - d_tanh_c * tanh_c * tanh_c)
     d_i = d_c * g * (i - i * i)
     d_f = d_c * c * (f - f * f)
     d_g = d_c * (i - i * g * g)
-    d_o = d_h * bent * (o - o * o)
+    d_o = d_h * tanh_c * (o - o * o)
     d_sums = torch.cat([d_i, d_f, d_g, d_o])
-    return rounded(torch.mm(w_h, d_sums)), rounded(d_c * f), torch.mm(w_x, d_sums), d_sums
+    return flush_tiny(torch.mm(w_h, d_sums)), flush_tiny(d_c * f), torch.mm(w_x, d_sums), d_sums
 
 
-def lstm_derivative(ran: Loop, gradients: Gradients) -> Gradients:
-    """The gradients of weights and bias are sums over time and batch."""
+def lstm_derivative(loop_run: Loop, gradients: Gradients) -> Gradients:
+    """Gradients of an LSTM's loop; those of weights and bias are sums over time and batch."""
     d_h, d_c, *d_read = gradients[:3]
-    *gates, c, h = ran.results[3:]
-    states = [filled(d_h, ran.states[0]), filled(d_c, ran.states[1])]
-    w_x, w_h, *bias = ran.constants
-    read = [*gates, c, *present(d_read)]
-    results = loop(LSTM_BACK, states, read, [w_x.t(), w_h.t()], not ran.reverse)
+    *gates, c, h = loop_run.results[3:]
+    states = [or_zeros(d_h, loop_run.states[0]), or_zeros(d_c, loop_run.states[1])]
+    w_x, w_h, *bias = loop_run.constants
+    read = [*gates, c, *without_none(d_read)]
+    results = loop(LSTM_BACK, states, read, [w_x.t(), w_h.t()], not loop_run.reverse)
+    # The backward loop runs in the opposite direction. Its outputs are sorted by time again.
     *firsts, d_x, d_sums = results
     d_bias = [d_sums.sum([0, 2]).unsqueeze(1) for _ in bias]
-    return *firsts, d_x, over_time(d_sums, ran.inputs[0]), over_time(d_sums, h), *d_bias
+    return (
+        *firsts,
+        d_x,
+        sum_over_time(d_sums, loop_run.inputs[0]),
+        sum_over_time(d_sums, h),
+        *d_bias,
+    )
 
 
 def gru(h: Tensor, x: Tensor, w_x: Tensor, w_h: Tensor, *biases: Tensor) -> Results:
-    """h' = n + z (h - n), n = tanh(v_n + r u_n), r and z the sigmoids of v + u.
+    """Forward step of a GRU: h' = n + z (h - n), n = tanh(v_n + r u_n), r and z sigmoids of v + u.
 
-    v = w_x x + b_x and u = w_h h + b_h; w_x (3n, m), w_h (3n, n), biases (3n, 1) both or none.
-    Outputs: h', then what the way back reads: r, z, n, u_n and h, all (n, B).
+    v = w_x x + b_x and u = w_h h + b_h. Shapes: w_x (3n, m), w_h (3n, n), and two biases (3n, 1) or
+    none. Outputs: h', then the values that the backward step reads: r, z, n, u_n and h, all (n, B).
     """
     v_r, v_z, v_n = product(w_x, x, *biases[:1]).chunk(3)
     u_r, u_z, u_n = product(w_h, h, *biases[1:]).chunk(3)
@@ -97,90 +109,96 @@ def gru(h: Tensor, x: Tensor, w_x: Tensor, w_h: Tensor, *biases: Tensor) -> Resu
     return new, new.clone(), r, z, n, u_n.clone(), h.clone()
 
 
-def gru_back(
+def gru_backward(
     d_h: Tensor, r: Tensor, z: Tensor, n: Tensor, u: Tensor, h: Tensor, *rest: Tensor
 ) -> Results:
-    """From the gradient of h' to those of h, x, v and u; `rest` as for the LSTM."""
-    *read, w_x, w_h = rest
-    d_h = d_h + read[0] if read else d_h
+    """Backward step of a GRU: gradients of h, x, v and u; `rest` is as in `lstm_backward`."""
+    *d_output, w_x, w_h = rest
+    d_h = d_h + d_output[0] if d_output else d_h
     kept = d_h * z
     d_n = (d_h - kept) * (1 - n * n)
     d_r = d_n * u * (r - r * r)
     d_z = d_h * (h - n) * (z - z * z)
     d_v, d_u = torch.cat([d_r, d_z, d_n]), torch.cat([d_r, d_z, d_n * r])
-    return rounded(kept + torch.mm(w_h, d_u)), torch.mm(w_x, d_v), d_v, d_u
+    return flush_tiny(kept + torch.mm(w_h, d_u)), torch.mm(w_x, d_v), d_v, d_u
 
 
-def gru_derivative(ran: Loop, gradients: Gradients) -> Gradients:
-    """As for the LSTM, from v for the weights and bias of x, from u for those of h."""
+def gru_derivative(loop_run: Loop, gradients: Gradients) -> Gradients:
+    """Gradients of a GRU's loop: w_x and b_x follow from the gradient of v, w_h and b_h from u."""
     d_h, *d_read = gradients[:2]
-    states, read = [filled(d_h, ran.states[0])], [*ran.results[2:], *present(d_read)]
-    w_x, w_h, *biases = ran.constants
-    results = loop(GRU_BACK, states, read, [w_x.t(), w_h.t()], not ran.reverse)
+    states, read = (
+        [or_zeros(d_h, loop_run.states[0])],
+        [*loop_run.results[2:], *without_none(d_read)],
+    )
+    w_x, w_h, *biases = loop_run.constants
+    results = loop(GRU_BACK, states, read, [w_x.t(), w_h.t()], not loop_run.reverse)
     d_h, d_x, d_v, d_u = results
     d_biases = [d.sum([0, 2]).unsqueeze(1) for d in (d_v, d_u) if biases]
-    d_w = over_time(d_v, ran.inputs[0]), over_time(d_u, ran.results[-1])
+    d_w = sum_over_time(d_v, loop_run.inputs[0]), sum_over_time(d_u, loop_run.results[-1])
     return d_h, d_x, *d_w, *d_biases
 
 
-def plain(bend: Callable[[Tensor], Tensor]) -> Callable[..., Results]:
-    """The step h' = bend(w_x x + w_h h + bias) of a plain recurrent layer; outputs: h' and h."""
+def plain(activation: Callable[[Tensor], Tensor]) -> Callable[..., Results]:
+    """Build the step h' = activation(w_x x + w_h h + bias) of a plain layer; outputs: h' and h."""
 
     def step(h: Tensor, x: Tensor, w_x: Tensor, w_h: Tensor, *bias: Tensor) -> Results:
-        new = bend(product(w_h, h, product(w_x, x, *bias)))
+        new = activation(product(w_h, h, product(w_x, x, *bias)))
         return new, new.clone(), h.clone()
 
     return step
 
 
-def plain_back(slope: Callable[[Tensor], Tensor]) -> Callable[..., Results]:
-    """The way back of `plain`, with the `slope` of its bend as a function of h'."""
+def plain_backward(slope: Callable[[Tensor], Tensor]) -> Callable[..., Results]:
+    """Build the backward step of `plain`; `slope` is the activation's derivative in terms of h'."""
 
     def step(d_h: Tensor, new: Tensor, *rest: Tensor) -> Results:
-        *read, w_x, w_h = rest
-        d_sum = (d_h + read[0] if read else d_h) * slope(new)
-        return rounded(torch.mm(w_h, d_sum)), torch.mm(w_x, d_sum), d_sum
+        *d_output, w_x, w_h = rest
+        d_sum = (d_h + d_output[0] if d_output else d_h) * slope(new)
+        return flush_tiny(torch.mm(w_h, d_sum)), torch.mm(w_x, d_sum), d_sum
 
     return step
 
 
 def plain_derivative(name: str) -> Callable[[Loop, Gradients], Gradients]:
-    """As for the LSTM; `name` is that of the step back."""
+    """Build the derivative of a plain layer's loop; `name` is that of its backward step."""
 
-    def derivative(ran: Loop, gradients: Gradients) -> Gradients:
+    def derivative(loop_run: Loop, gradients: Gradients) -> Gradients:
         d_h, *d_read = gradients[:2]
-        states, read = [filled(d_h, ran.states[0])], [ran.results[1], *present(d_read)]
-        w_x, w_h, *bias = ran.constants
-        results = loop(name, states, read, [w_x.t(), w_h.t()], not ran.reverse)
+        states, read = (
+            [or_zeros(d_h, loop_run.states[0])],
+            [loop_run.results[1], *without_none(d_read)],
+        )
+        w_x, w_h, *bias = loop_run.constants
+        results = loop(name, states, read, [w_x.t(), w_h.t()], not loop_run.reverse)
         d_h, d_x, d_sum = results
         d_bias = [d_sum.sum([0, 2]).unsqueeze(1) for _ in bias]
-        d_w = over_time(d_sum, ran.inputs[0]), over_time(d_sum, ran.results[2])
+        d_w = sum_over_time(d_sum, loop_run.inputs[0]), sum_over_time(d_sum, loop_run.results[2])
         return d_h, d_x, *d_w, *d_bias
 
     return derivative
 
 
-def filled(gradient: Tensor | None, like: Tensor) -> Tensor:
-    """`gradient`, zeros where nothing reads the result."""
+def or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
+    """Return `gradient`, or zeros if it is None."""
     return torch.zeros_like(like) if gradient is None else gradient
 
 
-def present(gradients: Gradients) -> list[Tensor]:
-    """Those of `gradients` that there are."""
+def without_none(gradients: Gradients) -> list[Tensor]:
+    """Return the entries of `gradients` that are not None."""
     return [gradient for gradient in gradients if gradient is not None]
 
 
-def over_time(left: Tensor, right: Tensor) -> Tensor:
+def sum_over_time(left: Tensor, right: Tensor) -> Tensor:
     """Sum over t of left_t right_t^T: (T, n, B), (T, m, B) -> (n, m)."""
     rows = left.transpose(0, 1).reshape(left.shape[1], -1)
     return rows @ right.transpose(1, 2).reshape(-1, right.shape[1])
 
 
-LSTM_BACK = register("lstm_back", Step(2, lstm_back))
+LSTM_BACK = register("lstm_back", Step(2, lstm_backward))
 LSTM = register("lstm", Step(2, lstm, lstm_derivative))
-GRU_BACK = register("gru_back", Step(1, gru_back))
+GRU_BACK = register("gru_back", Step(1, gru_backward))
 GRU = register("gru", Step(1, gru, gru_derivative))
-TANH_BACK = register("rnn_tanh_back", Step(1, plain_back(lambda new: 1 - new * new)))
+TANH_BACK = register("rnn_tanh_back", Step(1, plain_backward(lambda new: 1 - new * new)))
 TANH = register("rnn_tanh", Step(1, plain(torch.tanh), plain_derivative(TANH_BACK)))
-RELU_BACK = register("rnn_relu_back", Step(1, plain_back(lambda new: (new > 0).to(new.dtype))))
+RELU_BACK = register("rnn_relu_back", Step(1, plain_backward(lambda new: (new > 0).to(new.dtype))))
 RELU = register("rnn_relu", Step(1, plain(torch.relu), plain_derivative(RELU_BACK)))

@@ -14,10 +14,10 @@ from torch import SymFloat, SymInt
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
-from exporters.programs.coverage import advice
+from exporters.programs.coverage import suggest_alternative
 from exporters.programs.loop_bodies import Body, stored
 from exporters.programs.program import ProgramSignature
-from exporters.programs.source_lines import of_operator
+from exporters.programs.source_lines import place_of_operator
 from exporters.tflite.flatbuffer import Size, Subgraph, Tensor, open_size
 from exporters.tflite.values import Layouts, UnsupportedError, Value
 from profiles.errors import ExportError
@@ -138,7 +138,7 @@ def call(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
         signature = lowering.signature
         target = node.target
         name = target._schema.name if isinstance(target, OpOverload) else str(target)
-        where = of_operator(signature.source, name)
+        where = place_of_operator(signature.source, name)
         raise ExportError(
             f"Signature {signature.name!r}: {target}{where} has no TFLite form as it is used "
             f"here: {error}. Export it with --format onnx, or use another layer."
@@ -154,7 +154,8 @@ def check_forms(graph: GraphModule, forms: LoweringRules, signature: ProgramSign
         name = target._schema.name
         raise ExportError(
             f"Signature {signature.name!r} needs the operator {name}"
-            f"{of_operator(signature.source, name)}, which has no TFLite form: {advice(name)}"
+            f"{place_of_operator(signature.source, name)}, which has no TFLite form: "
+            f"{suggest_alternative(name)}"
         )
 
 

@@ -13,9 +13,10 @@ from safetensors.torch import load
 from bundles import SAMPLE_SHAPE, TRAINING, tiny_model
 from device_agent.formats.manifest import WEIGHTS
 from device_agent.runtime.onnx_runtime import OnnxSession
-from edgetailor import GlobalModel, compile_graphs, split
+from edgetailor import GlobalModel, split
 from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import with_constants
+from exporters.export import compile_graphs
 from exporters.runtime_graph import Graph, Graphs
 from exporters.verification import verify
 from toolkit.submodels.submodel import Submodel

@@ -13,8 +13,8 @@ from torch import nn
 
 import oracles
 from commands import ROOT
-from edgetailor import TrainingConfig, export, split
-from exporters.export import Format
+from edgetailor import TrainingConfig, split
+from exporters.export import Format, export
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from oracles import Device, Plan
 from toolkit.submodels.global_model import from_model

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bundles import tiny_model
-from edgetailor import TrainingConfig, compile_graphs, export, split
-from exporters.export import Format
-from exporters.programs.program import Program, ProgramSignature, Tensors, samples
+from edgetailor import TrainingConfig, split
+from exporters.export import Format, compile_graphs, export
+from exporters.programs.program import Program, ProgramSignature, Tensors, samples_port
 from exporters.runtime_graph import Graphs
 from exporters.verification import MOST, TOLERANCE, verify
 from profiles.errors import VerificationError
@@ -168,14 +168,14 @@ def test_a_step_that_knows_one_batch_size_only_is_seen(format: Format) -> None:
 @pytest.mark.parametrize("wrong", [False, True])
 def test_what_rounding_does_to_the_same_inputs_is_allowed(wrong: bool, seed: int) -> None:
     """Rounding turns this sine by hundredths of a radian; a wrong sign is not excused."""
-    x = samples((50,))
+    x = samples_port((50,))
     slope, sign = 4e5, -1 if wrong else 1
 
     def function(feeds: Tensors) -> dict[str, Tensor]:
         single = feeds["x"].dtype == torch.float32
         return {"output": torch.sin(feeds["x"] * slope) * (sign if single else 1)}
 
-    signature = ProgramSignature("wave", (x,), (samples((50,), "output"),), function)
+    signature = ProgramSignature("wave", (x,), (samples_port((50,), "output"),), function)
     program = Program("wave", (50,), 2, (signature,), (), ())
     verdict = verify(program, compile_graphs(program), {}, seed)
     assert verdict.error > TOLERANCE

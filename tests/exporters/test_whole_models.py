@@ -18,7 +18,7 @@ import toolkit
 from device_agent.runtime.runtime_choice import Session, open_session
 from exporters.export import compile_graphs
 from exporters.programs.capture import capture
-from exporters.programs.program import Program, ProgramSignature, samples, state_in
+from exporters.programs.program import Program, ProgramSignature, samples_port, state_in
 from exporters.programs.recorded_graph import attributes_read
 from toolkit import models
 from toolkit.submodels.global_model import from_model
@@ -182,9 +182,9 @@ class Masks:
             return {f"mask{n}": mask.to(feeds["x"].dtype) for n, mask in enumerate(found)}
 
         entries = [e for e in submodel.program.tensors if e.name in self.names]
-        outputs = (samples(shape, f"mask{n}") for n, shape in enumerate(self.shapes))
+        outputs = (samples_port(shape, f"mask{n}") for n, shape in enumerate(self.shapes))
         return ProgramSignature(
-            "masks", (samples(self.shape), *map(state_in, entries)), tuple(outputs), function
+            "masks", (samples_port(self.shape), *map(state_in, entries)), tuple(outputs), function
         )
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-import toolkit
+import edgetailor
 from bundles import SAMPLE_SHAPE, TRAINING, tiny_model
 from commands import LIMIT_S, ROOT, environment
-from edgetailor import export, split
+from edgetailor import split
+from exporters.export import export
 
 NETS = """
 from torch import nn
@@ -23,14 +24,14 @@ def net():
 
 
 def test_the_public_names_are_listed_without_loading_them() -> None:
-    assert dir(toolkit) == sorted(toolkit.__all__)
-    code = "import sys, toolkit; print(dir(toolkit)); assert 'torch' not in sys.modules"
+    assert dir(edgetailor) == sorted(edgetailor.__all__)
+    code = "import sys, edgetailor; print(dir(edgetailor)); assert 'torch' not in sys.modules"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"{sorted(toolkit.__all__)}\n"
-    for name in toolkit.__all__:
-        assert getattr(toolkit, name).__name__ == name
+    assert done.stdout == f"{sorted(edgetailor.__all__)}\n"
+    for name in edgetailor.__all__:
+        assert getattr(edgetailor, name).__name__ == name
 
 
 def test_the_round_of_the_readme_runs(tmp_path: Path) -> None:

@@ -26,11 +26,12 @@ from toolkit.aggregation.recover import (
 )
 from toolkit.aggregation.update_validation import check_update, is_statistic
 from toolkit.aggregation.weighted_mean import Mean
-from toolkit.families import family_named
+from toolkit.families import recovering_family
+from toolkit.submodels.family import Family
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.spec import parse_spec
-from toolkit.submodels.submodel import Family, shapes_of
-from toolkit.submodels.tensor_slices import held_shapes, places
+from toolkit.submodels.submodel import shapes_of
+from toolkit.submodels.tensor_slices import slice_shapes, slices_by_tensor
 
 Table = tuple[TensorEntry, ...]
 
@@ -173,7 +174,7 @@ class Aggregation:
     def add(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
         """Add one update. Raises UpdateError if it does not fit the model."""
         check_update(record, arrays, self.model.tensors)
-        family = family_named(parse_spec(record.submodel).family)
+        family = recovering_family(parse_spec(record.submodel))
         self.trained |= {e.stands_for or "" for e in record.tensors if e.role == "parameter"}
         self.add_factors(record, arrays)
         # AFM recovers the mean of all factors once, in `result`.
@@ -184,7 +185,7 @@ class Aggregation:
     def add_factors(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
         """Add only the factors of a checked update, if its family keeps factors."""
         spec = parse_spec(record.submodel)
-        family = family_named(spec.family)
+        family = recovering_family(spec)
         if not family.averages_factors:
             return
         weight = weight_of(record, self.model, self.policy)
@@ -258,8 +259,8 @@ class Aggregation:
     def _add_recovered(
         self, family: Family, tensors: Mapping[str, Tensor], table: Table, weight: float
     ) -> None:
-        recovered = recover_tensors(family, tensors, table, held_shapes(table, self.shapes))
-        self.mean.add(recovered, weight, places(table, self.shapes))
+        recovered = recover_tensors(family, tensors, table, slice_shapes(table, self.shapes))
+        self.mean.add(recovered, weight, slices_by_tensor(table, self.shapes))
 
 
 def _no_update() -> UpdateError:

@@ -16,7 +16,7 @@ from toolkit.model_evaluation import evaluate, take_statistics
 from toolkit.splitting import split
 from toolkit.submodels import global_model
 from toolkit.submodels.model_loading import load_global
-from toolkit.submodels.one_step_submodel import slowed
+from toolkit.submodels.one_step_submodel import scale_learning_rates
 from toolkit.submodels.submodel import Submodel
 from toolkit.submodels.training_config import TrainingConfig
 
@@ -77,7 +77,9 @@ class Federation:
             submodel = self.submodel(spec)
             if spec not in self._graphs:
                 self._graphs[spec] = compile_graphs(submodel.program)
-            program = slowed(submodel.program, self.training.round_decay ** (round_ - 1))
+            program = scale_learning_rates(
+                submodel.program, self.training.round_decay ** (round_ - 1)
+            )
             values = submodel.cut(self.model)
             graphs = with_constants(program, self._graphs[spec], values)
             self._bundles[spec, round_] = bundle_files(

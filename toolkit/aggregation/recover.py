@@ -17,12 +17,13 @@ from profiles.errors import UpdateError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.submodel_strength import strength, trainable
 from toolkit.aggregation.update_validation import check_update
-from toolkit.families import family_named
+from toolkit.families import recovering_family
+from toolkit.submodels.family import Family
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.spec import parse_spec
-from toolkit.submodels.submodel import Family, Shapes, shapes_of
-from toolkit.submodels.tensor_slices import by_parameter, held_shapes, places
+from toolkit.submodels.submodel import Shapes, shapes_of
+from toolkit.submodels.tensor_slices import group_by_global_tensor, slice_shapes, slices_by_tensor
 
 Received = tuple[UpdateRecord, Mapping[str, np.ndarray]]
 """An update as `read_update` returns it: its record, and its arrays by their bundle names."""
@@ -86,13 +87,13 @@ def recover(
     check_update(record, arrays, model.tensors)
     shapes = shapes_of(model.tensors)
     held = recover_tensors(
-        family_named(parse_spec(record.submodel).family),
+        recovering_family(parse_spec(record.submodel)),
         as_tensors(arrays),
         record.tensors,
-        held_shapes(record.tensors, shapes),
+        slice_shapes(record.tensors, shapes),
     )
     weight = torch.tensor(weight_of(record, model, policy))
-    where = places(record.tensors, shapes)
+    where = slices_by_tensor(record.tensors, shapes)
     tensors: dict[str, Tensor] = {}
     weights: dict[str, Tensor] = {}
     for name, value in held.items():
@@ -153,11 +154,11 @@ def recover_tensors(
     named = {entry.stands_for for entry in table}
     for odd in sorted(map(str, named ^ recovered.keys())):
         raise UpdateError(
-            f"An update has factors of {odd!r}, but the family {family.name!r} does not factorize "
-            "that tensor. The update is not of the submodel that it names.",
+            f"An update has factors of {odd!r}, but the family {family.form.family!r} does not "
+            "factorize that tensor. The update is not of the submodel that it names.",
             code="update.unexpected-factors",
             parameter=odd,
-            family=family.name,
+            family=family.form.family,
         )
     for name, value in recovered.items():
         if tuple(value.shape) != shapes[name]:
@@ -175,14 +176,14 @@ def recover_tensors(
 def check_recovers(family: Family, table: Sequence[TensorEntry], shapes: Shapes) -> None:
     """Raise UpdateError as `recover_tensors` would, from the shapes in `table` alone."""
     tensors = {entry.name: torch.empty(entry.shape, device="meta") for entry in table}
-    recover_tensors(family, tensors, table, held_shapes(table, shapes))
+    recover_tensors(family, tensors, table, slice_shapes(table, shapes))
 
 
 def _incomplete(
     family: Family, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
 ) -> str | None:
     """The global tensor that `family` cannot recover because a factor is missing."""
-    for name, entries in by_parameter(table).items():
+    for name, entries in group_by_global_tensor(table).items():
         try:
             family.recover(tensors, entries, shapes)
         except KeyError:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from toolkit.submodels.matrix_product import Product, inverse
-from toolkit.submodels.tensor_slices import Place
+from toolkit.submodels.tensor_slices import TensorSlice
 
 CARRY = 32
 """Additions before the low part is carried. Each rounds by at most 2^-24 of the low part."""
@@ -30,7 +30,7 @@ class RunningSum:
         self.high: Tensor | None = None
         self.additions = 0
 
-    def add(self, value: Tensor | Product, weight: float, place: Place | None = None) -> None:
+    def add(self, value: Tensor | Product, weight: float, place: TensorSlice | None = None) -> None:
         """Add `weight` * `value`, at `place` if it is a part of the sum's shape."""
         if isinstance(value, Product) and place is None:
             self._set_layout(value.axes)
@@ -41,7 +41,7 @@ class RunningSum:
             if place is None:
                 self.low.add_(tensor, alpha=weight)
             else:
-                place.add(self.low, tensor, weight)
+                place.add_to(self.low, tensor, weight)
         self.additions += 1
         if self.additions % CARRY == 0:
             self.carry()

@@ -9,7 +9,7 @@ from device_agent.formats.manifest import TensorEntry
 from toolkit.families import family_named
 from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.submodel import Shapes, shapes_of
-from toolkit.submodels.tensor_slices import numbers_held
+from toolkit.submodels.tensor_slices import slice_size
 
 
 def strength(submodel: str, table: Sequence[TensorEntry], shapes: Shapes) -> float:
@@ -37,5 +37,5 @@ def share(table: Sequence[TensorEntry], shapes: Shapes) -> float:
     Factors hold all of their tensor. Buffers count in both numbers, because a state dict does not
     distinguish them from parameters.
     """
-    held = {e.stands_for: numbers_held(e, shapes[e.stands_for]) for e in table if e.stands_for}
+    held = {e.stands_for: slice_size(e, shapes[e.stands_for]) for e in table if e.stands_for}
     return sum(held.values()) / sum(map(math.prod, shapes.values()))

@@ -10,10 +10,9 @@ from torch import Tensor
 from device_agent.formats.manifest import UPLOADED, TensorEntry
 from device_agent.formats.update import UpdateRecord, check_record, check_tensors
 from profiles.errors import SpecError, UpdateError
-from toolkit.families import family_named
-from toolkit.submodels.spec import parse_spec
+from toolkit.families import check_spec
 from toolkit.submodels.submodel import Shapes, shapes_of
-from toolkit.submodels.tensor_slices import by_parameter, check_part, held_shape
+from toolkit.submodels.tensor_slices import check_slice, group_by_global_tensor, slice_shape
 
 STATISTICS = ("running_mean", "running_var")
 """The names of batch norm's statistics."""
@@ -32,9 +31,9 @@ def check_update(
     _check_spec(record.submodel)
     _check_names(record.tensors, origin, shapes)
     _check_roles_and_types(record.tensors, origin, model)
-    for name, entries in by_parameter(record.tensors).items():
+    for name, entries in group_by_global_tensor(record.tensors).items():
         for entry in entries:
-            check_part(entry, shapes[name])
+            check_slice(entry, shapes[name])
         _check_group(name, entries, shapes[name], origin)
     check_tensors(arrays, record.tensors, origin)
     _check_variances(record.tensors, arrays, origin)
@@ -48,11 +47,7 @@ def is_statistic(name: str) -> bool:
 def _check_spec(submodel: str) -> None:
     """Raise UpdateError for a submodel that no family makes of any model."""
     try:
-        for spec in parse_spec(submodel).nested():
-            family = family_named(spec.family)
-            if ":" not in family.usage:
-                spec.check_no_size()
-            family.strength(spec)  # reads the size
+        check_spec(submodel)
     except SpecError as error:
         raise UpdateError(
             f"{error} An update names this submodel.",
@@ -144,7 +139,7 @@ def _check_group(
             code="update.different-parts",
             parameter=name,
         )
-    held = held_shape(entries[0], shape)
+    held = slice_shape(entries[0], shape)
     if None in labels:
         _check_shape(name, entries[0].shape, held, origin)
     else:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from toolkit.aggregation.running_sum import RunningSum
 from toolkit.submodels.matrix_product import Product
-from toolkit.submodels.tensor_slices import Place
+from toolkit.submodels.tensor_slices import TensorSlice
 
 
 @dataclass
@@ -21,13 +21,13 @@ class Mean:
     """
 
     sums: dict[str, RunningSum] = field(default_factory=dict)
-    weights: dict[str, dict[Place | None, float]] = field(default_factory=dict)
+    weights: dict[str, dict[TensorSlice | None, float]] = field(default_factory=dict)
 
     def add(
         self,
         tensors: Mapping[str, Tensor | Product],
         weight: float,
-        places: Mapping[str, Place] | None = None,
+        places: Mapping[str, TensorSlice] | None = None,
     ) -> None:
         """Add `tensors` with `weight` > 0. Those in `places` are parts of larger tensors."""
         for name, value in tensors.items():
@@ -62,7 +62,7 @@ class Mean:
         means = self.sums.pop(name).take().div_(share)
         return torch.where(share > 0, means, old) if isinstance(share, Tensor) else means
 
-    def _weigh(self, name: str, place: Place | None, weight: float) -> None:
+    def _weigh(self, name: str, place: TensorSlice | None, weight: float) -> None:
         weights = self.weights.setdefault(name, {})
         weights[place] = weights.get(place, 0.0) + weight
 
@@ -75,12 +75,12 @@ class Mean:
         share = torch.full(self.sums[name].low.shape, whole, dtype=torch.float64)
         for place, weight in weights.items():
             assert place is not None
-            place.add(share, 1.0, weight)
+            place.add_to(share, 1.0, weight)
         return share
 
 
-def sum_for(value: Tensor | Product, place: Place | None) -> RunningSum:
+def sum_for(value: Tensor | Product, place: TensorSlice | None) -> RunningSum:
     """An empty sum in the shape and memory layout of `value`."""
     if place is not None:
-        return RunningSum(place.shape)
+        return RunningSum(place.whole_shape)
     return RunningSum(tuple(value.shape), value.axes if isinstance(value, Product) else None)

@@ -1,5 +1,7 @@
-"""Following channels through a captured graph, and building the network with fewer of them.
+"""Tracking channels through a captured graph, and building the network with fewer channels.
 
-Start with `narrowing.py`. A rule says for one operator which axes of its inputs and outputs have
-the same channels.
+Start with `narrowing.py`. `channel_tracking.py` visits the operators of a graph. For each operator
+a rule in one of the `*_rules.py` modules states which axes of its inputs and outputs have the same
+channels. `channel_units.py` keeps this knowledge, and `operator_call.py` is the view of one
+operator call that a rule gets.
 """

@@ -1,22 +1,22 @@
-"""Rules of the operators that move axes, line them up or take them apart."""
+"""Rules for operators that move, concatenate, split or pad axes."""
 
 import numpy as np
 import torch
 
-from toolkit.channels.channel_units import Axis, Kept, fixed
-from toolkit.channels.operator_call import Rule, Step, Value, is_fixed, untouched
+from toolkit.channels.channel_units import Axis, Kept, fixed_axis
+from toolkit.channels.operator_call import Rule, Step, Value, fixed_axes, is_fixed
 
 aten = torch.ops.aten
 
 
 def permute(step: Step) -> Value:
-    """All axes in another order."""
+    """Reorder all axes."""
     (x,) = step.inputs()
     return tuple(x[place] for place in step.argument("dims"))
 
 
 def transpose(step: Step) -> Value:
-    """Two axes change places."""
+    """Swap two axes."""
     axes = list(step.inputs()[0])
     one, other = step.argument("dim0"), step.argument("dim1")
     axes[one], axes[other] = axes[other], axes[one]
@@ -24,17 +24,17 @@ def transpose(step: Step) -> Value:
 
 
 def reverse(step: Step) -> Value:
-    """The transpose of a matrix."""
+    """Transpose a matrix."""
     return step.inputs()[0][::-1]
 
 
 def expand(step: Step) -> Value:
-    """Axes of size 1 are repeated: what they become, other operands say."""
+    """Repeat axes of size 1. Later operands say which channels the new axes have."""
     (x,) = step.inputs()
     sizes = step.sizes()
-    axes = [fixed(1)] * (len(sizes) - len(x)) + list(x)
+    axes = [fixed_axis(1)] * (len(sizes) - len(x)) + list(x)
     grown = tuple(
-        axis if len(axis) == size else step.units.fresh(size)
+        axis if len(axis) == size else step.units.new_axis(size)
         for axis, size in zip(axes, sizes, strict=True)
     )
     step.resize("size", grown)
@@ -42,54 +42,55 @@ def expand(step: Step) -> Value:
 
 
 def filled(step: Step) -> Value:
-    """A tensor of one number: what its axes are, other operands say."""
-    axes = tuple(map(step.units.fresh, step.sizes()))
+    """A tensor filled with one number. Later operands say which channels its axes have."""
+    axes = tuple(map(step.units.new_axis, step.sizes()))
     step.resize("size", axes)
     return axes
 
 
 def cat(step: Step) -> Value:
-    """One axis is lined up, the others are the same."""
+    """Concatenate along one axis; the other axes have the same channels in all tensors."""
     tensors = [step.of(node) for node in step.argument("tensors")]
     place = step.argument("dim") % len(tensors[0])
     for tensor in tensors[1:]:
         for i, (one, other) in enumerate(zip(tensors[0], tensor, strict=True)):
             if i != place:
                 step.units.join(one, other)
-    lined = np.concatenate([tensor[place] for tensor in tensors])
-    return tuple(lined if i == place else axis for i, axis in enumerate(tensors[0]))
+    concatenated = np.concatenate([tensor[place] for tensor in tensors])
+    return tuple(concatenated if i == place else axis for i, axis in enumerate(tensors[0]))
 
 
 def split(step: Step) -> Value:
-    """One axis is cut into pieces, whose channels are counted apart."""
+    """Split one axis into pieces. Each piece keeps its own share of channels."""
     (x,) = step.inputs()
     place = step.argument("dim") % len(x)
-    recorded = untouched(step.node.meta["val"])
+    recorded = fixed_axes(step.node.meta["val"])
     assert isinstance(recorded, list)
     bounds = np.cumsum([len(axes[place]) for axes in recorded])[:-1]
     pieces = np.split(x[place], bounds)
     for piece in pieces:
-        step.units.bound(piece)
+        step.units.add_boundary(piece)
 
     def apply(kept: Kept) -> None:
         if not kept.all(x[place]):
+            # After dropping, the pieces may have unequal sizes, which chunk cannot express.
             step.node.target = aten.split_with_sizes.default
             step.node.args = (step.node.args[0], [kept.count(p) for p in pieces], place)
             step.node.kwargs = {}
 
-    step.followed.edits.append(apply)
+    step.tracked.edits.append(apply)
     return [tuple(p if i == place else axis for i, axis in enumerate(x)) for p in pieces]
 
 
 def getitem(step: Step) -> Value:
-    """One of an operator's results."""
+    """One of several results of an operator."""
     source, place = step.node.args
     results = step.known[source]  # type: ignore[index]
     return results[place] if isinstance(results, list) else results  # type: ignore[index]
 
 
 def glu(step: Step) -> Value:
-    """One half of an axis gates the other."""
+    """Gate one half of an axis with the other, so that both halves have the same channels."""
     (x,) = step.inputs()
     place = step.argument("dim") % len(x)
     half, gate = np.split(x[place], 2)
@@ -98,7 +99,7 @@ def glu(step: Step) -> Value:
 
 
 def pad(step: Step) -> Value:
-    """Constants beside channels are channels too; other padding wants all of its axis."""
+    """Pad axes. Constants next to channels are channels too; other padding needs the whole axis."""
     (x,) = step.inputs()
     amounts, axes = list(step.argument("pad")), list(x)
     constant = step.node.target is aten.constant_pad_nd.default or (
@@ -107,14 +108,15 @@ def pad(step: Step) -> Value:
     margins: list[Axis | int] = []
     for number in range(len(amounts) // 2):
         place, (left, right) = len(x) - 1 - number, amounts[2 * number : 2 * number + 2]
+        # Padding that reflects or repeats values depends on which channels are neighbours.
         if constant and left >= 0 and right >= 0 and not is_fixed(x[place], step.units):
-            beside = step.units.fresh(left), step.units.fresh(right)
-            axes[place] = np.concatenate([beside[0], x[place], beside[1]])
-            margins += beside
+            added = step.units.new_axis(left), step.units.new_axis(right)
+            axes[place] = np.concatenate([added[0], x[place], added[1]])
+            margins += added
         else:
             if left or right:
-                step.need(x[place], "it pads them")
-                axes[place] = fixed(step.sizes()[place])
+                step.require_all(x[place], "it pads them")
+                axes[place] = fixed_axis(step.sizes()[place])
             margins += [left, right]
     if constant:
         step.edit("pad", lambda kept: [m if isinstance(m, int) else kept.count(m) for m in margins])

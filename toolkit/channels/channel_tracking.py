@@ -1,4 +1,4 @@
-"""A walk over a captured graph that gives every axis of every tensor its channels."""
+"""Tracking channels: a pass over a captured graph that finds the channels of every axis."""
 
 import operator
 import re
@@ -10,13 +10,13 @@ from exporters.programs.captured import Captured
 from toolkit.channels import axis_rules, plain_rules, recurrent_rules, reshape_rules, weighted_rules
 from toolkit.channels.channel_units import Units
 from toolkit.channels.operator_call import (
-    Followed,
     Rule,
     Step,
+    TrackedChannels,
     Value,
+    fixed_axes,
     operator_name,
-    unknown,
-    untouched,
+    require_unchanged,
 )
 
 RULES: dict[str, Rule] = {
@@ -29,45 +29,51 @@ RULES: dict[str, Rule] = {
 SPATIAL = re.compile(r"(adaptive_)?(avg|max)_pool\dd|upsample_\w+\dd")
 
 
-def follow(captured: Captured) -> Followed:
-    """Follow the channels through both graphs of `captured`.
+def track_channels(captured: Captured) -> TrackedChannels:
+    """Track the channels through both graphs of `captured`.
 
-    Nothing is refused yet: that depends on what is kept (`Followed.needs`).
+    No model is refused here. Whether its requirements are met depends on the channels that are kept
+    (`TrackedChannels.requirements`).
     """
     units = Units()
     tensors = {
-        name: tuple(units.fresh(size) for size in captured.shape(name)) for name in captured.tensors
+        name: tuple(units.new_axis(size) for size in captured.shape(name))
+        for name in captured.tensors
     }
-    followed = Followed(units, tensors)
+    tracked = TrackedChannels(units, tensors)
+    # Both graphs run the same layers, so that they share the units of parameters. An operator may
+    # be in one of them only.
     for graph in (captured.training, captured.inference):
-        walk(graph, followed)
-    return followed
+        _track_graph(graph, tracked)
+    return tracked
 
 
-def walk(graph: GraphModule, followed: Followed) -> None:
-    """Follow the channels through one graph."""
+def _track_graph(graph: GraphModule, tracked: TrackedChannels) -> None:
+    """Track the channels through one graph."""
     known: dict[Node, Value] = {}
     for node in graph.graph.nodes:
-        step = Step(node, known, followed)
+        step = Step(node, known, tracked)
         if node.op == "output":
+            # The classes must not be dropped.
             for axes in step.inputs():
                 for axis in axes:
-                    followed.units.pin(axis)
-        elif node.op == "get_attr" and node.target in followed.tensors:
-            known[node] = followed.tensors[node.target]
+                    tracked.units.pin(axis)
+        elif node.op == "get_attr" and node.target in tracked.tensors:
+            known[node] = tracked.tensors[node.target]
         elif node.op == "call_function":
             known[node] = rule_of(node)(step)
         else:
-            known[node] = untouched(node.meta.get("val"))
+            known[node] = fixed_axes(node.meta.get("val"))
 
 
 def rule_of(node: Node) -> Rule:
-    """The rule of the operator that `node` calls."""
+    """The rule for the operator that `node` calls."""
     if not isinstance(node.target, torch._ops.OpOverload):
-        return axis_rules.getitem if node.target is operator.getitem else unknown
+        return axis_rules.getitem if node.target is operator.getitem else require_unchanged
     name = operator_name(node)
+    # torch tags most elementwise operators, which then need no rule each.
     if torch.Tag.pointwise in node.target.tags:
         return plain_rules.pointwise
     if SPATIAL.fullmatch(name):
         return plain_rules.spatial
-    return RULES.get(name, unknown)
+    return RULES.get(name, require_unchanged)

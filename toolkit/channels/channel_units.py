@@ -1,8 +1,9 @@
-"""Which channels of which axes are one and the same, and which of them are kept.
+"""Which channels of which axes belong together, and which of them are kept.
 
-Every index of every axis has a *unit*. Axes that an operator puts side by side share their units:
-the two sides of an addition, a convolution's output and the next one's input. Flattening repeats
-units, concatenating lines them up.
+Every index of every axis has a *unit*, a number. If two indices must be kept or dropped together,
+they have the same unit: for example the same channel of both operands of an addition, or of the
+output of a convolution and the input of the next one. Flattening repeats units, concatenating
+appends them.
 """
 
 import math
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FIXED = 0
-"""The unit of all that is never dropped: batch, image and time axes, inputs, classes."""
+"""The unit of indices that are never dropped: batch, image and time axes, inputs, classes."""
 
 Axis = NDArray[np.int64]
 """One unit for each index of an axis."""
@@ -25,46 +26,47 @@ Range = tuple[int, int]
 """[start, stop)."""
 
 
-def fixed(size: int) -> Axis:
-    """An axis that stays as it is."""
+def fixed_axis(size: int) -> Axis:
+    """An axis of which no index is dropped."""
     return np.broadcast_to(np.int64(FIXED), (size,))
 
 
 class Units:
-    """A union-find over units, and the order of the channels that layers compute."""
+    """A union-find structure over units, and the order of the channels that layers compute."""
 
     def __init__(self) -> None:
         self.parents = [FIXED]
         self.computed: list[Axis] = []
         self.bounded: list[Axis] = []
 
-    def fresh(self, size: int) -> Axis:
-        """An axis of units that are nothing else's yet."""
+    def new_axis(self, size: int) -> Axis:
+        """An axis of new units."""
         first = len(self.parents)
         self.parents.extend(range(first, first + size))
         return np.arange(first, first + size)
 
     def join(self, one: Axis, other: Axis) -> None:
-        """Make two axes of equal size the same, index by index."""
+        """Unite the units of two axes of equal size, index by index."""
         if one is not other:
+            # Flattened axes repeat units many times; unite each pair once.
             for pair in np.unique(np.stack([one, other]), axis=1).T.tolist():
                 low, high = sorted(map(self.root, pair))
-                self.parents[high] = low  # the lowest is the root, so FIXED stays one
+                self.parents[high] = low  # The lowest unit is the root, so that FIXED stays a root.
 
     def pin(self, axis: Axis) -> None:
         """Never drop any index of `axis`."""
-        self.join(axis, fixed(len(axis)))
+        self.join(axis, fixed_axis(len(axis)))
 
-    def compute(self, axis: Axis) -> None:
-        """Say that a layer computes the channels `axis`, in this order: they may be dropped."""
+    def add_computed(self, axis: Axis) -> None:
+        """Note that a layer computes the channels `axis`, in this order. They may be dropped."""
         self.computed.append(axis)
 
-    def bound(self, axis: Axis) -> None:
-        """Say that channels inside `axis` and outside of it are counted apart."""
+    def add_boundary(self, axis: Axis) -> None:
+        """Note that channels inside and outside of `axis` are counted separately."""
         self.bounded.append(axis)
 
     def root(self, unit: int) -> int:
-        """The unit that stands for all that are the same as `unit`."""
+        """The unit that represents all units united with `unit`."""
         while self.parents[unit] != unit:
             self.parents[unit] = unit = self.parents[self.parents[unit]]
         return unit
@@ -77,17 +79,19 @@ class Units:
     def groups(self) -> list[list[int]]:
         """All channels that may be dropped, as roots, in groups that are counted together.
 
-        Two channels are neighbours in a group if they are in every axis that has one of them. Where
-        one layer's outputs are concatenated and another's are added to them, the other's channels
-        so form as many groups as were concatenated.
+        Two channels are neighbours in a group if they are neighbours in every axis that has one of
+        them. For example, if the outputs of two layers are concatenated and those of a third are
+        added to the result, the channels of the third layer form two groups.
         """
         after: dict[int, set[int]] = {}
         before: dict[int, set[int]] = {}
         for axis in (*self.computed, *self.bounded):
+            # Repeated units of a flattened axis count once. FIXED at both ends marks the borders.
             order = [unit for unit, _ in groupby([FIXED, *self.roots(axis).tolist(), FIXED])]
             for one, following in pairwise(order):
                 after.setdefault(one, set()).add(following)
                 before.setdefault(following, set()).add(one)
+        # A link is kept only if it is unique in both directions.
         links = {
             one: following
             for one, (following, *others) in ((unit, [*units]) for unit, units in after.items())
@@ -98,7 +102,7 @@ class Units:
         return [list(chain(links, unit)) for unit in free if unit not in led]
 
     def kept(self, ratio: Fraction) -> "Kept":
-        """Keep the leading ceil(ratio * n) of every group of n channels."""
+        """Keep the leading ceil(ratio * n) channels of every group of n."""
         dropped = {
             unit for group in self.groups() for unit in group[math.ceil(ratio * len(group)) :]
         }
@@ -107,7 +111,7 @@ class Units:
 
 
 def chain(links: dict[int, int], head: int) -> Iterable[int]:
-    """`head` and what is linked behind it."""
+    """`head` and all units linked after it."""
     unit: int | None = head
     while unit is not None:
         yield unit
@@ -115,7 +119,7 @@ def chain(links: dict[int, int], head: int) -> Iterable[int]:
 
 
 class Kept:
-    """Which units are kept."""
+    """The units that are kept."""
 
     def __init__(self, units: NDArray[np.bool_]) -> None:
         self.units = units
@@ -130,5 +134,6 @@ class Kept:
 
     def ranges(self, axis: Axis) -> tuple[Range, ...]:
         """The indices of `axis` that are kept, as ranges in ascending order."""
+        # Edges between kept and dropped indices come in pairs of start and stop.
         edges = np.flatnonzero(np.diff(self.units[axis], prepend=False, append=False))
         return tuple((start, stop) for start, stop in edges.reshape(-1, 2).tolist())

@@ -1,4 +1,4 @@
-"""The network with fewer channels: which are dropped, the edited graphs, their smaller tensors."""
+"""The network with fewer channels: choosing them, editing the graphs, slicing the tensors."""
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -7,47 +7,64 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from exporters.programs import source_lines
-from exporters.programs.capture import recorded
+from exporters.programs.capture import record_current_mode
 from exporters.programs.captured import Captured
 from exporters.programs.recorded_graph import attribute, attributes_read, module_of
 from profiles.errors import SpecError
-from toolkit.channels.channel_tracking import follow
+from toolkit.channels.channel_tracking import track_channels
 from toolkit.channels.channel_units import Kept
-from toolkit.channels.operator_call import Followed, Layer, Need
-from toolkit.submodels.tensor_slices import Part, held
+from toolkit.channels.operator_call import Layer, Requirement, TrackedChannels
+from toolkit.submodels.tensor_slices import Ranges, take_slice
 
 
 @dataclass(frozen=True)
 class Narrowed:
-    """A model with fewer channels. `parts` has only those tensors that became smaller."""
+    """A model with fewer channels.
+
+    Attributes:
+        captured: The narrowed model.
+        ranges: For each tensor that became smaller, the elements that it keeps.
+        layers: The channels of each layer before narrowing.
+        kept: The units that are kept.
+    """
 
     captured: Captured
-    parts: dict[str, Part]
+    ranges: dict[str, Ranges]
     layers: dict[str, Layer]
     kept: Kept
 
 
-def narrow(captured: Captured, ratio: Fraction) -> Narrowed:
-    """Keep the leading ceil(ratio * n) of every n channels of `captured`, whose graphs are edited.
+def narrow(captured: Captured, ratio: Fraction, spec: str) -> Narrowed:
+    """Keep the leading ceil(ratio * n) channels of each group of n.
 
-    Raises SpecError where channels cannot be followed, or where all would be kept.
+    Args:
+        captured: The model. Its graphs are edited.
+        ratio: Share of the channels to keep, above 0 and at most 1.
+        spec: The spec, for messages.
+
+    Returns:
+        The narrowed model.
+
+    Raises:
+        SpecError: If channels cannot be tracked through an operator, or none would be dropped.
     """
-    followed = follow(captured)
-    kept = followed.units.kept(ratio)
-    for need in followed.needs:
-        if not need.met(kept):
-            raise SpecError(refusal(need))
-    check_smaller(followed, kept, ratio)
-    for edit in followed.edits:
+    tracked = track_channels(captured)
+    kept = tracked.units.kept(ratio)
+    for requirement in tracked.requirements:
+        if not requirement.is_met(kept):
+            raise _untracked(requirement, spec)
+    check_smaller(tracked, kept, ratio, spec)
+    # All requirements are met, so that the graphs can be edited now.
+    for edit in tracked.edits:
         edit(kept)
-    parts = {
+    ranges = {
         name: tuple(kept.ranges(axis) for axis in axes)
-        for name, axes in followed.tensors.items()
+        for name, axes in tracked.tensors.items()
         if not all(kept.all(axis) for axis in axes)
     }
 
     def smaller(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {n: held(t, parts[n]) if n in parts else t for n, t in tensors.items()}
+        return {n: take_slice(t, ranges[n]) if n in ranges else t for n, t in tensors.items()}
 
     tensors = smaller(captured.tensors)
     small = replace(
@@ -58,37 +75,53 @@ def narrow(captured: Captured, ratio: Fraction) -> Narrowed:
         frozen=smaller(captured.frozen),
         buffers=smaller(captured.buffers),
     )
-    return Narrowed(small, parts, followed.layers, kept)
+    return Narrowed(small, ranges, tracked.layers, kept)
 
 
-def refusal(need: Need) -> str:
-    """Why a model cannot be narrowed."""
-    module = module_of(need.node)
+def _untracked(requirement: Requirement, spec: str) -> SpecError:
+    module = module_of(requirement.node)
     where = f" in {module!r}" if module else ""
-    line = source_lines.bracketed(source_lines.line_of(need.node))
-    return (
-        f"the channels cannot be followed through {need.node.target}{where}: {need.reason}{line}; "
-        "use slice or low-rank for this model, or replace the operator."
+    line = source_lines.parenthesized(source_lines.line_of_node(requirement.node))
+    return SpecError(
+        f"{spec!r}: channels cannot be tracked through {requirement.node.target}{where}: "
+        f"{requirement.reason}{line}. Use slice or low-rank for this model, or replace the "
+        "operator.",
+        code="spec.untracked-channels",
+        spec=spec,
+        operator=str(requirement.node.target),
+        module=module,
+        reason=requirement.reason,
     )
 
 
-def check_smaller(followed: Followed, kept: Kept, ratio: Fraction) -> None:
-    """Raise SpecError where `ratio` is below 1 but drops no channel."""
-    groups = followed.units.groups()
-    largest = max(map(len, groups), default=1)
+def check_smaller(tracked: TrackedChannels, kept: Kept, ratio: Fraction, spec: str) -> None:
+    """Raise SpecError if `ratio` is below 1 but drops no channel."""
+    largest = max(map(len, tracked.units.groups()), default=1)
     if largest == 1 and ratio < 1:
-        raise SpecError("no layer of this model has channels to drop between input and classes.")
-    if ratio < 1 and kept.units.all():
         raise SpecError(
-            f"every layer would keep all its channels; the ratio must be at most "
-            f"{(largest - 1) / largest:.4g}, or 1."
+            f"{spec!r}: no layer of this model has channels to drop between input and classes. "
+            "Use another family.",
+            code="spec.nothing-smaller",
+            spec=spec,
+        )
+    if ratio < 1 and kept.units.all():
+        highest = f"{(largest - 1) / largest:.4g}"
+        raise SpecError(
+            f"{spec!r}: every layer would keep all its channels. Use a ratio of at most "
+            f"{highest}, or 1.",
+            code="spec.nothing-smaller",
+            spec=spec,
+            highest_ratio=float(highest),
         )
 
 
 def rebuilt(graph: GraphModule, tensors: dict[str, Tensor], captured: Captured) -> GraphModule:
-    """`graph` recorded anew over `tensors`, for the samples that `captured` takes."""
+    """`graph` recorded again with `tensors`, for the samples that `captured` takes."""
     root = {
         name: tensors[name] if name in tensors else attribute(graph, name)
         for name in attributes_read(graph)
     }
-    return recorded(GraphModule(root, graph.graph), captured.sample_shape, captured.sample_dtype)
+    # Recording again checks the edited graph and computes all shapes.
+    return record_current_mode(
+        GraphModule(root, graph.graph), captured.sample_shape, captured.sample_dtype
+    )

@@ -1,4 +1,4 @@
-"""What a rule sees of one operator call, and what it can say about it."""
+"""One operator call as its rule sees it: its arguments, its axes and what it requires."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,44 +10,44 @@ from torch import Tensor
 from torch.fx import Node
 
 from exporters.programs.recorded_graph import module_of
-from toolkit.channels.channel_units import FIXED, Axes, Axis, Kept, Units, fixed
+from toolkit.channels.channel_units import FIXED, Axes, Axis, Kept, Units, fixed_axis
 
 OPEN_SIZE = 10_007
-"""Stands for the batch's size: no product of a model's own sizes equals a multiple of it."""
+"""Stands for the batch size. As a large prime, it hardly divides any product of other sizes."""
 
 Value = Axes | list[Axes] | None
-"""Axes of a tensor or of several; None for what is no tensor."""
+"""The axes of a tensor or of several tensors; None for other values."""
 
 
 @dataclass(frozen=True)
-class Need:
-    """`node` works only where `met` holds of what is kept; `reason` says what it does."""
+class Requirement:
+    """`node` only works if the kept units satisfy `is_met`; `reason` says why."""
 
     node: Node
-    met: Callable[[Kept], bool]
+    is_met: Callable[[Kept], bool]
     reason: str
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The channels that a layer takes and gives; an embedding takes none."""
+    """The channels of a layer's input and output; an embedding has no input channels."""
 
     inputs: Axis | None
     outputs: Axis
 
 
 Edit = Callable[[Kept], None]
-"""Changes a node to what it has to be once channels are dropped."""
+"""Changes a node to work with the channels that are kept."""
 
 
 @dataclass
-class Followed:
-    """What was learnt from the graphs of one model."""
+class TrackedChannels:
+    """The channels of one model, and what its operators require."""
 
     units: Units
     tensors: dict[str, Axes]
     """Axes of each parameter and buffer."""
-    needs: list[Need] = field(default_factory=list)
+    requirements: list[Requirement] = field(default_factory=list)
     edits: list[Edit] = field(default_factory=list)
     layers: dict[str, Layer] = field(default_factory=dict)
 
@@ -55,11 +55,11 @@ class Followed:
 class Step:
     """One operator call, as its rule sees it."""
 
-    def __init__(self, node: Node, axes: Mapping[Node, Value], followed: Followed) -> None:
+    def __init__(self, node: Node, axes: Mapping[Node, Value], tracked: TrackedChannels) -> None:
         self.node = node
         self.known = axes
-        self.followed = followed
-        self.units = followed.units
+        self.tracked = tracked
+        self.units = tracked.units
 
     @property
     def name(self) -> str:
@@ -84,7 +84,7 @@ class Step:
         return self.node.kwargs.get(name, declared.default_value)
 
     def axes(self, name: str) -> Axes:
-        """Axes of the tensor argument `name`; empty where there is none."""
+        """Axes of the tensor argument `name`; empty if it is not given."""
         return self.of(self.argument(name))
 
     def of(self, node: object) -> Axes:
@@ -98,19 +98,19 @@ class Step:
         return [axes for node in self.node.all_input_nodes if (axes := self.of(node))]
 
     def sizes(self) -> tuple[int, ...]:
-        """The result's shape, the batch's size replaced by OPEN_SIZE."""
+        """Shape of the result, with OPEN_SIZE in place of the batch size."""
         return shape_of(self.node.meta["val"])
 
-    def need(self, axis: Axis, reason: str) -> None:
-        """Refuse the model if not all of `axis` is kept."""
+    def require_all(self, axis: Axis, reason: str) -> None:
+        """Require that every index of `axis` is kept."""
         self.require(lambda kept: kept.all(axis), reason)
 
-    def require(self, met: Callable[[Kept], bool], reason: str) -> None:
-        """Refuse the model if `met` does not hold of what is kept."""
-        self.followed.needs.append(Need(self.node, met, reason))
+    def require(self, is_met: Callable[[Kept], bool], reason: str) -> None:
+        """Require that the kept units satisfy `is_met`."""
+        self.tracked.requirements.append(Requirement(self.node, is_met, reason))
 
     def edit(self, name: str, value: Callable[[Kept], Any]) -> None:
-        """Set the argument `name` to `value` once it is known what is kept."""
+        """Set the argument `name` to `value`, a function of the kept units, when they are known."""
         place = self.names.index(name)
 
         def apply(kept: Kept) -> None:
@@ -119,25 +119,26 @@ class Step:
             else:
                 self.node.update_kwarg(name, value(kept))
 
-        self.followed.edits.append(apply)
+        self.tracked.edits.append(apply)
 
     def resize(self, name: str, axes: Sequence[Axis]) -> None:
-        """Keep the sizes in the argument `name`, one for each of `axes`, up to date."""
+        """Update the sizes in the argument `name`, one for each of `axes`, to the kept units."""
         given = list(self.argument(name))
         if len(given) != len(axes):
             for axis in axes:
-                self.need(axis, "its sizes cannot be told apart")
+                self.require_all(axis, "its sizes cannot be matched with its axes")
             return
 
         def sizes(kept: Kept) -> list[Any]:
             return [
+                # -1 keeps its meaning, and a node computes its size itself.
                 kept.count(axis) if isinstance(size, int) and size >= 0 else size
                 for size, axis in zip(given, axes, strict=True)
             ]
 
         for size, axis in zip(given, axes, strict=True):
             if isinstance(size, Node):
-                self.need(axis, "it computes a size from the number of channels")
+                self.require_all(axis, "it computes a size from the number of channels")
         self.edit(name, sizes)
 
 
@@ -150,45 +151,46 @@ def operator_name(node: Node) -> str:
 
 
 def name_of(weight: object, node: Node) -> str:
-    """The module that `weight` belongs to, else the one that calls the operator at `node`."""
+    """The module that owns `weight`; if there is none, the module that calls `node`."""
     if isinstance(weight, Node) and weight.op == "get_attr":
         return str(weight.target).rpartition(".")[0]
     return module_of(node)
 
 
 def shape_of(value: Tensor) -> tuple[int, ...]:
-    """Shape of a recorded tensor, the batch's size replaced by OPEN_SIZE."""
-    return tuple(number(size) for size in value.shape)
+    """Shape of a recorded tensor, with OPEN_SIZE in place of the batch size."""
+    return tuple(size_of(size) for size in value.shape)
 
 
-def number(size: int | torch.SymInt) -> int:
-    """A size that may depend on the batch's."""
+def size_of(size: int | torch.SymInt) -> int:
+    """A size as a number, with OPEN_SIZE in place of the batch size."""
     if isinstance(size, int):
         return size
     expression = size.node.expr
     return int(expression.subs(dict.fromkeys(expression.free_symbols, OPEN_SIZE)))
 
 
-def untouched(value: object) -> Value:
-    """Axes that stay as they are, for a recorded tensor or several."""
+def fixed_axes(value: object) -> Value:
+    """Axes of which no index is dropped, for one or more recorded tensors."""
     if isinstance(value, Tensor):
-        return tuple(map(fixed, shape_of(value)))
+        return tuple(map(fixed_axis, shape_of(value)))
     if isinstance(value, list | tuple):
-        return [axes for v in value if isinstance(axes := untouched(v), tuple)]
+        return [axes for v in value if isinstance(axes := fixed_axes(v), tuple)]
     return None
 
 
-def unknown(step: Step) -> Value:
-    """An operator without a rule works only where all channels it sees stay."""
+def require_unchanged(step: Step) -> Value:
+    """The rule for all other operators: they require that all channels of their inputs are kept."""
     for node in step.node.all_input_nodes:
         for axis in step.of(node):
             if node.op == "get_attr":
-                # Numbers of its own, as an LSTM's, would be dropped if its channels could be.
-                step.units.compute(axis)
-            step.need(axis, "no rule says what it does with channels")
-    return untouched(step.node.meta.get("val"))
+                # The operator has weights of its own (as an LSTM with projections), whose channels
+                # would otherwise not count as computed and could not be refused.
+                step.units.add_computed(axis)
+            step.require_all(axis, "no rule describes what it does with channels")
+    return fixed_axes(step.node.meta.get("val"))
 
 
 def is_fixed(axis: Axis, units: Units) -> bool:
-    """Whether it is known by now that all of `axis` stays."""
+    """Whether it is already known that no index of `axis` is dropped."""
     return bool(np.all(units.roots(axis) == FIXED))

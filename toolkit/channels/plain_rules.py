@@ -1,7 +1,7 @@
-"""Rules of the operators without weights that leave channels where they are, or refuse them."""
+"""Rules for operators without weights that keep channels in their axis, or require all."""
 
-from toolkit.channels.channel_units import Axes, Axis, fixed
-from toolkit.channels.operator_call import Rule, Step, Value, untouched
+from toolkit.channels.channel_units import Axes, Axis, fixed_axis
+from toolkit.channels.operator_call import Rule, Step, Value, fixed_axes
 
 SAME = (
     *("hardswish", "hardswish_", "log_sigmoid", "dropout", "feature_dropout", "alpha_dropout"),
@@ -13,22 +13,22 @@ ALONG = ("softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum")
 
 
 def pointwise(step: Step) -> Value:
-    """Element by element, broadcasting: all operands have the same channels."""
+    """Elementwise operators with broadcasting: all operands have the same channels."""
     inputs = step.inputs()
     rank = max(map(len, inputs), default=0)
     return tuple(
-        merged_axes(step, [a[place] for a in inputs if -place <= len(a)])
+        unite_axes(step, [a[place] for a in inputs if -place <= len(a)])
         for place in range(-rank, 0)
     )
 
 
-def same(step: Step) -> Value:
-    """The first operand's axes, whatever the others are."""
+def same_axes(step: Step) -> Value:
+    """The result has the axes of the first operand."""
     return step.inputs()[0]
 
 
-def merged_axes(step: Step, axes: list[Axis]) -> Axis:
-    """One axis of several operands; those of size 1 are broadcast."""
+def unite_axes(step: Step, axes: list[Axis]) -> Axis:
+    """Unite one axis of several operands; axes of size 1 are broadcast."""
     size = max(map(len, axes))
     first, *others = [axis for axis in axes if len(axis) == size]
     for other in others:
@@ -37,19 +37,19 @@ def merged_axes(step: Step, axes: list[Axis]) -> Axis:
 
 
 def reduction(step: Step) -> Value:
-    """A mean or extremum over some axes, over those of their channels that are kept."""
+    """A mean, extremum or variance over some axes, computed over the channels that are kept."""
     (x,) = step.inputs()
     over = step.argument("dim") if step.takes("dim") else None
     reduced = {place % len(x) for place in over or range(len(x))}
     if step.takes("keepdim") and step.argument("keepdim"):
-        return tuple(fixed(1) if place in reduced else axis for place, axis in enumerate(x))
+        return tuple(fixed_axis(1) if place in reduced else axis for place, axis in enumerate(x))
     return tuple(axis for place, axis in enumerate(x) if place not in reduced)
 
 
-def along(step: Step) -> Value:
-    """Every element depends on all of one axis."""
+def needs_whole_axis(step: Step) -> Value:
+    """Softmax and the like: each element depends on the whole of one axis."""
     (x,) = step.inputs()
-    step.need(x[step.argument("dim")], "it takes all of them together")
+    step.require_all(x[step.argument("dim")], "it combines all of them")
     return x
 
 
@@ -58,40 +58,40 @@ def spatial(step: Step) -> Value:
     (x,) = step.inputs()
     last = int(step.name[-2])
     for axis in x[-last:]:
-        step.need(axis, "it slides over them")
+        step.require_all(axis, "it moves a window along them")
 
     def resized(recorded: Axes) -> Axes:
         return (*x[:-last], *recorded[-last:])
 
-    results = untouched(step.node.meta["val"])
+    results = fixed_axes(step.node.meta["val"])
     return [*map(resized, results)] if isinstance(results, list) else resized(results or ())
 
 
 def size(step: Step) -> Value:
-    """The size of one axis, as a number that the graph computes with."""
-    step.need(step.axes("self")[step.argument("dim")], "it computes with their number")
+    """The size of one axis, with which the graph then computes."""
+    step.require_all(step.axes("self")[step.argument("dim")], "it computes with their number")
     return None
 
 
-def take(step: Step) -> Value:
-    """`slice` and `select`: some indices of one axis, which stays as it is."""
+def select_indices(step: Step) -> Value:
+    """`slice` and `select`: some indices of one axis, which must be kept whole."""
     (x,) = step.inputs()
     place = step.argument("dim") % len(x)
     sizes = step.sizes()
     if len(sizes) < len(x):
-        step.need(x[place], "it picks one of them")
+        step.require_all(x[place], "it selects one of them")
         return (*x[:place], *x[place + 1 :])
     if sizes[place] == len(x[place]):
         return x
-    step.need(x[place], "it picks some of them")
-    return (*x[:place], fixed(sizes[place]), *x[place + 1 :])
+    step.require_all(x[place], "it selects some of them")
+    return (*x[:place], fixed_axis(sizes[place]), *x[place + 1 :])
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(SAME, same),
+    **dict.fromkeys(SAME, same_axes),
     **dict.fromkeys(REDUCTIONS, reduction),
-    **dict.fromkeys(ALONG, along),
+    **dict.fromkeys(ALONG, needs_whole_axis),
     "sym_size": size,
-    "slice": take,
-    "select": take,
+    "slice": select_indices,
+    "select": select_indices,
 }

@@ -1,48 +1,54 @@
-"""The rule of LSTM, GRU and plain recurrent layers."""
+"""The rule for LSTM, GRU and plain recurrent layers."""
 
 import numpy as np
 
 from toolkit.channels.channel_units import Axes, Axis
-from toolkit.channels.operator_call import Layer, Rule, Step, Value, name_of, unknown
+from toolkit.channels.operator_call import Layer, Rule, Step, Value, name_of, require_unchanged
 
 
 def recurrent(step: Step) -> Value:
-    """A recurrent layer's features are dropped together with all their gates.
+    """Drop features of a recurrent layer together with all their gates.
 
-    The last states of all directions and stacked layers are one tensor: all drop the same ones.
+    The last states of all directions and stacked layers form one tensor, so that all of them drop
+    the same features.
     """
     x, directions = step.axes("input"), 2 if step.argument("bidirectional") else 1
     tensors = [step.of(node) for node in step.argument("params")]
     layers = step.argument("num_layers") * directions
     size = len(tensors) // layers
     if size != (4 if step.argument("has_biases") else 2):
-        return unknown(step)  # an LSTM with projections
-    states = [list(axes) for axes in map(step.of, given_states(step))]
+        return require_unchanged(step)  # An LSTM with projections has more tensors.
+    states = [list(axes) for axes in map(step.of, initial_states(step))]
     hidden = states[0][-1]
-    step.units.compute(hidden)
+    step.units.add_computed(hidden)
     for state in states:
         step.units.join(state[-1], hidden)
     inputs = x[-1]
     for number in range(layers):
         join_cell(step, tensors[size * number : size * (number + 1)], inputs, hidden)
         if (number + 1) % directions == 0:
+            # The next layer reads the outputs of both directions.
             inputs = np.concatenate([hidden] * directions)
     name = name_of(step.argument("params")[0], step.node)
-    step.followed.layers[name] = Layer(x[-1], inputs)
+    step.tracked.layers[name] = Layer(x[-1], inputs)
     return [(*x[:-1], inputs), *(tuple(state) for state in states)]
 
 
-def given_states(step: Step) -> list[object]:
-    """The first states: a list for an LSTM, one tensor for the others."""
+def initial_states(step: Step) -> list[object]:
+    """The initial states: a list of two for an LSTM, of one for other layers."""
     given = step.argument("hx")
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def join_cell(step: Step, tensors: list[Axes], inputs: Axis, hidden: Axis) -> None:
-    """Weights (gates * h, i) and (gates * h, h), then two biases, of one layer and direction."""
+    """Unite the axes of one layer and direction.
+
+    Its tensors are weights (gates * h, i) and (gates * h, h), then two biases (gates * h,).
+    """
     (rows, columns), (_, own), *_ = tensors
     step.units.join(columns, inputs)
     step.units.join(own, hidden)
+    # Weights of all gates are stacked, gate after gate.
     gates = np.tile(hidden, len(rows) // len(hidden))
     for axes in tensors:
         step.units.join(axes[0], gates)

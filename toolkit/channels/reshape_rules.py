@@ -1,4 +1,4 @@
-"""Rules of views and all that is one: axes are merged, or split as they were merged."""
+"""Rules for reshaping: axes are merged, or split in the way they were merged."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,28 +6,28 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from toolkit.channels.channel_units import Axes, Axis, fixed
-from toolkit.channels.operator_call import OPEN_SIZE, Rule, Step, Value, is_fixed, unknown
+from toolkit.channels.channel_units import Axes, Axis, fixed_axis
+from toolkit.channels.operator_call import OPEN_SIZE, Rule, Step, Value, is_fixed, require_unchanged
 
 aten = torch.ops.aten
 
 
 def reshape(step: Step) -> Value:
-    """Views and all that is one: flatten, unflatten, squeeze, unsqueeze."""
+    """View, reshape, flatten, unflatten, squeeze and unsqueeze."""
     x, after = step.axes("self"), step.sizes()
     before = tuple(map(len, x))
     if math.prod(before) != math.prod(after) or 0 in before:
-        return unknown(step)
+        return require_unchanged(step)
     axes: list[Axis] = []
-    for sources, sizes in blocks(before, after):
-        axes += regrouped(step, x[sources], sizes)
+    for sources, sizes in matching_blocks(before, after):
+        axes += regroup(step, x[sources], sizes)
     if step.node.target in SIZED:
-        step.resize(SIZED[step.node.target], resized(step, axes))
+        step.resize(SIZED[step.node.target], resized_axes(step, axes))
     return tuple(axes)
 
 
 def squeeze(step: Step) -> Value:
-    """Drops axes of size 1: none that only shrank to it may be among them."""
+    """Drop axes of size 1. An axis that only has one channel left would be dropped too."""
     x = step.axes("self")
     dims = step.argument("dim") if step.takes("dim") else range(len(x))
     long = [x[dim] for dim in ([dims] if isinstance(dims, int) else dims) if len(x[dim]) > 1]
@@ -43,8 +43,8 @@ SIZED = {
 }
 
 
-def resized(step: Step, axes: Sequence[Axis]) -> Sequence[Axis]:
-    """Those of `axes` whose sizes the operator is given."""
+def resized_axes(step: Step, axes: Sequence[Axis]) -> Sequence[Axis]:
+    """The axes whose sizes are in the arguments of the operator."""
     if step.node.target is not aten.unflatten.int:
         return axes
     (x,) = step.inputs()
@@ -52,56 +52,67 @@ def resized(step: Step, axes: Sequence[Axis]) -> Sequence[Axis]:
     return axes[first : first + len(step.argument("sizes"))]
 
 
-def blocks(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[slice, tuple[int, ...]]]:
-    """The smallest runs of axes that a reshape turns into each other: places and new sizes."""
+def matching_blocks(
+    before: tuple[int, ...], after: tuple[int, ...]
+) -> list[tuple[slice, tuple[int, ...]]]:
+    """The smallest groups of axes that a reshape turns into each other.
+
+    For each group: the indices of its axes before, and its sizes after.
+    """
     found = []
     i = j = 0
     while i < len(before) or j < len(after):
         start, first = i, j
         i, j = min(i + 1, len(before)), min(j + 1, len(after))
-        while (held := math.prod(before[start:i])) != (given := math.prod(after[first:j])):
-            i, j = (i + 1, j) if held < given else (i, j + 1)
+        while (size_before := math.prod(before[start:i])) != (
+            size_after := math.prod(after[first:j])
+        ):
+            i, j = (i + 1, j) if size_before < size_after else (i, j + 1)
         found.append((slice(start, i), after[first:j]))
     return found
 
 
-def regrouped(step: Step, axes: Axes, sizes: tuple[int, ...]) -> list[Axis]:
-    """Axes of `sizes` that hold what `axes` held, in the same order."""
+def regroup(step: Step, axes: Axes, sizes: tuple[int, ...]) -> list[Axis]:
+    """Axes of the given sizes that hold the elements of `axes` in the same order."""
     if len(axes) == 1 and len(sizes) == 1:
         return list(axes)
-    reason = f"it turns axes of {written(map(len, axes))} into {written(sizes)}"
+    reason = f"it turns axes of {format_sizes(map(len, axes))} into {format_sizes(sizes)}"
     free = [place for place, axis in enumerate(axes) if not is_fixed(axis, step.units)]
     long = [place for place in free if len(axes[place]) > 1]
-    spread = spread_over(step, axes, long[0], sizes) if len(long) == 1 else None
+    spread = trace_channels(step, axes, long[0], sizes) if len(long) == 1 else None
     for place in free:
         if spread is None or place not in long:
-            step.need(axes[place], reason)
-    return spread or [fixed(size) for size in sizes]
+            step.require_all(axes[place], reason)
+    return spread or [fixed_axis(size) for size in sizes]
 
 
-def spread_over(step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]) -> list[Axis] | None:
-    """Axes of `sizes` where one of them alone tells the channel, as axis `channels` did.
+def trace_channels(
+    step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]
+) -> list[Axis] | None:
+    """Axes of the given sizes, of which one alone determines the channel, as axis `channels` did.
 
-    None where no axis does, or where the batch's size would have to change with the channels.
+    None if there is no such axis, or if the batch size would have to change with the channels.
     """
     before = [len(axis) for axis in axes]
     if any(size % OPEN_SIZE == 0 for size in before):
         return None
     shape = [size if place == channels else 1 for place, size in enumerate(before)]
+    # The units of the channel axis, repeated to the full shape and then reshaped as the tensor is.
+    # An axis of the result determines the channel if the units do not depend on the other axes.
     alone = step.units.roots(axes[channels]).reshape(shape)
     full = np.broadcast_to(alone, before).reshape(sizes)
     for place in range(len(sizes)):
         others = tuple(i for i in range(len(sizes)) if i != place)
         alone = full.min(axis=others, keepdims=True)
         if np.array_equal(np.broadcast_to(alone, full.shape), full):
-            result = [fixed(size) for size in sizes]
+            result = [fixed_axis(size) for size in sizes]
             result[place] = alone.reshape(-1)
             return result
     return None
 
 
-def written(sizes: Iterable[int]) -> str:
-    """Sizes for a person."""
+def format_sizes(sizes: Iterable[int]) -> str:
+    """Sizes in words, for messages."""
     return " x ".join("batch" if size == OPEN_SIZE else str(size) for size in sizes)
 
 

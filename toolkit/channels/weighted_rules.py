@@ -1,19 +1,19 @@
-"""Rules of the operators with weights: convolutions, linear layers, embeddings, normalisations."""
+"""Rules for operators with weights: convolution, linear, embedding and normalisation layers."""
 
 import numpy as np
 
-from toolkit.channels.channel_units import Axes, Axis, Kept, fixed
+from toolkit.channels.channel_units import Axes, Axis, Kept, fixed_axis
 from toolkit.channels.operator_call import Layer, Rule, Step, Value, name_of
 
 
-def layer(step: Step, inputs: Axis | None, outputs: Axis) -> None:
-    """Note what the convolution, linear layer or embedding at `step` takes and gives."""
+def note_layer(step: Step, inputs: Axis | None, outputs: Axis) -> None:
+    """Note the input and output channels of the layer that `step` calls."""
     name = name_of(step.argument("weight"), step.node)
-    step.followed.layers[name] = Layer(inputs, outputs)
+    step.tracked.layers[name] = Layer(inputs, outputs)
 
 
 def join_bias(step: Step, channels: Axis) -> None:
-    """The bias has one number for each of `channels`."""
+    """Unite the axis of the bias with `channels`."""
     for axis in step.axes("bias"):
         step.units.join(axis, channels)
 
@@ -22,9 +22,9 @@ def linear(step: Step) -> Value:
     """(..., i) and weight (o, i) -> (..., o)."""
     x, (outputs, inputs) = step.axes("input"), step.axes("weight")
     step.units.join(x[-1], inputs)
-    step.units.compute(outputs)
+    step.units.add_computed(outputs)
     join_bias(step, outputs)
-    layer(step, inputs, outputs)
+    note_layer(step, inputs, outputs)
     return (*x[:-1], outputs)
 
 
@@ -35,26 +35,27 @@ def convolution(step: Step) -> Value:
     )
     x, weight = step.axes("input"), step.axes("weight")
     for axis in x[2:]:
-        step.need(axis, "it slides over them")
+        step.require_all(axis, "it moves a window along them")
     for axis in weight[2:]:
         step.units.pin(axis)
     inputs, groups = x[1], step.argument("groups")
     if groups == 1:
         outputs, taken = (weight[1], weight[0]) if transposed else (weight[0], weight[1])
         step.units.join(inputs, taken)
-        step.units.compute(outputs)
+        step.units.add_computed(outputs)
     elif groups == len(inputs):
         outputs = depthwise(step, inputs, weight, transposed)
     else:
         outputs = grouped(step, inputs)
     join_bias(step, outputs)
-    layer(step, inputs, outputs)
-    return (x[0], outputs, *map(fixed, step.sizes()[2:]))
+    note_layer(step, inputs, outputs)
+    return (x[0], outputs, *map(fixed_axis, step.sizes()[2:]))
 
 
 def depthwise(step: Step, inputs: Axis, weight: Axes, transposed: bool) -> Axis:
-    """Output channels of a convolution that takes every channel by itself."""
+    """Output channels of a convolution that processes every channel separately."""
     multiplier = step.sizes()[1] // len(inputs)
+    # Each input channel makes `multiplier` neighbouring output channels.
     outputs = np.repeat(inputs, multiplier)
     step.units.join(weight[0], inputs if transposed else outputs)
     step.units.pin(weight[1])
@@ -63,12 +64,12 @@ def depthwise(step: Step, inputs: Axis, weight: Axes, transposed: bool) -> Axis:
 
 
 def grouped(step: Step, inputs: Axis) -> Axis:
-    """Refuse a convolution in groups of several channels unless all of them stay."""
-    outputs = step.units.fresh(step.sizes()[1])
-    step.units.compute(outputs)
+    """Require all channels of a convolution in groups of several channels."""
+    outputs = step.units.new_axis(step.sizes()[1])
+    step.units.add_computed(outputs)
     groups = step.argument("groups")
     for axis in (inputs, outputs):
-        step.need(axis, f"it takes {len(inputs)} channels in {groups} groups")
+        step.require_all(axis, f"it processes {len(inputs)} channels in {groups} groups")
     return outputs
 
 
@@ -76,13 +77,13 @@ def embedding(step: Step) -> Value:
     """Weight (entries, o) and indices (...) -> (..., o)."""
     entries, outputs = step.axes("weight")
     step.units.pin(entries)
-    step.units.compute(outputs)
-    layer(step, None, outputs)
+    step.units.add_computed(outputs)
+    note_layer(step, None, outputs)
     return (*step.axes("indices"), outputs)
 
 
 def channelwise(step: Step) -> Value:
-    """Batch and instance norm, PReLU: (N, C, ...) and numbers for each channel."""
+    """Batch and instance norm, PReLU: (N, C, ...) and one number for each channel."""
     x, *own = step.inputs()
     for (axis,) in own:
         if len(axis) > 1:
@@ -91,7 +92,7 @@ def channelwise(step: Step) -> Value:
 
 
 def layer_norm(step: Step) -> Value:
-    """Normalises over the last axes, over those of their channels that are kept."""
+    """Normalise over the last axes, computed over the channels that are kept."""
     x, *own = step.inputs()
     last = x[len(x) - len(step.argument("normalized_shape")) :]
     for axes in own:
@@ -102,7 +103,7 @@ def layer_norm(step: Step) -> Value:
 
 
 def group_norm(step: Step) -> Value:
-    """Every group of channels loses its own last ones, so that none changes its group."""
+    """Drop the last channels of every group, so that no channel changes its group."""
     x, *own = step.inputs()
     groups, channels = step.argument("num_groups"), x[1]
     for (axis,) in own:
@@ -112,9 +113,10 @@ def group_norm(step: Step) -> Value:
         return x
     members = np.split(channels, groups)
     for member in members:
-        step.units.bound(member)
+        step.units.add_boundary(member)
 
     def check(kept: Kept) -> bool:
+        # torch requires groups of equal size.
         return len({kept.count(member) for member in members}) == 1
 
     step.require(check, "its groups would keep unequal numbers of channels")

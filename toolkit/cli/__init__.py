@@ -1,6 +1,7 @@
-"""`edgetailor`: the server side's command line. It parses, calls the library and prints.
+"""`edgetailor`: the command line of the server side. Each command has a file of its name.
 
-One file a command.
+A command checks its arguments (`early_checks.py`), calls the library and prints the result. Modules
+that import torch are imported inside the commands, after the checks, because that takes seconds.
 """
 
 import click
@@ -19,12 +20,12 @@ from toolkit.cli.serve_command import serve
 @click.group(epilog=EXIT_CODES, context_settings={"max_content_width": 100})
 @click.version_option(package_name="edgetailor")
 def main_group() -> None:
-    """Cut one PyTorch model to fit every device, and fold what they train back into it.
+    """Cut one PyTorch model to fit every device, and aggregate what the devices train.
 
-    MODEL is a reference like toolkit.models:resnet20: a function of yours without arguments that
-    returns an nn.Module. The current folder is importable.
+    MODEL is a reference like toolkit.models:resnet20: a function without arguments that returns an
+    nn.Module. The current folder is importable.
 
-    A submodel is a family and its size; options follow after commas:
+    A submodel SPEC is a family and its size. Options follow after commas:
 
     \b
     full                      the whole model

@@ -1,47 +1,58 @@
-"""`edgetailor aggregate`: updates folded into the global model."""
+"""`edgetailor aggregate`: aggregate updates into the global model."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import get_args
 
 import click
 
+from device_agent.formats.atomic_files import check_file_place
+from device_agent.formats.update import RECORD
+from profiles.errors import InputError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy, Factors, Weights
+from toolkit.cli.early_checks import check_readable
+from toolkit.cli.options import repeated
 
 
 @click.command()
 @click.argument("global_file", metavar="GLOBAL", type=click.Path(path_type=Path))
 @click.argument("updates", metavar="UPDATE...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="New weights file.")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="Weights file to write."
+)
 @click.option(
     "--weights",
     type=click.Choice(get_args(Weights)),
     default=AggregationPolicy.weights,
     show_default=True,
-    help="What an update counts; softmax is FedHM's, over the submodels' strengths.",
+    help="Weight of an update in the mean; softmax is FedHM's, over the submodels' strengths.",
 )
 @click.option(
     "--temperature",
     default=AggregationPolicy.temperature,
     show_default=True,
-    help="Of the softmax, from 0.05 up; inf makes all equal.",
+    help="Temperature of the softmax, at least 0.05; inf gives equal weights.",
 )
 @click.option(
     "--factors",
     type=click.Choice(get_args(Factors)),
     default=AggregationPolicy.factors,
     show_default=True,
-    help="For cp: average the factors, or the tensors that they compose.",
+    help="For cp: average the factors (afm) or the composed tensors (act).",
 )
 @click.option(
     "--beta",
     default=AggregationPolicy.beta,
     show_default=True,
-    help="How far to go from the old model to the mean, up to 10; beyond the mean above 1.",
+    help="Step from the old model (0) to the mean (1), up to 10; above 1 it goes beyond the mean.",
 )
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
 def aggregate(
+    context: click.Context,
+    /,
     global_file: Path,
     updates: tuple[Path, ...],
     out: Path,
@@ -52,21 +63,49 @@ def aggregate(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Fold UPDATE folders into the weights GLOBAL (.safetensors).
+    """Aggregate UPDATE folders into the weights file GLOBAL.
 
-    Updates of any families mix. Each number becomes the mean over the devices that trained it, by
-    their numbers of samples or as --weights says.
+    Updates of different families can be mixed. Each number becomes the weighted mean over the
+    devices that trained it. --weights sets the weights.
+
+    \b
+    edgetailor aggregate global.safetensors update-1 update-2 \\
+        --out next.safetensors
     """
+    if not updates:
+        raise click.UsageError(
+            "Give at least one UPDATE: a folder that `edgetailor-agent train` wrote."
+        )
+    policy = AggregationPolicy(weights, temperature, factors, beta)
+    check_file_place(out, force)
+    check_order(global_file, updates, context)
+    check_readable(global_file)
+
     from toolkit.aggregation import aggregate_files
     from toolkit.cli import result_tables
 
-    if not updates:
-        raise click.UsageError(
-            "Give at least one UPDATE folder, as `edgetailor-agent train` wrote."
-        )
-    policy = AggregationPolicy(weights, temperature, factors, beta)
     done = aggregate_files.aggregate_files(global_file, updates, out, force, policy)
     if as_json:
         click.echo(json.dumps(aggregate_files.as_json(done), indent=1))
     else:
         result_tables.show_aggregated(done)
+
+
+def check_order(global_file: Path, updates: tuple[Path, ...], context: click.Context) -> None:
+    """Raise InputError with the right command line if an update stands in place of GLOBAL."""
+    files = [path for path in updates if path.is_file()]
+    if not (global_file / RECORD).is_file() or len(files) != 1:
+        return
+    folders = [global_file, *(path for path in updates if path != files[0])]
+    options = repeated(
+        context, "out", "weights", "temperature", "factors", "beta", "force", "as_json"
+    )
+    words = ["edgetailor", "aggregate", files[0], *folders, *options]
+    command = shlex.join(map(str, words))
+    raise InputError(
+        f"GLOBAL comes first, but {global_file} is an update and {files[0]} is a file. Run: "
+        f"{command}",
+        code="aggregate.wrong-order",
+        global_file=str(files[0]),
+        updates=[str(folder) for folder in folders],
+    )

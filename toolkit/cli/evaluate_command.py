@@ -1,10 +1,11 @@
-"""`edgetailor evaluate`: the global model judged on held-out data."""
+"""`edgetailor evaluate`: accuracy and loss of a global model on held-out data."""
 
 import json
 from pathlib import Path
 
 import click
 
+from toolkit.cli.early_checks import check_data, check_model
 from toolkit.cli.options import Shape, loss_option
 from toolkit.submodels.training_config import Loss
 
@@ -15,7 +16,7 @@ from toolkit.submodels.training_config import Loss
     "--weights", required=True, type=click.Path(path_type=Path), help="Weights (.safetensors)."
 )
 @click.option(
-    "--input-shape", type=Shape(), required=True, help="One sample's shape, like 3,32,32."
+    "--input-shape", type=Shape(), required=True, help="Shape of one sample, like 3,32,32."
 )
 @click.option("--data", required=True, help="FILE.npz with x and y, or module:callable.")
 @loss_option
@@ -23,14 +24,17 @@ from toolkit.submodels.training_config import Loss
 def evaluate(
     model: str, weights: Path, input_shape: tuple[int, ...], data: str, loss: Loss, as_json: bool
 ) -> None:
-    """Judge MODEL with the weights of a file on held-out data.
+    """Evaluate MODEL with the weights of a file on held-out data.
 
-    Shows its accuracy and mean loss; a regression has no accuracy.
+    Prints the accuracy and the mean loss. A regression has no accuracy.
 
     \b
     edgetailor evaluate toolkit.models:resnet20 --weights next.safetensors \\
         --input-shape 3,32,32 --data held_out.npz
     """
+    check_model(model, weights)
+    check_data(data)
+
     from toolkit import model_evaluation
     from toolkit.cli import result_tables
 

@@ -1,35 +1,48 @@
-"""`edgetailor export`: bundles that devices train."""
+"""`edgetailor export`: export submodels as bundles that devices can train."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Literal
 
 import click
 
-from toolkit.cli.options import model_options, training_options
+from toolkit.cli.early_checks import check_model, check_specs
+from toolkit.cli.options import LIST_AS_JSON, WithList, model_options, training_options
+from toolkit.exporting.output_places import check_places
 from toolkit.submodels.training_config import TrainingConfig
+from toolkit.terminal_output import show_stages
+
+logger = logging.getLogger(__name__)
 
 
 def list_operators(context: click.Context, option: click.Parameter, asked: bool) -> None:
-    """Print the coverage table and end."""
+    """Print the table of operators and exit."""
     if not asked:
         return
     from exporters.programs.coverage import document
+    from toolkit.exporting import operator_list
 
-    click.echo(document())
+    if context.meta[LIST_AS_JSON]:
+        click.echo(json.dumps(operator_list.as_json(), indent=1))
+    else:
+        click.echo(document())
     context.exit()
 
 
-@click.command()
+@click.command(cls=WithList)
 @model_options
 @click.option(
-    "--submodel", "specs", multiple=True, help="SPEC to export; repeatable.  [default: full]"
+    "--submodel",
+    "specs",
+    multiple=True,
+    help="Submodel SPEC to export; repeatable.  [default: full]",
 )
 @click.option(
     "--tiers",
     "tiers_file",
     type=click.Path(path_type=Path),
-    help="TOML file of [[tiers]], each with a name and a submodel.",
+    help="TOML file with [[tiers]] to export, each with a name and a submodel.",
 )
 @click.option(
     "--format",
@@ -37,24 +50,24 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
     type=click.Choice(["onnx", "tflite"]),
     default="onnx",
     show_default=True,
-    help="Graphs for onnxruntime, or one file for LiteRT.",
+    help="onnx for ONNX Runtime, tflite for LiteRT.",
 )
 @click.option(
     "--out",
     required=True,
     type=click.Path(path_type=Path),
-    help="New bundle folder; of several bundles the folder around them.",
+    help="Bundle folder to write; with several submodels, the folder for their bundles.",
 )
 @training_options
 @click.option(
     "--save-weights",
     type=click.Path(path_type=Path),
-    help="Also write the global model that the bundle is cut from; `aggregate` starts from it.",
+    help="Also write the global model that the bundle is cut from, for `aggregate`.",
 )
-@click.option("--no-verify", is_flag=True, help="Skip the comparison with PyTorch.")
-@click.option("--force", is_flag=True, help="Replace files that exist.")
+@click.option("--no-verify", is_flag=True, help="Do not compare the bundle with PyTorch.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
 @click.option(
-    "--dry-run", is_flag=True, help="Check the places, split and show the sizes; write nothing."
+    "--dry-run", is_flag=True, help="Check the output folder and show sizes; write nothing."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
@@ -63,7 +76,7 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
     is_eager=True,
     expose_value=False,
     callback=list_operators,
-    help="Print which operators a model may have, and exit.",
+    help="Print the operators that a model may use, and exit.",
 )
 def export(
     model: str,
@@ -84,21 +97,34 @@ def export(
 ) -> None:
     """Export a submodel with its training step as a bundle.
 
-    A device trains it with `edgetailor-agent train`. The bundle is checked against PyTorch on fresh
-    random inputs; a miss exits 4. Several submodels, or the tiers of a file, become a folder each
-    under --out; one that fails does not stop the others, and the exit code is the worst.
+    A device trains the bundle with `edgetailor-agent train`. Each bundle is compared with PyTorch
+    on random inputs; if they differ, the exit code is 4. With several submodels or --tiers, each
+    bundle gets a folder under --out. If one fails, the others are still exported, and the exit code
+    is the highest of all.
 
     \b
     edgetailor export toolkit.models:resnet20 --input-shape 3,32,32 \\
         --submodel low-rank:0.25 --out bundles/phone \\
         --save-weights global.safetensors
     """
-    from toolkit.cli import result_tables
-    from toolkit.exporting import model_export, tiers
-    from toolkit.terminal_output import Stages
+    # Needs pydantic, which would slow down the help of every command.
+    from toolkit.exporting.tier_files import read_tiers, tiers_of
 
     if specs and tiers_file is not None:
         raise click.UsageError("Give --submodel or --tiers, not both.")
+    check_specs(specs)
+    several = tiers_file is not None or len(specs) > 1
+    wanted = tiers_of(specs or ["full"]) if tiers_file is None else read_tiers(tiers_file)
+    for tier in wanted:
+        check_places(out / tier.name if several else out, save_weights, force)
+    check_model(model, weights)
+
+    show_stages()
+    logger.info("loading PyTorch")
+
+    from toolkit.cli import result_tables
+    from toolkit.exporting import model_export, tiers
+
     request = model_export.Request(
         model=model,
         sample_shape=input_shape,
@@ -113,15 +139,14 @@ def export(
         force=force,
         dry_run=dry_run,
     )
-    if tiers_file is None and len(specs) < 2:
-        result = model_export.export_bundle(request, report=Stages())
+    if not several:
+        result = model_export.export_bundle(request)
         if as_json:
             click.echo(json.dumps(model_export.as_json(result), indent=1))
         else:
             result_tables.show_export(result, batch)
         return
-    wanted = tiers.read_tiers(tiers_file) if tiers_file is not None else tiers.tiers_of(specs)
-    results = tiers.export_tiers(request, wanted, report=Stages())
+    results = tiers.export_tiers(request, wanted)
     if as_json:
         click.echo(json.dumps(tiers.tiers_as_json(results), indent=1))
     else:

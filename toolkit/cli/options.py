@@ -10,30 +10,34 @@ from click.core import ParameterSource
 
 from toolkit.submodels.training_config import Loss, Optimizer, TrainingConfig
 
+LIST_AS_JSON = f"{__name__}.list_as_json"
+"""Whether a list is to be printed as JSON, in a context's `meta`."""
 Decorated = Callable[..., Any]
 SEED = click.IntRange(0, 2**31 - 1)
 
 
 class Shape(click.ParamType[tuple[int, ...]]):
-    """A sample's shape, like 3,32,32."""
+    """The shape of a sample, like 3,32,32."""
 
     name = "shape"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
-        """Read a shape of positive whole numbers."""
+        """Read positive whole numbers separated by commas."""
         try:
             shape = tuple(int(part) for part in str(value).split(","))
         except ValueError:
             shape = ()
         if not shape or min(shape) < 1:
-            self.fail(f"{value!r} is no shape: write a sample's sizes like 3,32,32.", param, ctx)
+            self.fail(
+                f"Invalid shape {value!r}: write a sample's sizes, for example 3,32,32.", param, ctx
+            )
         return shape
 
 
 def model_options(command: Decorated) -> Decorated:
-    """MODEL and how to build it."""
+    """Add MODEL and the options that build it to `command`."""
     for option in (
         click.option(
             "--seed",
@@ -42,7 +46,9 @@ def model_options(command: Decorated) -> Decorated:
             type=SEED,
             help="Seed of the initial weights.",
         ),
-        click.option("--weights", type=click.Path(path_type=Path), help="Weights (.safetensors)."),
+        click.option(
+            "--weights", type=click.Path(path_type=Path), help="Weights file (.safetensors)."
+        ),
         click.option(
             "--batch",
             default=TrainingConfig.batch_size,
@@ -51,7 +57,7 @@ def model_options(command: Decorated) -> Decorated:
             help="Batch size.",
         ),
         click.option(
-            "--input-shape", type=Shape(), required=True, help="One sample's shape, like 3,32,32."
+            "--input-shape", type=Shape(), required=True, help="Shape of one sample, like 3,32,32."
         ),
         click.argument("model"),
     ):
@@ -64,7 +70,7 @@ loss_option = click.option(
     type=click.Choice(get_args(Loss)),
     default=TrainingConfig.loss,
     show_default=True,
-    help="What is minimised; mse is for regressions.",
+    help="Loss to minimise; mse is for regressions.",
 )
 
 
@@ -73,44 +79,44 @@ TRAINING = (
         "--epochs",
         default=TrainingConfig.epochs,
         show_default=True,
-        help="Local passes over the data, at least 1.",
+        help="Passes over the local data, at least 1.",
     ),
     click.option(
         "--learning-rate",
         default=TrainingConfig.learning_rate,
         show_default=True,
-        help="Learning rate, from 0 up.",
+        help="Learning rate, at least 0.",
     ),
     loss_option,
     click.option(
         "--masked",
         is_flag=True,
-        help="Leave classes out of the loss that a device has no samples of.",
+        help="Leave out of the loss the classes that a device has no samples of.",
     ),
     click.option(
         "--optimizer",
         type=click.Choice(get_args(Optimizer)),
         default=TrainingConfig.optimizer,
         show_default=True,
-        help="What takes the steps.",
+        help="Optimizer of the training step.",
     ),
     click.option(
         "--momentum",
         default=TrainingConfig.momentum,
         show_default=True,
-        help="Momentum of sgd and nesterov, from 0 to below 1.",
+        help="Momentum of sgd and nesterov, at least 0 and below 1.",
     ),
     click.option(
         "--weight-decay",
         default=TrainingConfig.weight_decay,
         show_default=True,
-        help="Added to the gradient; with adamw taken off the parameters.",
+        help="Weight decay; added to the gradient, with adamw subtracted from the parameters.",
     ),
     click.option(
         "--proximal",
         default=TrainingConfig.proximal,
         show_default=True,
-        help="FedProx's mu, which holds a device near the weights it got.",
+        help="mu of FedProx, which keeps a device near the weights that it received.",
     ),
 )
 HYPERPARAMETERS = (
@@ -120,7 +126,10 @@ HYPERPARAMETERS = (
 
 
 def training_options(command: Decorated) -> Decorated:
-    """How devices train: with `--batch` of the model's options they become one TrainingConfig."""
+    """Add the options of local training to `command`.
+
+    The command gets them, and `--batch` of the model's options, as one TrainingConfig.
+    """
 
     @functools.wraps(command)
     def with_training(**given: Any) -> Any:
@@ -133,8 +142,20 @@ def training_options(command: Decorated) -> Decorated:
     return made
 
 
+class WithList(click.Command):
+    """A command with an option that prints a list and exits, as JSON if `--json` is given too.
+
+    Click runs such an option before it reads those behind it, so `--json` is looked for here.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click."""
+        ctx.meta[LIST_AS_JSON] = "--json" in args
+        return super().parse_args(ctx, args)
+
+
 def repeated(context: click.Context, *names: str) -> list[str]:
-    """The words of the options `names`, as far as they were given, for another command."""
+    """The options `names` as the user wrote them, for the command line of another command."""
     words = []
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")

@@ -1,6 +1,7 @@
-"""`edgetailor plan`: the submodel that a device gets."""
+"""`edgetailor plan`: choose the submodel for a device."""
 
 import json
+import logging
 import math
 import shlex
 from pathlib import Path
@@ -9,8 +10,19 @@ from typing import Any
 import click
 
 from profiles.errors import InputError
-from toolkit.cli.options import HYPERPARAMETERS, model_options, repeated, training_options
+from toolkit.cli.early_checks import check_model, check_specs
+from toolkit.cli.options import (
+    HYPERPARAMETERS,
+    LIST_AS_JSON,
+    WithList,
+    model_options,
+    repeated,
+    training_options,
+)
 from toolkit.submodels.training_config import TrainingConfig
+from toolkit.terminal_output import show_stages
+
+logger = logging.getLogger(__name__)
 
 
 class Bytes(click.ParamType[int]):
@@ -29,14 +41,14 @@ class Bytes(click.ParamType[int]):
 
 
 class StepTime(click.FloatRange):
-    """Seconds of a time like 5ms, 0.5s or 0.5."""
+    """A time like 5ms, 0.5s or 0.5, in seconds."""
 
     name = "time"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Read a time, with its unit if it has one."""
+        """Read a time with or without a unit."""
         text = str(value).strip().lower()
         scale = 1e-3 if text.endswith("ms") else 1.0
         try:
@@ -45,7 +57,7 @@ class StepTime(click.FloatRange):
             seconds = math.nan
         if not math.isfinite(seconds):
             self.fail(
-                f"A time is a number and ms or s, or seconds, such as 5ms; {value!r} is none.",
+                f"Invalid time {value!r}: write for example 5ms, 0.5s or 0.5 (seconds).",
                 param,
                 ctx,
             )
@@ -53,29 +65,32 @@ class StepTime(click.FloatRange):
 
 
 def export_of(submodel: str, model: str, context: click.Context) -> str:
-    """The command that exports what was chosen, trained as it was planned for."""
+    """The command that exports the chosen submodel with the training options of the plan."""
     given = repeated(context, "input_shape", "batch", "weights", "seed", *HYPERPARAMETERS)
     words = ["edgetailor", "export", model, *given, "--submodel", submodel, "--out", "bundle"]
     return shlex.join(words)
 
 
 def list_profiles(context: click.Context, option: click.Parameter, asked: bool) -> None:
-    """Print the built-in profiles and end."""
+    """Print the built-in profiles and exit."""
     if not asked:
         return
-    from toolkit.planning.plan_display import show_profiles
+    from toolkit.planning.profile_list import profiles_as_json, show_profiles
 
-    show_profiles()
+    if context.meta[LIST_AS_JSON]:
+        click.echo(json.dumps(profiles_as_json(), indent=1))
+    else:
+        show_profiles()
     context.exit()
 
 
-@click.command()
+@click.command(cls=WithList)
 @model_options
 @training_options
 @click.option(
     "--profile",
     required=True,
-    help="The device: FILE of `edgetailor-agent calibrate --out`, or a built-in NAME.",
+    help="Device profile: a FILE from `edgetailor-agent calibrate --out`, or a built-in NAME.",
 )
 @click.option(
     "--list-profiles",
@@ -83,22 +98,29 @@ def list_profiles(context: click.Context, option: click.Parameter, asked: bool) 
     is_eager=True,
     expose_value=False,
     callback=list_profiles,
-    help="Print the built-in profiles, and exit.",
+    help="Print the built-in profiles and exit.",
 )
 @click.option(
     "--memory",
     type=Bytes(),
-    help="Most memory of the agent's process, like 256MB.  [default: 80% of what was available]",
+    help="Memory budget of the agent's process, like 256MB.  [default: 80% of the available]",
 )
 @click.option(
     "--step-time",
     type=StepTime(0, min_open=True),
-    help="Most time for one batch, like 5ms; without a unit it is seconds.",
+    help="Time budget for one batch, like 5ms; without a unit in seconds.",
 )
 @click.option(
-    "--bandwidth", type=Bytes(), help="Most that a round may send, both ways together, like 20MB."
+    "--bandwidth",
+    type=Bytes(),
+    help="Traffic budget of a round, sent and received together, like 20MB.",
 )
-@click.option("--submodel", "specs", multiple=True, help="SPEC to choose from; repeatable.")
+@click.option(
+    "--submodel",
+    "specs",
+    multiple=True,
+    help="Submodel SPEC to choose from; repeatable.  [default: all families and sizes]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def plan(
@@ -119,25 +141,32 @@ def plan(
 ) -> None:
     """Choose the strongest submodel that fits a device.
 
-    All families and sizes are looked at. Memory and time are predicted from the graphs that would
-    be exported and from the device's calibration; what counts is their upper bound. Where nothing
-    fits, the exit code is 5. Graphs are looked at once and remembered in ~/.cache/edgetailor.
+    Memory and time are predicted from the exported graphs and from the device's calibration. A
+    submodel fits if the upper bounds of its predictions are within all budgets. If none fits, the
+    exit code is 5. The figures of each graph are kept in ~/.cache/edgetailor.
 
     \b
     edgetailor plan toolkit.models:resnet20 --input-shape 3,32,32 \\
         --profile device.json --memory 120MB --step-time 500ms
     """
-    from profiles.cost_model.submodel_choice import Budgets
     from profiles.documents.device_profile import load_device
+
+    device = load_device(profile)
+    check_specs(specs)
+    check_model(model, weights)
+
+    show_stages()
+    logger.info("loading PyTorch")
+
+    from profiles.cost_model.submodel_choice import Budgets
     from toolkit.planning import plan, plan_display
     from toolkit.planning.candidate_specs import specs as all_specs
     from toolkit.planning.submodel_workloads import Workloads
     from toolkit.submodels.model_loading import load_model
-    from toolkit.terminal_output import Stages
 
-    device = load_device(profile)
+    logger.info("loading the model")
     loaded = load_model(model, weights, seed)
-    workloads = Workloads(loaded, input_shape, training, report=Stages())
+    workloads = Workloads(loaded, input_shape, training)
     planned = plan.plan_for(
         device,
         workloads,

@@ -1,4 +1,4 @@
-"""`edgetailor report`: profiles drawn, and two of them compared."""
+"""`edgetailor report`: draw profiles, or compare two of them."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,14 @@ from typing import Any
 
 import click
 
+from device_agent.cli.console import print_json
 from device_agent.cli.options import Size
 
 FILE = click.Path(path_type=Path)
 
 
 class Share(click.ParamType[float]):
-    """A percentage like 5%, as a share of 1."""
+    """A percentage like 5%, as a fraction: 0.05."""
 
     name = "percent"
 
@@ -27,7 +28,7 @@ class Share(click.ParamType[float]):
         except ValueError:
             share = -1.0
         if not (str(value).endswith("%") and 0 <= share < 10):
-            self.fail(f"{value!r} is no percentage: write it like 5%.", param, ctx)
+            self.fail(f"Invalid percentage {value!r}: write for example 5%.", param, ctx)
         return share
 
 
@@ -43,31 +44,31 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
     type=Share(),
     default="5%",
     show_default=True,
-    help="How much slower or larger a phase may become.",
+    help="Allowed growth of a phase's time or peak memory.",
 )
-@click.option("--other-machine", is_flag=True, help="Compare profiles of two machines.")
+@click.option("--other-machine", is_flag=True, help="Allow profiles of two different machines.")
 @json_option
 def diff(before: Path, after: Path, allowed: float, other_machine: bool, as_json: bool) -> None:
     """Show what became slower or larger from the profile BEFORE to AFTER.
 
-    Either may be a folder of several profiles of the bundle, so that the spread between
-    processes counts too. Exits with 8 where a phase's time or peak memory grew by more than
-    --max-regression; a time counts only where each median is outside the other's p10 to p90. Exits
-    with 7 where a time that grew so is unstable: measure again.
+    BEFORE and AFTER may be folders with several profiles of the bundle; the spread between
+    processes is then included. The exit code is 8 if the time or the peak memory of a phase grew by
+    more than --max-regression. A time counts only if each median is outside the other's p10 to p90.
+    The exit code is 7 if such a time is unstable: measure again.
     """
     from profiles.documents.profile_merging import read_merged
     from toolkit.report import profile_diff as comparing
 
     found = comparing.compare(read_merged(before), read_merged(after), allowed, other_machine)
     if as_json:
-        click.echo(json.dumps(comparing.as_json(found), indent=1))
+        print_json(json.dumps(comparing.as_json(found), indent=1))
     else:
         click.echo("\n".join(comparing.lines(found)))
     comparing.require_no_regression(found)
 
 
 class WithDiff(click.Command):
-    """A command of files that hands over to `diff` where its first word is that."""
+    """A command that takes files, and calls `diff` if its first argument is that word."""
 
     def make_context(
         self,
@@ -84,10 +85,12 @@ class WithDiff(click.Command):
 
 @click.command(cls=WithDiff)
 @click.argument("profiles", nargs=-1, required=True, type=FILE, metavar="PROFILE...")
-@click.option("--out", type=FILE, help="HTML file to write; it needs no network.")
+@click.option("--out", type=FILE, help="HTML file to write; it can be read offline.")
 @click.option("--png", type=FILE, help="PNG file to write.")
-@click.option("--budget", type=Size(), help="Memory budget of a process, like 256MB: a line.")
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option(
+    "--budget", type=Size(), help="Memory budget of a process, like 256MB, drawn as a line."
+)
+@click.option("--force", is_flag=True, help="Replace existing files.")
 @json_option
 def report(
     profiles: tuple[Path, ...],
@@ -97,10 +100,11 @@ def report(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Draw what PROFILEs say: memory and time by phase.
+    """Draw the memory and the time of each phase in PROFILEs.
 
-    Both are of one batch. All profiles are of one machine and one model; several of one submodel
-    become one bar. `edgetailor report diff BEFORE AFTER` compares two of one submodel.
+    All figures are for one batch. All profiles must be of one machine and one model. Several
+    profiles of one submodel are merged into one bar. `edgetailor report diff BEFORE AFTER` compares
+    two profiles of one submodel.
 
     \b
     edgetailor-agent profile bundles/full --out full.json
@@ -108,12 +112,15 @@ def report(
     """
     from device_agent.formats.atomic_files import check_file_place
     from profiles.documents.profile_reading import read_profile
-    from toolkit.report import phase_costs, report_files
 
     for path in (out, png):
         if path is not None:
             check_file_place(path, force)
-    found = phase_costs.make_report([read_profile(path) for path in profiles], budget)
+    read = [read_profile(path) for path in profiles]
+
+    from toolkit.report import phase_costs, report_files
+
+    found = phase_costs.make_report(read, budget)
     report_files.write(found, out, png)
     if as_json:
         click.echo(json.dumps(phase_costs.as_json(found), indent=1))

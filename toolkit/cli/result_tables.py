@@ -1,4 +1,4 @@
-"""Tables and stages for people: tables on stdout, stages on stderr."""
+"""Print the results of commands as tables on stdout."""
 
 import math
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from toolkit.terminal_output import filled, table
 
 
 def products(macs: int) -> str:
-    """Multiply-accumulates for people."""
+    """Multiply-accumulates with a unit."""
     return f"{macs / 1e6:,.1f} M" if macs >= 1e6 else f"{macs / 1e3:.1f} k"
 
 
 def capacity(value: float) -> str:
-    """A capacity with two decimals, or with two digits where that would read 0.00."""
+    """A capacity with two decimals, or with two significant digits if it would read 0.00."""
     return f"{value:.2f}" if value >= 0.005 else f"{value:.{1 - math.floor(math.log10(value))}f}"
 
 
 def show_inspections(inspections: Sequence[Inspection | NotPossible], batch: int) -> None:
-    """The sizes of each submodel, and what it does with which layer."""
+    """Print the sizes of each submodel, and what it does to each layer."""
     console = Console(highlight=False)
     possible = [found for found in inspections if isinstance(found, Inspection)]
     sizes = table("submodel", "params", "activations", "MACs", "capacity", "weights")
@@ -58,16 +58,16 @@ def show_inspections(inspections: Sequence[Inspection | NotPossible], batch: int
                 layers.add_row(layer.layer, layer.form, layer.reason)
             with console.capture() as drawn:
                 console.print(layers)
-            # Drawn columns are padded to their width, the last one too.
+            # rich pads every column to its width, so lines would end in spaces.
             print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
 FEW = 3
-"""Fewer places to cut than this deserve a word why."""
+"""A model with fewer places to cut gets an explanation."""
 
 
 def show_cut_places(places: Sequence[CutPlace]) -> None:
-    """Every place to cut the model, with the slice behind it."""
+    """Print the places to cut a model, with the sizes of the slice after each."""
     console = Console(highlight=False)
     console.print()
     if places:
@@ -81,18 +81,18 @@ def show_cut_places(places: Sequence[CutPlace]) -> None:
                 f"{place.recorded:,}",
             )
         console.print(rows)
-        console.print("recorded: numbers on the device's disk for each sample")
+        console.print("recorded: numbers that the device stores on disk for each sample")
     if len(places) < FEW:
-        where = ("nowhere", "at one place only", "at two places only")[len(places)]
+        number = ("no place", "one place", "two places")[len(places)]
         sentence = (
-            f"This model can be cut {where}: a cut needs parameters on both sides and a single "
-            "activation that crosses."
+            f"This model can be cut at {number}: a cut needs parameters on both sides, and exactly "
+            "one activation that crosses it."
         )
         print(filled(sentence, console.width))
 
 
 def show_export(exported: Exported, batch: int) -> None:
-    """The signatures of a bundle and where it is."""
+    """Print the signatures of a bundle, its verification and its folder."""
     console = Console(highlight=False, soft_wrap=True)
     found = exported.inspection
     console.print(
@@ -127,7 +127,7 @@ def show_export(exported: Exported, batch: int) -> None:
 
 
 def show_tiers(tiers: Sequence[TierResult]) -> None:
-    """One row a bundle, and below them why those failed that did."""
+    """Print a row for each bundle, then the errors of those that failed."""
     rows = table("bundle", "submodel", "params", "peak memory", "size", "error")
     rows.columns[1].justify = "left"
     for one in tiers:
@@ -139,7 +139,9 @@ def show_tiers(tiers: Sequence[TierResult]) -> None:
         console.print("peak memory: predicted, of the whole training, above the idle agent")
     explain_unknown([one for found in exported for one in found.signatures])
     if any(found.verdict for found in exported):
-        console.print("error: the worst tensor's, relative to its norm, against PyTorch in float64")
+        console.print(
+            "error: of the worst tensor, relative to its norm, against PyTorch in float64"
+        )
     for one in tiers:
         if one.error is not None:
             reason = f"{one.tier.name}: {one.error}"
@@ -147,7 +149,7 @@ def show_tiers(tiers: Sequence[TierResult]) -> None:
 
 
 def figures(one: TierResult) -> tuple[str, str, str, str]:
-    """Parameters, peak memory, size and error of a bundle, as far as they are known."""
+    """Parameters, peak memory, size and error of a bundle; empty if not known."""
     if one.exported is None:
         return "", "", "", "failed"
     found = one.exported
@@ -160,25 +162,25 @@ def figures(one: TierResult) -> tuple[str, str, str, str]:
 
 
 def peak(predicted: int | None) -> str:
-    """A peak of memory for people."""
+    """A peak of memory with its unit."""
     return "unknown" if predicted is None else format_bytes(predicted)
 
 
 def explain_unknown(signatures: Sequence[SignatureCost]) -> None:
-    """Where to get the peaks that are missing, if any are."""
+    """Say how to measure peaks of memory that are unknown, if there are any."""
     if any(one.peak_bytes is None for one in signatures):
         print("unknown: `edgetailor-agent profile` measures it on the device")
 
 
 def show_evaluation(found: Evaluation) -> None:
-    """How good a model is."""
+    """Print the accuracy and the loss of a model."""
     samples = counted(found.samples, "sample")
     accuracy = "" if found.accuracy is None else f"accuracy {found.accuracy:.1%}, "
     print(f"{accuracy}loss {found.loss:.4f} on {samples}")
 
 
 def show_aggregated(aggregated: Aggregated) -> None:
-    """The updates that went into a new global model."""
+    """Print the updates that a new global model was made of."""
     console = Console(highlight=False, soft_wrap=True)
     rows = table("submodel", "samples", "steps", "loss")
     for record in aggregated.records:

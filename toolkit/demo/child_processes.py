@@ -1,4 +1,4 @@
-"""Child processes that never outlive the demo, and whose death ends it."""
+"""Child processes that end with the demo; if one fails, the demo fails."""
 
 import ctypes
 import os
@@ -17,15 +17,15 @@ from typing import Self
 from profiles.errors import EdgeTailorError
 
 LOOK_S = 0.1
-"""How often the children are looked at, in seconds."""
+"""Seconds between two checks of the children."""
 GRACE_S = 5.0
-"""What a child gets to end by itself before it is killed, in seconds."""
+"""Seconds that a child has to end by itself before it is killed."""
 PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Child:
-    """A running process and the file that holds what it says."""
+    """A process and its log file."""
 
     name: str
     log: Path
@@ -33,25 +33,23 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process is still running."""
         return self.process.poll() is None
 
-    def obituary(self) -> str:
-        """One sentence on how it ended."""
+    def failure(self) -> str:
+        """How the process ended, and the last line of its log."""
         code = self.process.returncode
         name = f" ({signal.Signals(-code).name})" if code < 0 else ""
         lines = self.log.read_text(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-        return (
-            f"{self.name} ended with exit code {code}{name}; its last words in {self.log}: {last}"
-        )
+        return f"{self.name} ended with exit code {code}{name}. Last line of {self.log}: {last}"
 
 
 class Processes:
-    """The children of this process; as a context it ends all of them when it is left.
+    """The children of this process. Leaving the context ends all of them.
 
-    Each has a log in the folder `logs` and a session of its own, so that Ctrl-C reaches this
-    process alone, which then ends them in order.
+    Each child has a log in the folder `logs`. Each runs in its own session, so Ctrl-C reaches only
+    this process, which then ends the children in order.
     """
 
     def __init__(self, logs: Path) -> None:
@@ -72,7 +70,17 @@ class Processes:
     def start(
         self, name: str, module: str, arguments: Sequence[object], stdout: Path | None = None
     ) -> Child:
-        """Run `python -m module arguments`; what it prints goes to the file `stdout` or its log."""
+        """Run `python -m module arguments`.
+
+        Args:
+            name: The child's name in messages and of its log.
+            module: The Python module to run.
+            arguments: Its command-line arguments.
+            stdout: The file for its standard output; the log by default.
+
+        Returns:
+            The running child.
+        """
         log = self._logs / f"{name}.log"
         with log.open("ab") as talk, stdout.open("wb") if stdout else log.open("ab") as prints:
             process = subprocess.Popen(
@@ -89,7 +97,7 @@ class Processes:
         return child
 
     def pause(self, seconds: float) -> None:
-        """Let time pass. Raises EdgeTailorError as soon as a child ends in failure."""
+        """Wait for `seconds`. Raises EdgeTailorError as soon as a child fails."""
         until = time.monotonic() + seconds
         while True:
             self._check()
@@ -99,34 +107,44 @@ class Processes:
             time.sleep(min(LOOK_S, left))
 
     def finish(self, children: Sequence[Child], limit_s: float) -> None:
-        """Wait for `children`. Raises EdgeTailorError for failure or after `limit_s` seconds."""
+        """Wait until `children` end. Raises EdgeTailorError on failure or after `limit_s`."""
         until = time.monotonic() + limit_s
         while left := [child for child in children if child.running]:
             if time.monotonic() > until:
                 raise EdgeTailorError(
-                    f"{left[0].name} did not end within {limit_s:.0f} s; see {left[0].log}."
+                    f"{left[0].name} did not end within {limit_s:.0f} s; see {left[0].log}.",
+                    code="demo.process-timeout",
+                    process=left[0].name,
+                    limit_s=limit_s,
+                    log=str(left[0].log),
                 )
             self.pause(LOOK_S)
         self._check()
 
     def stop(self, child: Child, limit_s: float) -> None:
-        """Interrupt `child`, which is not needed any more; kill it after `limit_s` seconds."""
+        """Interrupt `child`; kill it if it does not end within `limit_s` seconds."""
         self._children = [other for other in self._children if other is not child]
         _end([child], limit_s, signal.SIGINT)
 
     def _check(self) -> None:
-        """Raise EdgeTailorError for a child that failed; forget those that are done."""
+        """Raise EdgeTailorError for a child that failed; forget those that have ended."""
         for child in list(self._children):
             if child.running:
                 continue
             if child.process.returncode:
-                raise EdgeTailorError(child.obituary())
+                raise EdgeTailorError(
+                    child.failure(),
+                    code="demo.process-failed",
+                    process=child.name,
+                    exit_code=child.process.returncode,
+                    log=str(child.log),
+                )
             self._children.remove(child)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal interrupt as Ctrl-C does, so that clean-up happens."""
+    """Handle SIGTERM and a closed terminal like Ctrl-C, so that children are ended."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return
@@ -149,12 +167,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """One thread a process: there are more processes than cores already."""
+    """This process's environment with one thread each: there are more processes than cores."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def _end_with_parent() -> None:
-    """Let Linux end this new process when its parent dies, even by SIGKILL."""
+    """Make Linux end this new process when its parent dies, even if that was killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -162,7 +180,7 @@ def _end_with_parent() -> None:
 def _end(
     children: Sequence[Child], limit_s: float, number: signal.Signals = signal.SIGTERM
 ) -> None:
-    """Ask `children` and their own children to end; kill those that do not within `limit_s`."""
+    """Signal `children` and their own children; kill those that do not end in `limit_s`."""
     for child in children:
         _signal(child, number)
     until = time.monotonic() + limit_s
@@ -177,7 +195,7 @@ def _end(
 
 
 def _signal(child: Child, number: signal.Signals) -> None:
-    """Signal the whole session of `child`, unless it has ended and its id may be another's now."""
+    """Signal the session of `child`. Once it has ended, its id may belong to another process."""
     if child.running:
         with suppress(ProcessLookupError):
             os.killpg(child.process.pid, number)

@@ -1,4 +1,4 @@
-"""The federation of the demo: one coordinator and one agent a device, as real processes."""
+"""The federation of the demo: a coordinator and an agent for each device, as real processes."""
 
 import json
 import time
@@ -20,22 +20,26 @@ from toolkit.demo.live_display import Show
 SERVER = "toolkit.cli"
 AGENT = "device_agent.cli"
 START_S = 120.0
-"""How long the coordinator may take to come up."""
+"""Seconds that the coordinator has to start."""
 SILENCE_S = 60.0
-"""How long a running coordinator may leave a question unanswered."""
+"""Seconds that a running coordinator has to answer a request."""
 END_S = 60.0
-"""How long processes may take to end after the last round."""
+"""Seconds that processes have to end after the last round."""
 LOOK_S = 0.5
 SEEDS = 1000
-"""Devices of one demo have seeds from seed * SEEDS up."""
+"""The devices of one demo have the seeds from seed * SEEDS upwards."""
 
 
 def start_coordinator(
     folder: DemoFolder, processes: Processes, kinds: Sequence[DeviceKind], rounds: int, seed: int
 ) -> tuple[Child, CoordinatorClient]:
-    """Start `edgetailor serve` on a free port; returns it and the operator's link to it.
+    """Start `edgetailor serve` on a free port.
 
-    Raises EdgeTailorError where it is not there after `START_S` seconds.
+    Returns:
+        The process, and a client with the operator's token.
+
+    Raises:
+        EdgeTailorError: The coordinator did not start within `START_S` seconds.
     """
     folder.config.write_text(config_text(folder, kinds, rounds, seed))
     child = processes.start("coordinator", SERVER, ["serve", folder.config])
@@ -43,7 +47,13 @@ def start_coordinator(
     until = time.monotonic() + START_S
     while not address.exists():
         if time.monotonic() > until:
-            raise EdgeTailorError(f"coordinator is not up after {START_S:.0f} s; see {child.log}.")
+            raise EdgeTailorError(
+                f"The coordinator did not start within {START_S:.0f} s; see {child.log}.",
+                code="demo.process-timeout",
+                process=child.name,
+                limit_s=START_S,
+                log=str(child.log),
+            )
         processes.pause(0.1)
     token = (folder.coordinator / OPERATOR).read_text().strip()
     link = CoordinatorClient(
@@ -55,7 +65,7 @@ def start_coordinator(
 def start_agents(
     folder: DemoFolder, processes: Processes, members: Sequence[Member], url: str, seed: int
 ) -> list[Child]:
-    """Let every device join, then start its agent."""
+    """Enrol every device, then start its agent."""
     joining = [processes.start(m.name, AGENT, join_arguments(folder, m, url)) for m in members]
     processes.finish(joining, END_S)
     return [
@@ -65,7 +75,7 @@ def start_agents(
 
 
 def watch(link: CoordinatorClient, pause: Callable[[float], None], show: Show) -> None:
-    """Show the fleet until its last round is over."""
+    """Show the fleet's status until the last round is over."""
     while (status := link.status()).state != "finished":
         show(status)
         pause(LOOK_S)
@@ -75,7 +85,7 @@ def watch(link: CoordinatorClient, pause: Callable[[float], None], show: Show) -
 def finish(
     link: CoordinatorClient, processes: Processes, coordinator: Child, agents: Sequence[Child]
 ) -> Status:
-    """Let the agents end, then the coordinator; returns the fleet's last status."""
+    """Wait for the agents, then stop the coordinator. Returns the fleet's last status."""
     processes.finish(agents, END_S)
     status = link.status()
     processes.stop(coordinator, END_S)
@@ -83,7 +93,7 @@ def finish(
 
 
 def config_text(folder: DemoFolder, kinds: Iterable[DeviceKind], rounds: int, seed: int) -> str:
-    """The coordinator's TOML file; its paths start from its own folder."""
+    """The coordinator's TOML file. Its paths are relative to its own folder."""
     top = {
         "model": demo_settings.MODEL,
         "input_shape": list(demo_settings.INPUT_SHAPE),
@@ -100,14 +110,14 @@ def config_text(folder: DemoFolder, kinds: Iterable[DeviceKind], rounds: int, se
 
 
 def join_arguments(folder: DemoFolder, member: Member, url: str) -> list[object]:
-    """What `edgetailor-agent` gets to enrol `member`."""
+    """Arguments of `edgetailor-agent` that enrol `member`."""
     token = token_file(folder.coordinator, member.kind.name)
     state = folder.state_of(member.name)
     return ["join", url, "--token-file", token, "--name", member.name, "--state", state]
 
 
 def run_arguments(folder: DemoFolder, member: Member, seed: int) -> list[object]:
-    """What `edgetailor-agent` gets to take part in the rounds as `member`."""
+    """Arguments of `edgetailor-agent` that take part in the rounds as `member`."""
     data, state = folder.data_of(member.name), folder.state_of(member.name)
     return ["run", "--data", data, "--state", state, "--threads", 1, "--seed", seed]
 
@@ -117,5 +127,5 @@ def _relative(path: Path, folder: DemoFolder) -> str:
 
 
 def _table(values: dict[str, object]) -> list[str]:
-    """TOML lines; JSON's texts, numbers and lists are TOML's too."""
+    """TOML lines. Strings, numbers and lists are written the same in JSON and TOML."""
     return [f"{key} = {json.dumps(value)}" for key, value in values.items()]

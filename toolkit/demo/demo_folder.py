@@ -1,18 +1,19 @@
-"""The one folder that a demo leaves behind, and how an earlier one is told from other folders."""
+"""The folder with everything that a demo makes. A marker file identifies it later."""
 
 import shutil
 from pathlib import Path
 
 from device_agent.formats.atomic_files import refuse_existing
 from profiles.errors import InputError
-from toolkit.coordinator.round_worker import MODEL
 
 MARKER = ".edgetailor-demo"
 CURVE = "accuracy.png"
+MODEL = "global.safetensors"
+"""The file of the global model, here and in the coordinator's folder."""
 
 
 class DemoFolder:
-    """Where everything is. `root` is absolute, so that child processes may be anywhere."""
+    """The files of a demo. `root` is absolute, so child processes may have any working folder."""
 
     def __init__(self, out: Path) -> None:
         self.root = out.absolute()
@@ -23,35 +24,37 @@ class DemoFolder:
         self.devices = self.root / "devices"
         self.bundles = self.root / "bundles"
         self.profiles = self.root / "profiles"
+        self.larger_model = self.root / "larger-model"
         self.logs = self.root / "logs"
+        self.baselines = self.root / "baselines.json"
         self.model = self.root / MODEL
         self.curve = self.root / CURVE
         self.report = self.root / "report.json"
 
     def create(self, force: bool) -> None:
-        """Make the folder and those in it.
-
-        Raises InputError where it exists, or with `force` where it exists and no demo made it.
-        """
-        refuse_existing(self.root, force)
+        """Make the folder and its subfolders. Raises InputError as `check_place` does."""
+        self.check_place(force)
         if self.root.exists():
-            self._remove()
+            shutil.rmtree(self.root)
         for folder in (self.data, self.devices, self.bundles, self.profiles, self.logs):
             folder.mkdir(parents=True)
         (self.root / MARKER).write_text("Made by `edgetailor demo`, which may replace it.\n")
 
-    def _remove(self) -> None:
-        if not (self.root / MARKER).is_file():
+    def check_place(self, force: bool) -> None:
+        """Raise InputError if the folder exists, or with `force` if no demo made it."""
+        refuse_existing(self.root, force)
+        if self.root.exists() and not (self.root / MARKER).is_file():
             raise InputError(
-                f"{self.root} is not the folder of an earlier demo, so --force leaves it alone: "
-                "give another place with --out."
+                f"{self.root} is not the folder of an earlier demo, so --force does not replace "
+                "it: give another place with --out.",
+                code="file.not-replaceable",
+                file=str(self.root),
             )
-        shutil.rmtree(self.root)
 
     def state_of(self, device: str) -> Path:
-        """State folder of the agent of `device`."""
+        """The state folder of the agent of `device`."""
         return self.devices / device
 
     def data_of(self, device: str) -> Path:
-        """Local data of `device`."""
+        """The local data of `device`."""
         return self.data / f"{device}.npz"

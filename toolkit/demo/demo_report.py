@@ -1,4 +1,4 @@
-"""The demo's outcome: a table for people, a document for programs."""
+"""The result of the demo: a table for people and a JSON document for programs."""
 
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +16,7 @@ from profiles.text_formatting import (
     megabytes,
     milliseconds,
 )
+from toolkit.demo import demo_settings
 from toolkit.demo.demo_result import DemoResult, DeviceReport
 
 REPORT_VERSION = 1
@@ -25,11 +26,11 @@ COLUMNS = (
 )  # fmt: skip
 UNSTEADY = "~"
 SPREAD = 2.0
-"""How many times the median p90 may be before a time is marked as unsteady."""
+"""A time is marked as unsteady if its p90 is more than this many times its median."""
 
 
 def show(result: DemoResult) -> None:
-    """Print the table, how it ended and where everything is, to stdout."""
+    """Print the table, the accuracies and the output files on stdout."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(table(result), soft_wrap=False)
     for line in notes(result):
@@ -40,12 +41,14 @@ def show(result: DemoResult) -> None:
         f"{counted(result.rounds, 'round')}, in {format_duration(result.elapsed_s)}",
         style="bold",
     )
-    console.print(f"curve: {result.curve}")
+    for line in comparisons(result):
+        console.print(line)
+    console.print(f"charts: {result.curve}")
     console.print(f"everything: {result.out}")
 
 
 def table(result: DemoResult) -> Table:
-    """A line for each device, within 80 columns."""
+    """A row for each device, at most 80 columns wide."""
     made = Table(
         "device", "submodel", box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
     )
@@ -57,7 +60,7 @@ def table(result: DemoResult) -> Table:
 
 
 def figures(device: DeviceReport) -> tuple[str, ...]:
-    """The cells of `COLUMNS`."""
+    """The cells of one device under `COLUMNS`."""
     profile = device.profile
     return (
         f"{device.samples:,}",
@@ -72,12 +75,12 @@ def figures(device: DeviceReport) -> tuple[str, ...]:
 
 
 def _mark(*measured: Duration) -> str:
-    """`UNSTEADY` where one of the times that a figure is made of was."""
+    """`UNSTEADY` if one of the measured times varies too much."""
     return UNSTEADY if any(d.p90_s > SPREAD * d.median_s for d in measured) else ""
 
 
 def notes(result: DemoResult) -> list[str]:
-    """What the table's figures mean."""
+    """Explanations of the table's figures."""
     profile = result.devices[0].profile
     lines = [
         f"down, up: all rounds together. forward, backprop: one batch of {profile.batch_size}, one "
@@ -90,11 +93,38 @@ def notes(result: DemoResult) -> list[str]:
         )
     if any(device.profile.peak_bytes is None for device in result.devices):
         lines.append(f"{UNKNOWN_CELL}: {NOT_MEASURABLE} on this system.")
+    full = max((d.params for d in result.devices if d.submodel == "full"), default=None)
+    if full is not None and any(_is_cp(d) and d.params > full for d in result.devices):
+        lines.append("cp: more params than full: a personal model is trained beside the factors.")
+    return lines
+
+
+def _is_cp(device: DeviceReport) -> bool:
+    return device.submodel.partition(":")[0] == "cp"
+
+
+def comparisons(result: DemoResult) -> list[str]:
+    """The accuracies of the baselines, and the memory of the larger model's submodels."""
+    lowest, mean, highest = (float(curve[-1]) for curve in result.baselines.alone_range)
+    lines = []
+    if result.baselines.all_full is not None:
+        lines.append(f"all devices full: {result.baselines.all_full[-1]:.1%}")
+    lines.append(f"each device alone: mean {mean:.1%}, from {lowest:.1%} to {highest:.1%}")
+    known = [one for one in result.larger_model if one.above_idle_bytes is not None]
+    if known:
+        peaks = ", ".join(
+            f"{one.submodel} {(one.above_idle_bytes or 0) / 1e6:.0f}" for one in known
+        )
+        lines += [
+            f"{demo_settings.LARGER_NAME}, batch {demo_settings.LARGER_BATCH}, MB above the idle "
+            "agent:",
+            f"  {peaks}",
+        ]
     return lines
 
 
 def as_json(result: DemoResult) -> dict[str, Any]:
-    """One object; sizes in bytes, times in seconds, accuracy and capacity as shares."""
+    """The document that `demo --json` prints: bytes, seconds, and shares from 0 to 1."""
     profile = result.devices[0].profile
     return {
         "version": REPORT_VERSION,
@@ -111,11 +141,22 @@ def as_json(result: DemoResult) -> dict[str, Any]:
         "threads": profile.method.threads,
         "machine": msgspec.to_builtins(profile.machine),
         "devices": [device_json(device) for device in result.devices],
+        "baselines": {
+            "all_full": result.baselines.all_full and list(result.baselines.all_full),
+            "alone": {name: list(curve) for name, curve in result.baselines.alone.items()},
+        },
+        "larger_model": {
+            "model": demo_settings.LARGER_MODEL,
+            "batch_size": demo_settings.LARGER_BATCH,
+            "training_above_idle_bytes": {
+                one.submodel: one.above_idle_bytes for one in result.larger_model
+            },
+        },
     }
 
 
 def device_json(device: DeviceReport) -> dict[str, Any]:
-    """One device's entry; what could not be measured is null."""
+    """The entry of one device. A figure that could not be measured is null."""
     return {
         "device": device.name,
         "submodel": device.submodel,

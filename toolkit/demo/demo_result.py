@@ -1,19 +1,28 @@
-"""What a demo found."""
+"""The figures of a demo."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.formats.protocol import RoundResult
 from profiles.documents.bundle_profile import Profile
+from toolkit.demo.baselines import Baselines
 from toolkit.demo.demo_folder import CURVE
 
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """One device: its part of the data, its submodel's size, its traffic and its cost.
+    """The figures of one device.
 
-    Bytes count bodies over all rounds; `profile` was measured after the last one, when no agent ran
-    any more, and is shared by the devices of one submodel.
+    Attributes:
+        name: The device's name.
+        submodel: The spec that it trains.
+        samples: Size of its local data.
+        params: Parameters that it trains.
+        capacity: Load of the submodel relative to the full model.
+        bytes_down: Bytes of all bodies that it received.
+        bytes_up: Bytes of all bodies that it sent.
+        profile: Time and memory of one batch, measured after the last round when no agent was
+            running. Devices with the same submodel share it.
     """
 
     name: str
@@ -27,8 +36,28 @@ class DeviceReport:
 
 
 @dataclass(frozen=True)
+class TrainingMemory:
+    """The peak that training a submodel adds to the idle agent, bytes; None: not measurable."""
+
+    submodel: str
+    above_idle_bytes: int | None
+
+
+@dataclass(frozen=True)
 class DemoResult:
-    """A whole demo; `elapsed_s` in seconds, `history` from round 0 (before training) on."""
+    """A whole demo.
+
+    Attributes:
+        out: The demo's folder.
+        seed: Seed of data split and training.
+        all_full: Whether every device trained the full model.
+        held_out_samples: How many samples the global model is judged on.
+        elapsed_s: How long the demo took, in seconds.
+        history: The fleet's rounds, from round 0 (before training) on.
+        devices: What is known about each device.
+        baselines: What the fleet's accuracy is compared with.
+        larger_model: Memory of training on the larger model.
+    """
 
     out: Path
     seed: int
@@ -37,20 +66,22 @@ class DemoResult:
     elapsed_s: float
     history: tuple[RoundResult, ...]
     devices: tuple[DeviceReport, ...]
+    baselines: Baselines
+    larger_model: tuple[TrainingMemory, ...]
 
     @property
     def curve(self) -> Path:
-        """The accuracy curve, a PNG."""
+        """The charts, a PNG: accuracy by round, memory by submodel, traffic by device."""
         return self.out / CURVE
 
     @property
     def accuracy(self) -> float:
-        """The last round's accuracy on the held-out digits, from 0 to 1."""
+        """The accuracy on the held-out digits after the last round, from 0 to 1."""
         accuracy = self.history[-1].accuracy
         assert accuracy is not None  # digits are classes
         return accuracy
 
     @property
     def rounds(self) -> int:
-        """How many rounds there were."""
+        """The number of rounds."""
         return self.history[-1].round

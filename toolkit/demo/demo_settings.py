@@ -1,4 +1,4 @@
-"""What the demo trains, on which fleet and how: every number that one may want to tune."""
+"""The settings of the demo: model, training, fleet and data split."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,16 @@ FLEET = (
     DeviceKind(name="phone", submodel="low-rank:0.5", count=2),
     DeviceKind(name="board", submodel="slice:units.2", count=2),
 )
+LARGER_MODEL = "toolkit.models:vgg8"
+LARGER_NAME = "VGG8 on 32 x 32 images"
+LARGER_SHAPE = (3, 32, 32)
+LARGER_BATCH = 32
+LARGER_SPECS = ("full", "cp:2.0", "low-rank:0.5", "slice:convs.2")
+"""Submodels of the larger model, of the families of the fleet. Only their memory is measured."""
 HELD_OUT = 0.2
-"""Share of the digits that no device gets: the global model is judged on them."""
+"""Share of the digits that no device gets. Models are evaluated on them."""
 ALPHA = 0.5
-"""Dirichlet concentration of the split; the smaller, the fewer classes a device sees."""
+"""Dirichlet concentration of the split; the smaller, the fewer classes a device gets."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +38,14 @@ class Member:
 
 
 def fleet(all_full: bool) -> tuple[DeviceKind, ...]:
-    """The kinds of device; with `all_full` the same devices, each with the whole model."""
+    """The kinds of device; with `all_full` each gets the full model."""
     if all_full:
         return tuple(kind.model_copy(update={"submodel": "full"}) for kind in FLEET)
     return FLEET
 
 
 def members(kinds: Sequence[DeviceKind]) -> list[Member]:
-    """Every device of the fleet, named desktop-1, desktop-2, tablet-1 and so on."""
+    """All devices of the fleet, named desktop-1, desktop-2, tablet-1 and so on."""
     return [
         Member(f"{kind.name}-{number}", kind)
         for kind in kinds

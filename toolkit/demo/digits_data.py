@@ -1,4 +1,4 @@
-"""The digits of scikit-learn, dealt out to the devices unevenly: by label, as FL papers do."""
+"""The digits of scikit-learn, split unevenly over the devices: by label, as FL papers do."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from profiles.errors import InputError
 
 LEAST = 2
-"""Samples that every device gets: a batch norm cannot train on one."""
+"""The fewest samples of a device: batch norm cannot train on a single sample."""
 WHITE = 16.0
 """The brightest value in the scans."""
 
@@ -42,7 +42,18 @@ def digits() -> Samples:
 def deal(
     labels: np.ndarray, devices: int, held_out: float, alpha: float, seed: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Indices of the held-out share of `labels` (n,), and of each device's part of the rest."""
+    """Split samples into held-out ones and a part for each device.
+
+    Args:
+        labels: The labels of all samples (n,).
+        devices: The number of devices.
+        held_out: The share of the samples that no device gets, from 0 to 1.
+        alpha: Dirichlet concentration; the smaller, the fewer classes a device gets.
+        seed: Seed of the split.
+
+    Returns:
+        Indices of the held-out samples, and of each device's samples.
+    """
     order = np.random.default_rng(seed)
     mixed = order.permutation(len(labels))
     kept = round(held_out * len(labels))
@@ -54,14 +65,22 @@ def deal(
 def dirichlet_split(
     labels: np.ndarray, devices: int, alpha: float, order: np.random.Generator
 ) -> list[np.ndarray]:
-    """Indices into `labels` (n,) for each device: every label's samples in Dirichlet shares.
+    """Give each device a Dirichlet share of the samples of every label.
 
-    Each sample goes to one device, and each device gets at least `LEAST`. Raises InputError where
-    there are too few for that.
+    Each sample goes to exactly one device, and each device gets at least `LEAST` samples.
+
+    Returns:
+        For each device, indices into `labels` (n,).
+
+    Raises:
+        InputError: There are fewer than `LEAST` samples for each device.
     """
     if len(labels) < LEAST * devices:
         raise InputError(
-            f"{len(labels)} samples are too few for {devices} devices: each needs {LEAST}."
+            f"{len(labels)} samples are too few for {devices} devices: each needs {LEAST}.",
+            code="demo.too-few-samples",
+            samples=len(labels),
+            devices=devices,
         )
     pieces: list[list[np.ndarray]] = [[] for _ in range(devices)]
     for label in np.unique(labels):
@@ -74,7 +93,7 @@ def dirichlet_split(
 
 
 def _level(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """`parts` with samples moved from the largest to those below `LEAST`."""
+    """Move samples from the largest part to every part with fewer than `LEAST`."""
     parts = list(parts)
     while min(map(len, parts)) < LEAST:
         sizes = [len(part) for part in parts]

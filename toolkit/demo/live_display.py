@@ -1,5 +1,6 @@
-"""The fleet while it trains: a live picture in a terminal, else one line a round, on stderr."""
+"""The fleet while it trains: a live table in a terminal, otherwise a log line for each round."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,19 +13,19 @@ from rich.text import Text
 from device_agent.formats.protocol import DeviceStatus, RoundResult, Status
 
 Show = Callable[[Status], None]
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 STYLES = {"training": "green", "uploading": "cyan", "downloading": "cyan", "waiting": "dim"}
 
 
 @contextmanager
-def display(devices: Sequence[str], say: Say, start: float) -> Iterator[Show]:
-    """Give a function that shows a status; `say` prints a line where there is no terminal.
+def display(devices: Sequence[str], start: float) -> Iterator[Show]:
+    """Provide a function that shows a status: as a live table, or in the log without a terminal.
 
     `start` is when the demo began, in seconds of `time.monotonic`.
     """
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal or console.is_dumb_terminal:
-        yield Lines(say).show
+        yield Lines().show
         return
     picture = Picture(devices, start)
     with Live(picture, console=console, transient=True):
@@ -32,27 +33,26 @@ def display(devices: Sequence[str], say: Say, start: float) -> Iterator[Show]:
 
 
 class Lines:
-    """One line for each kind whose graphs are made, then one for each round that is over."""
+    """Logs a line for each kind whose graphs are ready, then one for each finished round."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self) -> None:
         self._told = 0
         self._ready = 0
 
     def show(self, status: Status) -> None:
-        """Tell what is new in `status`."""
+        """Log what is new in `status`."""
         for result in status.history[self._told :]:
-            self._say(told(result, status.rounds))
-        # The first round begins as soon as the last graph is made, between two looks.
+            logger.info(told(result, status.rounds))
+        # The first round starts once the last graph is ready, perhaps before the next poll.
         ready = status.kinds if status.round else status.kinds_ready
         if ready > self._ready:
-            self._say(graphs(ready, status.kinds))
+            logger.info(graphs(ready, status.kinds))
             self._ready = ready
         self._told = len(status.history)
 
 
 class Picture:
-    """The round, the time and a line a device, in the order of the names `devices`."""
+    """The round, the elapsed time and a row for each device, in the order of `devices`."""
 
     def __init__(self, devices: Sequence[str], start: float) -> None:
         self._devices, self._start = devices, start
@@ -79,13 +79,13 @@ class Picture:
 
 
 def told(result: RoundResult, rounds: int) -> str:
-    """A finished round as a line."""
+    """A finished round as a line of text."""
     head = f"Round {result.round} of {rounds}" if result.round else "Before training"
     return f"{head}: accuracy {result.accuracy:.1%}, loss {result.loss:.4f}"
 
 
 def stage(status: Status) -> str:
-    """What the fleet is at."""
+    """The current stage of the fleet."""
     if status.state == "finished":
         return f"All {status.rounds} rounds are over"
     if status.round == 0:
@@ -95,17 +95,17 @@ def stage(status: Status) -> str:
 
 
 def graphs(ready: int, kinds: int) -> str:
-    """How far the graphs are, before the first round."""
+    """The progress of the graphs, before the first round."""
     return f"Making graphs of training steps, {ready} of {kinds} kinds"
 
 
 def accuracy(status: Status) -> str:
-    """The global model's accuracy after its last round, once there is one."""
+    """The global model's accuracy after the last finished round; empty before that."""
     return f" · global accuracy {status.history[-1].accuracy:.1%}" if status.history else ""
 
 
 def row(name: str, device: DeviceStatus | None) -> tuple[Text, ...]:
-    """A device's line; one that has not enrolled yet has its name only."""
+    """The row of a device. One that has not joined yet has only a name."""
     if device is None:
         return Text(name), Text(""), Text("starting", style="dim"), Text("")
     loss = "" if device.loss is None else f"{device.loss:.4f}"

@@ -1,9 +1,10 @@
-"""The demo from the first scan to the report."""
+"""Run the whole demo, from the data to the report."""
 
 import json
+import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,26 +12,46 @@ from device_agent.formats.atomic_files import write_file
 from device_agent.formats.protocol import Status
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import InputError
-from toolkit.demo import demo_fleet, demo_settings, digits_data, submodel_costs
+from toolkit.demo import demo_fleet, demo_settings, digits_data, larger_model, submodel_costs
 from toolkit.demo.accuracy_chart import draw
+from toolkit.demo.baselines import Baselines, read_baselines
 from toolkit.demo.child_processes import Processes, interruptible
 from toolkit.demo.demo_folder import DemoFolder
 from toolkit.demo.demo_report import as_json
-from toolkit.demo.demo_result import DemoResult, DeviceReport
+from toolkit.demo.demo_result import DemoResult, DeviceReport, TrainingMemory
 from toolkit.demo.demo_settings import Member
 from toolkit.demo.live_display import display
-from toolkit.terminal_output import Stages
+
+logger = logging.getLogger(__name__)
+
+BASELINES_S = 1800.0
+"""The longest that training the baselines may take, in seconds."""
 
 
 def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) -> DemoResult:
-    """Train one model on a whole fleet on this machine, and leave everything in the folder `out`.
+    """Train one model on a whole fleet on this machine. No process outlives this function.
 
-    `all_full` gives every device the full model. Raises InputError where `out` exists (with
-    `force`: where no demo made it), EdgeTailorError where a process of the fleet fails. However
-    it ends, no process stays behind.
+    Args:
+        out: The folder for everything that the demo makes.
+        rounds: How many rounds to train.
+        seed: Seed of the data split and of the training.
+        all_full: Give every device the full model.
+        force: Replace the folder of an earlier demo.
+
+    Returns:
+        The figures that the report shows.
+
+    Raises:
+        InputError: `out` exists, or with `force`: no demo made it.
+        EdgeTailorError: A process of the fleet failed.
     """
     if seed < 0:
-        raise InputError(f"A seed is a whole number from 0 up; it is {seed}.")
+        raise InputError(
+            f"Invalid seed {seed}: use a whole number of at least 0.",
+            code="option.invalid-value",
+            option="seed",
+            value=seed,
+        )
     folder = DemoFolder(out)
     folder.create(force)
     job = Job(folder, demo_settings.members(demo_settings.fleet(all_full)), rounds, seed)
@@ -38,6 +59,7 @@ def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) 
         held_out, samples = job.deal_out()
         status = job.federate(processes)
         profiles = job.measure(processes)
+        baselines, memory = job.compare(processes, all_full)
     devices = device_reports(job.members, samples, status, profiles)
     result = DemoResult(
         out=out,
@@ -47,6 +69,8 @@ def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) 
         elapsed_s=time.monotonic() - job.start,
         history=tuple(status.history),
         devices=devices,
+        baselines=baselines,
+        larger_model=memory,
     )
     draw(result, folder.curve)
     write_file(folder.report, json.dumps(as_json(result), indent=1).encode() + b"\n")
@@ -55,18 +79,17 @@ def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) 
 
 @dataclass(frozen=True)
 class Job:
-    """One demo under way; `start` in seconds of `time.monotonic`."""
+    """A running demo. `start` is in seconds of `time.monotonic`."""
 
     folder: DemoFolder
     members: Sequence[Member]
     rounds: int
     seed: int
-    say: Callable[[str], None] = field(default_factory=Stages)
     start: float = field(default_factory=time.monotonic)
 
     def deal_out(self) -> tuple[int, list[int]]:
-        """Write the data files; returns how many samples are held out and each device's number."""
-        self.say(f"Dealing the digits out to {len(self.members)} devices")
+        """Write the data files. Returns the number of held-out samples, and of each device's."""
+        logger.info(f"Distributing the digits over {len(self.members)} devices")
         digits = digits_data.digits()
         held_out, parts = digits_data.deal(
             digits.y, len(self.members), demo_settings.HELD_OUT, demo_settings.ALPHA, self.seed
@@ -77,16 +100,16 @@ class Job:
         return len(held_out), [len(part) for part in parts]
 
     def federate(self, processes: Processes) -> Status:
-        """All rounds, and what they leave: the bundles and the global model."""
+        """Run all rounds and keep the bundles and the global model. Returns the last status."""
         folder, members = self.folder, self.members
-        self.say("Starting the coordinator")
+        logger.info("Starting the coordinator")
         kinds = list({member.kind.name: member.kind for member in members}.values())
         coordinator, link = demo_fleet.start_coordinator(
             folder, processes, kinds, self.rounds, self.seed
         )
-        self.say(f"Starting {len(members)} agents while the coordinator makes training graphs")
+        logger.info(f"Starting {len(members)} agents while the coordinator makes training graphs")
         agents = demo_fleet.start_agents(folder, processes, members, link.url, self.seed)
-        with display([member.name for member in members], self.say, self.start) as show:
+        with display([member.name for member in members], self.start) as show:
             demo_fleet.watch(link, processes.pause, show)
         status = demo_fleet.finish(link, processes, coordinator, agents)
         submodel_costs.keep_bundles(folder, members)
@@ -94,9 +117,28 @@ class Job:
         return status
 
     def measure(self, processes: Processes) -> dict[str, Profile]:
-        """Profiles by submodel."""
-        self.say("Measuring each submodel, one after another")
+        """Profile each submodel. Returns the profiles by submodel."""
+        logger.info("Measuring each submodel, one after another")
         return submodel_costs.measure(self.folder, processes, self.members)
+
+    def compare(
+        self, processes: Processes, all_full: bool
+    ) -> tuple[Baselines, tuple[TrainingMemory, ...]]:
+        """Train the baselines and measure the memory of a larger model's submodels.
+
+        Both run at the same time: a peak of memory does not depend on what else runs.
+        """
+        folder = self.folder
+        logger.info("Training two baselines: all devices full, and each device alone")
+        arguments = [folder.root, self.rounds, self.seed, not all_full]
+        training = processes.start(
+            "baselines", "toolkit.demo.baselines", arguments, stdout=folder.baselines
+        )
+        logger.info("Measuring the memory of %s at the same time", demo_settings.LARGER_NAME)
+        export = larger_model.start_export(folder, processes)
+        measured = larger_model.measure(folder, processes, export)
+        processes.finish([training], BASELINES_S)
+        return read_baselines(folder.baselines), measured
 
 
 def device_reports(
@@ -105,7 +147,7 @@ def device_reports(
     status: Status,
     profiles: Mapping[str, Profile],
 ) -> tuple[DeviceReport, ...]:
-    """Everything known about each device, in the order of the fleet."""
+    """The report of each device, in the order of the fleet."""
     sizes = submodel_costs.sizes(members)
     seen = {device.name: device for device in status.devices}
     return tuple(

@@ -1,4 +1,4 @@
-"""What each submodel of the fleet costs: its size by counting, its time and memory by measuring."""
+"""The costs of each submodel of the fleet: sizes by counting, time and memory by measuring."""
 
 import shutil
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ def sizes(members: Iterable[Member]) -> dict[str, Inspection]:
 def measure(
     folder: DemoFolder, processes: Processes, members: Sequence[Member]
 ) -> dict[str, Profile]:
-    """Profiles by submodel, taken one after another with one thread."""
+    """Profile each submodel with one thread, one after another. Returns profiles by submodel."""
     found = {}
     for spec in _specs(members):
         member = next(m for m in members if m.kind.submodel == spec)
@@ -53,5 +53,5 @@ def _profile(folder: DemoFolder, processes: Processes, kind: str) -> Profile:
 
 
 def _specs(members: Iterable[Member]) -> list[str]:
-    """The different submodels, in the order of the fleet."""
+    """The submodels of the fleet, each once, in its order."""
     return list(dict.fromkeys(member.kind.submodel for member in members))

@@ -1,4 +1,4 @@
-"""What `edgetailor export` does: load, split, export, and say what came out.
+"""The work of `edgetailor export`: load a model, split it, export bundles, report their sizes.
 
-Start with `model_export.py`; `tiers.py` exports several submodels in one go.
+Start with `model_export.py`. `tiers.py` exports several submodels of one model.
 """

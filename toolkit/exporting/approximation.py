@@ -1,11 +1,11 @@
-"""How much of the global model a submodel's factors hold when they leave the server."""
+"""How well a submodel's factors approximate the global model that they were cut from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from toolkit.families import family_named
+from toolkit.families import recovering_family
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.submodel import Submodel, shapes_of
@@ -13,9 +13,12 @@ from toolkit.submodels.submodel import Submodel, shapes_of
 
 @dataclass(frozen=True)
 class Fit:
-    """What the factors hold: 1 - ||W - composed factors|| / ||W||, Frobenius norms.
+    """The fit of factors: 1 - ||W - composed factors|| / ||W||, with Frobenius norms.
 
-    Of all factorized weights together, and of `tensor`, which they hold the least of.
+    Attributes:
+        all: Of all factorized weights together.
+        least: Of the weight with the lowest fit.
+        tensor: The name of that weight.
     """
 
     all: float
@@ -23,19 +26,26 @@ class Fit:
     tensor: str
 
     def __str__(self) -> str:
-        """One line for a person."""
+        """The fit as one line of text."""
         return f"fit of the factors {self.all:.2f}, least {self.least:.2f} for {self.tensor!r}"
 
 
 def fit(submodel: Submodel, values: Mapping[str, Tensor], weights: GlobalModel) -> Fit | None:
-    """The fit of the factors among `values`, cut from `weights`; None where nothing is factorized.
+    """Compare a submodel's factors with the weights that they were cut from.
 
-    A weight of zeros is held whatever its factors are.
+    Args:
+        submodel: The submodel.
+        values: Its tensors, cut from `weights`.
+        weights: The global model.
+
+    Returns:
+        The fit; None if no weight is factorized. A weight of zeros has the fit 1.
     """
     table = [e for e in submodel.program.tensors if e.factor is not None]
     if not table:
         return None
-    composed = family_named(submodel.spec.family).recover(values, table, shapes_of(weights.tensors))
+    family = recovering_family(submodel.spec)
+    composed = family.recover(values, table, shapes_of(weights.tensors))
     lost, norms = {}, {}
     for name, value in composed.items():
         dense = value.dense() if isinstance(value, Product) else value

@@ -1,22 +1,24 @@
-"""What `edgetailor export` does: load, split, export, and say what came out."""
+"""Export a submodel of a model as a bundle, and report its sizes."""
 
+import logging
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from torch import nn
 
-from device_agent.formats.atomic_files import check_file_place, fingerprint, write_file
+from device_agent.formats.atomic_files import fingerprint, write_file
 from device_agent.formats.bundle import read_manifest
 from device_agent.formats.manifest import MANIFEST
 from device_agent.training.memory_estimate import training_bytes
 from exporters.bundle_writer import peak_bytes
-from exporters.export import Format, check_bundle_place, export
+from exporters.export import Format, export
 from exporters.programs.operation_counts import macs
-from exporters.programs.program import ProgramSignature, Report, silent
+from exporters.programs.program import ProgramSignature
 from exporters.runtime_graph import Graph
 from exporters.verification import Verdict
 from profiles.errors import InputError
 from toolkit.exporting.approximation import Fit, fit
+from toolkit.exporting.output_places import check_places
 from toolkit.inspection import Inspection, describe
 from toolkit.splitting import split
 from toolkit.submodels.global_model import GlobalModel
@@ -25,11 +27,28 @@ from toolkit.submodels.submodel import Submodel
 from toolkit.submodels.training_config import TrainingConfig
 
 EXPORT_VERSION = 1
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to export and where to. `save_weights` also keeps the global model it is cut from."""
+    """What to export, and where to write it.
+
+    Attributes:
+        model: The model reference, `package.module:callable`.
+        sample_shape: Shape of one sample, without the batch.
+        spec: The submodel.
+        out: The bundle's folder.
+        weights: A weights file for the model; None for initial weights.
+        seed: Seed of the initial weights.
+        format: The runtime's format.
+        training: The hyper-parameters of local training.
+        save_weights: A file for the global model that the bundle is cut from, or None.
+        verify: Compare the bundle with PyTorch.
+        force: Replace an existing bundle and an existing weights file.
+        dry_run: Write nothing.
+    """
 
     model: str
     sample_shape: tuple[int, ...]
@@ -47,10 +66,14 @@ class Request:
 
 @dataclass(frozen=True)
 class SignatureCost:
-    """One graph: its operators, the multiply-accumulates of one batch, and its size in bytes.
+    """The cost of one graph for one batch.
 
-    `peak_bytes` is what a run on one batch is predicted to add to an idle agent's memory; None
-    where that is not known.
+    Attributes:
+        name: The signature.
+        operators: Number of operators in the graph.
+        macs: Multiply-accumulates.
+        graph_bytes: Size of the graph.
+        peak_bytes: Predicted peak above the memory of an idle agent; None if not known.
     """
 
     name: str
@@ -62,11 +85,18 @@ class SignatureCost:
 
 @dataclass(frozen=True)
 class Exported:
-    """One exported bundle of `bytes` in all.
+    """One exported bundle. After a dry run all but `out` and `inspection` are empty.
 
-    `training` is what the most demanding part of its training is predicted to add to an idle
-    agent's memory (bytes), and the signatures that run then; None where that is not known. A dry
-    run has no bundle hash, no size, no signatures, no verdict and no fit.
+    Attributes:
+        out: The bundle's folder.
+        inspection: The sizes of the submodel.
+        bundle_sha256: Hash of the manifest.
+        bytes: Size of all files together.
+        signatures: The cost of each graph.
+        training: Predicted peak of the training above the memory of an idle agent, in bytes, and
+            the signatures that run at the peak; None if not known.
+        verdict: The result of the verification; None if it was skipped.
+        fit: How well factors approximate the weights; None if nothing is factorized.
     """
 
     out: Path
@@ -81,54 +111,65 @@ class Exported:
 
 @dataclass(frozen=True)
 class Origin:
-    """The model that bundles are cut from, its numbers and its whole as a submodel."""
+    """The model that bundles are cut from, its weights, and the full submodel."""
 
     model: nn.Module
     numbers: GlobalModel
     full: Submodel
 
 
-def export_bundle(request: Request, report: Report = silent) -> Exported:
-    """Export one submodel as a bundle folder; `report` hears of each stage.
+def export_bundle(request: Request) -> Exported:
+    """Export one submodel as a bundle folder. Each stage is logged.
 
-    Raises InputError, ExportError or VerificationError; nothing is left half-written.
+    Args:
+        request: What to export, and where to write it.
+
+    Returns:
+        The sizes of the bundle and the result of its verification.
+
+    Raises:
+        InputError: The model, the weights, the spec or the output folder cannot be used.
+        ExportError: The submodel cannot be exported.
+        VerificationError: The bundle and PyTorch disagree.
     """
-    check_places(request)
-    origin = load_origin(request, report)
-    exported = export_from(origin, request, report)
+    check_places(request.out, request.save_weights, request.force)
+    origin = load_origin(request)
+    exported = export_from(origin, request)
     save_weights(origin, request)
     return exported
 
 
-def load_origin(request: Request, report: Report) -> Origin:
-    """The model that `request` names. Raises ModelError or InputError."""
-    report("loading the model")
+def load_origin(request: Request) -> Origin:
+    """Load the model of `request`. Raises ModelError or InputError."""
+    logger.info("loading the model")
     model, numbers = load_global(request.model, request.weights, request.seed)
     return Origin(model, numbers, split(model, "full", request.sample_shape, request.training))
 
 
 def save_weights(origin: Origin, request: Request) -> None:
-    """Write the global model where `request` asks for it. Raises InputError where it cannot be."""
+    """Write the global model if `request` asks for it. Raises InputError if that fails."""
     if request.save_weights is None or request.dry_run:
         return
     try:
         write_file(request.save_weights, origin.numbers.save())
     except OSError as error:
         raise InputError(
-            f"The weights cannot be saved as {request.save_weights}: {error.strerror}. What was "
-            f"exported is in {request.out}; make room, and export with --force."
+            f"The weights cannot be saved as {request.save_weights}: {error.strerror}. The bundle "
+            f"in {request.out} is complete. Free some space and export again with --force.",
+            code="file.system-error",
+            file=str(request.save_weights),
         ) from error
 
 
-def export_from(origin: Origin, request: Request, report: Report) -> Exported:
-    """Export the submodel of `request`, cut from `origin`; raises as `export_bundle` does."""
-    report(f"splitting {request.spec}")
+def export_from(origin: Origin, request: Request, log: Log = logger) -> Exported:
+    """Export the submodel of `request`, cut from `origin`. Raises like `export_bundle`."""
+    log.info("splitting %s", request.spec)
     submodel = split(origin.model, request.spec, request.sample_shape, request.training)
     inspection = describe(submodel, origin.full)
     if request.dry_run:
         return Exported(request.out, inspection)
     if any(entry.factor is not None for entry in submodel.program.tensors):
-        report("factorizing the weights")
+        log.info("factorizing the weights")
     values = submodel.cut(origin.numbers)
     exported = export(
         submodel.program,
@@ -138,7 +179,7 @@ def export_from(origin: Origin, request: Request, report: Report) -> Exported:
         format=request.format,
         check=request.verify,
         force=request.force,
-        report=report,
+        report=log.info,
     )
     manifest = (request.out / MANIFEST).read_bytes()
     return Exported(
@@ -157,7 +198,7 @@ def export_from(origin: Origin, request: Request, report: Report) -> Exported:
 
 
 def cost(signature: ProgramSignature, graph: Graph, batch: int) -> SignatureCost:
-    """What `signature`, lowered to `graph`, costs for `batch` samples."""
+    """The cost of `graph`, which `signature` was lowered to, for `batch` samples."""
     return SignatureCost(
         name=signature.name,
         operators=graph.operators,
@@ -165,29 +206,6 @@ def cost(signature: ProgramSignature, graph: Graph, batch: int) -> SignatureCost
         graph_bytes=graph.size,
         peak_bytes=peak_bytes(graph, batch),
     )
-
-
-def check_places(request: Request) -> None:
-    """Raise InputError where the bundle or the weights cannot be written, or not beside each other.
-
-    A bundle's folder is replaced as a whole: weights inside it would be no part of it.
-    """
-    check_bundle_place(request.out, request.force)
-    saved = request.save_weights
-    if saved is None:
-        return
-    bundle, weights_file = request.out.resolve(), saved.resolve()
-    if weights_file.is_relative_to(bundle):
-        raise InputError(
-            f"The weights cannot be saved as {saved}: the bundle {request.out} is a folder of its "
-            "own. Give a place outside it."
-        )
-    if bundle.is_relative_to(weights_file):
-        raise InputError(
-            f"The bundle cannot be written to {request.out}: the weights are saved as the file "
-            f"{saved}. Give another place."
-        )
-    check_file_place(saved, request.force)
 
 
 def as_json(exported: Exported) -> dict[str, object]:

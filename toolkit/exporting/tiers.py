@@ -1,106 +1,84 @@
-"""A family of bundles in one go: several submodels of one model, each for a tier of devices."""
+"""Export several submodels of one model, each for a tier of devices."""
 
-import re
-from collections.abc import Sequence
+import logging
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Self
+from typing import Any
 
-from pydantic import Field, model_validator
-
-from exporters.programs.program import Report, silent
-from profiles.errors import EdgeTailorError, InputError
+from profiles.errors import EdgeTailorError
 from toolkit.exporting.model_export import (
     EXPORT_VERSION,
     Exported,
     Request,
     as_json,
-    check_places,
     export_from,
     load_origin,
     save_weights,
 )
-from toolkit.toml_files import Place, Table, Tier, read_table, repeated
+from toolkit.exporting.output_places import check_places
+from toolkit.toml_files import Tier
 
-
-class TierFile(Table):
-    """All of a file of tiers."""
-
-    tiers: Annotated[tuple[Tier, ...], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _unique(self) -> Self:
-        twice = repeated([tier.name for tier in self.tiers])
-        if twice:
-            raise ValueError(f"tiers are named twice: {twice}; give each its own name")
-        return self
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TierResult:
-    """What became of one tier: a bundle, or the error that it ended with."""
+    """The bundle of one tier, or the error that its export ended with."""
 
     tier: Tier
     exported: Exported | None = None
     error: EdgeTailorError | None = None
 
 
-def read_tiers(path: Path) -> tuple[Tier, ...]:
-    """The tiers in the TOML file at `path`. Raises InputError naming file and key."""
-    return read_table(path, TierFile, _known_keys).tiers
+def export_tiers(request: Request, tiers: Sequence[Tier]) -> list[TierResult]:
+    """Export each tier to the folder of its name under `request.out`.
 
+    If one fails, the others are still exported.
 
-def tiers_of(specs: Sequence[str]) -> tuple[Tier, ...]:
-    """A tier for each of `specs`, named after it: `low-rank:0.25,keep=3` as low-rank-0.25-keep-3.
+    Args:
+        request: The model and the options; `spec` and `out` are replaced for each tier.
+        tiers: The submodels and the names of their folders.
 
-    Raises InputError where two have one name.
-    """
-    tiers = tuple(
-        Tier.model_construct(name=re.sub(r"[^\w.]+", "-", spec).strip("-."), submodel=spec)
-        for spec in specs
-    )
-    twice = repeated([tier.name for tier in tiers])
-    if twice:
-        raise InputError(f"Several submodels would be written to {twice}; give each of them once.")
-    return tiers
+    Returns:
+        A bundle or an error for each tier, in their order.
 
-
-def export_tiers(
-    request: Request, tiers: Sequence[Tier], report: Report = silent
-) -> list[TierResult]:
-    """Export each of `tiers` to a folder of its name under `request.out`.
-
-    One that fails does not stop the others. Raises InputError or ModelError where none can be
-    exported; then nothing is written.
+    Raises:
+        InputError: An output folder or the weights cannot be used. Nothing is written.
+        ModelError: The model cannot be loaded. Nothing is written.
     """
     requests = [replace(request, spec=t.submodel, out=request.out / t.name) for t in tiers]
     for own in requests:
-        check_places(own)
-    origin = load_origin(request, report)
+        check_places(own.out, own.save_weights, own.force)
+    origin = load_origin(request)
     results = []
     for tier, own in zip(tiers, requests, strict=True):
+        log = TierLog(logger, {"tier": tier.name})
         try:
-            exported = export_from(origin, own, named(tier.name, report))
-            results.append(TierResult(tier, exported))
+            results.append(TierResult(tier, export_from(origin, own, log)))
         except EdgeTailorError as error:
-            report(f"{tier.name}: failed")
+            log.info("failed")
             results.append(TierResult(tier, error=error))
     save_weights(origin, request)
     return results
 
 
-def named(tier: str, report: Report) -> Report:
-    """`report`, hearing of whom it hears."""
-    return lambda stage: report(f"{tier}: {stage}")
+class TierLog(logging.LoggerAdapter[logging.Logger]):
+    """Puts the tier's name ahead of every message."""
+
+    def process(
+        self, msg: object, kwargs: MutableMapping[str, Any]
+    ) -> tuple[object, MutableMapping[str, Any]]:
+        """See LoggerAdapter."""
+        return f"{(self.extra or {})['tier']}: {msg}", kwargs
 
 
 def exit_code(results: Sequence[TierResult]) -> int:
-    """The worst of all; 0 where none failed."""
+    """The highest exit code of all errors; 0 if no tier failed."""
     return max((result.error.exit_code for result in results if result.error), default=0)
 
 
 def tiers_as_json(results: Sequence[TierResult]) -> dict[str, object]:
-    """The document that `export --json` prints of several bundles."""
+    """The document that `export --json` prints for several bundles."""
     return {"version": EXPORT_VERSION, "bundles": [_as_json(result) for result in results]}
 
 
@@ -109,9 +87,6 @@ def _as_json(result: TierResult) -> dict[str, object]:
     if result.exported is not None:
         found |= {k: v for k, v in as_json(result.exported).items() if k != "version"}
     if result.error is not None:
-        found |= {"error": str(result.error), "exit_code": result.error.exit_code}
+        error = result.error
+        found |= {"error": str(error), "code": error.code, "exit_code": error.exit_code}
     return found
-
-
-def _known_keys(place: Place) -> list[str]:
-    return list(Tier.model_fields if len(place) > 1 else TierFile.model_fields)

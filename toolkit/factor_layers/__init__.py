@@ -1,4 +1,5 @@
 """Layers that compute with factors in place of dense weights.
 
-`low_rank_layers.py` has U V^T for the family `low-rank`, `cp_layers.py` CP factors for `cp`.
+`low_rank_layers.py` is for the family `low-rank` (U V^T), `cp_layers.py` for `cp` (CP factors). The
+factors themselves are computed in `factorization/`.
 """

@@ -1,8 +1,8 @@
 """Layers that compute with CP factors, without composing the dense weight (TDPFed, section IV-B).
 
-A convolution (n, m, kh, kw) of rank R becomes four: 1 x 1 to R channels, kh x 1 and 1 x kw one
-channel at a time, 1 x 1 to n channels (eq. 9 to 12). Factors lie as they are kept: (I_n, R) for
-every mode of the weight.
+A convolution (n, m, kh, kw) of rank R becomes four convolutions: 1 x 1 to R channels, kh x 1 and
+1 x kw for each channel separately, and 1 x 1 to n channels (eq. 9 to 12). The factor of each mode
+of the weight is a parameter (I_n, R).
 """
 
 import copy
@@ -13,36 +13,37 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from toolkit.factorization.decompose_weights import compose
-from toolkit.submodels.weighted_layers import Convolution, keep_settings
+from toolkit.submodels.weighted_layers import Convolution, copy_settings
 
 
-def factors_for(weight: Tensor, rank: int) -> nn.ParameterList:
-    """Factors (I_n, rank) for the modes of `weight`, zeros as yet."""
+def zero_factors(weight: Tensor, rank: int) -> nn.ParameterList:
+    """Factors (I_n, rank) for the modes of `weight`, filled with zeros."""
     return nn.ParameterList([torch.zeros(size, rank) for size in weight.shape])
 
 
 def composed_weight(layer: nn.Module) -> Tensor:
-    """The dense weight, for a model that looks at its layers, like stock transformer encoders."""
+    """The dense weight, for models that read it from the layer, as nn.TransformerEncoder does."""
     return compose(list(layer.factors))  # type: ignore[arg-type]
 
 
 class TensorizedConvolution(nn.Module):
-    """See the module; in every group of channels the same factors of the input side."""
+    """See the module. All groups of a grouped convolution share the factors of the input side."""
 
     weight = property(composed_weight)
 
     def __init__(self, dense: Convolution, rank: int) -> None:
         super().__init__()
-        keep_settings(self, dense)
-        self.factors = factors_for(dense.weight, rank)
+        copy_settings(self, dense)
+        self.factors = zero_factors(dense.weight, rank)
         self.bias = dense.bias
         self.groups, self.stride, self.dilation = dense.groups, dense.stride, dense.dilation
         self.kernel, self.mode = dense.kernel_size, dense.padding_mode.replace("zeros", "constant")
-        self.margins = [self.ends(dense.padding, axis) for axis in range(len(self.kernel))]
+        self.margins = [self.margin(dense.padding, axis) for axis in range(len(self.kernel))]
 
-    def ends(self, padding: str | tuple[int, ...], axis: int) -> tuple[int, int]:
-        """Padding ahead of and behind the spatial `axis`."""
+    def margin(self, padding: str | tuple[int, ...], axis: int) -> tuple[int, int]:
+        """Padding before and after the values along the spatial `axis`."""
         if isinstance(padding, str):
+            # As torch does for padding="same": an odd rest goes to the end.
             total = self.dilation[axis] * (self.kernel[axis] - 1) if padding == "same" else 0
             return total // 2, total - total // 2
         return padding[axis], padding[axis]
@@ -53,24 +54,25 @@ class TensorizedConvolution(nn.Module):
         points = [1] * len(kernels)
         convolve = torch.conv1d if len(kernels) == 1 else torch.conv2d
         x = convolve(
-            x, self.every_group(inner).reshape(-1, len(inner), *points), groups=self.groups
+            x, self.repeat_for_groups(inner).reshape(-1, len(inner), *points), groups=self.groups
         )
         for axis, factor in enumerate(kernels):
             sizes = [len(factor) if n == axis else 1 for n in range(len(kernels))]
-            weight = self.every_group(factor).reshape(-1, 1, *sizes)
+            weight = self.repeat_for_groups(factor).reshape(-1, 1, *sizes)
             stride, dilation = (
                 [value[axis] if n == axis else 1 for n in range(len(kernels))]
                 for value in (self.stride, self.dilation)
             )
-            x = convolve(self.padded(x, axis), weight, None, stride, 0, dilation, weight.shape[0])
+            # One group for each channel: the kernel is applied to every channel separately.
+            x = convolve(self.pad_axis(x, axis), weight, None, stride, 0, dilation, weight.shape[0])
         return convolve(x, outer.reshape(*outer.shape, *points), self.bias, groups=self.groups)
 
-    def every_group(self, factor: Tensor) -> Tensor:
-        """(I_n, R) as (groups * R, I_n)."""
+    def repeat_for_groups(self, factor: Tensor) -> Tensor:
+        """Repeat a factor for every group: (I_n, R) becomes (groups * R, I_n)."""
         return factor.T.repeat(self.groups, 1)
 
-    def padded(self, x: Tensor, axis: int) -> Tensor:
-        """`x` padded along the spatial `axis` only."""
+    def pad_axis(self, x: Tensor, axis: int) -> Tensor:
+        """Pad `x` along the spatial `axis` only."""
         if not any(self.margins[axis]):
             return x
         ends = [self.margins[axis] if n == axis else (0, 0) for n in range(len(self.kernel))]
@@ -78,14 +80,14 @@ class TensorizedConvolution(nn.Module):
 
 
 class TensorizedLinear(nn.Module):
-    """Two linear layers: to R features and on (eq. 6)."""
+    """Two linear layers: to R features, then to n (eq. 6)."""
 
     weight = property(composed_weight)
 
     def __init__(self, dense: nn.Linear, rank: int) -> None:
         super().__init__()
-        keep_settings(self, dense)
-        self.factors = factors_for(dense.weight, rank)
+        copy_settings(self, dense)
+        self.factors = zero_factors(dense.weight, rank)
         self.bias = dense.bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,21 +96,24 @@ class TensorizedLinear(nn.Module):
         return linear(linear(x, inner.T), outer, self.bias)
 
 
-def tensorized(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
-    """A copy of `model` whose layers with one of the weights `ranks` compute with factors.
+def with_cp_factors(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
+    """A copy of `model` in which some convolutions and linear layers compute with CP factors.
 
-    Only convolutions and linear layers: the weight `a.weight` becomes `a.factors.0` and so on.
+    Args:
+        model: The model.
+        ranks: Rank by the name of each weight to replace. The weight `a.weight` becomes the factors
+            `a.factors.0`, `a.factors.1` and so on.
     """
     model = copy.deepcopy(model)
     for name, rank in ranks.items():
         layer, _, _ = name.rpartition(".")
         dense = model.get_submodule(layer)
-        made = (
+        new_layer = (
             TensorizedLinear(dense, rank)
             if isinstance(dense, nn.Linear)
             else TensorizedConvolution(dense, rank)  # type: ignore[arg-type]
         )
         if not layer:
-            return made
-        model.set_submodule(layer, made)
+            return new_layer
+        model.set_submodule(layer, new_layer)
     return model

@@ -1,9 +1,10 @@
-"""Layers of factor matrices U, V in place of dense ones, and the way between the two.
+"""Layers with factor matrices U and V, and the conversion from and to dense weights.
 
-A weight of `groups` groups unrolls to matrices W_g (rows, columns) with W_g = U_g V_g^T. For a
-convolution (n, m / groups, kh, kw) these are FedHM's (m / groups * kh, n / groups * kw), for a 1-D
-convolution (n, m / groups, k) they are (m / groups * k, n / groups), for a matrix (n, m) its
-transpose.
+A weight of `groups` groups is unrolled to matrices W_g (rows, columns), with W_g = U_g V_g^T:
+
+    convolution (n, m / groups, kh, kw)     W_g (m / groups * kh, n / groups * kw), as in FedHM
+    1-D convolution (n, m / groups, k)      W_g (m / groups * k, n / groups)
+    matrix (n, m)                           its transpose
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,27 +17,35 @@ from torch.func import functional_call
 from toolkit.factorization.decompose_weights import unroll
 from toolkit.factorization.factorizer import Factorizer
 from toolkit.submodels.matrix_product import Product
-from toolkit.submodels.weighted_layers import Convolution, keep_settings
+from toolkit.submodels.weighted_layers import Convolution, copy_settings
 
 
-def groups_of(weight: Tensor, groups: int) -> tuple[Tensor, ...]:
-    """The matrices W_g that `weight` unrolls to."""
+def unroll_groups(weight: Tensor, groups: int) -> tuple[Tensor, ...]:
+    """The matrices W_g of `weight`."""
     return tuple(unroll(part) for part in weight.chunk(groups))
 
 
 def factor_weights(
     factorizer: Factorizer, name: str, weight: Tensor, rank: int, groups: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Weights of the layers `u` and `v` that stand for a dense `weight` called `name`.
+    """Weights of the layers `u` and `v` that replace a dense weight.
 
-    (groups * r, m / groups, kh, 1) and (n, r, 1, kw); the last axes are missing where the weight
-    has none. r is `rank`, or the matrices' own where that is less.
+    Args:
+        factorizer: Computes and caches the factors.
+        name: Name of the weight.
+        weight: The dense weight.
+        rank: The rank r; reduced to the full rank of the matrices if that is smaller.
+        groups: Groups of the convolution.
+
+    Returns:
+        (groups * r, m / groups, kh, 1) and (n, r, 1, kw), without the axes that `weight` lacks.
     """
     pairs = [
         factorizer.truncated(f"{name}/{group}", matrix, rank)
-        for group, matrix in enumerate(groups_of(weight, groups))
+        for group, matrix in enumerate(unroll_groups(weight, groups))
     ]
     us, vs = zip(*pairs, strict=True)
+    # The SVD cannot give more components than the matrix has.
     rank = us[0].shape[1]
     kernel, columns = weight.shape[2:], weight.shape[3:]
     per_group = weight.shape[0] // groups
@@ -47,9 +56,9 @@ def factor_weights(
 
 
 def factor_matrices(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """U (groups, rows, r) and V (groups, columns, r) of the weights of `u` and `v`.
+    """U (groups, rows, r) and V (groups, columns, r) from the weights of the layers `u` and `v`.
 
-    Raises ValueError where the two do not belong together.
+    Raises ValueError if their ranks differ.
     """
     rank = v.shape[1]
     if u.dim() != v.dim() or rank < 1 or u.shape[0] % rank or v.shape[0] % (u.shape[0] // rank):
@@ -60,21 +69,28 @@ def factor_matrices(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return left, right.reshape(groups, -1, rank)
 
 
-def aligned(u: Tensor, v: Tensor) -> Product | Tensor:
-    """Model shape alignment, FedHM eq. 1: U V^T in the dense layout.
+def compose_weight(u: Tensor, v: Tensor) -> Product | Tensor:
+    """Model shape alignment, FedHM eq. 1: U V^T in the layout of the dense weight.
 
-    A product where there is one group, the dense tensor where there are several. Raises ValueError
-    where the weights `u` and `v` do not belong together.
+    Args:
+        u: Weight of the layer `u`.
+        v: Weight of the layer `v`.
+
+    Returns:
+        A product if there is one group, else the dense tensor.
+
+    Raises:
+        ValueError: If the ranks of `u` and `v` differ.
     """
     groups = factor_matrices(u, v)[0].shape[0]
     if groups == 1:
-        return product(u, v)
+        return compose_group(u, v)
     pairs = zip(u.chunk(groups), v.chunk(groups), strict=True)
-    return torch.cat([product(a, b).dense() for a, b in pairs])
+    return torch.cat([compose_group(a, b).dense() for a, b in pairs])
 
 
-def product(u: Tensor, v: Tensor) -> Product:
-    """U V^T of one group in the dense layout; see `aligned`."""
+def compose_group(u: Tensor, v: Tensor) -> Product:
+    """U V^T of one group in the layout of the dense weight; see `compose_weight`."""
     if u.dim() == 2:
         return Product(v, u, shape=(v.shape[0], u.shape[1]), axes=(0, 1))
     rows, columns = u.shape[:3], v.shape[3:]
@@ -89,31 +105,31 @@ def product(u: Tensor, v: Tensor) -> Product:
 
 
 def composed_weight(layer: nn.Module) -> Tensor:
-    """The dense weight, for a model that looks at its layers, like stock transformer encoders."""
-    found = aligned(layer.u.weight, layer.v.weight)  # type: ignore[arg-type, union-attr]
+    """The dense weight, for models that read it from the layer, as nn.TransformerEncoder does."""
+    found = compose_weight(layer.u.weight, layer.v.weight)  # type: ignore[arg-type, union-attr]
     return found.dense() if isinstance(found, Product) else found
 
 
-def own_bias(layer: nn.Module) -> Tensor | None:
-    """The bias that the layer `v` adds."""
+def bias_of_v(layer: nn.Module) -> Tensor | None:
+    """The bias of the layer, which is the bias of `v`."""
     return layer.v.bias  # type: ignore[return-value, union-attr]
 
 
 class FactorizedConvolution(nn.Module):
-    """A kh x 1 convolution `u` to `rank` channels a group, then a 1 x kw convolution `v`.
+    """A kh x 1 convolution `u` to `rank` channels in each group, then a 1 x kw convolution `v`.
 
-    A 1-D convolution becomes one with its kernel and one of kernel 1.
+    A 1-D convolution becomes one with the same kernel and one with kernel size 1.
     """
 
     weight = property(composed_weight)
-    bias = property(own_bias)
+    bias = property(bias_of_v)
 
     def __init__(self, dense: Convolution, rank: int) -> None:
         super().__init__()
-        keep_settings(self, dense)
+        copy_settings(self, dense)
         inner = rank * dense.groups
-        self.u = one_axis(dense, 0, dense.in_channels, inner, bias=False)
-        self.v = one_axis(dense, 1, inner, dense.out_channels, bias=False)
+        self.u = convolution_along_axis(dense, 0, dense.in_channels, inner, bias=False)
+        self.v = convolution_along_axis(dense, 1, inner, dense.out_channels, bias=False)
         self.v.register_parameter("bias", bias_of(dense))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -122,14 +138,16 @@ class FactorizedConvolution(nn.Module):
 
 
 def bias_of(dense: Convolution | nn.Linear) -> nn.Parameter | None:
-    """The layer's own bias, frozen or not."""
+    """The bias of `dense`, frozen or not; None if it has none."""
     return dict(dense.named_parameters(recurse=False)).get("bias")
 
 
-def one_axis(dense: Convolution, axis: int, inputs: int, outputs: int, bias: bool) -> nn.Module:
-    """A convolution with `dense`'s kernel on one axis (0 the first, 1 the second) and 1 elsewhere.
+def convolution_along_axis(
+    dense: Convolution, axis: int, inputs: int, outputs: int, bias: bool
+) -> nn.Module:
+    """A convolution with the kernel of `dense` along one spatial axis and kernel size 1 elsewhere.
 
-    Stride, padding and dilation of the other axis are left to the convolution for that axis.
+    Stride, padding and dilation also apply to that axis only.
     """
 
     def only(values: Sequence[int], other: int) -> tuple[int, ...]:
@@ -155,11 +173,11 @@ class FactorizedLinear(nn.Module):
     """A linear layer `u` to `rank` features, then a linear layer `v`."""
 
     weight = property(composed_weight)
-    bias = property(own_bias)
+    bias = property(bias_of_v)
 
     def __init__(self, dense: nn.Linear, rank: int) -> None:
         super().__init__()
-        keep_settings(self, dense)
+        copy_settings(self, dense)
         self.u = nn.Linear(dense.in_features, rank, bias=False)
         self.v = nn.Linear(rank, dense.out_features, bias=False)
         self.v.register_parameter("bias", bias_of(dense))
@@ -170,23 +188,25 @@ class FactorizedLinear(nn.Module):
 
 
 class FactorizedRecurrence(nn.Module):
-    """A recurrent layer whose weight matrices are the products of `u` (r, m) and `v` (n, r).
+    """A recurrent layer whose weight matrices are products of `v` (n, r) and `u` (r, m).
 
-    It computes with the products: they are fewer numbers to train and send, not fewer to compute.
+    It computes with the products. There are fewer numbers to train and to send, but the computation
+    is not smaller.
     """
 
     def __init__(self, dense: nn.RNNBase, ranks: Mapping[str, int]) -> None:
         super().__init__()
-        keep_settings(self, dense)
+        copy_settings(self, dense)
         own = dict(dense.named_parameters())
-        # Products as large as a new layer's weights: larger ones explode over many steps.
+        # The products are about as large as the weights of a new layer. Larger ones would make the
+        # states explode over many steps.
         sizes = {k: (*own[k].shape, r) for k, r in ranks.items()}
         self.u = nn.ParameterDict({k: torch.randn(r, m) / m**0.5 for k, (_, m, r) in sizes.items()})
         self.v = nn.ParameterDict({k: torch.randn(n, r) / r**0.5 for k, (n, _, r) in sizes.items()})
         self.rest = nn.ParameterDict({k: p for k, p in own.items() if k not in ranks})
-        self._dense = (dense,)  # in a tuple, so that its own weights are no parameters of this
+        self._dense = (dense,)  # In a tuple, so that torch does not register its weights here.
 
     def forward(self, *arguments: Tensor) -> object:
-        """As the recurrent layer itself."""
+        """As the original recurrent layer."""
         composed = {name: self.v[name] @ self.u[name] for name in self.u}
         return functional_call(self._dense[0], {**composed, **dict(self.rest)}, arguments)

@@ -1,12 +1,13 @@
-"""The server's factorizations: one for each layer serves every rank, device and round.
+"""The server's factorizations: one for each layer serves all ranks and devices.
 
-A decomposition to a rank holds those to all smaller ranks, so `Factorizer` computes to the next
-rung of a fixed ladder and answers with the first columns. The ladder depends on the matrix alone:
-factors do not depend on which ranks were asked for, in which order, or on the rest of the fleet.
+A decomposition to some rank contains the decompositions to all smaller ranks. `Factorizer`
+therefore computes the next larger rank of a few fixed ones and returns the first columns. The fixed
+ranks depend on the matrix only, so that factors do not depend on which ranks were requested, in
+which order, or on the rest of the fleet.
 
-In the next round the iteration starts from the last round's subspace. Factors therefore depend on
-the weights asked about since the factorizer was made, always in the same way; a server that starts
-again starts cold, and its factors are as good but not the same bytes.
+In the next round the iteration starts from the subspace of the last round. Factors therefore depend
+on the weights that were factorized before, but always in the same way. A server that is restarted
+has no subspace to start from. Its factors are as good, but not the same bytes.
 """
 
 from dataclasses import dataclass, field
@@ -16,26 +17,29 @@ import torch
 from torch import Tensor
 
 from toolkit.factorization.decompose_weights import truncated_svd
-from toolkit.factorization.subspace_iteration import leading
+from toolkit.factorization.subspace_iteration import leading_components
 
-RUNGS = (1 / 6, 1 / 3)
-"""Ranks computed, as shares of the columns: FedHM's ratios 1/2 and 1 of a 3 x 3 convolution."""
+RANK_SHARES = (1 / 6, 1 / 3)
+"""The ranks that are computed, as shares of the columns.
 
-FEWEST = 256
-"""Rows or columns below which the exact SVD is as fast."""
+They are FedHM's rank ratios 1/2 and 1 of a 3 x 3 convolution.
+"""
 
-GREATEST = 1 / 3
+LEAST_SIDE = 256
+"""Rows or columns below which the exact SVD is as fast as the iteration."""
+
+LARGEST_SHARE = 1 / 3
 """Rank, as a share of the shorter side, above which the exact SVD is as fast."""
 
-NEAR = 0.1
+SMALL_CHANGE = 0.1
 """Change of the weights, relative to their norm, up to which the last subspace is a good start.
 
-Best errors and a subspace's error both move by at most the norm of the change.
+The best possible error and the error of a subspace both change by at most the norm of the change.
 """
 
 
 class Known(NamedTuple):
-    """Factors `u` (m, width), `v` (n, width) of `matrix`; the `basis` that gave them, if any."""
+    """Factors `u` (m, width) and `v` (n, width) of `matrix`; `basis` is None after an exact SVD."""
 
     matrix: Tensor
     u: Tensor
@@ -45,47 +49,58 @@ class Known(NamedTuple):
 
 @dataclass
 class Factorizer:
-    """Truncated factors of named matrices, remembered until the matrix changes.
+    """Computes truncated factors of named matrices and caches them until the matrix changes.
 
-    Every truncation has at most `TOLERANCE` (subspace_iteration.py) more Frobenius error than the
-    best one, by the iteration's own estimate; with `exact` it is the best one, for a full SVD.
+    The Frobenius error of a truncation exceeds the best possible one by at most `TOLERANCE`
+    (subspace_iteration.py), as estimated by the iteration.
+
+    Attributes:
+        exact: Whether to compute the best truncation, by a full SVD.
     """
 
     exact: bool = False
     _last: dict[tuple[str, int], Known] = field(default_factory=dict, repr=False)
 
     def truncated(self, name: str, matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """U (m, rank) and V (n, rank), as `truncated_svd`, of `matrix` (m, n) called `name`.
+        """Factors as `truncated_svd` gives them, except for signs and nearly equal singular values.
 
-        Signs, and the vectors of nearly equal singular values, may differ from the SVD's.
+        Args:
+            name: Name under which the factors are cached.
+            matrix: The matrix (m, n).
+            rank: The rank r.
+
+        Returns:
+            U (m, r) and V (n, r).
         """
         matrix = matrix.detach().float()
-        width = min(matrix.shape) if self.exact else rung(matrix, rank)
+        width = min(matrix.shape) if self.exact else width_for(matrix, rank)
         known = self._last.get((name, width))
         if known is None or not torch.equal(known.matrix, matrix):
+            # A copy, as the caller may change the weights in place.
             known = self._last[name, width] = decompose(matrix.clone(), width, known)
         return known.u[:, :rank], known.v[:, :rank]
 
 
-def rung(matrix: Tensor, rank: int) -> int:
-    """The rank to compute for factors of `rank`; the full one where that takes the exact SVD."""
+def width_for(matrix: Tensor, rank: int) -> int:
+    """The rank to compute if factors of `rank` are requested; the full rank for an exact SVD."""
     rows, columns = matrix.shape
-    widths = (round(share * columns) for share in RUNGS)
+    widths = (round(share * columns) for share in RANK_SHARES)
     full = min(rows, columns)
     width = next((width for width in widths if width >= rank), full)
-    return full if full < FEWEST or width > GREATEST * full else width
+    # Where the iteration would not be faster, the exact SVD serves all ranks at once.
+    return full if full < LEAST_SIDE or width > LARGEST_SHARE * full else width
 
 
 def decompose(matrix: Tensor, width: int, last: Known | None) -> Known:
-    """The `width` leading components of `matrix`, from the `last` matrix's where it is near."""
+    """The `width` leading components of `matrix`; starts from those of `last` if it is similar."""
     if width < min(matrix.shape):
-        warm = last.basis if last and near(matrix, last.matrix) else None
-        found = leading(matrix, width, warm)
+        warm = last.basis if last and has_changed_little(matrix, last.matrix) else None
+        found = leading_components(matrix, width, warm)
         if found:
             return Known(matrix, *found)
     return Known(matrix, *truncated_svd(matrix, width), None)
 
 
-def near(matrix: Tensor, last: Tensor) -> bool:
-    """Whether `matrix` is `last`, changed a little."""
-    return matrix.shape == last.shape and bool((matrix - last).norm() <= NEAR * last.norm())
+def has_changed_little(matrix: Tensor, last: Tensor) -> bool:
+    """Whether `matrix` differs from `last` by a small change."""
+    return matrix.shape == last.shape and bool((matrix - last).norm() <= SMALL_CHANGE * last.norm())

@@ -1,10 +1,14 @@
 """Leading singular vectors by block subspace iteration, to a stated error.
 
-Halko, Martinsson, Tropp: Finding structure with randomness, 2011, algorithm 4.4, with a test for
-when to stop. A cold start takes a sparse sketch (Clarkson, Woodruff: Low rank approximation and
-regression in input sparsity time, 2013) and a shifted step (Feng, Yu, Xie, Tang: Algorithm 1043,
-Faster randomized SVD with dynamic shifts, 2024). Nearly all work is float32 matrix products; a
-full SVD spends most of its time on singular values that a truncation drops.
+Halko, Martinsson, Tropp: Finding structure with randomness, 2011, algorithm 4.4, with a criterion
+for stopping. Without a basis to start from, the iteration uses a sparse sketch (Clarkson, Woodruff:
+Low rank approximation and regression in input sparsity time, 2013) and a shifted step (Feng, Yu,
+Xie, Tang: Algorithm 1043, Faster randomized SVD with dynamic shifts, 2024). Nearly all work is
+float32 matrix products. A full SVD spends most of its time on singular values that a truncation
+drops.
+
+A *half-step* multiplies by the matrix or its transpose. A *leap* is the shifted step, which
+multiplies by both.
 """
 
 from collections.abc import Sequence
@@ -14,45 +18,47 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 0.015
-"""Frobenius error allowed beyond the best truncation's, relative to it, by the estimates here."""
+"""Allowed Frobenius error beyond that of the best truncation, relative to it, as estimated."""
 
 OVERSAMPLING = 3 / 16
-"""Columns of the block beyond the rank, relative to it: the last wanted vectors converge faster."""
+"""Additional columns of the block, relative to the rank. They speed up the last vectors."""
 
 SHIFT = 0.7
-"""Shift of a leap, as a share of the least squared singular value known.
+"""Shift of a leap, relative to the smallest squared singular value known.
 
-Up to a half no leap is worse than two half-steps. Beyond, directions of nearly no energy grow;
-the half-steps that follow remove them.
+Up to 1/2, a leap is at least as good as two half-steps. Above, directions with nearly no energy
+grow, and the half-steps that follow remove them again.
 """
 
 SKETCH_STEPS = 3
-"""Half-steps that the sketch is worth: its two products, and its sums in place of one."""
+"""Half-steps that the sketch counts as: its two products, and its sums in place of a third."""
 
 LEAP_STEPS = 4
-"""Half-steps that a leap, of two products, is worth at a shift of half the squared values."""
+"""Half-steps that a leap of two products counts as, at a shift of half the squared values."""
 
 MOST_STEPS = 40
 """Half-steps after which the iteration gives up."""
 
 RESOLUTION = 1e-7
-"""Singular values below this share of the largest are float32 rounding."""
+"""Singular values below this share of the largest are float32 rounding errors."""
 
 DEPENDENT = 1e-5
 """Share of the largest pivot below which Cholesky-QR loses orthogonality."""
 
 INDEPENDENT = 1e-2
-"""Share of the largest pivot above which solving in float32 keeps it."""
+"""Share of the largest pivot above which solving in float32 keeps orthogonality."""
 
 RESOLVED = 0.1
-"""Share of the largest pivot above which a float32 Gram matrix keeps it as well."""
+"""Share of the largest pivot above which a float32 Gram matrix keeps orthogonality too."""
 
 
 class Leading(NamedTuple):
-    """The leading components of a matrix (m, n), best first, and where to go on from.
+    """The leading components of a matrix (m, n), largest first.
 
-    `u` (m, rank), `v` (n, rank): orthogonal columns, whose norms are the roots of the singular
-    values. `basis` (n, rank and oversampling): orthonormal.
+    Attributes:
+        u: (m, rank), orthogonal columns whose norms are the roots of the singular values.
+        v: (n, rank), likewise.
+        basis: (n, rank + oversampling), orthonormal; the next iteration can start from it.
     """
 
     u: Tensor
@@ -60,10 +66,12 @@ class Leading(NamedTuple):
     basis: Tensor
 
 
-class Captured(NamedTuple):
-    """Squared singular values (rank,) that a basis knows of, best first, and the step from it.
+class StepRecord(NamedTuple):
+    """What one basis captures of the matrix, and the step that followed.
 
-    `shift`: the a of a leap; None before a half-step.
+    Attributes:
+        values: Squared singular values (rank,) within the basis, largest first.
+        shift: The shift a, if a leap followed; None for a half-step.
     """
 
     values: Tensor
@@ -71,127 +79,146 @@ class Captured(NamedTuple):
 
 
 def sketch(matrix: Tensor, rank: int) -> Tensor:
-    """An orthonormal block (n, width) to start on `matrix` (m, n) from; always the same one.
+    """An orthonormal block (n, width) to start from on `matrix` (m, n); always the same one.
 
-    orth(A^T A S), where S sums the rows of A with random signs, each row in one sum. That is one
-    pass over the matrix, and as good as a half-step from a random block.
+    The block is orth(A^T A S). S adds up the rows of A with random signs, each row in one of the
+    sums. This takes one pass over the matrix and is as good as a half-step from a random block.
     """
     rows, columns = matrix.shape
     width = min(rows, columns, rank + max(8, round(OVERSAMPLING * rank)))
+    # A fixed seed, so that equal weights give equal factors.
     generator = torch.Generator().manual_seed(0)
     place = torch.randperm(rows, generator=generator) % width
     sign = 1 - 2 * torch.randint(2, (rows, 1), generator=generator)
     sums = torch.zeros(width, columns).index_add_(0, place, sign * matrix)
-    return spanned(matrix.T @ (matrix @ sums.T))
+    return orthonormal_basis(matrix.T @ (matrix @ sums.T))
 
 
-def leading(matrix: Tensor, rank: int, basis: Tensor | None = None) -> Leading | None:
-    """The `rank` leading components of `matrix` (m, n), from an orthonormal `basis` (n, width).
+def leading_components(matrix: Tensor, rank: int, basis: Tensor | None = None) -> Leading | None:
+    """The leading components of a matrix, by subspace iteration.
 
-    Half-steps Q <- orth(A P) and P <- orth(A^T Q) in turn. ||A P||^2 is the energy that a basis
-    captures; by row, the eigenvalues of (A P)^T A P are the squared singular values it knows of.
-    Without a basis, a leap comes first: P <- orth(A^T A P - a P), a in proportion to the least of
-    them. None where MOST_STEPS do not get every truncation up to `rank` within the tolerance.
+    Half-steps Q <- orth(A P) and P <- orth(A^T Q) alternate. ||A P||^2 is the energy that the basis
+    P captures. The eigenvalues of (A P)^T A P are the squared singular values within the basis.
+    Without a basis, a leap P <- orth(A^T A P - a P) comes first, with a in proportion to the
+    smallest of these eigenvalues.
+
+    Args:
+        matrix: The matrix A (m, n).
+        rank: How many components to compute.
+        basis: An orthonormal basis (n, width) to start from.
+
+    Returns:
+        The components, or None if MOST_STEPS do not bring every truncation up to `rank` within the
+        tolerance.
     """
     total = float(torch.linalg.vector_norm(matrix, dim=1).double().square().sum())
     ahead, back = matrix, matrix.T
     may_leap = basis is None
     steps = 0 if basis is not None else SKETCH_STEPS
     basis = sketch(matrix, rank) if basis is None else basis
-    history: list[Captured] = []
+    history: list[StepRecord] = []
     dtype = torch.float32
     for _ in range(MOST_STEPS):
         image = ahead @ basis
         gram = gram_matrix(image, dtype)
         values, rotation = spectrum(gram, len(history) > 1)
+        # Repeat the step in float64 if the spectrum turns out to decay too fast.
         if dtype == torch.float32 and not suits_float32(values, total):
             dtype = torch.float64
             gram = gram_matrix(image)
             values, rotation = spectrum(gram, len(history) > 1)
         shift = SHIFT * float(values[0]) if may_leap and dtype == torch.float32 else None
-        # The first gain, from any old basis, says little.
+        # The gain of the first step from a given basis says little about the convergence.
         if steps > 0:
-            history.append(Captured(values.double().flip(0)[:rank], shift))
+            history.append(StepRecord(values.double().flip(0)[:rank], shift))
         if len(history) > 2 and converged(steps, history, total):
-            near, far = balanced(image, basis, values[-rank:], rotation[:, -rank:])
+            near, far = balanced_factors(image, basis, values[-rank:], rotation[:, -rank:])
+            # The loop alternates between the matrix and its transpose, so that the sides may be
+            # swapped.
             if ahead is matrix:
                 return Leading(near, far, basis)
-            return Leading(far, near, orthonormal(image, gram))
+            return Leading(far, near, orthonormalize(image, gram))
         if shift is None:
-            basis = orthonormal(image, gram)
+            basis = orthonormalize(image, gram)
             ahead, back = back, ahead
             steps += 1
         else:
-            basis = spanned(torch.addmm(basis, back, image, beta=-shift))
+            basis = orthonormal_basis(torch.addmm(basis, back, image, beta=-shift))
             steps += LEAP_STEPS
         may_leap = False
     return None
 
 
-def converged(steps: int, history: Sequence[Captured], total: float) -> bool:
-    """Whether no truncation has more left to win than the tolerance, by two estimates.
+def converged(steps: int, history: Sequence[StepRecord], total: float) -> bool:
+    """Whether every truncation is within the tolerance of the best one, by two estimates.
 
-    `steps`: half-steps done, or work worth as many; `history`: what the bases captured; `total`:
-    the matrix's energy. Without a gap in the spectrum the error falls as a power of the steps, of
-    random matrices as their square or faster: half the last gain times the steps is left. On two
-    plateaus close to each other gains hardly change at first: by the ratio q of their squared
-    singular values, the last gain times q / (1 - q) is left. q is seen in the gain before: a
-    half-step shrinks the error by q, a leap by ((q - s) / (1 - s))^2, s the shift as a share of
-    the upper plateau.
+    Without a gap in the spectrum the error falls as a power of the steps, for random matrices as
+    their square or faster. Half the last gain times the steps then estimates the remaining gain.
+
+    If the spectrum has two plateaus close to each other, gains hardly change at first. With the
+    ratio q of their squared singular values, the remaining gain is the last gain times q / (1 - q).
+    The gain before shows q: a half-step shrinks the error by q, a leap by ((q - s) / (1 - s))^2,
+    where s is the shift as a share of the upper plateau.
+
+    Args:
+        steps: Half-steps done, or equivalent work.
+        history: What the bases captured; the last three count.
+        total: Energy of the matrix.
     """
     first, second, third = (captured.values.cumsum(0) for captured in history[-3:])
     earlier, gain, tail = second - first, third - second, total - third
     noise = 1e-9 * total
-    # Energies are squared errors, hence twice the tolerance.
+    # Energies are squared errors, so that twice the tolerance is allowed.
     allowed = 2 * TOLERANCE * tail + noise
     slow = steps / 2 * gain <= allowed
-    # The greatest q that leaves no more than is allowed must shrink the error as much as was seen.
-    greatest = allowed / (allowed + gain.clamp_min(0))
-    shrunk = greatest
+    # The largest q that leaves no more than allowed must explain the gain that was seen.
+    largest = allowed / (allowed + gain.clamp_min(0))
+    shrunk = largest
     shift = history[-3].shift
     if shift is not None:
         share = shift / history[-1].values
-        shrunk = ((greatest - share).clamp_min(0) / (1 - share)).square()
-    steady = gain * (1 - shrunk) <= earlier * shrunk * (1 - greatest)
+        shrunk = ((largest - share).clamp_min(0) / (1 - share)).square()
+    steady = gain * (1 - shrunk) <= earlier * shrunk * (1 - largest)
     return bool((slow & (steady | (gain <= 1e-4 * tail + noise))).all())
 
 
 def gram_matrix(block: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """block^T block (k, k): squaring in float32 would lose the small directions, where any are."""
+    """block^T block (k, k). Squaring in float32 could lose directions with little energy."""
     block = block.to(dtype)
     return block.T @ block
 
 
 def suits_float32(values: Tensor, total: float) -> bool:
-    """Whether float32 resolves the Gram matrix of these eigenvalues (k,), and the energy beyond.
+    """Whether float32 is precise enough for a Gram matrix with the eigenvalues `values` (k,).
 
-    It does for flat spectra, the slowest to converge, and for moderately decaying ones.
+    It is for flat spectra, which converge slowest, and for moderately decaying ones. `total` is the
+    energy of the whole matrix.
     """
     return bool(values[0] > 1e-3 * values[-1] and total - values.sum() > 0.01 * total)
 
 
 def spectrum(gram: Tensor, vectors: bool) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (k,) of `gram`, ascending, and its eigenvectors (k, k); none unless `vectors`."""
+    """Eigenvalues (k,) of `gram`, ascending, and its eigenvectors (k, k) if `vectors`."""
     if vectors:
         values, rotation = torch.linalg.eigh(gram)
         return values, rotation
     return torch.linalg.eigvalsh(gram), gram[:, :0]
 
 
-def spanned(block: Tensor) -> Tensor:
+def orthonormal_basis(block: Tensor) -> Tensor:
     """An orthonormal basis (m, k) of the columns of `block`."""
     gram = gram_matrix(block, torch.float32)
     pivots = torch.linalg.cholesky_ex(gram).L.diagonal()
-    # Not so of the NaN that a failed factorization may hold.
+    # Written with `not`, so that a NaN of a failed factorization counts as dependent too.
     if not float(pivots.min()) > RESOLVED * float(pivots.max()):
         gram = gram_matrix(block)
-    return orthonormal(block, gram)
+    return orthonormalize(block, gram)
 
 
-def orthonormal(block: Tensor, gram: Tensor) -> Tensor:
+def orthonormalize(block: Tensor, gram: Tensor) -> Tensor:
     """An orthonormal basis (m, k) of the columns of `block`, whose Gram matrix is `gram`.
 
-    Cholesky-QR, many times faster than Householder's, which is kept for dependent columns.
+    Cholesky-QR is many times faster than Householder-QR, which is used for dependent columns only.
     """
     factor, failed = torch.linalg.cholesky_ex(gram)
     pivots = factor.diagonal()
@@ -206,13 +233,18 @@ def orthonormal(block: Tensor, gram: Tensor) -> Tensor:
     return basis
 
 
-def balanced(
+def balanced_factors(
     image: Tensor, basis: Tensor, energies: Tensor, rotation: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Factors of image basis^T, best component first, each the root of the singular values.
+    """Factors of image basis^T, largest component first, both scaled alike.
 
-    With image^T image = W S^2 W^T: image W S^(-1/2) and basis W S^(1/2). `energies` (rank,) and
-    `rotation` (width, rank): the largest of S^2, ascending, and their columns of W.
+    With image^T image = W S^2 W^T these are image W S^(-1/2) and basis W S^(1/2).
+
+    Args:
+        image: The matrix times `basis` (m, width).
+        basis: Orthonormal (n, width).
+        energies: The largest of S^2 (rank,), ascending.
+        rotation: Their columns of W (width, rank).
     """
     values = energies.flip(0).clamp_min(0).sqrt()
     rotation = rotation.flip(1)

@@ -1,9 +1,9 @@
 """`cp`: TDPFed's bi-level training of CP factors and a personal model.
 
 The device minimises f(theta) + lambda/2 ||theta - [[A]]||^2 over its personal model theta by
-Nesterov steps (eq. 15) and then moves the factors A towards theta by Adam steps on the second term
-(eq. 25 of the appendix). Only the factors are uploaded. Biases and normalisation parameters take
-part as they are.
+Nesterov steps (eq. 15). It then moves the factors A towards theta by Adam steps on the second term
+(eq. 25 of the appendix). Only the factors are uploaded. Biases and normalisation parameters are not
+factorized.
 """
 
 import math
@@ -17,13 +17,14 @@ from exporters.programs.capture import capture, record
 from exporters.programs.captured import Captured
 from exporters.programs.optimizers import Adam
 from profiles.errors import SpecError
-from toolkit.factor_layers.cp_layers import tensorized as tensorized_model
+from toolkit.factor_layers.cp_layers import with_cp_factors
 from toolkit.factorization.decompose_weights import compose, cp_decompose, cp_rank, cp_refit
-from toolkit.personal.bilevel_training import BiLevel, bi_level
+from toolkit.personal.bilevel_training import BiLevelSettings, bilevel_submodel
 from toolkit.personal.tensorized_model import Tensorized, factor_name
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.rewritten_model import with_factors
+from toolkit.submodels.rewritten_model import refuse_if_unusable
 from toolkit.submodels.spec import Spec
+from toolkit.submodels.spec_form import Number, Option, SpecForm
 from toolkit.submodels.submodel import LayerDecision, Shapes, Submodel, factors_of, recover_dense
 from toolkit.submodels.training_config import TrainingConfig
 from toolkit.submodels.weighted_layers import Convolution, weighted_layers
@@ -34,85 +35,112 @@ PENALTY = 15.0
 PERSONAL_STEPS = 1
 FACTOR_STEPS = 5
 FACTOR_RATE = 3e-4
-"""Adam's rate for the factors, the paper's for MNIST. Adam moves every number by about the rate in
-each step, whatever the gradient: at ten times this the factors overshoot and the two models drive
-each other away from the global one."""
+"""Adam's learning rate for the factors, as in the paper's experiment on MNIST.
+
+Each step of Adam moves every number by about the learning rate, whatever the gradient. At ten times
+this value the factors overshoot, and the two models drive each other away from the global model.
+"""
 
 LINEAR = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.RNNBase)
-"""Layers whose weights are factorized, the classifier's too (TDPFed, Table I)."""
+"""Layers whose weights are factorized, including the classifier (TDPFed, Table I)."""
+
+FORM = SpecForm(
+    family="cp",
+    usage="cp:RATE",
+    summary=(
+        "CP factors and a personal model that stays on the device (TDPFed); "
+        "penalty=, personal-steps=, factor-steps=, factor-rate="
+    ),
+    size=Number("compression rate", "cp:2.0"),
+    options=(
+        Option("penalty"),
+        Option("personal-steps", lowest=1, whole=True),
+        Option("factor-steps", lowest=1, whole=True),
+        Option("factor-rate"),
+    ),
+)
 
 
-def rate_of(spec: Spec) -> float:
-    """The compression rate that `spec` asks for."""
-    return spec.number("compression rate", 0, math.inf, "cp:2.0")
-
-
-def plan(
+def choose_ranks(
     model: nn.Module, captured: Captured, spec: Spec
 ) -> tuple[dict[str, int], list[LayerDecision]]:
-    """Rank of each weight to factorize, and what happens to every weighted layer.
+    """Rank of each weight to factorize, and what becomes of every weighted layer.
 
-    Raises SpecError naming the rates possible where a rank is more than any tensor has.
+    Raises SpecError if a rank is too high or too low for the weights of the model; the message
+    names the compression rates that are possible.
     """
-    rate = rate_of(spec)
+    rate = FORM.size_as_number(spec)
     ranks: dict[str, int] = {}
-    treatments = []
+    layer_decisions = []
     for layer in weighted_layers(model, captured):
         if not isinstance(layer.module, LINEAR) or not any(layer.weights()):
             linear = isinstance(layer.module, LINEAR)
             reason = "frozen" if linear else f"{type(layer.module).__name__} has no CP form"
-            treatments.append(LayerDecision(layer.title, "dense", reason))
+            layer_decisions.append(LayerDecision(layer.title, "dense", reason))
             continue
         own = {layer.path(w): cp_rank(captured.shape(layer.path(w)), rate) for w in layer.weights()}
         ranks |= own
-        treatments.append(
+        layer_decisions.append(
             LayerDecision(
                 layer.title, f"CP rank {', '.join(map(str, dict.fromkeys(own.values())))}"
             )
         )
     if not ranks:
-        raise SpecError(f"{str(spec)!r}: no layer of this model has a CP form.")
+        raise SpecError(
+            f"{str(spec)!r}: no layer of this model has a CP form. Use another family.",
+            code="spec.nothing-smaller",
+            spec=str(spec),
+        )
     lowest = max(lowest_rate(captured.shape(name)) for name in ranks)
     highest = max(highest_rate(captured.shape(name)) for name in ranks)
     if rate > highest:
         raise SpecError(
-            f"{str(spec)!r}: every weight has rank 1 already at {highest:.3g}; this model can be "
-            f"compressed from {lowest:.3g} to {highest:.3g}."
+            f"{str(spec)!r}: every weight already has rank 1 at {highest:.3g}. "
+            f"Use a rate from {lowest:.3g} to {highest:.3g} for this model.",
+            code="spec.rate-out-of-range",
+            spec=str(spec),
+            lowest=float(f"{lowest:.3g}"),
+            highest=float(f"{highest:.3g}"),
         )
     for name, rank in ranks.items():
         shape = captured.shape(name)
-        if rank > greatest_rank(shape):
+        if rank > highest_rank(shape):
             raise SpecError(
-                f"{str(spec)!r} gives {name!r} the rank {rank}, more than any tensor of shape "
-                f"{shape} has; this model can be compressed from {lowest:.3g} to {highest:.3g}."
+                f"{str(spec)!r} gives {name!r} the rank {rank}, which is higher than the rank of "
+                f"any tensor of shape {shape}. "
+                f"Use a rate from {lowest:.3g} to {highest:.3g} for this model.",
+                code="spec.rate-out-of-range",
+                spec=str(spec),
+                tensor=name,
+                rank=rank,
+                lowest=float(f"{lowest:.3g}"),
+                highest=float(f"{highest:.3g}"),
             )
-    return ranks, treatments
+    return ranks, layer_decisions
 
 
-def greatest_rank(shape: tuple[int, ...]) -> int:
-    """No tensor of `shape` has a higher CP rank: one component a fibre of its longest mode."""
+def highest_rank(shape: tuple[int, ...]) -> int:
+    """An upper bound on the CP rank of any tensor of `shape`.
+
+    With one component for each fibre of the longest mode, every tensor is exact.
+    """
     return math.prod(shape) // max(shape)
 
 
 def lowest_rate(shape: tuple[int, ...]) -> float:
     """The compression rate that gives a weight of `shape` its greatest rank."""
-    return math.prod(shape) / (greatest_rank(shape) * sum(shape))
+    return math.prod(shape) / (highest_rank(shape) * sum(shape))
 
 
 def highest_rate(shape: tuple[int, ...]) -> float:
-    """The compression rate that gives a weight of `shape` the rank 1, the least there is."""
+    """The compression rate that gives a weight of `shape` rank 1, the lowest possible."""
     return math.prod(shape) / sum(shape)
 
 
 class CP:
     """See the module."""
 
-    name = "cp"
-    usage = "cp:RATE"
-    summary = (
-        "CP factors and a personal model that stays on the device (TDPFed); "
-        "penalty=, personal-steps=, factor-steps=, factor-rate="
-    )
+    form = FORM
     averages_factors = True
 
     def split(
@@ -123,26 +151,25 @@ class CP:
         training: TrainingConfig,
     ) -> Submodel:
         """See Family."""
-        spec.check_no_inner()
-        spec.check_options("penalty", "personal-steps", "factor-steps", "factor-rate")
         captured = capture(model, sample_shape)
-        ranks, treatments = plan(model, captured, spec)
+        ranks, layer_decisions = choose_ranks(model, captured, spec)
         tensorized = Tensorized(captured, ranks)
-        with with_factors(spec, treatments):
-            predicting = compressed(model, captured, ranks)
+        with refuse_if_unusable(spec, layer_decisions):
+            predicting = record_with_factors(model, captured, ranks)
 
         def factors(weights: GlobalModel) -> dict[str, Tensor]:
-            kept = weights.kept.get(spec.head) or decompose(tensorized, weights)
+            # Averaged factors of the last round. A first round has none yet.
+            kept = weights.kept.get(spec.head) or first_factors(tensorized, weights)
             return {e.name: kept[e.name] for e in tensorized.factors}
 
-        settings = BiLevel(
-            penalty=spec.option("penalty", PENALTY),
-            personal_steps=spec.whole("personal-steps", PERSONAL_STEPS, 1),
-            local_steps=spec.whole("factor-steps", FACTOR_STEPS, 1),
-            rate=spec.option("factor-rate", FACTOR_RATE),
+        settings = BiLevelSettings(
+            penalty=FORM.number(spec, "penalty", PENALTY),
+            personal_steps=FORM.whole_number(spec, "personal-steps", PERSONAL_STEPS),
+            local_steps=FORM.whole_number(spec, "factor-steps", FACTOR_STEPS),
+            rate=FORM.number(spec, "factor-rate", FACTOR_RATE),
             optimizer=Adam(),
         )
-        return bi_level(
+        return bilevel_submodel(
             spec,
             captured,
             tensorized,
@@ -150,13 +177,13 @@ class CP:
             training,
             factors,
             local_name="factor_step",
-            treatments=treatments,
+            layer_decisions=layer_decisions,
             compressed=predicting,
         )
 
     def strength(self, spec: Spec) -> float:
-        """One over the compression rate; factors of more numbers than the tensor gain nothing."""
-        return 1 / max(1.0, rate_of(spec))
+        """1 / compression rate, at most 1: more factor values than tensor values add nothing."""
+        return 1 / max(1.0, FORM.size_as_number(spec))
 
     def recover(
         self, tensors: Mapping[str, Tensor], table: Sequence[TensorEntry], shapes: Shapes
@@ -173,28 +200,33 @@ class CP:
         table: Sequence[TensorEntry],
         weights: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
-        """A few ALS sweeps from the averaged factors towards the new global weights."""
+        """Fit the averaged factors to the new global weights by a few ALS sweeps."""
         new: dict[str, Tensor] = {}
         for name, modes in factors_of(factors, table).items():
+            # The averaged factors are close to the new weights, so that a few sweeps are enough.
             start = [modes[str(mode)] for mode in range(len(modes))]
             fitted = cp_refit(weights[name], start)
             new |= {factor_name(name, mode): value for mode, value in enumerate(fitted)}
         return new
 
 
-def compressed(model: nn.Module, captured: Captured, ranks: Mapping[str, int]) -> GraphModule:
-    """The model as it predicts, with factors in place of every weight that allows it."""
+def record_with_factors(
+    model: nn.Module, captured: Captured, ranks: Mapping[str, int]
+) -> GraphModule:
+    """The model as it predicts, with factors in place of every weight that can be replaced."""
     own = {
         layer.path("weight")
         for layer in weighted_layers(model, captured)
+        # Recurrent layers have no form that computes with CP factors; they predict with composed
+        # weights.
         if isinstance(layer.module, Convolution | nn.Linear) and not layer.obstacle
     }
-    new = tensorized_model(model, {name: rank for name, rank in ranks.items() if name in own})
+    new = with_cp_factors(model, {name: rank for name, rank in ranks.items() if name in own})
     return record(new, captured.sample_shape, captured.sample_dtype, training=False)
 
 
-def decompose(tensorized: Tensorized, weights: GlobalModel) -> dict[str, Tensor]:
-    """First factors of a global model that keeps none yet."""
+def first_factors(tensorized: Tensorized, weights: GlobalModel) -> dict[str, Tensor]:
+    """The first factors, for a global model that holds no factors yet."""
     return {
         factor_name(name, mode): value
         for name, rank in tensorized.ranks.items()

@@ -1,22 +1,24 @@
-"""`full`: the whole model, trained as it is (FedAvg)."""
+"""`full`: the whole model, without changes (FedAvg)."""
 
 from torch import Tensor, nn
 
 from exporters.programs.capture import capture
+from toolkit.submodels.family import Stateless
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.one_step_submodel import whole_network
+from toolkit.submodels.one_step_submodel import one_step_submodel
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.submodel import Stateless, Submodel
-from toolkit.submodels.tensor_entries import dense_entries, statistics_role
+from toolkit.submodels.spec_form import SpecForm
+from toolkit.submodels.submodel import Submodel
+from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
 from toolkit.submodels.training_config import TrainingConfig
+
+FORM = SpecForm(family="full", usage="full", summary="the whole model")
 
 
 class Full(Stateless):
     """Every layer is sent, trained and averaged."""
 
-    name = "full"
-    usage = "full"
-    summary = "the whole model"
+    form = FORM
 
     def split(
         self,
@@ -26,20 +28,17 @@ class Full(Stateless):
         training: TrainingConfig,
     ) -> Submodel:
         """See Family."""
-        spec.check_no_size()
-        spec.check_no_inner()
-        spec.check_options()
         captured = capture(model, sample_shape)
         entries = (
-            *dense_entries(captured, captured.parameters, "parameter"),
-            *dense_entries(captured, captured.frozen, "frozen"),
-            *dense_entries(captured, captured.buffers, statistics_role(training)),
+            *dense_tensor_entries(captured, captured.parameters, "parameter"),
+            *dense_tensor_entries(captured, captured.frozen, "frozen"),
+            *dense_tensor_entries(captured, captured.buffers, statistics_role(training)),
         )
 
         def cut(weights: GlobalModel) -> dict[str, Tensor]:
             return {entry.name: weights.tensors[entry.name] for entry in entries}
 
-        return whole_network(spec, captured, entries, training, cut)
+        return one_step_submodel(spec, captured, entries, training, cut)
 
 
 FAMILY = Full()

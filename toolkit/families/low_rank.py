@@ -1,8 +1,8 @@
 """`low-rank`: FedHM's hybrid network of truncated-SVD factors.
 
 A convolution (n, m, kh, kw) of rank r becomes a kh x 1 convolution to r channels and a 1 x kw
-convolution to n; a linear layer becomes two; the matrices of a recurrent layer become products.
-The first layers stay dense.
+convolution to n channels. A linear layer becomes two. The matrices of a recurrent layer become
+products. The first layers stay dense.
 """
 
 import copy
@@ -21,47 +21,61 @@ from toolkit.factor_layers.low_rank_layers import (
     FactorizedConvolution,
     FactorizedLinear,
     FactorizedRecurrence,
-    aligned,
+    compose_weight,
     factor_matrices,
     factor_weights,
-    groups_of,
+    unroll_groups,
 )
+from toolkit.submodels.family import Stateless
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.matrix_product import Product
-from toolkit.submodels.one_step_submodel import whole_network
-from toolkit.submodels.rewritten_model import Origin, Rewritten, with_factors
+from toolkit.submodels.one_step_submodel import rewritten_submodel
+from toolkit.submodels.rewritten_model import Origin, Rewritten, reasons
 from toolkit.submodels.spec import Spec
+from toolkit.submodels.spec_form import Number, Option, SpecForm
 from toolkit.submodels.submodel import (
     LayerDecision,
     Shapes,
-    Stateless,
     Submodel,
     factors_of,
     recover_dense,
 )
-from toolkit.submodels.tensor_entries import statistics_role
 from toolkit.submodels.training_config import TrainingConfig
-from toolkit.submodels.weighted_layers import Convolution, Layer, join, weighted_layers
+from toolkit.submodels.weighted_layers import Convolution, Layer, tensor_path, weighted_layers
 
 DECAY = 1e-4
 """Default Frobenius decay, FedHM's weight decay (Table 4)."""
 
 Ranks = dict[str, dict[str, int]]
-"""By layer, then by the layer's own name of a weight."""
+"""Ranks by layer, then by the name of the weight within the layer."""
+
+FORM = SpecForm(
+    family="low-rank",
+    usage="low-rank:RATIO",
+    summary="truncated-SVD factors of convolution and linear layers (FedHM); keep=, decay=",
+    size=Number("rank ratio", "low-rank:0.25", 1),
+    options=(Option("keep", whole=True), Option("decay")),
+    exchanges_layers=True,
+)
 
 
-def plan(
+def choose_ranks(
     layers: Sequence[Layer], ratio: float, keep: int, among: Collection[str] | None = None
 ) -> tuple[Ranks, list[LayerDecision]]:
-    """Ranks of the weights to factorize, and what happens to each of `layers`.
+    """Ranks of the weights to factorize, and what becomes of each layer.
 
-    The rank is `ratio` times the output channels (FedHM, Table 5), of one group where there are
-    several, of one gate in recurrent layers, and times the rank itself of a linear layer. 1 x 1
-    convolutions and the classifier stay dense and are not counted by `keep`, the number of first
-    layers kept dense. Only the layers `among` are looked at, all where it is None.
+    1 x 1 convolutions and the classifier always stay dense.
+
+    Args:
+        layers: All weighted layers, from the input to the output.
+        ratio: Rank relative to the output channels (FedHM, Table 5). For a grouped convolution
+            these are the channels of one group, for a recurrent layer the units of one gate. For a
+            linear layer the rank is relative to the full rank of its weight.
+        keep: How many of the first layers stay dense; layers that always do are not counted.
+        among: Names of the layers to consider; all if None.
     """
     ranks: Ranks = {}
-    treatments = []
+    layer_decisions = []
     kept = 0
     for layer in layers:
         if among is not None and layer.name not in among:
@@ -71,87 +85,92 @@ def plan(
             kept += 1
             reason = "the first layer" if keep == 1 else f"one of the first {keep} layers"
         if not reason and ratio == 1:
-            reason = "rank ratio 1 is the layer itself"
-        rank = max(1, math.floor(ratio * outputs(layer.module) + 0.5)) if not reason else 0
-        fitting = {w: rank for w in layer.weights() if rank and gains(layer, w, rank)}
+            reason = "rank ratio 1 leaves the layer unchanged"
+        rank = max(1, math.floor(ratio * reference_size(layer.module) + 0.5)) if not reason else 0
+        fitting = {w: rank for w in layer.weights() if rank and saves_numbers(layer, w, rank)}
         if fitting:
             ranks[layer.name] = fitting
-            treatments.append(LayerDecision(layer.title, f"rank {rank}"))
+            layer_decisions.append(LayerDecision(layer.title, f"rank {rank}"))
         else:
             reason = reason or f"rank {rank} would be no smaller"
-            treatments.append(LayerDecision(layer.title, "dense", reason))
-    return ranks, treatments
+            layer_decisions.append(LayerDecision(layer.title, "dense", reason))
+    return ranks, layer_decisions
 
 
-def outputs(module: nn.Module) -> int:
-    """Output channels of a group, the most rank of a linear layer, or units of a gate."""
+def reference_size(module: nn.Module) -> int:
+    """The size that the rank ratio is relative to; see `choose_ranks`."""
     if isinstance(module, Convolution):
         return module.out_channels // module.groups
     if isinstance(module, nn.Linear):
-        # Of a matrix that widens, the rank is at most its inputs.
+        # If the layer has more outputs than inputs, its inputs limit the rank.
         return min(module.in_features, module.out_features)
     assert isinstance(module, nn.RNNBase)
     return module.hidden_size
 
 
 def why_dense(layer: Layer, last: bool) -> str:
-    """Why `layer` is never factorized; empty where it can be."""
+    """Why `layer` is never factorized; empty if it can be."""
     if last:
         return "the classifier"
     module = layer.module
     if isinstance(module, Convolution) and math.prod(module.kernel_size) == 1:
         return f"a {' x '.join('1' for _ in module.kernel_size)} convolution"
     if not any(getattr(module, weight).any() for weight in layer.weights()):
-        return layer.obstacle or "its weights are zero, where factors do not train"
+        return layer.obstacle or "its weights are zero, so that factors would not train"
     return layer.obstacle
 
 
-def gains(layer: Layer, weight: str, rank: int) -> bool:
-    """Whether factors of `rank` have fewer numbers than the weight."""
-    rows, columns = groups_of(getattr(layer.module, weight), layer.groups)[0].shape
+def saves_numbers(layer: Layer, weight: str, rank: int) -> bool:
+    """Whether factors of `rank` hold fewer numbers than the weight."""
+    rows, columns = unroll_groups(getattr(layer.module, weight), layer.groups)[0].shape
+    # U has rank * rows numbers and V rank * columns.
     return rank * (rows + columns) < rows * columns
 
 
-def greatest_ratio(layers: Sequence[Layer], treatments: Sequence[LayerDecision]) -> float:
-    """The largest rank ratio that would make a layer smaller that is dense for its rank only."""
-    tried = {t.layer for t in treatments if t.reason.startswith("rank ")}
+def highest_ratio(layers: Sequence[Layer], layer_decisions: Sequence[LayerDecision]) -> float:
+    """The largest rank ratio that would make a layer smaller; 0 if none would.
+
+    Only layers that stay dense because of their rank count.
+    """
+    tried = {d.layer for d in layer_decisions if d.reason.startswith("rank ")}
     ratios = [0.0]
     for layer in layers:
         if layer.title in tried:
-            size = outputs(layer.module)
-            smaller = (any(gains(layer, w, r) for w in layer.weights()) for r in range(1, size + 1))
+            size = reference_size(layer.module)
+            smaller = (
+                any(saves_numbers(layer, w, r) for w in layer.weights()) for r in range(1, size + 1)
+            )
             ratios += [rank / size for rank, fits in enumerate(smaller, 1) if fits]
+    # Round down: rounding up could name a ratio that makes no layer smaller.
     return math.floor(max(ratios) * 1000) / 1000
 
 
 def check_smaller(spec: Spec, rewritten: Rewritten, layers: Sequence[Layer]) -> None:
-    """Raise SpecError where `spec` makes none of `layers` smaller, saying what would."""
-    ratio = FAMILY.strength(spec)
+    """Raise SpecError if `spec` makes none of `layers` smaller; the message says what would."""
+    ratio = FORM.size_as_number(spec)
     if rewritten.origins or ratio == 1:
         return
-    message = f"{str(spec)!r}: no layer of this model gets smaller; {reasons(rewritten)}."
-    best = greatest_ratio(layers, rewritten.treatments)
+    message = (
+        f"{str(spec)!r}: no layer of this model gets smaller; {reasons(rewritten.layer_decisions)}."
+    )
+    best = highest_ratio(layers, rewritten.layer_decisions)
     if best:
         message += f" Ratios up to {best:.3g} make one smaller."
-    if "keep" not in spec.options and (first := plan(layers, ratio, 0)[0]):
+    if "keep" not in spec.options and (first := choose_ranks(layers, ratio, 0)[0]):
         message += f" With keep=0 {' and '.join(first)} would get smaller."
-    raise SpecError(message)
+    raise SpecError(message, code="spec.nothing-smaller", spec=str(spec), highest_ratio=best)
 
 
-def reasons(rewritten: Rewritten) -> str:
-    """Why each layer of `rewritten` that is dense is so."""
-    return "; ".join(f"{t.layer}: {t.reason}" for t in rewritten.treatments if t.reason)
-
-
-def factorized(model: nn.Module, ranks: Ranks) -> nn.Module:
+def replace_layers(model: nn.Module, ranks: Ranks) -> nn.Module:
     """A copy of `model` with the layers in `ranks` replaced by factorized ones."""
+    # The caller keeps its model.
     model = copy.deepcopy(model)
     for name, own in ranks.items():
-        model.set_submodule(name, replacement(model.get_submodule(name), own))
+        model.set_submodule(name, factorized_layer(model.get_submodule(name), own))
     return model
 
 
-def replacement(module: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
+def factorized_layer(module: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
     """The factorized layer for `module`."""
     if isinstance(module, nn.RNNBase):
         return FactorizedRecurrence(module, ranks)
@@ -161,22 +180,26 @@ def replacement(module: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
     return FactorizedConvolution(module, ranks["weight"])
 
 
-def origin(layer: str, own: str) -> Origin:
-    """What the tensor called `own` inside the factorized layer `layer` stands for."""
+def origin_of(layer: str, own: str) -> Origin:
+    """What the tensor `own` of the factorized layer `layer` stands for."""
+    # The bias of `v` is the bias of the dense layer, not a factor.
     side, _, leaf = own.partition(".")
     factor = side if side in ("u", "v") and leaf != "bias" else None
-    return Origin(join(layer, leaf), factor)
+    return Origin(tensor_path(layer, leaf), factor)
 
 
 class FrobeniusDecay:
-    """strength / 2 * sum of ||U V^T||_F^2, each trace((U^T U)(V^T V)): r x r matrices only."""
+    """strength / 2 * sum of ||U V^T||_F^2 over pairs of factors.
+
+    Each norm is computed as trace((U^T U)(V^T V)), which needs r x r matrices only.
+    """
 
     def __init__(self, pairs: Sequence[tuple[str, str]], strength: float) -> None:
         self.pairs = pairs
         self.strength = strength
 
     def __call__(self, tensors: Tensors) -> Tensor:
-        """The penalty for the current factors."""
+        """The penalty for the factors among `tensors`."""
         terms = []
         for u_name, v_name in self.pairs:
             u, v = factor_matrices(tensors[u_name], tensors[v_name])
@@ -187,9 +210,7 @@ class FrobeniusDecay:
 class LowRank(Stateless):
     """See the module. Every round starts from the SVD of the global model."""
 
-    name = "low-rank"
-    usage = "low-rank:RATIO"
-    summary = "truncated-SVD factors of convolution and linear layers (FedHM); keep=, decay="
+    form = FORM
 
     def split(
         self,
@@ -199,31 +220,14 @@ class LowRank(Stateless):
         training: TrainingConfig,
     ) -> Submodel:
         """See Family."""
-        spec.check_no_inner()
         dense = capture(model, sample_shape)
         rewritten = self.rewrite(model, dense, spec)
         check_smaller(spec, rewritten, weighted_layers(model, dense))
-        with with_factors(spec, rewritten.treatments):
-            captured = capture(rewritten.model, sample_shape)
-        entries = (
-            *rewritten.entries(captured, captured.parameters, "parameter"),
-            *rewritten.entries(captured, captured.buffers, statistics_role(training)),
-            *rewritten.entries(captured, captured.frozen, "frozen"),
-        )
-        return whole_network(
-            spec,
-            captured,
-            entries,
-            training,
-            lambda weights: rewritten.values(weights, entries),
-            undecayed=rewritten.undecayed,
-            penalty=rewritten.penalty,
-            treatments=rewritten.treatments,
-        )
+        return rewritten_submodel(spec, rewritten, sample_shape, training)
 
     def strength(self, spec: Spec) -> float:
         """The rank ratio."""
-        return spec.number("rank ratio", 0, 1, "low-rank:0.25")
+        return FORM.size_as_number(spec)
 
     def rewrite(
         self,
@@ -231,20 +235,17 @@ class LowRank(Stateless):
         captured: Captured,
         spec: Spec,
         among: Collection[str] | None = None,
-        keep: int = 1,
     ) -> Rewritten:
-        """`model` with the layers `among` (all where None) factorized as `spec` says.
-
-        `keep` is how many first layers stay dense where `spec` does not say.
-        """
-        spec.check_options("keep", "decay")
-        ratio = self.strength(spec)
-        strength = spec.option("decay", DECAY)
+        """See ExchangesLayers."""
+        # FedHM keeps the first layers dense. In a slice they are frozen before the cut, so
+        # that no layer after it has to stay dense.
+        keep = FORM.whole_number(spec, "keep", 1 if among is None else 0)
+        strength = FORM.number(spec, "decay", DECAY)
         layers = weighted_layers(model, captured)
-        ranks, treatments = plan(layers, ratio, spec.whole("keep", keep), among)
-        new = factorized(model, ranks)
+        ranks, layer_decisions = choose_ranks(layers, self.strength(spec), keep, among)
+        new = replace_layers(model, ranks)
         origins = {
-            join(layer, own): origin(layer, own)
+            tensor_path(layer, own): origin_of(layer, own)
             for layer in ranks
             for own in new.get_submodule(layer).state_dict()
         }
@@ -278,7 +279,7 @@ class LowRank(Stateless):
             penalty=FrobeniusDecay(names, strength) if names and strength else None,
             # Frobenius decay takes the place of weight decay (FedHM, section 2.2).
             undecayed=frozenset(name for pair in names for name in pair),
-            treatments=tuple(treatments),
+            layer_decisions=tuple(layer_decisions),
         )
 
     def recover(
@@ -286,7 +287,7 @@ class LowRank(Stateless):
     ) -> Mapping[str, Tensor | Product]:
         """Model shape alignment, FedHM eq. 1: U V^T in the dense layer's shape."""
         factors = factors_of(tensors, table)
-        products = {name: aligned(sides["u"], sides["v"]) for name, sides in factors.items()}
+        products = {name: compose_weight(sides["u"], sides["v"]) for name, sides in factors.items()}
         return {**recover_dense(tensors, table), **products}
 
 

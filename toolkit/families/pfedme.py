@@ -1,38 +1,49 @@
 """`pfedme`: pFedMe, bi-level training with a dense local model (TDPFed without tensors).
 
-The device minimises f(theta) + lambda/2 ||theta - w||^2 over its personal model theta and then
-takes gradient steps w - rate * lambda * (w - theta). Only w is uploaded.
+The device minimises f(theta) + lambda/2 ||theta - w||^2 over its personal model theta. It then
+updates the local model by gradient steps w - rate * lambda * (w - theta). Only w is uploaded.
 """
 
 from torch import nn
 
 from exporters.programs.capture import capture
 from exporters.programs.optimizers import SGD
-from toolkit.personal.bilevel_training import BiLevel, bi_level
+from toolkit.personal.bilevel_training import BiLevelSettings, bilevel_submodel
 from toolkit.personal.tensorized_model import Tensorized
+from toolkit.submodels.family import Stateless
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.submodel import Stateless, Submodel
+from toolkit.submodels.spec_form import Option, SpecForm
+from toolkit.submodels.submodel import Submodel
 from toolkit.submodels.training_config import TrainingConfig
 
 PENALTY = 15.0
 """lambda, as in TDPFed's comparison."""
 
 PERSONAL_STEPS = 5
-"""Steps towards the personal optimum on each batch, TDPFed's s on MNIST."""
+"""Steps towards the personal optimum on each batch, as TDPFed's s on MNIST."""
 
 LOCAL_RATE = 0.05
-"""Rate of the local model, TDPFed's for pFedMe on MNIST."""
+"""Learning rate of the local model, as in TDPFed's experiment with pFedMe on MNIST."""
+
+FORM = SpecForm(
+    family="pfedme",
+    usage="pfedme",
+    summary=(
+        "the whole model and a personal one that stays on the device (pFedMe); "
+        "penalty=, personal-steps=, local-rate="
+    ),
+    options=(
+        Option("penalty"),
+        Option("personal-steps", lowest=1, whole=True),
+        Option("local-rate"),
+    ),
+)
 
 
 class PFedMe(Stateless):
     """See the module."""
 
-    name = "pfedme"
-    usage = "pfedme"
-    summary = (
-        "the whole model and a personal one that stays on the device (pFedMe); "
-        "penalty=, personal-steps=, local-rate="
-    )
+    form = FORM
 
     def split(
         self,
@@ -42,18 +53,15 @@ class PFedMe(Stateless):
         training: TrainingConfig,
     ) -> Submodel:
         """See Family."""
-        spec.check_no_inner()
-        spec.check_no_size()
-        spec.check_options("penalty", "personal-steps", "local-rate")
         captured = capture(model, sample_shape)
-        settings = BiLevel(
-            penalty=spec.option("penalty", PENALTY),
-            personal_steps=spec.whole("personal-steps", PERSONAL_STEPS, 1),
+        settings = BiLevelSettings(
+            penalty=FORM.number(spec, "penalty", PENALTY),
+            personal_steps=FORM.whole_number(spec, "personal-steps", PERSONAL_STEPS),
             local_steps=1,
-            rate=spec.option("local-rate", LOCAL_RATE),
+            rate=FORM.number(spec, "local-rate", LOCAL_RATE),
             optimizer=SGD(),
         )
-        return bi_level(
+        return bilevel_submodel(
             spec,
             captured,
             Tensorized(captured, {}),

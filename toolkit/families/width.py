@@ -1,7 +1,7 @@
 """`width`: the leading channels of every layer (HeteroFL, FjORD's ordered dropout).
 
-The smaller networks are nested: what a narrow device trains is a part of what a wider one does,
-and every number is averaged over those that have it.
+The smaller networks are nested: a narrow device trains a subset of what a wider device trains. Each
+number is averaged over the devices that have it.
 """
 
 from fractions import Fraction
@@ -10,24 +10,30 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from exporters.programs.capture import capture
-from profiles.errors import SpecError
 from toolkit.channels.narrowing import Narrowed, narrow
 from toolkit.channels.operator_call import Layer
+from toolkit.submodels.family import Stateless
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.one_step_submodel import whole_network
+from toolkit.submodels.one_step_submodel import one_step_submodel
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.submodel import LayerDecision, Stateless, Submodel
-from toolkit.submodels.tensor_entries import dense_entries, statistics_role
-from toolkit.submodels.tensor_slices import held
+from toolkit.submodels.spec_form import Number, SpecForm
+from toolkit.submodels.submodel import LayerDecision, Submodel
+from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
+from toolkit.submodels.tensor_slices import take_slice
 from toolkit.submodels.training_config import TrainingConfig
+
+FORM = SpecForm(
+    family="width",
+    usage="width:RATIO",
+    summary="the leading channels of every layer (HeteroFL)",
+    size=Number("channel ratio", "width:0.5", 1),
+)
 
 
 class Width(Stateless):
     """See the module. The model's input channels and its classes stay."""
 
-    name = "width"
-    usage = "width:RATIO"
-    summary = "the leading channels of every layer (HeteroFL)"
+    form = FORM
 
     def split(
         self,
@@ -37,22 +43,18 @@ class Width(Stateless):
         training: TrainingConfig,
     ) -> Submodel:
         """See Family."""
-        spec.check_no_inner()
-        spec.check_options()
-        ratio = spec.number("channel ratio", 0, 1, "width:0.5")
+        ratio = self.strength(spec)
         captured = capture(model, sample_shape)
-        try:
-            # A decimal's own value: 0.07 * 100 in binary is above 7.
-            narrowed = narrow(captured, Fraction(str(ratio)))
-        except SpecError as error:
-            raise SpecError(f"{str(spec)!r}: {error}") from None
-        small, parts = narrowed.captured, narrowed.parts
+        # The decimal's exact value: in binary, 0.07 * 100 is above 7.
+        narrowed = narrow(captured, Fraction(str(ratio)), str(spec))
+        small, ranges = narrowed.captured, narrowed.ranges
+        # Only tensors that became smaller have ranges; the others stand for whole global tensors.
         entries = tuple(
-            replace(entry, part=parts.get(entry.name))
+            replace(entry, part=ranges.get(entry.name))
             for entry in (
-                *dense_entries(small, small.parameters, "parameter"),
-                *dense_entries(small, small.buffers, statistics_role(training)),
-                *dense_entries(small, small.frozen, "frozen"),
+                *dense_tensor_entries(small, small.parameters, "parameter"),
+                *dense_tensor_entries(small, small.buffers, statistics_role(training)),
+                *dense_tensor_entries(small, small.frozen, "frozen"),
             )
         )
 
@@ -60,19 +62,21 @@ class Width(Stateless):
             return {
                 entry.name: weights.tensors[entry.name]
                 if entry.part is None
-                else held(weights.tensors[entry.name], entry.part)
+                else take_slice(weights.tensors[entry.name], entry.part)
                 for entry in entries
             }
 
-        return whole_network(spec, small, entries, training, cut, treatments=treatments(narrowed))
+        return one_step_submodel(
+            spec, small, entries, training, cut, layer_decisions=layer_decisions(narrowed)
+        )
 
     def strength(self, spec: Spec) -> float:
-        """The width ratio."""
-        return spec.number("width ratio", 0, 1, "width:0.5")
+        """The channel ratio."""
+        return FORM.size_as_number(spec)
 
 
-def treatments(narrowed: Narrowed) -> list[LayerDecision]:
-    """How many channels every weighted layer has left."""
+def layer_decisions(narrowed: Narrowed) -> list[LayerDecision]:
+    """How many channels each weighted layer keeps."""
     kept = narrowed.kept
 
     def left(layer: Layer) -> str:

@@ -1,4 +1,4 @@
-"""Models with exactly the papers' shapes, and the small one that the demo trains."""
+"""Models with exactly the shapes of the papers, and the small model that the demo trains."""
 
 from toolkit.models.digits_cnn import digits_cnn
 from toolkit.models.femnist_cnn import femnist_cnn

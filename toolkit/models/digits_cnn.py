@@ -1,4 +1,4 @@
-"""A small convolutional network with batch normalisation for 8 x 8 grey images."""
+"""A small convolutional network with batch normalisation for 8 x 8 greyscale images."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -19,7 +19,7 @@ class Unit(nn.Module):
 
 
 class DigitsCNN(nn.Module):
-    """Four units of 16, 32, 32 and 64 channels, mean over the image, classifier."""
+    """Four units of 16, 32, 32 and 64 channels, a mean over the image, and a classifier."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -32,5 +32,5 @@ class DigitsCNN(nn.Module):
 
 
 def digits_cnn() -> DigitsCNN:
-    """The demo's model: ten classes."""
+    """The model of the demo, with ten classes."""
     return DigitsCNN()

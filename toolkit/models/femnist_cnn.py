@@ -4,9 +4,9 @@ from torch import Tensor, nn
 
 
 class FemnistCNN(nn.Module):
-    """Two 5 x 5 convolutions of 32 and 64 channels, a 2 x 2 maximum behind each, two dense layers.
+    """Two 5 x 5 convolutions of 32 and 64 channels with 2 x 2 max-pooling, and two dense layers.
 
-    `features` leads to 3,136 numbers a sample, `dense` to 2,048.
+    For each sample, `features` has 3,136 outputs and `dense` 2,048.
     """
 
     def __init__(self, classes: int = 62) -> None:

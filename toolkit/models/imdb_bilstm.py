@@ -1,4 +1,4 @@
-"""EmbracingFL's bidirectional LSTM for film reviews, in the shape of its Table 1."""
+"""EmbracingFL's bidirectional LSTM for film reviews, with the shapes of its Table 1."""
 
 import torch
 from torch import Tensor, nn
@@ -7,8 +7,8 @@ from torch import Tensor, nn
 class ImdbBiLSTM(nn.Module):
     """Embedding, one bidirectional LSTM, and a dense layer from its last states to one logit.
 
-    An LSTM of the paper's framework has one bias a direction, PyTorch's two that are added up: the
-    second stays zero and is not trained. The paper's dropout is left out.
+    In the paper's framework an LSTM has one bias for each direction. PyTorch adds up two, so that
+    the second one is set to zero and not trained. The paper's dropout is left out.
     """
 
     def __init__(self, words: int = 10_000, width: int = 256) -> None:
@@ -27,5 +27,5 @@ class ImdbBiLSTM(nn.Module):
 
 
 def imdb_bilstm() -> ImdbBiLSTM:
-    """Two classes by one logit, 10,000 words (256 a review): 3,611,137 trained parameters."""
+    """One logit for two classes, 10,000 words, 256 words a review: 3,611,137 trained parameters."""
     return ImdbBiLSTM()

@@ -1,6 +1,6 @@
-"""ResNet-18 and ResNet-34 for small images, in the shape of FedHM's Tables 5 and 6.
+"""ResNet-18 and ResNet-34 for small images, with the shapes of FedHM's Tables 5 and 6.
 
-Unlike ImageNet's they begin with a 3 x 3 convolution of stride 1 and no pooling.
+Unlike the models for ImageNet, they start with a 3 x 3 convolution of stride 1 and no pooling.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ WIDTHS = (64, 128, 256, 512)
 
 
 class ResNet(nn.Module):
-    """Stem, four stages of 64 to 512 channels with `depths` blocks each, mean, classifier.
+    """A stem, four stages of 64 to 512 channels, a mean over the image, and a classifier.
 
-    A block has a projection shortcut where its output's shape is not its input's. `blocks` numbers
-    all of them.
+    `depths` are the numbers of blocks in the stages. If a block changes the shape, its shortcut is
+    a projection. `blocks` holds the blocks of all stages.
     """
 
     def __init__(self, depths: Sequence[int], classes: int) -> None:

@@ -1,4 +1,4 @@
-"""ResNet-20 for 32 x 32 images, in the shape of EmbracingFL's Table 1."""
+"""ResNet-20 for 32 x 32 images, with the shapes of EmbracingFL's Table 1."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions with batch norm around a shortcut (N, i, H, W) -> (N, o, H/s, W/s)."""
+    """Two 3 x 3 convolutions with batch norm and a shortcut: (N, i, H, W) -> (N, o, H/s, W/s)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, projected: bool) -> None:
         super().__init__()
@@ -26,10 +26,10 @@ class Block(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """Stem, nine blocks of 16, 32 and 64 channels, mean over the image, classifier.
+    """A stem, nine blocks of 16, 32 and 64 channels, a mean over the image, and a classifier.
 
-    The first block of each stage has a projection shortcut, the first stage's too. `blocks`
-    numbers all nine.
+    The first block of each stage, also of the first one, has a projection as its shortcut. `blocks`
+    holds all nine.
     """
 
     def __init__(self, classes: int = 10) -> None:

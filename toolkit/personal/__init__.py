@@ -1,4 +1,4 @@
-"""Bi-level training: a personal model that stays on the device beside the uploaded one.
+"""Bi-level training: a personal model that stays on the device, and a local one that is uploaded.
 
-Start with `bilevel_training.py`; `cp` and `pfedme` are made of it.
+Start with `bilevel_training.py`; the families `cp` and `pfedme` use it.
 """

@@ -1,8 +1,8 @@
-"""Bi-level local training: a personal model beside the local model that is uploaded.
+"""Bi-level local training: a personal model, and a local model that is uploaded.
 
 The device minimises f(theta) + lambda/2 ||theta - w||^2 over its personal model theta by Nesterov
-steps and then moves the local model w towards theta (TDPFed's Algorithm 1; pFedMe where w is
-dense). theta never leaves the device.
+steps. It then moves the local model w towards theta (TDPFed, Algorithm 1; with a dense w this is
+pFedMe). theta never leaves the device.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,27 +18,41 @@ from exporters.programs.program import (
     Program,
     ProgramSignature,
     Tensors,
-    metric,
-    samples,
-    scalar,
+    metric_port,
+    samples_port,
+    scalar_port,
     state_in,
     state_out,
 )
 from exporters.programs.recorded_graph import input_node, output_node
-from exporters.programs.training_signatures import apply, evaluate, run, sample_dtype, train
-from toolkit.personal.tensorized_model import Tensorized, distance, personal
-from toolkit.submodels.capacity import Counts, activations, macs
+from exporters.programs.training_signatures import (
+    evaluation_signature,
+    forward_signature,
+    run,
+    sample_dtype,
+    train_signature,
+)
+from toolkit.personal.tensorized_model import Tensorized, distance, personal_name
+from toolkit.submodels.capacity import Counts, count_activations, count_macs
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.one_step_submodel import optimizer_of
+from toolkit.submodels.one_step_submodel import make_optimizer
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.submodel import LayerDecision, Submodel, count
-from toolkit.submodels.tensor_entries import dense_entries, statistics_role
+from toolkit.submodels.submodel import LayerDecision, Submodel, element_count
+from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
 from toolkit.submodels.training_config import TrainingConfig
 
 
 @dataclass(frozen=True)
-class BiLevel:
-    """lambda, and the steps on each batch: s personal ones, then s' local ones at `rate`."""
+class BiLevelSettings:
+    """Settings of bi-level training.
+
+    Attributes:
+        penalty: lambda.
+        personal_steps: Steps of the personal model on each batch (s in TDPFed).
+        local_steps: Steps of the local model that follow on each batch (s' in TDPFed).
+        rate: Learning rate of the local model.
+        optimizer: Optimizer of the local model.
+    """
 
     penalty: float
     personal_steps: int
@@ -48,22 +62,24 @@ class BiLevel:
 
 
 def personal_optimizer(training: TrainingConfig) -> Optimizer:
-    """The personal model's: Nesterov's steps where others take SGD's (TDPFed eq. 15).
+    """The optimizer of the personal model: Nesterov's momentum in place of SGD's (TDPFed eq. 15).
 
-    No proximal term: lambda's is in its objective. The local model's Adam counts its own steps.
+    It has no proximal term, as the objective already contains lambda's. Its steps are counted apart
+    from those of the local model's optimizer.
     """
     own = replace(training, proximal=0.0)
     if own.optimizer == "sgd" and own.momentum > 0:
         own = replace(own, optimizer="nesterov")
-    return optimizer_of(own, counter="personal_steps")
+    return make_optimizer(own, counter="personal_steps")
 
 
-def initialise_step(tensorized: Tensorized) -> ProgramSignature:
-    """theta = w: the personal model of a device that has none yet."""
+def initial_step(tensorized: Tensorized) -> ProgramSignature:
+    """The signature that starts the personal model of a new device: theta = w."""
 
     def function(feeds: Tensors) -> dict[str, Tensor]:
         centres = tensorized.composed(feeds)
-        return {f"{personal(name)}+": value.clone() for name, value in centres.items()}
+        # A clone, because an output must not be the same buffer as an input.
+        return {f"{personal_name(name)}+": value.clone() for name, value in centres.items()}
 
     return ProgramSignature(
         name="personal_init",
@@ -73,8 +89,8 @@ def initialise_step(tensorized: Tensorized) -> ProgramSignature:
     )
 
 
-def local_step(name: str, tensorized: Tensorized, settings: BiLevel) -> ProgramSignature:
-    """One step of the local model on lambda / 2 * ||theta - w||^2."""
+def local_step(name: str, tensorized: Tensorized, settings: BiLevelSettings) -> ProgramSignature:
+    """The signature of one step of the local model on lambda / 2 * ||theta - w||^2."""
     kept = settings.optimizer.state(tensorized.uploaded)
     written = (*tensorized.uploaded, *kept)
 
@@ -91,8 +107,8 @@ def local_step(name: str, tensorized: Tensorized, settings: BiLevel) -> ProgramS
 
     return ProgramSignature(
         name=name,
-        inputs=(scalar("rate"), *map(state_in, (*written, *tensorized.personal))),
-        outputs=(metric("distance"), *map(state_out, written)),
+        inputs=(scalar_port("rate"), *map(state_in, (*written, *tensorized.personal))),
+        outputs=(metric_port("distance"), *map(state_out, written)),
         function=function,
     )
 
@@ -100,9 +116,12 @@ def local_step(name: str, tensorized: Tensorized, settings: BiLevel) -> ProgramS
 def local_prediction(
     graph: GraphModule, tensorized: Tensorized, others: Sequence[TensorEntry]
 ) -> ProgramSignature:
-    """Logits of the local model, which needs no personal model and no dense weights.
+    """The signature that predicts with the local model, without personal model or dense weights.
 
-    `others` are the tensors beside the local model's that `graph` may read.
+    Args:
+        graph: The model with factors, as it predicts.
+        tensorized: The local model.
+        others: Buffers and frozen parameters, which `graph` may read.
     """
     node = output_node(graph)
     shape = tuple(int(size) for size in input_node(graph).meta["val"].shape[1:])
@@ -113,39 +132,48 @@ def local_prediction(
 
     return ProgramSignature(
         name="predict_local",
-        inputs=(samples(shape, dtype=sample_dtype(graph)), *map(state_in, reads)),
-        outputs=(samples(tuple(int(size) for size in node.meta["val"].shape[1:]), "output"),),
+        inputs=(samples_port(shape, dtype=sample_dtype(graph)), *map(state_in, reads)),
+        outputs=(samples_port(tuple(int(size) for size in node.meta["val"].shape[1:]), "output"),),
         function=function,
     )
 
 
-def bi_level(
+def bilevel_submodel(
     spec: Spec,
     captured: Captured,
     tensorized: Tensorized,
-    settings: BiLevel,
+    settings: BiLevelSettings,
     training: TrainingConfig,
     factors: Callable[[GlobalModel], dict[str, Tensor]],
     *,
     local_name: str,
-    treatments: Sequence[LayerDecision] = (),
+    layer_decisions: Sequence[LayerDecision] = (),
     compressed: GraphModule | None = None,
 ) -> Submodel:
-    """A submodel that trains so; `factors` gives the numbers of the tensorized parameters.
+    """A submodel with bi-level training.
 
-    `compressed` predicts with the factors: a graph in which they are called as in
-    `Tensorized.values`.
+    Args:
+        spec: The spec that the submodel is made from.
+        captured: The recorded model.
+        tensorized: The local model, whose parameters may be factors.
+        settings: Penalty, steps and optimizer.
+        training: How devices train.
+        factors: Computes the values of the factors from a global model.
+        local_name: Name of the local step.
+        layer_decisions: What became of each layer.
+        compressed: A graph that predicts with the factors, under the names of `Tensorized.values`.
+            None if there are no factors.
     """
-    tracked = dense_entries(captured, captured.buffers, statistics_role(training))
+    tracked = dense_tensor_entries(captured, captured.buffers, statistics_role(training))
     buffers = [entry for entry in tracked if entry.role == "buffer"]
-    still = [entry for entry in tracked if entry.role == "frozen"]
-    frozen = (*still, *dense_entries(captured, captured.frozen, "frozen"))
+    static = [entry for entry in tracked if entry.role == "frozen"]
+    frozen = (*static, *dense_tensor_entries(captured, captured.frozen, "frozen"))
     optimizer = personal_optimizer(training)
 
     def names(name: str) -> str:
-        return personal(name) if name in captured.parameters else name
+        return personal_name(name) if name in captured.parameters else name
 
-    personal_step = train(
+    personal_step = train_signature(
         captured.training,
         captured.sample_shape,
         tensorized.personal,
@@ -160,8 +188,8 @@ def bi_level(
     )
     reads = (*tensorized.personal, *buffers, *frozen)
     inference, shape = captured.inference, captured.sample_shape
-    predict = apply("predict", inference, shape, reads, names=names)
-    judge = evaluate(inference, shape, reads, training.loss, names=names)
+    predict = forward_signature("predict", inference, shape, reads, names=names)
+    judge = evaluation_signature(inference, shape, reads, training.loss, names=names)
     extra = []
     if compressed is not None:
         extra = [local_prediction(compressed, tensorized, (*buffers, *frozen))]
@@ -178,7 +206,7 @@ def bi_level(
         sample_shape=captured.sample_shape,
         classes=captured.classes,
         signatures=(
-            initialise_step(tensorized),
+            initial_step(tensorized),
             personal_step,
             local_step(local_name, tensorized, settings),
             predict,
@@ -210,17 +238,17 @@ def bi_level(
         own = {e.name: weights.tensors[e.name] for e in (*tensorized.dense, *buffers, *frozen)}
         return {**own, **factors(weights)}
 
-    shared = sum(count(e.shape) for e in tensorized.uploaded)
-    own = sum(count(e.shape) for e in tensorized.personal)
+    shared = sum(element_count(e.shape) for e in tensorized.uploaded)
+    own = sum(element_count(e.shape) for e in tensorized.personal)
     return Submodel(
         spec=spec,
         program=program,
         counts=Counts(
             params=own + shared,
-            activations=activations(captured.training, training.batch_size),
-            macs=macs(captured.training, training.batch_size),
-            exchanged=shared + sum(count(e.shape) for e in buffers),
+            activations=count_activations(captured.training, training.batch_size),
+            macs=count_macs(captured.training, training.batch_size),
+            exchanged=shared + sum(element_count(e.shape) for e in buffers),
         ),
-        treatments=tuple(treatments),
+        layer_decisions=tuple(layer_decisions),
         cut=cut,
     )

@@ -1,7 +1,7 @@
-"""A model's weights as CP factors, beside the personal model that a device keeps (TDPFed).
+"""The local model with CP factors, and the personal model that a device keeps (TDPFed).
 
-Names in a device's state: `personal:NAME` is the personal twin of the global parameter NAME,
-`NAME#2` the factor of its third mode.
+Names in the state of a device: `personal:NAME` is the personal copy of the global parameter NAME,
+and `NAME#2` is the factor of its third mode.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from device_agent.formats.manifest import TensorEntry
 from exporters.programs.captured import Captured
 from exporters.programs.program import Tensors
 from toolkit.factorization.decompose_weights import compose, products_by_mode
-from toolkit.submodels.tensor_entries import dense_entries
+from toolkit.submodels.tensor_entries import dense_tensor_entries
 
 
-def personal(name: str) -> str:
-    """State name of the personal twin of the global parameter `name`."""
+def personal_name(name: str) -> str:
+    """State name of the personal copy of the global parameter `name`."""
     return f"personal:{name}"
 
 
@@ -27,7 +27,16 @@ def factor_name(name: str, mode: int) -> str:
 
 
 class Tensorized:
-    """The parameters of a model: those in `ranks` as factors, the others as they are."""
+    """The parameters of a local model, some of them as CP factors.
+
+    Attributes:
+        names: Names of all parameters of the global model.
+        ranks: CP rank by the name of each parameter that is factorized.
+        factors: Entries of the factors.
+        dense: Entries of the other parameters.
+        personal: Entries of the personal model.
+        modes: Number of modes by the name of each parameter that is factorized.
+    """
 
     def __init__(self, captured: Captured, ranks: Mapping[str, int]) -> None:
         self.names = list(captured.parameters)
@@ -45,10 +54,10 @@ class Tensorized:
             for mode, size in enumerate(captured.shape(name))
         )
         dense = [name for name in self.names if name not in self.ranks]
-        self.dense = dense_entries(captured, dense, "parameter")
+        self.dense = dense_tensor_entries(captured, dense, "parameter")
         self.personal = tuple(
             TensorEntry(
-                name=personal(name),
+                name=personal_name(name),
                 role="personal",
                 dtype="float32",
                 shape=captured.shape(name),
@@ -60,7 +69,7 @@ class Tensorized:
 
     @property
     def uploaded(self) -> tuple[TensorEntry, ...]:
-        """Factors and dense parameters: the local model."""
+        """Entries of the local model: factors and dense parameters."""
         return (*self.factors, *self.dense)
 
     def factors_of(self, tensors: Tensors, name: str) -> list[Tensor]:
@@ -75,7 +84,7 @@ class Tensorized:
         }
 
     def values(self, tensors: Tensors) -> dict[str, Tensor]:
-        """Composed weights under their own names, and factors as `cp_layers.py` calls them."""
+        """Composed weights by their names, and factors by their names in `cp_layers.py`."""
         factors = {
             f"{name.removesuffix('weight')}factors.{mode}": tensors[factor_name(name, mode)]
             for name in self.ranks
@@ -86,14 +95,20 @@ class Tensorized:
     def gaps(self, tensors: Tensors) -> dict[str, Tensor]:
         """[[A]] - theta of every parameter, by the global parameter's name."""
         centres = self.composed(tensors)
-        return {name: centre - tensors[personal(name)] for name, centre in centres.items()}
+        return {name: centre - tensors[personal_name(name)] for name, centre in centres.items()}
 
     def gradients(
         self, tensors: Tensors, gaps: Mapping[str, Tensor], penalty: float
     ) -> dict[str, Tensor]:
-        """Of penalty / 2 * ||theta - [[A]]||^2, for every uploaded tensor, by its state name.
+        """Gradients of penalty / 2 * ||theta - [[A]]||^2 with respect to the uploaded tensors.
 
-        `gaps` are those of the same `tensors`.
+        Args:
+            tensors: The state of the device.
+            gaps: `gaps(tensors)`.
+            penalty: lambda.
+
+        Returns:
+            The gradient of each uploaded tensor by its state name.
         """
         found = {}
         for name, gap in gaps.items():
@@ -107,15 +122,19 @@ class Tensorized:
 
 
 def distance(gaps: Mapping[str, Tensor]) -> Tensor:
-    """||theta - [[A]]||^2 over all parameters."""
+    """||theta - [[A]]||^2, summed over all parameters."""
     return torch.stack([gap.square().sum() for gap in gaps.values()]).sum()
 
 
 def factor_gradients(gap: Tensor, factors: list[Tensor]) -> list[Tensor]:
-    """Gradients of 1/2 ||[[A]] - theta||^2 (TDPFed eq. 25 of the appendix, lambda apart).
+    """Gradients of 1/2 ||[[A]] - theta||^2 (TDPFed eq. 25 of the appendix, without lambda).
 
-    A_n V_n - theta_(n) K_n with K_n the Khatri-Rao product of the other factors, and A_n V_n =
-    [[A]]_(n) K_n: the difference, `gap`, is taken first, where little is lost to rounding.
-    gap (I_1, ..., I_N), A_n (I_n, R).
+    The paper's gradient of A_n is A_n V_n - theta_(n) K_n, with K_n the Khatri-Rao product of the
+    other factors. As A_n V_n = [[A]]_(n) K_n, it equals gap_(n) K_n. The difference is thus taken
+    first, which loses less to rounding.
+
+    Args:
+        gap: [[A]] - theta (I_1, ..., I_N).
+        factors: A_n (I_n, R).
     """
     return list(products_by_mode(gap, factors))

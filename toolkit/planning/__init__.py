@@ -1,4 +1,4 @@
-"""Planning: which submodels a model has, what each costs, and which one a device gets.
+"""Planning: list a model's submodels, predict their costs, and choose one for a device.
 
-Start with `plan.py`. The cost rules themselves are in `profiles/cost_model/`.
+Start with `plan.py`. The rules of the prediction are in `profiles/cost_model/`.
 """

@@ -1,4 +1,4 @@
-"""The submodels of a model that a plan looks at: every family, at sizes apart enough to matter."""
+"""The submodels that a plan considers: every family, at sizes that differ enough to matter."""
 
 from collections.abc import Iterator
 
@@ -9,18 +9,27 @@ from profiles.errors import ModelError, SpecError
 from toolkit.submodels.cut_points import CutPoint, Cutter
 
 RATIOS = (0.5, 0.25, 0.125)
-"""Rank ratios, FedHM's."""
+"""Rank ratios, those of FedHM."""
 WIDTHS = (0.75, 0.5, 0.25, 0.125)
 RATES = (2.0, 4.0, 8.0)
-"""Compression rates of CP factors; TDPFed's is 2."""
+"""Compression rates of CP factors; TDPFed uses 2."""
 INSIDE = 0.25
-"""Rank ratio inside slices."""
+"""The rank ratio of low-rank layers inside a slice."""
 APART = 0.85
-"""A slice is looked at if its load is at most this share of the one before."""
+"""A slice is considered if its load is at most this share of the previous one's."""
 
 
 def specs(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> Iterator[str]:
-    """Specs of all submodels to look at; a model may refuse some of them."""
+    """List the specs that a plan considers. Some may not be possible for the model.
+
+    Args:
+        model: The whole model.
+        sample_shape: Shape of one sample, without the batch.
+        batch: Samples in a batch.
+
+    Yields:
+        The specs, family by family.
+    """
     yield "full"
     yield from (f"low-rank:{ratio:g}" for ratio in RATIOS)
     yield from (f"width:{ratio:g}" for ratio in WIDTHS)
@@ -32,13 +41,13 @@ def specs(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> Iterat
 
 
 def useful_cuts(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> Iterator[CutPoint]:
-    """Cut points whose slices differ enough; none where the model cannot be cut."""
+    """Cut points whose slices differ enough; none if the model cannot be cut."""
     try:
         cutter = Cutter(capture(model, sample_shape))
     except (ModelError, SpecError):
         return
     last = float(cutter.load(cutter.captured.training, batch))
-    # `slice:MODULE` takes the last place ahead of a module.
+    # `slice:MODULE` uses the last of several places before a module.
     for point in {point.module: point for point in cutter.points}.values():
         load = cutter.load(cutter.trained(point.place), batch)
         if load <= APART * last:

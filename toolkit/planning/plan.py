@@ -1,6 +1,7 @@
-"""From a device's profile and a model to the submodel that the device gets."""
+"""Choose the submodel for a device from its profile and the workloads of a model."""
 
 import datetime
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,17 +13,24 @@ from profiles.errors import InputError
 from profiles.text_formatting import counted
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
 
+logger = logging.getLogger(__name__)
+
 SHARE_OF_AVAILABLE = 0.8
-"""Of the memory that was available, what the agent may take where nobody says."""
+"""The default budget, as a share of the memory that was available."""
 SHARE_OF_TOTAL = 0.5
-"""Of all memory, where it is not known how much of it is available."""
+"""The default budget as a share of all memory, if the available memory is not known."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan for `device` with what it was made from.
+    """A plan for a device.
 
-    `notes` say what was assumed for want of a figure, and what to doubt.
+    Attributes:
+        device: The device.
+        budgets: What a submodel may use; the default for memory is filled in.
+        plan: The candidates and the chosen one.
+        impossible: The submodels that the model does not allow.
+        notes: Assumptions for missing figures, and reasons to doubt the plan.
     """
 
     device: DeviceProfile
@@ -39,10 +47,21 @@ def plan_for(
     budgets: Budgets | None = None,
     today: datetime.date | None = None,
 ) -> Planned:
-    """Plan `device` among the submodels `specs` of the model that `workloads` look at.
+    """Choose the strongest submodel that fits a device.
 
-    Without a budget of memory the device gets a share of its own. Raises InputError where neither
-    is known.
+    Args:
+        device: The device's profile.
+        workloads: The workloads of the model's submodels.
+        specs: The submodels to choose from.
+        budgets: What the submodel may use. The default for memory is a share of the device's.
+        today: The date that the profile's age is judged by; today by default.
+
+    Returns:
+        All candidates, the chosen one and notes.
+
+    Raises:
+        InputError: There is no budget for memory, and the profile does not state the memory.
+        SpecError: A spec is wrong for every model.
     """
     known, impossible = looked_at(workloads, specs)
     return decide(device, known, impossible, budgets or Budgets(), today or datetime.date.today())
@@ -51,18 +70,18 @@ def plan_for(
 def looked_at(
     workloads: Workloads, specs: Iterable[str]
 ) -> tuple[list[Known], tuple[Impossible, ...]]:
-    """The workloads of `specs`, and those that there are none of.
+    """The workloads of `specs`, and the specs that are impossible.
 
-    What is not remembered is exported, and `workloads.report` hears of it.
+    Submodels that are not in the cache are exported. That takes seconds each and is logged.
     """
     found = {spec: workloads.remembered(spec) for spec in specs}
     new = [spec for spec, one in found.items() if one is None]
     if new:
         many = counted(len(found), "submodel")
-        workloads.report(f"{len(new)} of {many} to export, seconds to a minute each")
-        workloads.report(f"what is found is kept in {workloads.cache}")
+        logger.info("%d of %s to export, seconds to a minute each", len(new), many)
+        logger.info("results are kept in %s", workloads.cache)
     for number, spec in enumerate(new, 1):
-        workloads.report(f"exporting {spec} ({number} of {len(new)})")
+        logger.info("exporting %s (%d of %d)", spec, number, len(new))
         found[spec] = workloads.of(spec)
     known = [one for one in found.values() if isinstance(one, Known)]
     return known, tuple(one for one in found.values() if isinstance(one, Impossible))
@@ -75,7 +94,7 @@ def decide(
     budgets: Budgets,
     today: datetime.date,
 ) -> Planned:
-    """The plan from workloads that are known."""
+    """Make the plan from known workloads."""
     budgets, notes = with_memory(device, budgets)
     return Planned(
         device=device,
@@ -87,7 +106,7 @@ def decide(
 
 
 def candidate(known: Known, device: DeviceProfile) -> Candidate:
-    """`known` with what the agent takes on `device` while it trains that."""
+    """`known` with the memory and time that the agent needs on `device` to train it."""
     found = predict(known.work, device.calibration)
     memory = Figure(found.memory.value + RESERVE, found.memory.upper + RESERVE)
     return Candidate(
@@ -100,42 +119,44 @@ def candidate(known: Known, device: DeviceProfile) -> Candidate:
 
 
 def with_memory(device: DeviceProfile, budgets: Budgets) -> tuple[Budgets, list[str]]:
-    """`budgets` with one of memory, and what was taken for it. Raises InputError."""
+    """Fill in a missing budget for memory; returns a note on it. Raises InputError."""
     if budgets.memory is not None:
         return budgets, []
     available, whole = device.memory_available_bytes, device.memory_bytes
     if available is not None:
         memory, of = SHARE_OF_AVAILABLE * available, "the memory that was available"
     elif whole is not None:
-        memory, of = SHARE_OF_TOTAL * whole, "all memory; how much is available is not known"
+        memory, of = SHARE_OF_TOTAL * whole, "all memory; the available memory is not known"
     else:
         raise InputError(
-            f"The profile {device.name!r} does not say how much memory the device has: give "
-            "--memory, as in --memory 256MB."
+            f"The profile {device.name!r} does not say how much memory the device has: give a "
+            "budget, for example --memory 256MB.",
+            code="plan.unknown-memory",
+            device=device.name,
         )
     share = SHARE_OF_AVAILABLE if available is not None else SHARE_OF_TOTAL
-    note = f"memory budget: {share:.0%} of {of}; --memory sets another"
+    note = f"memory budget: {share:.0%} of {of}; change it with --memory"
     return Budgets(memory=memory, step=budgets.step, traffic=budgets.traffic), [note]
 
 
 def doubts(device: DeviceProfile, budgets: Budgets, today: datetime.date) -> list[str]:
-    """What to know about a plan from this profile."""
+    """Reasons to doubt a plan from this profile."""
     notes = []
     if device.calibration is None:
         notes.append(
             f"{device.name} was not calibrated: times are unknown"
-            + (", so that --step-time decides nothing" if budgets.step is not None else "")
-            + ", and the runtime's memory is what it was on x86-64; run `edgetailor-agent "
+            + (", so --step-time has no effect" if budgets.step is not None else "")
+            + ", and the runtime's memory is assumed as on x86-64; run `edgetailor-agent "
             "calibrate --out FILE` on the device"
         )
     elif device.calibration.memory is None:
-        notes.append("the runtime's memory could not be measured: what it was on x86-64 is taken")
+        notes.append("the runtime's memory could not be measured: it is assumed as on x86-64")
     age = device.age_days(today)
     if device.calibration is not None and age > STALE_DAYS:
         notes.append(
-            f"stale: the profile is {age} days old, and more than {STALE_DAYS} are doubtful; "
+            f"stale: the profile is {age} days old, over the limit of {STALE_DAYS} days; "
             "calibrate the device again"
         )
     if age < 0:
-        notes.append(f"the profile is dated {device.date}, in the future: is a clock wrong?")
+        notes.append(f"the profile's date {device.date} is in the future: check the clocks")
     return notes

@@ -1,4 +1,4 @@
-"""A plan for people, and as JSON."""
+"""Print a plan as a table, or write it as JSON."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 
 from profiles.cost_model.submodel_choice import Candidate, Figure, Row
-from profiles.documents.device_profile import DeviceProfile, built_in, load_device
 from profiles.errors import NothingFitsError
 from profiles.text_formatting import bytes_as_option, format_bytes, format_seconds
 from toolkit.planning.plan import Planned
@@ -16,12 +15,12 @@ from toolkit.terminal_output import table
 
 PLAN_VERSION = 1
 Written = Callable[[str, float], str]
-"""(resource, needed) -> the budget that allows it, as its owner sets it."""
+"""(resource, needed) -> the budget that allows it, as an option or a line of a file."""
 MOST_PLACES = 6
 
 
 def show_plan(planned: Planned) -> None:
-    """All candidates, best first, with what each takes, and why each was passed over."""
+    """Print all candidates, best first, and why each was chosen or not."""
     console = Console(highlight=False)
     console.print(f"{planned.device.name}: {allowed(planned)}", markup=False)
     strengths = {row.candidate.strength for row in planned.plan.rows}
@@ -34,8 +33,8 @@ def show_plan(planned: Planned) -> None:
         rows.add_row(one.submodel, strength, memory, step, format_bytes(one.traffic))
     console.print(rows)
     say(
-        "memory and step: predicted - upper bound, which a budget must allow; memory is the "
-        "agent's process at its peak, step one batch, sent both ways in a round"
+        "memory and step: predicted - upper bound; the budget must allow the upper bound. memory: "
+        "peak of the agent's process. step: one batch. sent: both ways in a round"
     )
     print()
     for row in planned.plan.rows:
@@ -48,7 +47,7 @@ def show_plan(planned: Planned) -> None:
 
 
 def distinct(value: float, others: Iterable[float]) -> str:
-    """A strength with two decimals, or more until it reads like no other one, nor like 0 or 1."""
+    """A strength with as many decimals as distinguish it from the others, 0 and 1; at least two."""
     if value == round(value, 2):
         return f"{value:.2f}"
     different = {0.0, 1.0, *others} - {value}
@@ -60,13 +59,13 @@ def distinct(value: float, others: Iterable[float]) -> str:
 
 
 def say(sentence: str) -> None:
-    """A sentence in lines of the terminal's width."""
+    """Print a sentence in lines of the terminal's width."""
     width = Console().width
     print(fill(sentence, width, subsequent_indent="  ", break_long_words=False))
 
 
 def allowed(planned: Planned) -> str:
-    """The budgets, for people."""
+    """The budgets as text."""
     budgets = planned.budgets
     parts = [] if budgets.memory is None else [f"{format_bytes(budgets.memory)} of memory"]
     if budgets.step is not None:
@@ -77,29 +76,29 @@ def allowed(planned: Planned) -> str:
 
 
 def span(figure: Figure, unit: Callable[[float], str]) -> str:
-    """A prediction and its upper bound, with one unit where they share it."""
+    """A prediction and its upper bound, with one unit if they share it."""
     low, high = unit(figure.value).split(), unit(figure.upper).split()
     return " ".join([f"{low[0]}-{high[0]}", high[1]] if low[1] == high[1] else [*low, "-", *high])
 
 
 def amount(resource: str, value: float) -> str:
-    """So much of a resource."""
+    """An amount of a resource with its unit."""
     return format_seconds(value) if resource == "step-time" else format_bytes(value)
 
 
 def as_option(resource: str, needed: float) -> str:
-    """A budget that allows `needed`, on the command line."""
+    """The option that allows `needed`."""
     return f"--{resource} {budget(resource, needed)}"
 
 
 def as_key(resource: str, needed: float) -> str:
-    """A budget that allows `needed`, in a federation's TOML file."""
+    """The line of a federation's TOML file that allows `needed`."""
     value = budget(resource, needed)
     return f"{resource.replace('-', '_')} = " + (value if resource == "step-time" else f'"{value}"')
 
 
 def why(row: Row, chosen: Candidate | None, written: Written = as_option) -> str:
-    """Why a candidate was passed over: the binding constraint first, and what would admit it."""
+    """Why a candidate was not chosen: the binding budget first, and what would allow it."""
     if row.candidate == chosen:
         return "chosen"
     if not row.excesses:
@@ -111,7 +110,7 @@ def why(row: Row, chosen: Candidate | None, written: Written = as_option) -> str
 
 
 def budget(resource: str, needed: float) -> str:
-    """The smallest budget that allows `needed`, as one writes it: rounded up."""
+    """The smallest budget that allows `needed`, rounded up and written as in an option."""
     if resource == "step-time":
         places = 2 - math.floor(math.log10(needed))
         return f"{math.ceil(needed * 10**places) / 10**places:g}"
@@ -119,15 +118,21 @@ def budget(resource: str, needed: float) -> str:
 
 
 def check_fits(planned: Planned, written: Written = as_option) -> None:
-    """Raise NothingFitsError where nothing does, saying what would."""
+    """Raise NothingFitsError if no candidate fits; it names the budgets that would be enough."""
     if planned.plan.chosen is not None:
         return
     nearest = planned.plan.nearest
     if nearest is None:
-        raise NothingFitsError("The model gives none of the submodels to choose from.")
+        raise NothingFitsError(
+            "No submodel to choose from is possible for this model.", code="plan.no-candidate"
+        )
     raise NothingFitsError(
         f"Nothing fits {planned.device.name}. {nearest.candidate.submodel} comes nearest; "
-        f"{why(nearest, None, written)}."
+        f"{why(nearest, None, written)}.",
+        code="plan.nothing-fits",
+        device=planned.device.name,
+        nearest=nearest.candidate.submodel,
+        exceeded=[excess.resource for excess in nearest.excesses],
     )
 
 
@@ -152,7 +157,7 @@ def as_json(planned: Planned) -> dict[str, Any]:
 
 
 def row_as_json(row: Row, chosen: Candidate | None) -> dict[str, Any]:
-    """A candidate."""
+    """The entry of one candidate."""
     one = row.candidate
     return {
         "submodel": one.submodel,
@@ -170,20 +175,3 @@ def row_as_json(row: Row, chosen: Candidate | None) -> dict[str, Any]:
         ],
         "verdict": why(row, chosen),
     }
-
-
-def show_profiles() -> None:
-    """The built-in device profiles."""
-    rows = table("profile", "device", "memory", "cores")
-    rows.columns[1].justify = "left"
-    for name in built_in():
-        device = load_device(name)
-        memory = "unknown" if device.memory_bytes is None else format_bytes(device.memory_bytes)
-        rows.add_row(name, title(device), memory, str(device.cores or "unknown"))
-    Console(highlight=False).print(rows)
-    print("published figures; none is calibrated, so that plans from them know no times")
-
-
-def title(device: DeviceProfile) -> str:
-    """What a person calls the device."""
-    return device.title or device.name

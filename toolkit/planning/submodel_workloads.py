@@ -1,6 +1,7 @@
-"""What submodels have a device do, read off their exported graphs, and remembered."""
+"""The workloads of submodels, read from their exported graphs and kept in a cache."""
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,7 +19,6 @@ from device_agent.formats.manifest import Record, Train, uploaded
 from exporters.onnx.graph_workload import signature_work
 from exporters.programs.capture import capture
 from exporters.programs.captured import Captured
-from exporters.programs.program import Report, silent
 from profiles.cost_model import memory_rule, workload
 from profiles.cost_model.memory_rule import state_bytes
 from profiles.cost_model.workload import Workload
@@ -28,12 +28,14 @@ from toolkit.families import family_named
 from toolkit.splitting import split
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.spec import parse_spec
-from toolkit.submodels.submodel import Submodel, count
+from toolkit.submodels.submodel import Submodel, element_count
 from toolkit.submodels.training_config import TrainingConfig
+
+logger = logging.getLogger(__name__)
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A submodel, how strong it is and what it has a device do."""
+    """A submodel with its strength and its workload on a device."""
 
     submodel: str
     strength: float
@@ -41,7 +43,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Impossible(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A submodel that the model cannot give, or that cannot be exported, and why."""
+    """A submodel that is not possible for the model or cannot be exported, and the reason."""
 
     submodel: str
     reason: str
@@ -49,25 +51,36 @@ class Impossible(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 @dataclass
 class Workloads:
-    """The workloads of the submodels of one model, kept in `cache` by what they follow from.
+    """The workloads of the submodels of one model.
 
-    Raises ModelError where the model cannot be recorded.
+    They are cached by everything that determines them: the model's graphs, the training options and
+    the versions of the code.
+
+    Attributes:
+        model: The whole model.
+        sample_shape: Shape of one sample, without the batch.
+        training: The hyper-parameters of local training.
+        cache: The folder of the cache.
+
+    Raises:
+        ModelError: The model cannot be recorded.
     """
 
     model: nn.Module
     sample_shape: tuple[int, ...]
     training: TrainingConfig
     cache: Path = field(default_factory=lambda: cache_folder())
-    report: Report = silent
 
     def __post_init__(self) -> None:
+        logger.info("recording the model")
         captured = capture(self.model, self.sample_shape)
-        # Rates are inputs of the graphs, and epochs are the schedule's: no graph knows them.
+        # The learning rate is an input of the graphs, and the schedule has the epochs. Neither
+        # changes a graph, so neither belongs to the key.
         training = replace(self.training, learning_rate=0.0, round_decay=1.0, epochs=1)
         self.key = digest([code_version(), str(training), *content(captured)])
 
     def remembered(self, spec: str) -> Known | Impossible | None:
-        """What the cache has of `spec`. Raises SpecError where that is none, whatever the model."""
+        """The cached result of `spec`, or None. Raises SpecError if no model allows the spec."""
         family_named(parse_spec(spec).family)
         try:
             return msgspec.json.decode(self.place(spec).read_bytes(), type=Known | Impossible)
@@ -75,9 +88,9 @@ class Workloads:
             return None
 
     def of(self, spec: str) -> Known | Impossible:
-        """The workload of `spec`: from the cache, or by exporting what trains.
+        """The workload of `spec`, from the cache or by exporting its training graphs.
 
-        Raises SpecError where `spec` is none, whatever the model.
+        Raises SpecError if no model allows the spec.
         """
         known = self.remembered(spec)
         if known is not None:
@@ -86,17 +99,17 @@ class Workloads:
             known = self.look_at(split(self.model, spec, self.sample_shape, self.training))
         except EdgeTailorError as error:
             known = Impossible(submodel=spec, reason=str(error))
-        # A plan does not need a place to remember what it saw.
+        # The cache only saves time: a plan works without it.
         with suppress(OSError):
             write_file(self.place(spec), msgspec.json.encode(known))
         return known
 
     def place(self, spec: str) -> Path:
-        """The file of `spec` in the cache."""
+        """The cache file of `spec`."""
         return self.cache / f"{digest([self.key, spec])}.json"
 
     def look_at(self, submodel: Submodel) -> Known:
-        """Strength and workload of `submodel`. Raises ExportError where it cannot be exported."""
+        """Strength and workload of `submodel`. Raises ExportError if it cannot be exported."""
         program, batch = submodel.program, self.training.batch_size
         signatures = {signature.name: signature for signature in program.signatures}
         stages = [i.signature for i in program.schedule if isinstance(i, Record)]
@@ -117,23 +130,27 @@ class Workloads:
                 recording=tuple(recording),
                 training=tuple(training),
                 state=state_bytes(
-                    {e.name: 4 * count(e.shape) for e in program.tensors if e.name in states},
+                    {
+                        e.name: 4 * element_count(e.shape)
+                        for e in program.tensors
+                        if e.name in states
+                    },
                     {e.name for e in program.tensors if e.role == "personal"},
                 ),
                 down=submodel.bytes,
-                up=sum(4 * count(e.shape) for e in table),
+                up=sum(4 * element_count(e.shape) for e in table),
             ),
         )
 
 
 def cache_folder() -> Path:
-    """Where workloads are kept: ~/.cache/edgetailor, or below XDG_CACHE_HOME."""
+    """The folder of the cache: ~/.cache/edgetailor, or edgetailor in XDG_CACHE_HOME."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "edgetailor"
 
 
 def digest(parts: Iterable[str]) -> str:
-    """SHA-256 of `parts`, none of which runs into the next."""
+    """SHA-256 of `parts`. Each part is preceded by its length, so that they cannot run together."""
     found = hashlib.sha256()
     for part in parts:
         data = part.encode()
@@ -142,9 +159,9 @@ def digest(parts: Iterable[str]) -> str:
 
 
 def content(captured: Captured) -> Iterable[str]:
-    """What the graphs of all submodels of a model follow from: its own graphs, and shapes.
+    """All of a model that determines the graphs of its submodels: its own graphs and its shapes.
 
-    Weights that are all zero are not factorized, so that they count as well.
+    Whether a weight is all zero counts too, because such a weight is not factorized.
     """
     for graph in (captured.training, captured.inference):
         yield graph.code
@@ -157,11 +174,11 @@ ROOMS_THAT_SPLIT = (
     *("submodels", "families", "channels", "slicing"),
     *("factorization", "factor_layers", "personal"),
 )
-"""Folders of `toolkit` whose code decides what a submodel's graphs are."""
+"""Folders of `toolkit` whose code determines the graphs of a submodel."""
 
 
 def code_version() -> str:
-    """Changes with whatever may export another graph, or read another workload off it."""
+    """A hash of all code and libraries that determine graphs or workloads."""
     versions = [metadata.version(name) for name in ("torch", "onnx", "onnxscript")]
     own = Path(toolkit.__file__).parent
     sources = [Path(__file__), *(Path(str(m.__file__)) for m in (workload, memory_rule))]

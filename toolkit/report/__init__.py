@@ -1,4 +1,4 @@
-"""Profiles as charts and tables, and two profiles compared: `edgetailor report`.
+"""Draw profiles as charts and tables, or compare two profiles: `edgetailor report`.
 
 Start with `report_files.py`.
 """

@@ -1,4 +1,4 @@
-"""A report as pictures: stacked bars, one a submodel, and the course of sustained runs."""
+"""The charts of a report: a stacked bar for each submodel, and a line for a sustained run."""
 
 import io
 import re
@@ -18,7 +18,7 @@ from toolkit.report.phase_costs import Part, Report, over_budget
 INK, MUTED, GRID, PAPER = "#1c2430", "#5b6676", "#dfe3e8", "#fefefe"
 BUDGET, PREDICTED = "#c2272e", "#7a5bb0"
 ON_BARS = "#11161d"
-"""What is written on the bars, whose colours are light on any screen."""
+"""The colour of text on bars. Bars have light colours on light and on dark screens."""
 COLOURS: dict[Part, str] = {
     "idle": "#b9c2cc",
     "stages": "#4fb8aa",
@@ -35,15 +35,22 @@ THEMED = {
     INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper", BUDGET: "budget",
     PREDICTED: "predicted", **{colour: part for part, colour in COLOURS.items()},
 }  # fmt: skip
-"""Colours that the page sets anew for a dark screen, and their names there."""
+"""Colours that the page replaces on a dark screen, with their names in its style."""
 
 WIDTH_IN, ROW_IN, BESIDES_IN = 8.6, 0.68, 0.85
 NARROW = 0.075
-"""A part narrower than this share of the axis has no room for its figure."""
+"""A part narrower than this share of the axis has no room for a number."""
 
 
 def draw_png(report: Report) -> bytes:
-    """Both stacks as a PNG."""
+    """Draw memory and time of a report.
+
+    Args:
+        report: The costs of the submodels.
+
+    Returns:
+        A PNG file.
+    """
     rows = len(report.costs)
     height = 2 * (ROW_IN * rows + BESIDES_IN) + 1.25
     drawn = Figure(figsize=(WIDTH_IN, height), dpi=144, facecolor=PAPER)
@@ -70,18 +77,18 @@ def draw_png(report: Report) -> bytes:
 
 
 def name_of(report: Report) -> str:
-    """The machine in a few words."""
+    """A short name of the machine."""
     about = report.machine
     return clipped(about.model or about.processor or about.architecture, 60)
 
 
 def clipped(text: str, length: int) -> str:
-    """`text` where a picture has room for `length` characters."""
+    """`text` shortened to at most `length` characters."""
     return text if len(text) <= length else f"{text[: length - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def keys(report: Report) -> dict[str, str]:
-    """What the colours mean, those that are there."""
+    """The meaning of each colour that the report uses."""
     shown = {part for cost in report.costs for part, _ in (*cost.memory, *cost.time)}
     found = {COLOURS[part]: NAMES[part] for part in COLOURS if part in shown}
     if any(cost.predicted for cost in report.costs):
@@ -90,7 +97,7 @@ def keys(report: Report) -> dict[str, str]:
 
 
 def draw_memory(axes: Axes, report: Report) -> None:
-    """Process peaks in MB, with what was predicted below each and the budget across."""
+    """Draw process peaks in MB, each with its prediction below, and the budget as a line."""
     frame(axes, report)
     known = [cost.peak or 0 for cost in report.costs] + [c.predicted or 0 for c in report.costs]
     axes.set_xlim(0, 1.3 * max([*known, report.budget or 0, 1]) / 1e6)
@@ -118,7 +125,7 @@ def draw_memory(axes: Axes, report: Report) -> None:
 
 
 def draw_time(axes: Axes, report: Report) -> None:
-    """Medians for one batch, and how far the training step varies (p10 to p90)."""
+    """Draw the median times of one batch, and the spread of the training step (p10 to p90)."""
     frame(axes, report)
     longest = max(cost.seconds for cost in report.costs)
     unit, per_s = ("s", 1.0) if longest >= 10 else ("ms", 1e3)
@@ -139,7 +146,7 @@ def draw_time(axes: Axes, report: Report) -> None:
 
 
 def draw_sustained(axes: Axes, found: Sustained) -> None:
-    """Step time over time, and temperature where it is known."""
+    """Draw the step time of a sustained run, and the temperature if it is known."""
     minutes = [point.at_s / 60 for point in found.points]
     steps = [point.step.median_s * 1e3 for point in found.points]
     axes.plot(minutes, steps, color=COLOURS["backprop"], linewidth=1.8, marker=".")
@@ -157,7 +164,7 @@ def draw_sustained(axes: Axes, found: Sustained) -> None:
 
 
 def frame(axes: Axes, report: Report) -> None:
-    """Rows, one a submodel, from the top."""
+    """Set up a row for each submodel, from the top."""
     names = [clipped(cost.submodel, 40) for cost in report.costs]
     axes.set_ylim(len(names) - 0.45, -0.55)
     axes.set_yticks(range(len(names)), names, fontsize=10)
@@ -169,7 +176,7 @@ def frame(axes: Axes, report: Report) -> None:
 
 
 def plain(axes: Axes) -> None:
-    """No box, muted figures."""
+    """Remove the box and mute the labels."""
     axes.set_axisbelow(True)
     axes.set_facecolor("none")
     axes.spines[:].set_visible(False)
@@ -177,18 +184,18 @@ def plain(axes: Axes) -> None:
 
 
 def short(value: float) -> str:
-    """A number with as many digits as can be read at a glance."""
+    """A number with one decimal, or none from 1000 up."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
 
 
 def stack(axes: Axes, row: int, parts: Sequence[tuple[Part, float]]) -> None:
-    """Parts one after another, each with its figure where there is room."""
+    """Draw parts one after another, each with its number if there is room."""
     left = 0.0
     room = NARROW * axes.get_xlim()[1]
     for part, value in parts:
         axes.barh(row, value, 0.58, left=left, color=COLOURS[part], edgecolor=PAPER, linewidth=0.8)
         if value > room:
-            # Its ground keeps the budget's line off the figure.
+            # A background keeps the line of the budget off the number.
             ground = {"facecolor": COLOURS[part], "edgecolor": "none", "pad": 1.0}
             axes.text(
                 left + value / 2, row, short(value), ha="center", va="center", fontsize=9,
@@ -198,7 +205,7 @@ def stack(axes: Axes, row: int, parts: Sequence[tuple[Part, float]]) -> None:
 
 
 def note(axes: Axes, at: float, row: int, text: str, colour: str, weight: str = "normal") -> None:
-    """A few words behind the end of a bar."""
+    """Write a few words after the end of a bar."""
     axes.annotate(
         text, (at, row), (6, 0), textcoords="offset points", va="center", fontsize=9,
         color=colour, weight=weight, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.0},
@@ -206,14 +213,23 @@ def note(axes: Axes, at: float, row: int, text: str, colour: str, weight: str = 
 
 
 def svg(drawn: Figure, name: str, described: str) -> str:
-    """`drawn` as an element of a page that sets its colours; `name` keeps its ids its own."""
+    """Write a figure as an SVG element for a page.
+
+    Args:
+        drawn: The figure.
+        name: A name that is unique on the page; it keeps the element's ids apart.
+        described: A description for screen readers.
+
+    Returns:
+        The element. Its colours are variables of the page's style.
+    """
     made = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         save(drawn, made, format="svg", transparent=True, metadata={"Date": None})
     text = made.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r'<g id="[^"]*"', "<g", text)  # several pictures share a page, and ids do not
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # ids must be unique on a page
     text = re.sub(r"('[^']*', )+(sans-serif)", "system-ui, sans-serif", text)
     for colour, theme in THEMED.items():
         text = text.replace(colour, f"var(--{theme})")
@@ -223,12 +239,12 @@ def svg(drawn: Figure, name: str, described: str) -> str:
 
 
 def save(drawn: Figure, to: IO[str] | IO[bytes], **how: Any) -> None:
-    """Write `drawn`; that a font lacks a letter of a device's name is no reason to warn."""
+    """Write a figure without warnings, for example about a letter that the font lacks."""
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         drawn.savefig(to, **how)
 
 
 def panel(rows: int) -> tuple[Figure, Axes]:
-    """An empty figure for a page, with room for so many bars."""
+    """An empty figure for a page, with room for `rows` bars."""
     drawn = Figure(figsize=(WIDTH_IN, ROW_IN * rows + BESIDES_IN), layout="constrained")
     return drawn, drawn.add_subplot()

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs no network: pictures, and tables of the same numbers."""
+"""A report as one HTML file that can be read offline: charts, and tables with the same numbers."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -36,25 +36,31 @@ from toolkit.report.page_style import STYLE
 from toolkit.report.phase_costs import Cost, Report, over_budget
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""What the page may load: nothing but its own style."""
+"""The content security policy: the page loads nothing, and only its own style applies."""
 
-BARS = "Bars of {}, one a submodel; the table below has the same numbers"
+BARS = "Bars of {}, one for each submodel; the table below has the same numbers"
 MEMORY_NOTE = (
-    "Process peak: the highest resident memory of a process that does nothing else, Python and "
-    "the runtime with it. Each colour is what its phase needs beyond those before it, so the right "
-    "end of a colour is that phase's own peak. The thin bar below is what the bundle's manifest "
-    "predicts."
+    "Process peak: the highest resident memory of a process that does nothing else, including "
+    "Python and the runtime. Each colour shows what its phase adds to the phases before it, so the "
+    "right end of a colour is the peak of that phase. The thin bar below shows the prediction in "
+    "the bundle's manifest."
 )
 TIME_NOTE = (
     "Medians for one batch. Backpropagation is the training step minus the forward pass of the "
-    "part that is trained; forward stages record the activations that it starts from, which a "
-    "round does once for all of its epochs. The line below reaches from p10 to p90 of the training "
-    "step."
+    "trained part. Forward stages record the activations that the trained part starts from, once "
+    "in a round for all epochs. The line below shows p10 to p90 of the training step."
 )
 
 
 def page(report: Report) -> str:
-    """The whole document."""
+    """Write a report as an HTML document.
+
+    Args:
+        report: The costs of the submodels.
+
+    Returns:
+        The document. It needs no other file.
+    """
     about = report.costs[0].profile
     title = f"What a training step costs on {name_of(report)}"
     rows = len(report.costs)
@@ -91,12 +97,12 @@ def page(report: Report) -> str:
 
 
 def picture(drawn: Figure, name: str, described: str) -> str:
-    """A drawing that narrow screens scroll and do not shrink; `described` for screen readers."""
+    """A figure that scrolls on narrow screens; `described` is for screen readers."""
     return f"<div class=wide>{svg(drawn, name, described)}</div>"
 
 
 def setting(about: Profile) -> str:
-    """Under what the figures hold."""
+    """The conditions of the measurement in one line."""
     return (
         f"One batch of {about.batch_size}, {about.method.threads or 'all'} "
         f"thread{'' if about.method.threads == 1 else 's'}, {about.machine.runtime}, measured "
@@ -105,7 +111,7 @@ def setting(about: Profile) -> str:
 
 
 def headline(report: Report) -> str:
-    """The peak, and what it means for the budget."""
+    """The highest peak, and whether it is within the budget."""
     highest = report.highest
     if highest is None or highest.peak is None:
         return f"<p class=peak>The process peak was {NOT_MEASURABLE} on this machine.</p>"
@@ -126,7 +132,7 @@ def headline(report: Report) -> str:
 
 
 def warnings(report: Report) -> Iterable[str]:
-    """Figures that are not to be relied on."""
+    """Warnings about invalid and unstable figures."""
     for cost in report.costs:
         for reason in cost.profile.validity.invalid:
             yield f"<p class=warning>Not valid: {escape(f'{cost.submodel}, {reason}')}.</p>"
@@ -140,13 +146,13 @@ def warnings(report: Report) -> Iterable[str]:
 
 
 def section(title: str, text: str, *content: str) -> str:
-    """A heading, a paragraph and what follows."""
+    """A heading, a paragraph and content."""
     said = f"<p>{escape(text)}</p>" if text else ""
     return "\n".join([f"<section>\n<h2>{escape(title)}</h2>", said, *content, "</section>"])
 
 
 def legend(report: Report) -> str:
-    """What the colours mean, those that are there."""
+    """The meaning of each colour that the report uses."""
     items = (
         f"<li><i style='background:var(--{THEMED[colour]})'></i>{name}</li>"
         for colour, name in keys(report).items()
@@ -170,7 +176,7 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> s
 
 
 def memory_table(report: Report) -> str:
-    """All that the picture of memory shows."""
+    """The numbers of the memory chart."""
     rows = [
         [
             cost.submodel,
@@ -181,11 +187,11 @@ def memory_table(report: Report) -> str:
         for cost in report.costs
     ]
     head = ["submodel", *NAMES.values(), "peak", "predicted"]
-    return table("MB; each part is what it needs beyond those before it", head, rows)
+    return table("MB; each part is what it adds to the parts before it", head, rows)
 
 
 def time_table(report: Report) -> str:
-    """All that the picture of time shows."""
+    """The numbers of the time chart."""
     parts = [part for part in COLOURS if part != "idle"]
     rows = [
         [
@@ -200,7 +206,7 @@ def time_table(report: Report) -> str:
 
 
 def phases(cost: Cost, report: Report) -> str:
-    """Every phase of a submodel; that at the peak is open from the start."""
+    """All phases of a submodel. The submodel with the highest peak is unfolded."""
     rows = []
     for phase in cost.profile.phases:
         first, *figures = row(phase)
@@ -212,7 +218,7 @@ def phases(cost: Cost, report: Report) -> str:
 
 
 def course(cost: Cost) -> str:
-    """The sustained run of a submodel, if there was one."""
+    """The section of a submodel's sustained run; empty if there was none."""
     found = cost.profile.sustained
     if found is None:
         return ""
@@ -229,7 +235,7 @@ def course(cost: Cost) -> str:
 
 
 def method(about: Profile) -> str:
-    """Machine, versions and method, of the first profile: all are alike."""
+    """Machine, versions and method. They are the same for all profiles."""
     machine, how = about.machine, about.method
     memory = None if machine.memory_bytes is None else format_bytes(machine.memory_bytes)
     facts = {

@@ -1,4 +1,4 @@
-"""How a report's page looks, on a light screen and on a dark one."""
+"""The style of a report's page, for light and dark screens."""
 
 STYLE = """
 :root {

@@ -1,6 +1,7 @@
-"""What a report shows of each submodel: memory and time of one batch, by phase.
+"""Memory and time of one batch, by phase, for each submodel of a report.
 
-As Table 8 of EmbracingFL: feed-forward, its frozen stages apart, and backpropagation.
+Phases are those of Table 8 of EmbracingFL: feed-forward with its frozen stages shown separately,
+and backpropagation.
 """
 
 from collections.abc import Sequence
@@ -18,12 +19,16 @@ Part = Literal["idle", "stages", "forward", "backprop"]
 
 @dataclass(frozen=True)
 class Cost:
-    """One submodel. Memory in bytes, time in seconds for one batch.
+    """The cost of one submodel for one batch. Memory in bytes, time in seconds.
 
-    `memory` is stacked: each part is what its phase needs beyond the parts before it, so that their
-    sum is the process peak; empty where it was not measurable. `decisive` is the phase at the peak.
-    `time` is stacked too; `train` is the training step's spread, which the forward pass and
-    backpropagation are parts of.
+    Attributes:
+        profile: The measured profile.
+        memory: What each part adds to the parts before it. The sum is the process peak. Empty if
+            memory was not measurable.
+        decisive: The phase with the highest peak.
+        predicted: The process peak that the bundle's manifest predicts; None if not known.
+        time: The time of each part. The sum is the time of the batch.
+        train: The spread of the training step, that is of forward pass and backpropagation.
     """
 
     profile: Profile
@@ -35,22 +40,22 @@ class Cost:
 
     @property
     def submodel(self) -> str:
-        """Its spec."""
+        """The spec of the submodel."""
         return self.profile.submodel
 
     @property
     def peak(self) -> int | None:
-        """Process peak, bytes: Python and runtime with it."""
+        """The process peak in bytes, including Python and the runtime."""
         return sum(size for _, size in self.memory) if self.memory else None
 
     @property
     def seconds(self) -> float:
-        """Time of one batch, frozen stages included."""
+        """The time of one batch, including the frozen stages."""
         return sum(seconds for _, seconds in self.time)
 
     @property
     def unstable(self) -> tuple[str, ...]:
-        """The phases of `time` that vary too much to be relied on."""
+        """The phases whose times vary too much to be reliable."""
         names = self.profile.validity.unstable
         phases = (p for p in self.profile.phases if p.name in names and p.role in PARTS)
         return tuple(label(phase) for phase in phases)
@@ -58,28 +63,36 @@ class Cost:
 
 @dataclass(frozen=True)
 class Report:
-    """Submodels on one machine. `budget` is for the process peak, bytes."""
+    """The costs of submodels on one machine. `budget` limits the process peak, in bytes."""
 
     costs: tuple[Cost, ...]
     budget: int | None
 
     @property
     def machine(self) -> Machine:
-        """Where all of it was measured."""
+        """The machine that all profiles were measured on."""
         return self.costs[0].profile.machine
 
     @property
     def highest(self) -> Cost | None:
-        """The submodel with the highest process peak; None where none was measurable."""
+        """The submodel with the highest process peak; None if no peak was measurable."""
         known = [cost for cost in self.costs if cost.peak]
         return max(known, key=lambda cost: cost.peak or 0, default=None)
 
 
 def make_report(profiles: Sequence[Profile], budget: int | None = None) -> Report:
-    """A report on `profiles`; several of one submodel become one.
+    """Make a report of profiles. Several profiles of one submodel are merged.
 
-    Raises InputError naming what differs where they are of several machines or models, or were not
-    measured alike.
+    Args:
+        profiles: Profiles of one machine, one model and one method.
+        budget: A limit of the process peak in bytes, or None.
+
+    Returns:
+        The costs of each submodel, in the order of the profiles.
+
+    Raises:
+        InputError: The profiles are of different machines, models or methods, or one lacks a
+            phase. The message says what differs.
     """
     by_bundle: dict[tuple[str, str], list[Profile]] = {}
     for profile in profiles:
@@ -89,13 +102,16 @@ def make_report(profiles: Sequence[Profile], budget: int | None = None) -> Repor
     names = [submodel for submodel, _ in by_bundle]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(
-            f"One report is of one model; these profiles hold {twice} of two. Give those of one."
+            f"A report shows one model, but {twice} was profiled for two models: give the "
+            "profiles of one model.",
+            code="report.several-models",
+            submodel=twice,
         )
     return Report(tuple(cost_of(merge(same)) for same in by_bundle.values()), budget)
 
 
 def cost_of(profile: Profile) -> Cost:
-    """What the phases of `profile` add up to. Raises InputError where one is not there."""
+    """Add up the phases of `profile`. Raises InputError if one is missing."""
     memory, decisive = stacked_memory(profile)
     forward, train = profile.forward.median_s, profile.train.median_s
     stages = sum(phase.steady.median_s for phase in profile.of_role("stage"))
@@ -116,11 +132,11 @@ PARTS: dict[str, Part] = {
     "step": "backprop",
     "train": "backprop",
 }
-"""What a phase's memory is drawn as. Filling personal tensors happens once, and is left out."""
+"""The part that a phase belongs to. Initialising personal tensors happens once and is left out."""
 
 
 def stacked_memory(profile: Profile) -> tuple[tuple[tuple[Part, int], ...], str | None]:
-    """Parts from the idle process up, lowest peak first, and what the phase at the peak is."""
+    """The parts from the idle process up, lowest peak first, and the phase with the peak."""
     tops: dict[Part, tuple[int, Phase]] = {}
     idles = []
     for phase in profile.phases:
@@ -141,7 +157,7 @@ def stacked_memory(profile: Profile) -> tuple[tuple[tuple[Part, int], ...], str 
 
 
 def predicted_peak(profile: Profile) -> int | None:
-    """What the manifest predicts for the process peak: the idle process and the largest phase."""
+    """The process peak that the manifest predicts: idle process plus the largest phase."""
     known = [
         phase.memory.idle_bytes + phase.predicted_bytes
         for phase in profile.phases
@@ -154,7 +170,7 @@ def predicted_peak(profile: Profile) -> int | None:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """One object: sizes in bytes, times in seconds for one batch."""
+    """The document that `report --json` prints: bytes, and seconds for one batch."""
     highest = report.highest
     return {
         "version": REPORT_VERSION,
@@ -178,5 +194,5 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def over_budget(report: Report, cost: Cost) -> int | None:
-    """Bytes by which the peak is above the budget, at most 0 within it; None if not known."""
+    """Bytes by which the peak exceeds the budget; negative within it, None if not known."""
     return None if report.budget is None or cost.peak is None else cost.peak - report.budget

@@ -1,4 +1,4 @@
-"""What became slower or larger between two profiles of one bundle."""
+"""Compare two profiles of one bundle: what became slower or larger."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from profiles.text_formatting import format_bytes, format_seconds
 
 DIFF_VERSION = 1
 SHORTEST_S = 1e-9
-"""A time of less, or no byte, is not something to be larger than."""
+"""A figure below this is treated as zero: growth relative to it means nothing."""
 Verdict = Literal["same", "better", "worse", "within spread", "unstable"]
 
 
 @dataclass(frozen=True)
 class Change:
-    """One figure before and after: seconds of a phase, or bytes of its process peak."""
+    """A figure before and after: seconds of a phase, or bytes of its process peak."""
 
     phase: str
     unit: Literal["s", "bytes"]
@@ -29,13 +29,13 @@ class Change:
 
     @property
     def share(self) -> float:
-        """By how much it grew: 0.1 is 10% more."""
+        """The relative growth: 0.1 is 10% more."""
         return self.after / self.before - 1 if self.before > SHORTEST_S else 0.0
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every figure that both profiles hold, and what of the machine's software differs."""
+    """All figures that both profiles have, and the differences of the machines."""
 
     submodel: str
     allowed: float
@@ -46,24 +46,39 @@ class Comparison:
 def compare(
     before: Profile, after: Profile, allowed: float, other_machine: bool = False
 ) -> Comparison:
-    """What changed from `before` to `after`, of which the share `allowed` is no matter.
+    """Compare two profiles of one bundle.
 
-    Raises InputError where they are of other bundles, other methods or, unless `other_machine`
-    allows it, other machines; UnstableError where one was throttled.
+    Args:
+        before: The earlier profile.
+        after: The later profile.
+        allowed: The relative growth that is not reported, for example 0.05.
+        other_machine: Allow profiles of different machines.
+
+    Returns:
+        The change of each figure, with a verdict.
+
+    Raises:
+        InputError: The profiles are of different bundles, methods or machines.
+        UnstableError: One of them was measured while the machine was throttled.
     """
     if not other_machine and not same_hardware(before.machine, after.machine):
-        found = ", ".join(machine_differences(before.machine, after.machine))
+        found = list(machine_differences(before.machine, after.machine))
         raise InputError(
-            f"The two were measured on different machines, by {found}: measure both on one, or "
-            "compare them all the same with --other-machine."
+            f"The profiles are of different machines, by {', '.join(found)}: measure both on one "
+            "machine, or compare them anyway with --other-machine.",
+            code="profile.other-machine",
+            differences=found,
         )
     refuse_other_bundle(before, after)
     refuse_other_method(before, after)
     for profile in (before, after):
         if reasons := profile.validity.invalid:
             raise UnstableError(
-                f"The profile of {profile.measured_at} is not of full speed "
-                f"({'; '.join(reasons)}): measure again."
+                f"The profile of {profile.measured_at} was not measured at full speed "
+                f"({'; '.join(reasons)}): measure again.",
+                code="measurement.throttled",
+                measured_at=profile.measured_at,
+                reasons=list(reasons),
             )
     return Comparison(
         submodel=before.submodel,
@@ -74,19 +89,26 @@ def compare(
 
 
 def require_no_regression(found: Comparison) -> None:
-    """Raise RegressionError naming what became slower or larger than is allowed.
+    """Check that nothing became slower or larger than allowed.
 
-    Raises UnstableError where nothing did for certain, but a time that is unstable may have.
+    Raises:
+        RegressionError: A figure grew by more than allowed.
+        UnstableError: No figure certainly grew, but an unstable time may have.
     """
     if worse := _named(found, "worse"):
         raise RegressionError(
-            f"{found.submodel} became worse by more than {found.allowed:.1%}: {worse}."
+            f"{found.submodel} became worse by more than {found.allowed:.1%}: {worse}.",
+            code="report.regression",
+            submodel=found.submodel,
+            allowed=found.allowed,
         )
     if unsure := _named(found, "unstable"):
         raise UnstableError(
-            f"Whether {found.submodel} became slower cannot be told: {unsure}, and these times are "
-            "unstable. Measure both again with more --runs while the machine does nothing else, or "
-            "give folders of several profiles each."
+            f"Times of {found.submodel} are too unstable to compare: {unsure}. Measure both again "
+            "with more --runs while nothing else runs on the machine, or give folders of several "
+            "profiles each.",
+            code="measurement.unstable",
+            submodel=found.submodel,
         )
 
 
@@ -116,7 +138,7 @@ def _changes(before: Profile, after: Profile, allowed: float) -> Iterator[Change
 
 
 def _apart(times: Sequence[Duration]) -> bool:
-    """Whether each median is outside the other's p10 to p90: chance alone seldom does that."""
+    """Whether each median is outside the other's p10 to p90, which is seldom chance."""
     one, other = times
     return not (
         one.p10_s <= other.median_s <= one.p90_s or other.p10_s <= one.median_s <= other.p90_s
@@ -132,7 +154,7 @@ def _verdict(before: float, after: float, allowed: float, apart: bool) -> Verdic
 
 
 def as_json(found: Comparison) -> dict[str, Any]:
-    """One object; seconds of a batch and bytes of the process peak, by phase."""
+    """The document that `report diff --json` prints: seconds and bytes by phase."""
     return {
         "version": DIFF_VERSION,
         "submodel": found.submodel,
@@ -152,7 +174,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
 
 
 def lines(found: Comparison) -> list[str]:
-    """The comparison as plain text of 80 columns."""
+    """The comparison as lines of plain text, at most 80 columns wide."""
     figures = [
         (_name(c), _figure(c.before, c.unit), _figure(c.after, c.unit), f"{c.share:+.1%}")
         for c in found.changes

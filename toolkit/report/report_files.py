@@ -1,4 +1,4 @@
-"""Writing a report's files, and saying on a terminal what is in them."""
+"""Write the files of a report, and print its figures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from toolkit.terminal_output import table
 
 
 def write(report: Report, out: Path | None, png: Path | None) -> None:
-    """The page at `out` and the picture at `png`, those that are wanted."""
+    """Write the page to `out` and the charts to `png`, unless None."""
     if out is not None:
         write_file(out, page(report).encode())
     if png is not None:
@@ -22,7 +22,7 @@ def write(report: Report, out: Path | None, png: Path | None) -> None:
 
 
 def show(report: Report, written: Sequence[Path]) -> None:
-    """The report's figures as a table, and the files."""
+    """Print the report's figures as a table, and the names of the files."""
     console = Console(highlight=False, soft_wrap=True)
     rows = table("submodel", "peak MB", "predicted", "stages ms", "forward", "backprop", "batch")
     for cost in report.costs:
@@ -42,7 +42,7 @@ def show(report: Report, written: Sequence[Path]) -> None:
 
 
 def verdicts(report: Report) -> list[str]:
-    """Where the peak is, and who is over the budget."""
+    """The highest peak, submodels over the budget, and unreliable figures."""
     highest = report.highest
     said = [] if highest is None else [f"peak: {highest.submodel}, {highest.decisive}"]
     for cost in report.costs:

@@ -1,5 +1,7 @@
-"""The mathematics of `slice`: where and how a model is cut for recorded activations.
+"""The mathematics of `slice`: where a model is cut, and what is trained after the cut.
 
-Start with `time_cuts.py` for recurrent models; cuts between layers are in
-`submodels/cut_points.py`.
+Read `cut_choice.py` (which cut point), `cut_model.py` (the graphs on both sides), `time_cuts.py`
+(cuts within an LSTM), `inner_family.py` (factors after the cut) and `slice_program.py` (the
+program for the exporters) in this order. `submodels/cut_points.py` finds the cut points. The family
+`slice` itself, with its spec, is in `families/slice.py`.
 """

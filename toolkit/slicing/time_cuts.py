@@ -1,10 +1,10 @@
 """Cutting an LSTM along time: its first steps are recorded, the rest is trained.
 
-EmbracingFL's weakest clients of Table 1 leave out the first half of the words. What is recorded for
-one sample is one row: the forward direction's state behind the first steps, hidden and cell, and
-the inputs of the steps that follow. The trained part takes it apart again and goes on from that
-state. The backward direction, where there is one, begins at the end and stops where the recording
-begins; it never sees the first steps.
+EmbracingFL's weakest clients of Table 1 leave out the first half of the words. The recording of one
+sample is one row. It holds the hidden and cell state of the forward direction after the first
+steps, then the inputs of the remaining steps. The trained part splits the row again and continues
+from that state. A backward direction starts at the last step and stops where the recording starts,
+so that it never reads the first steps.
 """
 
 import operator
@@ -18,23 +18,27 @@ from torch.fx import GraphModule, Node
 from exporters.programs.recorded_graph import input_node, is_impure, module_of
 from exporters.recurrence.lstm_recording import lstm_shapes_only
 from profiles.errors import SpecError
-from toolkit.submodels.capacity import elements, lstm_nodes, recurrent_steps
-from toolkit.submodels.cut_points import Cutter, is_recordable, steps
-from toolkit.submodels.graph_edit import Edit
+from toolkit.submodels.capacity import count_elements, lstm_nodes, recurrent_steps
+from toolkit.submodels.cut_points import Cutter, is_recordable, operators_on_samples
+from toolkit.submodels.graph_edit import GraphEditor
 
 aten = torch.ops.aten
 STATES = (1, 2)
-"""Places of the hidden and the cell state among an LSTM's results; its sequence is at 0."""
-BEYOND = 2**31 - 1
-"""Where a slice that goes to the end ends."""
+"""Indices of the hidden and the cell state among the results of an LSTM; 0 is the sequence."""
+TO_THE_END = 2**31 - 1
+"""The end of a slice that covers the rest of an axis."""
 
 
 @dataclass(frozen=True)
 class TimeCut:
     """A model cut within its LSTM.
 
-    `ahead` is the place of the operator that feeds the LSTM (-1: the samples themselves), `record`
-    goes from there to the recording, `trained` and `predicting` from the recording to the end.
+    Attributes:
+        module: Name of the LSTM.
+        ahead: Place of the operator before the LSTM; -1 if the LSTM takes the samples.
+        record: From the value of that operator to the recording.
+        trained: From the recording to the output, as it trains.
+        predicting: The same as it predicts.
     """
 
     module: str
@@ -44,63 +48,92 @@ class TimeCut:
     predicting: GraphModule
 
 
-def time_cut(cutter: Cutter, within: Callable[[str], bool], skip: int, spec: str) -> TimeCut:
-    """Cut the LSTM whose module's name `within` accepts behind its first `skip` steps.
+def cut_along_time(cutter: Cutter, within: Callable[[str], bool], skip: int, spec: str) -> TimeCut:
+    """Cut one LSTM of a model after its first steps.
 
-    Raises SpecError beginning with `spec` where there is no such LSTM or it cannot be cut so.
+    Args:
+        cutter: The model to cut.
+        within: Whether the module of a name is the LSTM to cut.
+        skip: How many steps are recorded.
+        spec: The spec, for messages.
+
+    Raises:
+        SpecError: If there is not exactly one such LSTM, or it cannot be cut there.
     """
     graph = cutter.captured.training
     found = [node for node in lstm_nodes(graph) if within(module_of(node))]
     if len(found) != 1:
-        names = ", ".join(module_of(node) for node in lstm_nodes(graph)) or "none"
+        names = [module_of(node) for node in lstm_nodes(graph)]
         raise SpecError(
-            f"{spec!r}: `skip` needs the name of one LSTM of the model; its LSTMs: {names}."
+            f"{spec!r}: skip= needs the name of one LSTM of the model, as in slice:NAME,skip=2. "
+            f"Its LSTMs: {', '.join(names) or 'none'}.",
+            code="spec.unknown-lstm",
+            spec=spec,
+            lstms=names,
         )
     lstm = found[0]
-    check(cutter, lstm, skip, spec)
-    ordered = steps(graph)
+    check_time_cut(cutter, lstm, skip, spec)
+    ordered = operators_on_samples(graph)
     ahead = ordered.index(lstm.args[0]) if lstm.args[0] in ordered else -1  # type: ignore[arg-type]
     with lstm_shapes_only():
         return TimeCut(
             module=module_of(lstm),
             ahead=ahead,
-            record=recording(cutter.frozen(ahead, ordered.index(lstm)), skip),
-            trained=resumed(cutter.trained(ahead), skip),
-            predicting=resumed(cutter.predicting(ahead), skip),
+            record=make_recording_graph(cutter.frozen(ahead, ordered.index(lstm)), skip),
+            trained=make_resuming_graph(cutter.trained(ahead), skip),
+            predicting=make_resuming_graph(cutter.predicting(ahead), skip),
         )
 
 
-def check(cutter: Cutter, lstm: Node, skip: int, spec: str) -> None:
-    """Raise SpecError unless `lstm` can be cut behind its first `skip` steps."""
+def check_time_cut(cutter: Cutter, lstm: Node, skip: int, spec: str) -> None:
+    """Raise SpecError unless `lstm` can be cut after its first `skip` steps."""
     graph = cutter.captured.training
     source, layers, bidirectional, batch_first = (lstm.args[i] for i in (0, 4, 7, 8))
     assert isinstance(source, Node)
     if not batch_first or not is_recordable(graph, source):
-        raise SpecError(f"{spec!r}: the LSTM must take (batch, steps, features): batch_first=True.")
+        raise SpecError(
+            f"{spec!r}: the LSTM must take (batch, steps, features). Set batch_first=True.",
+            code="spec.impossible-time-cut",
+            spec=spec,
+        )
     if bidirectional and layers != 1:
         raise SpecError(
-            f"{spec!r}: an LSTM of {layers} layers and both directions cannot be cut along time: "
-            "its second layer needs the first one's backward direction over all steps."
+            f"{spec!r}: a bidirectional LSTM of {layers} layers cannot be cut along time. Its "
+            "second layer needs the backward direction of the first layer over all steps.",
+            code="spec.impossible-time-cut",
+            spec=spec,
+            layers=layers,
         )
     if not 1 <= skip < recurrent_steps(lstm):
         raise SpecError(
-            f"{spec!r}: skip must be from 1 to {recurrent_steps(lstm) - 1}; the LSTM goes "
-            f"{recurrent_steps(lstm)} steps."
+            f"{spec!r}: skip must be from 1 to {recurrent_steps(lstm) - 1}; the LSTM takes "
+            f"{recurrent_steps(lstm)} steps.",
+            code="spec.invalid-option",
+            spec=spec,
+            option="skip",
+            value=str(skip),
         )
-    if not crosses_alone(cutter, source, lstm):
-        raise SpecError(f"{spec!r}: ahead of the LSTM more than its input is needed later.")
+    if not is_only_value_needed(cutter, source, lstm):
+        raise SpecError(
+            f"{spec!r}: the model needs more than the input of the LSTM after the cut. Only a "
+            "model in which nothing bypasses the LSTM can be cut along time.",
+            code="spec.impossible-time-cut",
+            spec=spec,
+        )
     for result in lstm.users:
-        if result.args[1] == 0 and not all(is_last(user) for user in result.users):
+        if result.args[1] == 0 and not all(selects_last_step(user) for user in result.users):
             raise SpecError(
-                f"{spec!r}: what follows the LSTM reads its output of every step; only a model "
-                "that reads its last output or states can be cut along time."
+                f"{spec!r}: the model reads the output of the LSTM at every step. Only a model "
+                "that reads its last output or its states can be cut along time.",
+                code="spec.impossible-time-cut",
+                spec=spec,
             )
 
 
-def crosses_alone(cutter: Cutter, source: Node, lstm: Node) -> bool:
-    """Whether `source` is used by `lstm` alone and is all that is needed from there on."""
+def is_only_value_needed(cutter: Cutter, source: Node, lstm: Node) -> bool:
+    """Whether only `lstm` uses `source`, and no earlier value is needed from there on."""
     graph = cutter.captured.training
-    ordered = steps(graph)
+    ordered = operators_on_samples(graph)
     place = ordered.index(source) if source in ordered else -1
     earlier = {input_node(graph), *ordered[: place + 1]}
     return all(
@@ -111,79 +144,84 @@ def crosses_alone(cutter: Cutter, source: Node, lstm: Node) -> bool:
     )
 
 
-def is_last(node: Node) -> bool:
-    """Whether `node` only leads to the last step of (batch, steps, features)."""
-    if node.target is aten.slice.Tensor and node.args[1] == 0:  # y[:, -1] begins with y[:]
-        return all(is_last(user) for user in node.users)
+def selects_last_step(node: Node) -> bool:
+    """Whether `node` only selects the last step of (batch, steps, features)."""
+    if node.target is aten.slice.Tensor and node.args[1] == 0:  # y[:, -1] starts with y[:].
+        return all(selects_last_step(user) for user in node.users)
     return node.target is aten.select.int and tuple(node.args[1:]) == (1, -1)
 
 
-def recording(part: GraphModule, skip: int) -> GraphModule:
-    """`part`, an LSTM alone, as its input (batch, steps, features) -> the recording (batch, n)."""
+def make_recording_graph(part: GraphModule, skip: int) -> GraphModule:
+    """A graph from the input (batch, steps, features) of an LSTM to the recording (batch, n).
+
+    `part` has that LSTM as its only operator; it is edited.
+    """
     source, lstm = input_node(part), next(lstm_nodes(part))
-    layers, end = layers_of(lstm), recurrent_steps(lstm)
+    layers, end = layer_count(lstm), recurrent_steps(lstm)
     part.graph.erase_node(part.graph.find_nodes(op="output")[0])
-    edit = Edit(part.graph, source)
+    edit = GraphEditor(part.graph, source)
     with part.graph.inserting_before(lstm):
         first = edit.add(aten.slice.Tensor, source, 1, 0, skip)
-        begin = [edit.add(aten.slice.Tensor, state, 0, 0, layers) for state in states(lstm)]
+        begin = [edit.add(aten.slice.Tensor, state, 0, 0, layers) for state in initial_states(lstm)]
     parameters = lstm.args[2]
     assert isinstance(parameters, list | tuple)
+    # The backward direction, the second half of the parameters, is not needed for the first steps.
     own = parameters[: len(parameters) // 2] if lstm.args[7] else parameters
     lstm.args = (first, begin, own, *lstm.args[3:7], False, lstm.args[8])
-    edit.measure(lstm)
+    edit.update_shape(lstm)
     pieces = [edit.add(operator.getitem, lstm, place) for place in STATES]
     pieces = [edit.add(aten.transpose.int, piece, 0, 1) for piece in pieces]
     pieces.append(edit.add(aten.slice.Tensor, source, 1, skip, end))
-    rows = [edit.add(aten.reshape.default, p, [-1, elements(p, 1)]) for p in pieces]
+    rows = [edit.add(aten.reshape.default, p, [-1, count_elements(p, 1)]) for p in pieces]
     part.graph.output(edit.add(aten.cat.default, rows, 1))
-    return finished(part)
+    return clean_up(part)
 
 
-def resumed(part: GraphModule, skip: int) -> GraphModule:
-    """`part`, which begins with an LSTM, as the recording -> its output."""
+def make_resuming_graph(part: GraphModule, skip: int) -> GraphModule:
+    """A graph from the recording to the output of `part`, which starts with an LSTM; edited."""
     source, lstm = input_node(part), next(lstm_nodes(part))
-    layers, remaining = layers_of(lstm), recurrent_steps(lstm) - skip
+    layers, remaining = layer_count(lstm), recurrent_steps(lstm) - skip
     features = int(source.meta["val"].shape[2])
-    widths = [layers * int(state.meta["val"].shape[2]) for state in states(lstm)]
+    widths = [layers * int(state.meta["val"].shape[2]) for state in initial_states(lstm)]
     bounds = [0, *accumulate((*widths, remaining * features))]
-    edit = Edit(part.graph, source)
+    edit = GraphEditor(part.graph, source)
     source.meta["val"] = edit.empty_rows(bounds[-1])
     with part.graph.inserting_before(lstm):
         *rows, inputs = (edit.add(aten.slice.Tensor, source, 1, a, b) for a, b in pairwise(bounds))
         begin = []
-        for row, state in zip(rows, states(lstm), strict=True):
+        for row, state in zip(rows, initial_states(lstm), strict=True):
             units = int(state.meta["val"].shape[2])
             stacked = edit.add(aten.reshape.default, row, [-1, layers, units])
             known = edit.add(aten.transpose.int, stacked, 0, 1)
-            backward = edit.add(aten.slice.Tensor, state, 0, layers, BEYOND)
+            backward = edit.add(aten.slice.Tensor, state, 0, layers, TO_THE_END)
             begin.append(edit.add(aten.cat.default, [known, backward], 0))
         sequence = edit.add(aten.reshape.default, inputs, [-1, remaining, features])
     lstm.args = (sequence, begin, *lstm.args[2:])
-    edit.measure(lstm)
+    edit.update_shape(lstm)
+    # The sequence is shorter now; slices of it are the only other values that depend on its length.
     changed = list(lstm.users)
     for node in changed:
-        edit.measure(node)
+        edit.update_shape(node)
         changed += [user for user in node.users if user.target is aten.slice.Tensor]
-    return finished(part)
+    return clean_up(part)
 
 
-def finished(part: GraphModule) -> GraphModule:
-    """`part` without what nothing reads any more."""
+def clean_up(part: GraphModule) -> GraphModule:
+    """`part` without operators that nothing reads any more."""
     part.graph.eliminate_dead_code(is_impure_node=is_impure)
     part.graph.lint()
     part.recompile()
     return part
 
 
-def states(lstm: Node) -> list[Node]:
-    """What the hidden and the cell state of `lstm` begin as: (layers * directions, batch, n)."""
+def initial_states(lstm: Node) -> list[Node]:
+    """The initial hidden and cell state of `lstm`: (layers * directions, batch, n)."""
     found = lstm.args[1]
     assert isinstance(found, list | tuple)
     return [state for state in found if isinstance(state, Node)]
 
 
-def layers_of(lstm: Node) -> int:
-    """Layers of `lstm`."""
+def layer_count(lstm: Node) -> int:
+    """How many layers `lstm` has."""
     assert isinstance(lstm.args[4], int)
     return lstm.args[4]

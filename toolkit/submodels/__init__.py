@@ -1,4 +1,5 @@
-"""What a submodel is: spec, tensors, layers, places to cut, and how its size is counted.
+"""Submodels: their specs, tensors, layers and cut points, and how their sizes are counted.
 
-Start with `submodel.py` and `spec.py`. Families build on this room; nothing here knows one of them.
+Start with `submodel.py`, `spec.py` and `family.py`, the contract of every family. The families
+build on this room; nothing here depends on a particular one.
 """

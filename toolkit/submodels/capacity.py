@@ -1,12 +1,14 @@
 """Capacity accounting: parameters, activations and multiply-accumulates of a captured graph.
 
-EmbracingFL, Table 1: the capacity of a submodel is (p + a) / (P + A), where p, P count trained
-parameters and a, A the output elements of convolution and linear layers for one batch. Shortcut
-convolutions count; normalisation, activation, pooling and embedding do not. An LSTM counts 10
-values for each unit, step and direction: four gates ahead of and behind their nonlinearity, cell
-and hidden state. The table's rows of the LSTM leave the layer behind it out, which gives one number
-a sample; so such layers do not count here. Other recurrent layers count by their parameters and
-multiply-accumulates only.
+EmbracingFL, Table 1: the capacity of a submodel is (p + a) / (P + A). p and P are the trained
+parameters of the submodel and of the full model. a and A are the output elements of their
+convolution and linear layers for one batch. Shortcut convolutions count; normalisation, activation,
+pooling and embedding do not.
+
+An LSTM counts 10 values for each unit, step and direction: four gates before and after their
+nonlinearity, the cell state and the hidden state. In the paper's table the layer after the LSTM,
+which has one output for each sample, does not count. Layers with one output are therefore left out
+here. Other recurrent layers count by their parameters and multiply-accumulates only.
 """
 
 import math
@@ -38,9 +40,11 @@ LSTM_VALUES = 10
 class Counts:
     """Sizes of a submodel for one batch.
 
-    `params` trained parameters, `activations` output elements of convolution and linear layers and
-    values inside LSTMs, `macs` multiply-accumulates of one forward pass through what is trained,
-    `exchanged` numbers that an update carries.
+    Attributes:
+        params: Trained parameters.
+        activations: Output elements of convolution and linear layers, and values inside LSTMs.
+        macs: Multiply-accumulates of one forward pass through the trained part.
+        exchanged: Numbers that an update holds.
     """
 
     params: int
@@ -49,7 +53,7 @@ class Counts:
     exchanged: int
 
     def capacity(self, full: "Counts") -> float:
-        """(p + a) / (P + A) against the full model's counts."""
+        """(p + a) / (P + A), relative to the counts of the full model."""
         return (self.params + self.activations) / (full.params + full.activations)
 
 
@@ -58,9 +62,10 @@ def weighted_nodes(graph: GraphModule) -> Iterator[Node]:
     return (node for node in graph.graph.nodes if node.target in WEIGHTED)
 
 
-def sizes(node: Node, batch: int) -> list[int]:
-    """The shape of the value of `node` for `batch` samples, wherever their axis is."""
+def shape_for_batch(node: Node, batch: int) -> list[int]:
+    """The shape of the value of `node` for `batch` samples; the batch may be any axis."""
     return [
+        # The graph was recorded for any batch size, so that sizes may be expressions in its symbol.
         int(size.node.expr.subs(dict.fromkeys(size.node.expr.free_symbols, batch)))
         if isinstance(size, torch.SymInt)
         else size
@@ -68,45 +73,49 @@ def sizes(node: Node, batch: int) -> list[int]:
     ]
 
 
-def elements(node: Node, batch: int) -> int:
-    """Numbers in the value of `node` for `batch` samples."""
-    return math.prod(sizes(node, batch))
+def count_elements(node: Node, batch: int) -> int:
+    """How many numbers the value of `node` holds for `batch` samples."""
+    return math.prod(shape_for_batch(node, batch))
 
 
 def lstm_nodes(graph: GraphModule) -> Iterator[Node]:
-    """The LSTMs of `graph`, each with all its layers and directions."""
+    """The LSTM nodes of `graph`; one node is all layers and directions."""
     return (node for node in graph.graph.nodes if node.target is LSTM)
 
 
 def recurrent_steps(node: Node) -> int:
-    """Steps that the recurrent layer `node` goes along its input."""
+    """How many steps the recurrent layer `node` takes along its input."""
+    # Positions in the signature of aten.lstm.input.
     source, batch_first = node.args[0], node.args[8]
     assert isinstance(source, Node)
     return int(source.meta["val"].shape[1 if batch_first else 0])
 
 
-def lstm_states(node: Node) -> int:
-    """Units of the LSTM `node` in all its layers and directions."""
+def lstm_units(node: Node) -> int:
+    """Units of the LSTM `node` over all its layers and directions."""
+    # The initial states are (hidden, cell). The cell state has all units even with projections.
     cell = node.args[1][1]  # type: ignore[index]
     assert isinstance(cell, Node)
     layers, _, units = cell.meta["val"].shape
     return int(layers) * int(units)
 
 
-def activations(graph: GraphModule, batch: int) -> int:
-    """Values of all layers that count, for `batch` samples: see the module."""
-    layers = (elements(node, batch) for node in weighted_nodes(graph))
-    steps = (LSTM_VALUES * lstm_states(node) * recurrent_steps(node) for node in lstm_nodes(graph))
+def count_activations(graph: GraphModule, batch: int) -> int:
+    """Activations of all layers that count (see the module), for `batch` samples."""
+    layers = (count_elements(node, batch) for node in weighted_nodes(graph))
+    steps = (LSTM_VALUES * lstm_units(node) * recurrent_steps(node) for node in lstm_nodes(graph))
+    # A layer with one output for each sample does not count.
     return sum(size for size in layers if size > batch) + batch * sum(steps)
 
 
-def macs(graph: GraphModule, batch: int) -> int:
-    """Multiply-accumulates of one run of `graph` on `batch` samples, as `export` counts them."""
+def count_macs(graph: GraphModule, batch: int) -> int:
+    """Multiply-accumulates of one run of `graph` on `batch` samples, counted as for exports."""
     inputs = (node for node in graph.graph.nodes if node.op == "placeholder")
-    vals = [(sizes(node, batch), node.meta["val"].dtype) for node in inputs]
+    # The count depends on shapes only, so that zeros will do.
+    vals = [(shape_for_batch(node, batch), node.meta["val"].dtype) for node in inputs]
     return macs_of(lambda: graph(*(torch.zeros(shape, dtype=dtype) for shape, dtype in vals)))
 
 
-def parameter_count(graph: GraphModule, parameters: Mapping[str, torch.Tensor]) -> int:
-    """Numbers in those of `parameters` that `graph` reads."""
+def count_parameters(graph: GraphModule, parameters: Mapping[str, torch.Tensor]) -> int:
+    """How many numbers the `parameters` that `graph` reads hold."""
     return sum(parameters[n].numel() for n in attributes_read(graph) if n in parameters)

@@ -1,7 +1,7 @@
-"""Places where a captured model can be cut in two, and the cutting itself.
+"""Cut points of a captured model, and cutting it there into two graphs.
 
-A cut point is a place in the execution order where exactly one value that depends on the samples
-is needed later: that activation is all that has to be recorded.
+A cut point is a place in the execution order after which exactly one value that depends on the
+samples is needed. Recording that activation is enough to run the rest of the model.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,18 @@ from exporters.programs.recorded_graph import (
     writes_in_place,
 )
 from profiles.errors import ModelError
-from toolkit.submodels.capacity import activations, elements, parameter_count
+from toolkit.submodels.capacity import count_activations, count_elements, count_parameters
 
 
 @dataclass(frozen=True)
 class CutPoint:
-    """The place behind the `place`-th operator: `node`'s value is the only one needed later.
+    """A place after which only one activation is needed.
 
-    `module` is the first module with parameters behind it, or the parameter itself where the model
-    reads one of its own, outside of all modules.
+    Attributes:
+        place: Index of the last operator before the cut, in the order of `operators_on_samples`.
+        node: The operator whose value is needed.
+        module: The first module with parameters after the cut. If the model reads a parameter
+            outside of all modules first, the name of that parameter.
     """
 
     place: int
@@ -39,27 +42,28 @@ class CutPoint:
 
     @property
     def recorded(self) -> int:
-        """Numbers recorded for one sample."""
-        return elements(self.node, 1)
+        """How many numbers are recorded for one sample."""
+        return count_elements(self.node, 1)
 
 
 aten = torch.ops.aten
 
 
-def is_batch(graph: GraphModule, node: Node) -> bool:
-    """Whether `node` is the number of samples: either side of any cut knows it by itself."""
+def is_batch_size(graph: GraphModule, node: Node) -> bool:
+    """Whether `node` is the batch size, which both sides of a cut know without a recording."""
     if node.target is not aten.sym_size.int:
         return False
     return bool(node.meta["val"] == input_node(graph).meta["val"].shape[0])
 
 
-def steps(graph: GraphModule) -> list[Node]:
-    """The nodes that compute something from the samples, in order of execution."""
+def operators_on_samples(graph: GraphModule) -> list[Node]:
+    """The operators that depend on the samples, in order of execution."""
     start = input_node(graph)
     dependent = {start}
     ordered = []
     for node in graph.graph.nodes:
-        if is_batch(graph, node):
+        # Both sides compute the batch size themselves, so that it never crosses a cut.
+        if is_batch_size(graph, node):
             continue
         if node.op in ("call_function", "call_method") and dependent & set(node.all_input_nodes):
             dependent.add(node)
@@ -67,28 +71,31 @@ def steps(graph: GraphModule) -> list[Node]:
     return ordered
 
 
-def cut_points(graph: GraphModule) -> list[CutPoint]:
-    """All cut points from the input side to the output side, the ends excluded.
+def find_cut_points(graph: GraphModule) -> list[CutPoint]:
+    """All useful cut points from the input to the output, without the two ends.
 
-    Only those with parameters on both sides, where one float tensor for each sample crosses, are
-    of use; the rest are left out. So are those with one tensor read on both sides: it would be
-    frozen and trained at once.
+    A cut point is useful if parameters are read on both sides and one float tensor crosses, with
+    the batch as its first axis. If both sides read the same tensor, that tensor would be frozen and
+    trained at once; such cut points are left out.
     """
-    ordered = steps(graph)
+    ordered = operators_on_samples(graph)
     place = {node: i for i, node in enumerate(ordered)}
     last_use = {
         node: max(
-            (place.get(u, len(ordered)) for u in node.users if not is_batch(graph, u)), default=-1
+            (place.get(u, len(ordered)) for u in node.users if not is_batch_size(graph, u)),
+            default=-1,
         )
         for node in (input_node(graph), *ordered)
     }
-    uses = tensor_uses(graph)
+    uses = places_reading(graph)
     weighted = sorted({i for read in uses.values() for i in read})
     spans = [(min(read), max(read)) for read in uses.values()]
     found = []
     for i, node in enumerate(ordered[:-1]):
+        # A value crosses the cut if it is computed before and used after it.
         crossing = [n for n, last in last_use.items() if last > i and place.get(n, -1) <= i]
         later = [w for w in weighted if w > i]
+        # A tensor that is first read before the cut and last read after it is shared.
         shared = any(first <= i < last for first, last in spans)
         useful = later and weighted[0] <= i and is_recordable(graph, node) and not shared
         if crossing == [node] and useful:
@@ -98,26 +105,28 @@ def cut_points(graph: GraphModule) -> list[CutPoint]:
     return found
 
 
-def tensor_uses(graph: GraphModule) -> dict[str, list[int]]:
-    """Places at which each tensor of the model is read, or what is computed from it alone."""
-    place = {node: i for i, node in enumerate(steps(graph))}
-    behind: dict[Node, set[str]] = {}
+def places_reading(graph: GraphModule) -> dict[str, list[int]]:
+    """The places that read each tensor of the model, or a value computed from the tensor alone."""
+    place = {node: i for i, node in enumerate(operators_on_samples(graph))}
+    derived_from: dict[Node, set[str]] = {}
     uses: dict[str, list[int]] = {}
     for node in graph.graph.nodes:
         if node.op == "get_attr":
-            behind[node] = {str(node.target)}
+            derived_from[node] = {str(node.target)}
             continue
-        read = set().union(*(behind.get(source, ()) for source in node.all_input_nodes))
+        # A value computed from parameters alone, such as a transposed weight, counts as those
+        # parameters: the cut must not separate its uses either.
+        read = set().union(*(derived_from.get(source, ()) for source in node.all_input_nodes))
         if node in place:
             for name in read:
                 uses.setdefault(name, []).append(place[node])
         else:
-            behind[node] = read
+            derived_from[node] = read
     return uses
 
 
 def is_recordable(graph: GraphModule, node: Node) -> bool:
-    """Whether the value of `node` is one float tensor with the batch in front."""
+    """Whether the value of `node` is one float tensor with the batch as its first axis."""
     value, batch = node.meta["val"], input_node(graph).meta["val"].shape[0]
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() == 0:
         return False
@@ -125,11 +134,11 @@ def is_recordable(graph: GraphModule, node: Node) -> bool:
 
 
 def subgraph(graph: GraphModule, after: int, upto: int) -> GraphModule:
-    """Operators behind place `after` up to and including `upto`, as a graph of one input.
+    """The operators after place `after`, up to and including place `upto`, as a graph of one input.
 
-    Place -1 stands for the samples themselves.
+    `after` is -1 to start from the samples.
     """
-    ordered = steps(graph)
+    ordered = operators_on_samples(graph)
     source = input_node(graph) if after < 0 else ordered[after]
     skipped, wanted = set(ordered[: after + 1]), set(ordered[: upto + 1])
     part = Graph()
@@ -138,12 +147,14 @@ def subgraph(graph: GraphModule, after: int, upto: int) -> GraphModule:
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "output") or node in skipped or node is source:
             continue
-        if is_batch(graph, node):
+        if is_batch_size(graph, node):
+            # On this side of the cut the batch size is that of the recording.
             copies[node] = part.call_function(aten.sym_size.int, (copies[source], 0))
             copies[node].meta = dict(node.meta)
         elif node in wanted or node not in set(ordered):
             copies[node] = part.node_copy(node, lambda n: copies[n])
     part.output(copies[ordered[upto]])
+    # Parameters are found by name in the original graph module.
     cut = GraphModule(graph, part)
     part.eliminate_dead_code(is_impure_node=is_impure)
     cut.recompile()
@@ -151,53 +162,74 @@ def subgraph(graph: GraphModule, after: int, upto: int) -> GraphModule:
 
 
 class Cutter:
-    """Cuts one captured model; the training and the inference graph at the same places."""
+    """Cuts the training and the inference graph of a captured model at the same places."""
 
     def __init__(self, captured: Captured) -> None:
-        """Raise ModelError where the two graphs do not correspond operator by operator."""
+        """Raise ModelError if the model cannot be cut at all.
+
+        Both graphs must have the same operators, no operator may write in place, and the last
+        operator must compute the output.
+        """
         self.captured = captured
-        training, inference = steps(captured.training), steps(captured.inference)
+        training, inference = (
+            operators_on_samples(captured.training),
+            operators_on_samples(captured.inference),
+        )
         if [n.target for n in training] != [n.target for n in inference]:
             raise ModelError(
-                "The model runs other operators when it trains than when it predicts, so that "
-                "one place cannot be found in both; it cannot be sliced."
+                "The model runs different operators in training and in prediction, so that a cut "
+                "point of one graph is not a place in the other. It cannot be sliced; use another "
+                "family.",
+                code="model.cannot-slice",
             )
         writing = next((n for n in training if writes_in_place(n)), None)
         if writing is not None:
             raise ModelError(
                 f"The model writes in place ({writing.target} in {module_of(writing)!r}), so that "
-                "what crosses a cut cannot be told; it cannot be sliced."
+                "the values that cross a cut are unknown. It cannot be sliced; use the operator "
+                "that returns a new tensor.",
+                code="model.cannot-slice",
+                operator=str(writing.target),
+                module=module_of(writing),
             )
+        # Otherwise the subgraph up to the last operator would not end in the output.
         if output_node(captured.training) is not training[-1]:
-            raise ModelError("The model's output is not its last operator; it cannot be sliced.")
+            raise ModelError(
+                "The last operator of the model does not compute its output. It cannot be sliced; "
+                "remove what follows the output.",
+                code="model.cannot-slice",
+            )
         self.end = len(training) - 1
-        self.points = cut_points(captured.training)
+        self.points = find_cut_points(captured.training)
 
     def trained(self, after: int) -> GraphModule:
-        """What is behind place `after`, as it trains."""
+        """The operators after place `after`, as they train."""
         return subgraph(self.captured.training, after, self.end)
 
     def predicting(self, after: int) -> GraphModule:
-        """What is behind place `after`, as it predicts."""
+        """The operators after place `after`, as they predict."""
         return subgraph(self.captured.inference, after, self.end)
 
     def frozen(self, after: int, upto: int) -> GraphModule:
-        """Operators between two places, as they predict."""
+        """The operators between two places, as they predict."""
         return subgraph(self.captured.inference, after, upto)
 
     def load(self, part: GraphModule, batch: int) -> int:
-        """Trained parameters plus activations of `part`: what its capacity counts."""
-        return parameter_count(part, self.captured.parameters) + activations(part, batch)
+        """Trained parameters plus activations of `part`, the numerator of its capacity."""
+        return count_parameters(part, self.captured.parameters) + count_activations(part, batch)
 
-    def held(self, stage: GraphModule, batch: int) -> int:
-        """All parameters plus activations of `stage`: what it takes to run it."""
-        return parameter_count(stage, self.captured.frozen) + self.load(stage, batch)
+    def stage_load(self, stage: GraphModule, batch: int) -> int:
+        """All parameters, also frozen ones, plus activations of `stage`."""
+        return count_parameters(stage, self.captured.frozen) + self.load(stage, batch)
 
     def stages(self, upto: int, limit: int, batch: int) -> list[GraphModule]:
-        """The operators up to place `upto` in as few stages as `limit` allows; -1 takes none.
+        """The operators up to place `upto`, in as few stages as possible.
 
-        `limit` bounds parameters plus activations of a stage; a single stretch between two cut
-        points that is larger stays whole.
+        Args:
+            upto: Index of the last operator; -1 for no stages.
+            limit: Most parameters plus activations of a stage. Operators between two neighbouring
+                cut points cannot be separated, so that a stage may exceed it.
+            batch: Samples in a batch.
         """
         if upto < 0:
             return []
@@ -205,11 +237,12 @@ class Cutter:
         bounds = [-1]
         for place, following in zip(places, [*places[1:], None], strict=True):
             end = place if following is None else following
-            if following is None or self.held(self.frozen(bounds[-1], end), batch) > limit:
+            # Close the stage here if it would grow beyond the limit with the next stretch.
+            if following is None or self.stage_load(self.frozen(bounds[-1], end), batch) > limit:
                 bounds.append(place)
         return [self.frozen(a, b) for a, b in pairwise(bounds)]
 
 
 def tensors_read(parts: Sequence[GraphModule]) -> list[str]:
-    """Names of all tensors that `parts` read, without repetition."""
+    """Names of all tensors that `parts` read, each once."""
     return list(dict.fromkeys(name for part in parts for name in attributes_read(part)))

@@ -1,7 +1,7 @@
-"""The global model's numbers, in memory and as one safetensors file.
+"""The weights of the global model, in memory and as one safetensors file.
 
-Beside the model's own tensors the file may hold factors that a family keeps from round to round
-(`cp`): averaging factors only makes sense when every round starts from the last one's.
+The file may also hold factors that a family keeps from round to round (`cp`). Averaging factors
+only makes sense if each round starts from the factors of the last one.
 """
 
 import hashlib
@@ -20,15 +20,25 @@ from toolkit.factorization.factorizer import Factorizer
 KEPT = "kept|"
 
 Kept = Mapping[str, Mapping[str, Tensor]]
-"""Factors by their spec's head (family and size, like `cp:2.0`), then by name in the bundle."""
+"""Factors by family and size (for example `cp:2.0`), then by their names in the bundle."""
 
 
 @dataclass(frozen=True)
 class GlobalModel:
-    """All tensors of the global model under their names in the PyTorch model, and kept factors.
+    """All tensors of the global model, and the factors that families keep.
 
-    `factorizer` factorizes them once for all submodels; it is not part of what is saved. Raises
-    ModelError for a name that the file would take for a kept factor's.
+    Attributes:
+        tensors: Parameters and buffers by their names in the PyTorch model.
+        kept: Factors that families keep from round to round.
+        factorizer: Computes and caches factors for all submodels. It is not saved.
+
+    Raises:
+        ModelError: If a tensor has a name that the file reserves for kept factors.
+
+    Example:
+        >>> weights = GlobalModel({"layer.weight": torch.zeros(2, 3)})
+        >>> from_bytes(weights.save(), "the same weights").tensors["layer.weight"].shape
+        torch.Size([2, 3])
     """
 
     tensors: Mapping[str, Tensor]
@@ -39,12 +49,15 @@ class GlobalModel:
         for name in self.tensors:
             if name.startswith(KEPT):
                 raise ModelError(
-                    f"The model's tensor {name!r} has a name that weights files keep for factors; "
-                    f"rename its module so that it does not begin with {KEPT!r}."
+                    f"The tensor {name!r} of the model has a name that is reserved for factors in "
+                    f"weights files. Rename its module so that it does not begin with {KEPT!r}.",
+                    code="model.reserved-name",
+                    tensor=name,
                 )
 
     def save(self) -> bytes:
-        """The safetensors file of this model; the same bytes for the same numbers."""
+        """The safetensors file of this model. Equal weights give equal bytes."""
+        # safetensors refuses tensors that are not contiguous.
         flat = {name: value.detach().contiguous() for name, value in self.tensors.items()}
         for key, factors in self.kept.items():
             for name, value in factors.items():
@@ -52,7 +65,7 @@ class GlobalModel:
         return save(flat)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the saved model: bundles and updates name the model they come from by it."""
+        """SHA-256 of the saved model; bundles and updates refer to their global model by it."""
         return hashlib.sha256(self.save()).hexdigest()
 
     def load_into(self, model: nn.Module) -> None:
@@ -61,27 +74,55 @@ class GlobalModel:
 
 
 def from_model(model: nn.Module) -> GlobalModel:
-    """The numbers that `model` holds now."""
+    """The current weights of `model`, copied.
+
+    Example:
+        >>> from toolkit.models import mnist_dnn
+        >>> sorted(from_model(mnist_dnn()).tensors)
+        ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
+    """
     return GlobalModel({name: value.detach().clone() for name, value in model.state_dict().items()})
 
 
 def from_bytes(data: bytes, origin: str) -> GlobalModel:
-    """Read what `save` wrote. Raises InputError naming `origin` where it is no safetensors file."""
+    """Read the bytes that `GlobalModel.save` wrote.
+
+    Args:
+        data: The content of a safetensors file.
+        origin: Where it comes from, for messages.
+
+    Raises:
+        InputError: If it is not a safetensors file, or holds a number that is not finite.
+    """
     try:
         flat = load(data)
     except SafetensorError as error:
-        raise InputError(f"{origin} is not a safetensors file: {error}.") from None
+        raise InputError(
+            f"{origin} is not a safetensors file: {error}.",
+            code="file.not-safetensors",
+            file=origin,
+        ) from None
     tensors: dict[str, Tensor] = {}
     kept: dict[str, dict[str, Tensor]] = {}
     for name, value in flat.items():
+        # One such number would spread to the whole model in a round.
         if value.is_floating_point() and not torch.isfinite(value).all():
-            raise InputError(f"{origin}: {name!r} holds a number that is not finite.")
+            raise InputError(
+                f"{origin}: the tensor {name!r} holds a number that is not finite.",
+                code="model.not-finite",
+                file=origin,
+                tensor=name,
+            )
         if name.startswith(KEPT):
+            # A tensor name may contain the bar, a key may not.
             key, bar, tensor = name.removeprefix(KEPT).partition("|")
             if not bar:
                 raise InputError(
-                    f"{origin}: {name!r} is no kept factor; these are called "
-                    f"{KEPT}KEY|TENSOR. Write the file anew."
+                    f"{origin}: {name!r} is not the name of a kept factor, which is "
+                    f"{KEPT}KEY|TENSOR. Write the file again.",
+                    code="model.invalid-kept-factor",
+                    file=origin,
+                    tensor=name,
                 )
             kept.setdefault(key, {})[tensor] = value
         else:
@@ -90,27 +131,46 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
 
 
 def from_file(path: str | Path) -> GlobalModel:
-    """Read a weights file. Raises InputError where it is missing or not readable."""
+    """Read a weights file. Raises InputError if it is missing or cannot be read."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+        raise InputError(
+            f"{path} cannot be read: {error.strerror}.", code="file.unreadable", file=str(path)
+        ) from None
     return from_bytes(data, str(path))
 
 
 def check_fits(weights: GlobalModel, model: nn.Module, origin: str) -> None:
-    """Raise InputError where names, shapes or types of `weights` differ from the model's."""
+    """Raise InputError if names, shapes or types of `weights` differ from those of `model`."""
     own = model.state_dict()
     for name in own.keys() ^ weights.tensors.keys():
-        lack = "lacks" if name in own else "has, beyond the model,"
-        raise InputError(f"{origin} {lack} the tensor {name!r}: it is not from this model.")
+        problem = "lacks the tensor" if name in own else "has the unexpected tensor"
+        raise InputError(
+            f"{origin} {problem} {name!r}. It belongs to another model; give the weights of this "
+            "one.",
+            code="model.wrong-weights",
+            file=origin,
+            tensor=name,
+        )
     for name, value in own.items():
         came = weights.tensors[name]
         if came.shape != value.shape:
             raise InputError(
-                f"{origin}: {name!r} is {tuple(came.shape)}, the model's is {tuple(value.shape)}."
+                f"{origin}: {name!r} has the shape {tuple(came.shape)}, but the model has "
+                f"{tuple(value.shape)}. It belongs to another model; give the weights of this one.",
+                code="model.wrong-weights",
+                file=origin,
+                tensor=name,
+                shape=list(came.shape),
+                expected=list(value.shape),
             )
         if came.dtype != value.dtype:
             raise InputError(
-                f"{origin}: {name!r} is {came.dtype}, the model's is {value.dtype}: convert it."
+                f"{origin}: {name!r} is {came.dtype}, but the model has {value.dtype}. Convert it.",
+                code="model.wrong-weights",
+                file=origin,
+                tensor=name,
+                dtype=str(came.dtype),
+                expected=str(value.dtype),
             )

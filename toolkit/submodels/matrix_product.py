@@ -1,4 +1,4 @@
-"""A tensor that is a matrix product and may stay one until it is added to a sum."""
+"""A tensor in the form of a matrix product, which need not be multiplied until it is added."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,18 @@ from torch import Tensor
 class Product:
     """u @ v, read as a dense tensor of `shape`.
 
-    u: (..., r), v: (r, ...). The axes of u without the last and of v without the first make the
-    product's rows and columns. These are the dense tensor's axes in the order `axes`: FedHM unrolls
-    a convolution (n, m, kh, kw) to (m * kh, n * kw), which is `axes` (1, 2, 0, 3). Raises
-    ValueError where u, v and `shape` do not fit.
+    The axes of u without the last are the rows of the product, the axes of v without the first its
+    columns. Together they are the axes of the dense tensor in the order `axes`. For example, FedHM
+    unrolls a convolution (n, m, kh, kw) to (m * kh, n * kw), which is `axes` (1, 2, 0, 3).
+
+    Attributes:
+        u: Left factor (..., r).
+        v: Right factor (r, ...).
+        shape: Shape of the dense tensor.
+        axes: For each axis of the product, the axis of the dense tensor.
+
+    Raises:
+        ValueError: If u, v and `shape` do not fit together.
     """
 
     u: Tensor
@@ -28,12 +36,13 @@ class Product:
             raise ValueError(f"factors that make {sizes}, not {self.shape}")
 
     def matrices(self) -> tuple[Tensor, Tensor]:
-        """u (p, r) and v (r, q); copies where they do not lie so."""
+        """u (p, r) and v (r, q); they are copied only if their memory layout requires it."""
         rank = self.v.shape[0]
         return self.u.reshape(-1, rank), self.v.reshape(rank, -1)
 
     def dense(self) -> Tensor:
-        """The product in the dense tensor's shape."""
+        """The product in the shape of the dense tensor."""
+        # Multiply as two matrices, then bring the axes into the order of the dense tensor.
         u, v = self.matrices()
         sizes = [self.shape[axis] for axis in self.axes]
         return (u @ v).reshape(sizes).permute(inverse(self.axes))

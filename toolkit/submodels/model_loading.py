@@ -11,62 +11,107 @@ from torch import nn
 from profiles.errors import ModelError
 from toolkit.submodels import global_model
 from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.spec_form import did_you_mean
 
 
 def load_model(reference: str, weights_file: str | Path | None = None, seed: int = 0) -> nn.Module:
-    """Build the model that `reference` names, with `seed` for its initial weights.
+    """Build the model that a reference names. The current folder is importable.
 
-    The current folder is importable. Raises ModelError where the reference names nothing that
-    returns a module, InputError where `weights_file` does not fit it.
+    Args:
+        reference: `package.module:callable`, for example `toolkit.models:resnet20`.
+        weights_file: A safetensors file with its weights, or None for initial weights.
+        seed: Seed of the random initial weights.
+
+    Returns:
+        The model.
+
+    Raises:
+        ModelError: If the reference does not name a callable that returns an `nn.Module`.
+        InputError: If `weights_file` cannot be read or does not fit the model.
+
+    Example:
+        >>> load_model("toolkit.models:mnist_dnn").fc2
+        Linear(in_features=100, out_features=10, bias=True)
     """
-    model = build(reference, seed)
+    model = build_model(reference, seed)
     if weights_file is not None:
-        fill(model, weights_file)
+        load_weights(model, weights_file)
     return model
 
 
 def load_global(
     reference: str, weights_file: str | Path | None = None, seed: int = 0
 ) -> tuple[nn.Module, GlobalModel]:
-    """As `load_model`, and the global model that it is: the file's, kept factors included."""
-    model = build(reference, seed)
+    """The model as `load_model` builds it, and its weights as a global model.
+
+    The global model includes the factors that the weights file holds. Arguments and errors are
+    those of `load_model`.
+    """
+    model = build_model(reference, seed)
     if weights_file is None:
         return model, global_model.from_model(model)
-    return model, fill(model, weights_file)
+    return model, load_weights(model, weights_file)
 
 
-def fill(model: nn.Module, weights_file: str | Path) -> GlobalModel:
-    """Give `model` the numbers of a weights file. Raises InputError where they do not fit."""
+def load_weights(model: nn.Module, weights_file: str | Path) -> GlobalModel:
+    """Load a weights file into `model`. Raises InputError if it does not fit."""
     loaded = global_model.from_file(weights_file)
     global_model.check_fits(loaded, model, str(weights_file))
     loaded.load_into(model)
     return loaded
 
 
-def build(reference: str, seed: int) -> nn.Module:
-    """Build the model that `reference` names. Raises ModelError where it names none."""
+def build_model(reference: str, seed: int) -> nn.Module:
+    """Build the model that `reference` names. Raises ModelError if it does not name one."""
     module_name, colon, name = reference.partition(":")
     if not (module_name and colon and name):
         raise ModelError(
-            f"{reference!r} is no model: write package.module:callable, "
-            "for instance toolkit.models:resnet20."
+            f"Invalid model {reference!r}: write package.module:callable, for example "
+            "toolkit.models:resnet20.",
+            code="model.invalid-reference",
+            model=reference,
         )
+    # Installed commands do not have the current folder on the path, unlike `python -m`.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise ModelError(f"{reference!r}: {module_name} cannot be imported: {error}.") from None
+        raise ModelError(
+            f"{reference!r}: the module {module_name} cannot be imported: {error}.",
+            code="model.cannot-import",
+            model=reference,
+            module=module_name,
+        ) from None
     builder = getattr(module, name, None)
     if not callable(builder):
-        raise ModelError(f"{reference!r}: {module_name} has no callable {name!r}.")
+        callables = [n for n in dir(module) if callable(getattr(module, n, None))]
+        raise ModelError(
+            f"{reference!r}: the module {module_name} has no callable {name!r}"
+            f"{did_you_mean(name, callables)}",
+            code="model.unknown-callable",
+            model=reference,
+            module=module_name,
+            callable=name,
+        )
+    # Immediately before the builder, so that imports cannot consume random numbers.
     torch.manual_seed(seed)
     try:
         model = builder()
     except (Exception, SystemExit) as error:
-        raise ModelError(f"{reference!r} failed: {type(error).__name__}: {error}") from error
+        raise ModelError(
+            f"{reference!r} failed: {type(error).__name__}: {error}",
+            code="model.builder-failed",
+            model=reference,
+        ) from error
     if not isinstance(model, nn.Module):
+        # A common mistake: the reference names a configuration or a state dict.
         kind = type(model).__name__
         article = "an" if kind[0].lower() in "aeiou" else "a"
-        raise ModelError(f"{reference!r} returned {article} {kind}, not an nn.Module.")
+        raise ModelError(
+            f"{reference!r} returned {article} {kind}; it must return an nn.Module.",
+            code="model.not-a-module",
+            model=reference,
+            returned=kind,
+        )
     return model

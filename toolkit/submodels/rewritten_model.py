@@ -1,6 +1,6 @@
-"""A model with other layers in place of some of its own, and what each of its tensors stands for.
+"""A model in which some layers are replaced, and what each of its tensors stands for.
 
-A family that only exchanges layers makes one of these; it can then be trained whole or sliced.
+A family that only exchanges layers makes one of these. It can then be trained whole or sliced.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,12 +17,12 @@ from profiles.errors import ModelError, SpecError
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.submodel import LayerDecision
-from toolkit.submodels.tensor_entries import dense_entries
+from toolkit.submodels.tensor_entries import dense_tensor_entries
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The global tensor that a tensor stands for, and which of its factors it is, if any."""
+    """The global tensor `name` that a tensor stands for; `factor` labels one of its factors."""
 
     name: str
     factor: str | None = None
@@ -30,10 +30,16 @@ class Origin:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """`origins` has the tensors of exchanged layers; all others are the global model's own.
+    """A model in which some layers are replaced.
 
-    `factors` computes the numbers of all tensors in `origins`. `penalty` is what the objective
-    gains, `undecayed` the tensors that weight decay leaves alone.
+    Attributes:
+        model: The model with the new layers.
+        origins: What the tensors of the new layers stand for, by their names in `model`. All other
+            tensors are the global model's own.
+        factors: Computes the values of all tensors in `origins` from a global model.
+        penalty: A term to add to the loss, if any.
+        undecayed: Tensors that weight decay does not apply to.
+        layer_decisions: What became of each layer.
     """
 
     model: nn.Module
@@ -41,9 +47,9 @@ class Rewritten:
     factors: Callable[[GlobalModel], dict[str, Tensor]] = lambda _: {}
     penalty: Penalty | None = None
     undecayed: frozenset[str] = frozenset()
-    treatments: tuple[LayerDecision, ...] = ()
+    layer_decisions: tuple[LayerDecision, ...] = ()
 
-    def entries(
+    def tensor_entries(
         self, captured: Captured, names: Iterable[str], role: Role
     ) -> tuple[TensorEntry, ...]:
         """One entry for each of `names`, tensors of the rewritten model, in `role`."""
@@ -51,11 +57,14 @@ class Rewritten:
             replace(entry, stands_for=origin.name, factor=origin.factor)
             if (origin := self.origins.get(entry.name))
             else entry
-            for entry in dense_entries(captured, names, role)
+            for entry in dense_tensor_entries(captured, names, role)
         )
 
-    def values(self, weights: GlobalModel, entries: Iterable[TensorEntry]) -> dict[str, Tensor]:
-        """The numbers of `entries`, from the global model."""
+    def tensor_values(
+        self, weights: GlobalModel, entries: Iterable[TensorEntry]
+    ) -> dict[str, Tensor]:
+        """The value of each tensor in `entries`, from the global model `weights`."""
+        # Factors are computed together: those of one weight come from one decomposition.
         factors = self.factors(weights)
         return {
             e.name: factors[e.name] if e.name in factors else weights.tensors[str(e.stands_for)]
@@ -63,17 +72,26 @@ class Rewritten:
         }
 
 
-@contextmanager
-def with_factors(spec: Spec, treatments: Iterable[LayerDecision]) -> Iterator[None]:
-    """Raise SpecError where a model, recorded with factors as `treatments` say, raises ModelError.
+def reasons(layer_decisions: Iterable[LayerDecision]) -> str:
+    """Why layers stay dense, for a person."""
+    return "; ".join(f"{d.layer}: {d.reason}" for d in layer_decisions if d.reason)
 
-    The model has been recorded with its own layers before: it asks one of them for what only these
-    have.
+
+@contextmanager
+def refuse_if_unusable(spec: Spec, layer_decisions: Iterable[LayerDecision]) -> Iterator[None]:
+    """Turn a ModelError, raised while a model with factors is recorded, into a SpecError.
+
+    The model itself has been recorded before. If it fails now, its code uses an attribute of a
+    replaced layer that the new layer lacks.
     """
     try:
         yield
     except ModelError as error:
-        layers = ", ".join(t.layer for t in treatments if t.form != "dense")
+        replaced = [d.layer for d in layer_decisions if d.form != "dense"]
         raise SpecError(
-            f"{str(spec)!r}: the model does not run with factors in place of {layers}. {error}"
+            f"{str(spec)!r}: the model does not run with factors in place of "
+            f"{', '.join(replaced)}. {error}",
+            code="spec.layers-not-replaceable",
+            spec=str(spec),
+            layers=replaced,
         ) from error

@@ -1,4 +1,4 @@
-"""Tensor table entries for the global model's own parameters and buffers."""
+"""Entries of the tensor table for parameters and buffers of the global model."""
 
 from collections.abc import Iterable
 
@@ -8,12 +8,14 @@ from toolkit.submodels.training_config import TrainingConfig
 
 
 def statistics_role(training: TrainingConfig) -> Role:
-    """What a device does with running statistics: track and send them, or only hold them."""
+    """Role of running statistics: `buffer` if devices update them, else `frozen`."""
     return "buffer" if training.batch_norm == "global" else "frozen"
 
 
-def dense_entries(captured: Captured, names: Iterable[str], role: Role) -> tuple[TensorEntry, ...]:
-    """One entry for each of `names` (parameters or buffers of the model) in `role`."""
+def dense_tensor_entries(
+    captured: Captured, names: Iterable[str], role: Role
+) -> tuple[TensorEntry, ...]:
+    """One entry with `role` for each parameter or buffer in `names`."""
     return tuple(
         TensorEntry(
             name=name, role=role, dtype="float32", shape=captured.shape(name), stands_for=name

@@ -1,4 +1,7 @@
-"""Parts of a global parameter: which of its elements an uploaded tensor holds."""
+"""Slices of global tensors: which elements of a global tensor an uploaded tensor holds.
+
+In a manifest the ranges of a slice are called `part`.
+"""
 
 import itertools
 import math
@@ -13,107 +16,143 @@ from device_agent.formats.manifest import TensorEntry
 from profiles.errors import UpdateError
 from toolkit.submodels.submodel import Shapes
 
-Part = tuple[tuple[tuple[int, int], ...], ...]
-"""For each axis the ranges [start, stop) that are held, one after the other."""
+Ranges = tuple[tuple[tuple[int, int], ...], ...]
+"""For each axis the ranges [start, stop) that a slice holds, in this order."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """`part` of a tensor of `shape`."""
+class TensorSlice:
+    """A slice of a tensor.
 
-    shape: tuple[int, ...]
-    part: Part
+    Attributes:
+        whole_shape: Shape of the whole tensor.
+        ranges: The elements that the slice holds.
+    """
+
+    whole_shape: tuple[int, ...]
+    ranges: Ranges
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """Shape of a tensor that holds this part."""
-        return tuple(sum(stop - start for start, stop in ranges) for ranges in self.part)
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the slice."""
+        return tuple(sum(stop - start for start, stop in axis) for axis in self.ranges)
 
     @cached_property
     def index(self) -> tuple[slice, ...] | tuple[Tensor, ...]:
-        """What selects the part: slices where every axis has one range, otherwise open indices."""
-        if all(len(ranges) == 1 for ranges in self.part):
-            return tuple(slice(*ranges[0]) for ranges in self.part)
-        axes = [torch.cat([torch.arange(*ends) for ends in ranges]) for ranges in self.part]
+        """Index of the slice: Python slices if each axis has one range, else open index tensors.
+
+        With Python slices the result is a view, which `add_to` can change in place.
+        """
+        if all(len(ranges) == 1 for ranges in self.ranges):
+            return tuple(slice(*ranges[0]) for ranges in self.ranges)
+        # Open index tensors broadcast against each other, as numpy.ix_ makes them.
+        axes = [torch.cat([torch.arange(*ends) for ends in ranges]) for ranges in self.ranges]
         last = len(axes) - 1
         return tuple(axis.reshape(-1, *[1] * (last - n)) for n, axis in enumerate(axes))
 
-    def add(self, target: Tensor, value: Tensor | float, weight: float = 1.0) -> None:
-        """target[part] += weight * value, in place; `target` has `shape`, `value` has `sizes`."""
-        held = target[self.index]
-        held.add_(value, alpha=weight)
+    def add_to(self, target: Tensor, value: Tensor | float, weight: float = 1.0) -> None:
+        """target[slice] += weight * value, in place.
+
+        Args:
+            target: A tensor of `whole_shape`.
+            value: A number, or a tensor of `shape`.
+            weight: What `value` is multiplied by.
+        """
+        current = target[self.index]
+        current.add_(value, alpha=weight)
+        # Index tensors give a copy, which has to be written back.
         if not isinstance(self.index[0], slice):
-            target[self.index] = held
+            target[self.index] = current
 
 
-def held(tensor: Tensor, part: Part) -> Tensor:
-    """The `part` of a global tensor, its ranges one after the other."""
-    for axis, ranges in enumerate(part):
-        tensor = torch.cat([tensor.narrow(axis, a, b - a) for a, b in ranges], axis)
+def take_slice(tensor: Tensor, ranges: Ranges) -> Tensor:
+    """The elements of `tensor` in `ranges`; the ranges of an axis are concatenated."""
+    for axis, pieces in enumerate(ranges):
+        tensor = torch.cat([tensor.narrow(axis, a, b - a) for a, b in pieces], axis)
     return tensor
 
 
-def place_of(entry: TensorEntry, shape: tuple[int, ...]) -> Place | None:
-    """Where `entry` belongs in its global tensor of `shape`; None for all of it."""
+def slice_of(entry: TensorEntry, shape: tuple[int, ...]) -> TensorSlice | None:
+    """The slice of a global tensor of `shape` that `entry` holds; None if it holds all of it."""
     if entry.part is None or entry.part == tuple(((0, size),) for size in shape):
         return None
-    return Place(shape, entry.part)
+    return TensorSlice(shape, entry.part)
 
 
-def held_shape(entry: TensorEntry, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of what `entry` (or the factors it is one of) holds of a global tensor of `shape`."""
-    place = place_of(entry, shape)
-    return shape if place is None else place.sizes
+def slice_shape(entry: TensorEntry, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the elements of a global tensor of `shape` that `entry` or its factors stand for."""
+    found = slice_of(entry, shape)
+    return shape if found is None else found.shape
 
 
-def by_parameter(table: Sequence[TensorEntry]) -> dict[str, list[TensorEntry]]:
-    """The entries that stand for each global tensor, in table order."""
+def slice_size(entry: TensorEntry, shape: tuple[int, ...]) -> int:
+    """How many elements of a global tensor of `shape` the entry stands for."""
+    return math.prod(slice_shape(entry, shape))
+
+
+def group_by_global_tensor(table: Sequence[TensorEntry]) -> dict[str, list[TensorEntry]]:
+    """The entries that stand for each global tensor, in the order of the table."""
     groups: dict[str, list[TensorEntry]] = {}
     for entry in table:
         groups.setdefault(entry.stands_for or "", []).append(entry)
     return groups
 
 
-def held_shapes(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Shape of what a checked table holds of each global tensor that it stands for."""
+def slice_shapes(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """`slice_shape` for each global tensor of a table that has been checked."""
     return {
-        name: held_shape(entries[0], shapes[name]) for name, entries in by_parameter(table).items()
+        name: slice_shape(entries[0], shapes[name])
+        for name, entries in group_by_global_tensor(table).items()
     }
 
 
-def places(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, Place]:
-    """Where the parts that a table holds belong, by global tensor; none for whole tensors."""
-    found = {e.stands_for: place_of(e, shapes[e.stands_for]) for e in table if e.stands_for}
-    return {name: place for name, place in found.items() if place is not None}
+def slices_by_tensor(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, TensorSlice]:
+    """The slice that a table holds of each global tensor; whole tensors are left out."""
+    found = {e.stands_for: slice_of(e, shapes[e.stands_for]) for e in table if e.stands_for}
+    return {name: one for name, one in found.items() if one is not None}
 
 
-def numbers_held(entry: TensorEntry, shape: tuple[int, ...]) -> int:
-    """How many numbers of a global tensor of `shape` the entry stands for."""
-    return math.prod(held_shape(entry, shape))
-
-
-def check_part(entry: TensorEntry, shape: tuple[int, ...]) -> None:
-    """Raise UpdateError unless the part of `entry` lies within `shape` without overlap."""
+def check_slice(entry: TensorEntry, shape: tuple[int, ...]) -> None:
+    """Raise UpdateError unless the slice of `entry` lies within `shape`, without overlap."""
     if entry.part is None:
         return
     if len(entry.part) != len(shape):
         raise UpdateError(
-            f"{entry.name!r} names a part along {len(entry.part)} axes; {entry.stands_for!r} in "
-            f"the global model has the shape {shape}."
+            f"Invalid slice of {entry.name!r}: it has {len(entry.part)} axes, but "
+            f"{entry.stands_for!r} in the global model has the shape {shape}.",
+            code="update.wrong-slice",
+            tensor=entry.name,
+            shape=list(shape),
         )
     for axis, (ranges, size) in enumerate(zip(entry.part, shape, strict=True)):
-        _check_ranges(ranges, size, f"{entry.name!r}, axis {axis}")
+        _check_ranges(ranges, size, entry.name, axis)
 
 
-def _check_ranges(ranges: Sequence[tuple[int, int]], size: int, where: str) -> None:
+def _check_ranges(ranges: Sequence[tuple[int, int]], size: int, name: str, axis: int) -> None:
+    where = f"Invalid slice of {name!r}, axis {axis}"
     if not ranges:
-        raise UpdateError(f"{where}: its part has no range; name at least one.")
+        raise UpdateError(
+            f"{where}: it has no range; it must have at least one.",
+            code="update.wrong-slice",
+            tensor=name,
+            axis=axis,
+        )
     for start, stop in ranges:
         if not 0 <= start < stop <= size:
             raise UpdateError(
                 f"{where}: the range [{start}, {stop}) is not within the {size} of the global "
-                "parameter."
+                "parameter.",
+                code="update.wrong-slice",
+                tensor=name,
+                axis=axis,
+                range=[start, stop],
             )
     for (_, stop), (start, _) in itertools.pairwise(sorted(ranges)):
         if start < stop:
-            raise UpdateError(f"{where}: its ranges overlap at {start}; name each element once.")
+            raise UpdateError(
+                f"{where}: its ranges overlap at {start}; each element may occur once.",
+                code="update.wrong-slice",
+                tensor=name,
+                axis=axis,
+                overlap=start,
+            )

@@ -1,4 +1,4 @@
-"""How devices train: the hyper-parameters that are the same for all families."""
+"""How devices train: hyper-parameters that all families share."""
 
 import math
 from dataclasses import dataclass
@@ -10,27 +10,41 @@ from profiles.errors import InputError
 Loss = Literal["cross-entropy", "binary-cross-entropy", "mse"]
 Optimizer = Literal["sgd", "nesterov", "adam", "adamw"]
 
-MOST = 2**31 - 1
-"""Samples of a batch, and passes over the data: what every runtime can count."""
+LARGEST_COUNT = 2**31 - 1
+"""Largest batch size and number of epochs; every runtime can count that far."""
 
-LARGEST = (2 - 2**-23) * 2.0**127
+LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 """The largest float32."""
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Local training of one round: `epochs` passes in batches of `batch_size`.
+    """Local training of one round.
 
-    The `loss` is cross-entropy (binary where the model has one output), or the mean squared error
-    of a regression. `momentum` is SGD's and Nesterov's; `weight_decay` is added to the gradient,
-    with `adamw` taken off the parameters instead. `proximal` is FedProx's mu: it holds devices near
-    the parameters that they received. Families with a personal model hold that by their own
-    `penalty` instead, and take Nesterov's steps for `sgd` too, as their papers do.
+    Families with a personal model keep it close by their own option `penalty` instead of
+    `proximal`. They use Nesterov's momentum for `sgd` too, as their papers do.
 
-    Learning rates shrink from round to round by the factor `round_decay`. Statistics of batch norms
-    are averaged over the devices (`global`), or neither tracked nor sent by them (`static`): the
-    server then takes them from its held-out samples. With `masked` a device's loss leaves out the
-    classes that it has no samples of. Raises InputError for values outside what training can use.
+    Attributes:
+        batch_size: Samples in a batch.
+        epochs: Passes over the local data in each round.
+        learning_rate: Learning rate of the first round.
+        momentum: Momentum of `sgd` and `nesterov`.
+        weight_decay: Added to the gradient; with `adamw` subtracted from the parameters instead.
+        round_decay: Factor by which learning rates shrink from round to round.
+        batch_norm: `global` averages the statistics of batch norms over the devices. With `static`
+            devices neither update nor send them, and the server computes them from its held-out
+            samples.
+        masked: Whether the loss of a device leaves out the classes of which it has no samples.
+        loss: `cross-entropy` (binary if the model has one output), or `mse` for a regression.
+        optimizer: The optimizer that devices use.
+        proximal: FedProx's mu, which keeps parameters close to those that the device received.
+
+    Raises:
+        InputError: If training cannot use a value.
+
+    Example:
+        >>> TrainingConfig(epochs=2, optimizer="adam").batch_size
+        32
     """
 
     batch_size: int = 32
@@ -46,41 +60,58 @@ class TrainingConfig:
     proximal: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, low in (("batch_size", 2), ("epochs", 1)):
+        # A batch norm needs two samples to compute a variance.
+        for name, lowest in (("batch_size", 2), ("epochs", 1)):
             value = getattr(self, name)
-            if value < low:
-                raise InputError(f"{name} must be at least {low}; it is {value}.")
-            if value > MOST:
-                raise InputError(f"{name} must be at most {MOST:,}; it is {value}.")
+            if value < lowest:
+                raise invalid(name, value, f"at least {lowest}")
+            if value > LARGEST_COUNT:
+                raise invalid(name, value, f"at most {LARGEST_COUNT:,}")
+        # Devices compute in float32, where a larger value would become infinite.
         for name in ("learning_rate", "momentum", "weight_decay", "proximal"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{name} must be a number from 0 up; it is {value}.")
-            if value > LARGEST:
-                raise InputError(
-                    f"{name} must be at most {LARGEST:g}, the largest float32; it is {value}."
-                )
+                raise invalid(name, value, "a number of at least 0")
+            if value > LARGEST_FLOAT:
+                raise invalid(name, value, f"at most {LARGEST_FLOAT:g}, the largest float32")
         if self.batch_norm not in ("global", "static"):
-            raise InputError(f'batch_norm must be "global" or "static"; it is {self.batch_norm!r}.')
+            raise invalid("batch_norm", self.batch_norm, '"global" or "static"')
         for name, known in (("loss", get_args(Loss)), ("optimizer", get_args(Optimizer))):
             value = getattr(self, name)
             if value not in known:
-                names = ", ".join(f'"{one}"' for one in known)
-                raise InputError(f"{name} must be one of {names}; it is {value!r}.")
+                raise invalid(name, value, "one of " + ", ".join(f'"{one}"' for one in known))
+        # From 1 on, the velocity would grow without bound.
         if self.momentum >= 1:
-            raise InputError(f"momentum must be below 1; it is {self.momentum}.")
+            raise invalid("momentum", self.momentum, "below 1")
         if self.optimizer == "nesterov" and self.momentum == 0:
             raise InputError(
-                'optimizer "nesterov" needs a momentum above 0; it is 0. Take optimizer "sgd".'
+                'The optimizer "nesterov" needs a momentum above 0, but momentum is 0. '
+                'Use the optimizer "sgd".',
+                code="option.conflict",
+                options=["optimizer", "momentum"],
             )
         if self.masked and self.loss == "mse":
-            raise InputError('masked leaves out classes, and the loss "mse" has none: drop one.')
-        if not 0 < self.round_decay <= 1:
             raise InputError(
-                f"round_decay must be above 0 and at most 1; it is {self.round_decay}."
+                'masked leaves out classes, but the loss "mse" has no classes. Use only one of '
+                "them.",
+                code="option.conflict",
+                options=["masked", "loss"],
             )
+        if not 0 < self.round_decay <= 1:
+            raise invalid("round_decay", self.round_decay, "above 0 and at most 1")
 
     @property
     def labels(self) -> Dtype:
-        """The labels' type: int64 for classes, float32 for the numbers of a regression."""
+        """Type of the labels: int64 for classes, float32 for a regression."""
         return "float32" if self.loss == "mse" else "int64"
+
+
+def invalid(name: str, value: object, allowed: str) -> InputError:
+    """The error for the hyper-parameter `name`, which must be `allowed`."""
+    shown = repr(value) if isinstance(value, str) else value
+    return InputError(
+        f"{name} must be {allowed}; it is {shown}.",
+        code="option.invalid-value",
+        option=name,
+        value=str(value),
+    )

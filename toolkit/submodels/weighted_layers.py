@@ -1,4 +1,4 @@
-"""The weighted layers of any model, in the order in which it uses them."""
+"""The weighted layers of a model, in the order in which it uses them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,14 +10,17 @@ from exporters.programs.captured import Captured
 from exporters.programs.recorded_graph import attributes_read, module_of
 
 Convolution = nn.Conv1d | nn.Conv2d
-FORMS = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.LSTM, nn.GRU, nn.RNN)
+REPLACEABLE = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.LSTM, nn.GRU, nn.RNN)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A module that owns parameters of two axes or more.
+    """A module that owns parameters with two axes or more.
 
-    `obstacle` says why no other layer can take its place; empty where one can.
+    Attributes:
+        name: Name of the module in the model.
+        module: The module.
+        obstacle: Why it cannot be replaced; empty if it can.
     """
 
     name: str
@@ -26,60 +29,66 @@ class Layer:
 
     @property
     def groups(self) -> int:
-        """Groups of channels that do not mix."""
+        """Number of groups of a convolution; 1 for other layers."""
         return int(getattr(self.module, "groups", 1))
 
     @property
     def title(self) -> str:
-        """What to call it in a table."""
+        """The name of the layer in a table."""
         return self.name or "(the model itself)"
 
     def path(self, own: str) -> str:
-        """The model's name of the layer's tensor `own`."""
-        return join(self.name, own)
+        """The name in the model of the tensor that the layer calls `own`."""
+        return tensor_path(self.name, own)
 
     def weights(self) -> Iterator[str]:
-        """The module's own names of its trained parameters of two axes or more."""
+        """Names, within the module, of its trained parameters with two axes or more."""
         own = self.module.named_parameters(recurse=False)
         return (n for n, p in own if p.dim() > 1 and p.requires_grad)
 
 
-def join(layer: str, own: str) -> str:
-    """The model's name of what the module `layer` calls `own`."""
+def tensor_path(layer: str, own: str) -> str:
+    """The name in the model of the tensor that the module `layer` calls `own`."""
     return f"{layer}.{own}" if layer else own
 
 
 def weighted_layers(model: nn.Module, captured: Captured) -> list[Layer]:
-    """All weighted layers of `model` from the input to the output; unused ones come last."""
+    """All weighted layers of `model`, from the input to the output; unused layers come last."""
     order = {name: place for place, name in enumerate(attributes_read(captured.training))}
-    strangers = read_elsewhere(captured)
+    shared = read_elsewhere(captured)
     found = []
     for name, module in model.named_modules():
-        own = [join(name, n) for n, _ in module.named_parameters(recurse=False)]
+        own = [tensor_path(name, n) for n, _ in module.named_parameters(recurse=False)]
         if any(p.dim() > 1 for p in module.parameters(recurse=False)):
+            # The order of use differs from the order of registration in many models.
             first = min((order[n] for n in own if n in order), default=len(order))
             used = first < len(order)
-            found.append((first, Layer(name, module, obstacle(module, used, strangers & set(own)))))
+            found.append(
+                (first, Layer(name, module, replacement_obstacle(module, used, shared & set(own))))
+            )
     return [layer for _, layer in sorted(found, key=lambda pair: pair[0])]
 
 
-def obstacle(module: nn.Module, used: bool, strangers: set[str]) -> str:
-    """Why `module` has to stay; `strangers` are its tensors that other modules read."""
+def replacement_obstacle(module: nn.Module, used: bool, shared: set[str]) -> str:
+    """Why `module` cannot be replaced; `shared` are its tensors that other modules read."""
+    # nn.MultiheadAttention reads the weight of its output layer without calling the layer.
     if type(module) is NonDynamicallyQuantizableLinear:
         return "attention reads its weights itself"
-    if type(module) not in FORMS:
+    # A subclass may compute something else, so that only the exact types can be replaced.
+    if type(module) not in REPLACEABLE:
         return f"{type(module).__name__} has no factorized form"
     if not used:
         return "the model does not use it"
     if not any(p.requires_grad and p.dim() > 1 for p in module.parameters(recurse=False)):
         return "its weight is frozen (requires_grad=False)"
+    # A hook may depend on the type of the layer, and would be lost with it.
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         return "it has hooks"
-    return "another module reads its weights" if strangers else ""
+    return "another module reads its weights" if shared else ""
 
 
 def read_elsewhere(captured: Captured) -> set[str]:
-    """Parameters that are read outside of the module that owns them."""
+    """Tensors that are read outside of the module that owns them."""
     return {
         str(node.target)
         for node in captured.training.graph.find_nodes(op="get_attr")
@@ -87,8 +96,11 @@ def read_elsewhere(captured: Captured) -> set[str]:
     }
 
 
-def keep_settings(new: nn.Module, dense: Convolution | nn.Linear | nn.RNNBase) -> None:
-    """Give `new` the settings of the layer whose place it takes: the model may ask for them."""
+def copy_settings(new: nn.Module, dense: Convolution | nn.Linear | nn.RNNBase) -> None:
+    """Copy settings such as `in_features` to the layer `new` that replaces `dense`.
+
+    The model's code may read them.
+    """
     for name in dense.__constants__:
         if hasattr(dense, name):
             setattr(new, name, getattr(dense, name))

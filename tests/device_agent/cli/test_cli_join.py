@@ -21,7 +21,7 @@ STOPPED = "\nInterrupted.\n"  # on a line of its own, behind the terminal's ^C
 
 
 def nobody() -> str:
-    """The URL of a port where nobody listens."""
+    """The URL of a port without a server."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return f"http://127.0.0.1:{taken.getsockname()[1]}"
 
@@ -39,7 +39,7 @@ def joined(folder: Path, url: str) -> Path:
 @pytest.mark.parametrize("command", [("status",), ("run", "--data", "local.npz")])
 def test_before_joining(agent: Agent, tmp_path: Path, command: tuple[str, ...]) -> None:
     assert refusal(agent(*command, "--state", "state")) == (
-        "state belongs to no coordinator yet: run `edgetailor-agent join URL --token-file FILE` "
+        "state has not joined a coordinator yet. Run `edgetailor-agent join URL --token-file FILE` "
         "first."
     )
     assert everything(tmp_path) == {}
@@ -49,14 +49,18 @@ def test_before_joining(agent: Agent, tmp_path: Path, command: tuple[str, ...]) 
     ("url", "token", "message"),
     [
         ("http://127.0.0.1:1", None, r"The token file token cannot be read: .*No such file"),
-        ("http://127.0.0.1:1", "two words", "A token is one word of plain characters"),
-        ("http://127.0.0.1:1", "", "A token is one word of plain characters"),
-        ("127.0.0.1:8123", "t", r"'127\.0\.0\.1:8123' is no coordinator's URL: write it like http"),
-        ("ftp://host", "t", "'ftp://host' is no coordinator's URL"),
-        ("http://..", "t", "'http://\\.\\.' is no coordinator's URL"),
-        ("http://me:secret@127.0.0.1:1", "t", "holds no user name and no password"),
-        ("http://127.0.0.1:1", "\udcff\udcfe", "^The token file token holds no plain text: give"),
-        ("http://127.0.0.1:1", "t" * 5000, "^The token file token has more than 4096 bytes: give"),
+        ("http://127.0.0.1:1", "two words", "A token is one word of ASCII characters"),
+        ("http://127.0.0.1:1", "", "A token is one word of ASCII characters"),
+        (
+            "127.0.0.1:8123",
+            "t",
+            r"Invalid URL of a coordinator '127\.0\.0\.1:8123': write it like http",
+        ),
+        ("ftp://host", "t", "Invalid URL of a coordinator 'ftp://host'"),
+        ("http://..", "t", "Invalid URL of a coordinator 'http://\\.\\.'"),
+        ("http://me:secret@127.0.0.1:1", "t", "must not contain a user name or a password"),
+        ("http://127.0.0.1:1", "\udcff\udcfe", "^The token file token is not a text file. Give"),
+        ("http://127.0.0.1:1", "t" * 5000, "^The token file token has more than 4096 bytes. Give"),
     ],
 )
 def test_join_refuses(
@@ -79,7 +83,8 @@ def test_a_state_folder_that_is_a_file(
     (tmp_path / "t").write_text("t\n")
     (tmp_path / "file").write_text("mine")
     assert refusal(agent(*command, "--state", state)) == (
-        f"The state is a folder; {state} is a file or below one: give a folder with --state."
+        f"The state must be a folder; {state} is a file or below a file. Give a folder with "
+        "--state."
     )
     assert set(everything(tmp_path)) == {"t", "file"}
 
@@ -137,7 +142,7 @@ def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_run_finds_at_once_what_no_round_could_be_trained_with(
+def test_run_checks_the_data_before_the_first_round(
     agent: Agent, tmp_path: Path, options: tuple[str, ...], code: int, message: str
 ) -> None:
     one, labels = np.zeros((2, 1), np.float32), np.zeros(2, np.int64)
@@ -160,14 +165,14 @@ def test_status_gives_up_on_a_coordinator_that_is_away(agent: Agent, tmp_path: P
         6,
         "",
         waiting(url, 1, 2)
-        + f"Error: Coordinator at {url} is not there (connection refused); gave up after 3 s. "
+        + f"Error: Coordinator at {url} cannot be reached (connection refused); gave up after 3 s. "
         "Check the URL, and that `edgetailor serve` runs there.\n",
     )
 
 
 def waiting(url: str, *seconds: int) -> str:
     return "".join(
-        f"Coordinator at {url} is not there (connection refused); next try in {s} s\n"
+        f"Coordinator at {url} cannot be reached (connection refused); next try in {s} s\n"
         for s in seconds
     )
 
@@ -256,9 +261,9 @@ def test_joining_twice_changes_nothing(agent: Agent, tmp_path: Path, coordinator
     (tmp_path / "other").write_text("another kind's")
     other = agent("join", coordinator, "--token-file", "other", "--state", state)
     assert refusal(other) == (
-        f"{state} belongs to board-1, which joined {coordinator} with another token: give one more "
-        f"device of this machine a folder of its own with --state, or --replace to leave as "
-        "board-1."
+        f"{state} belongs to board-1, which joined {coordinator} with another token. For a second "
+        "device on this machine, give another folder with --state. To leave as board-1, use "
+        "--replace."
     )
     other = agent("join", nobody(), "--token-file", "token", "--state", state)
     assert f"{state} belongs to the coordinator {coordinator}" in refusal(other)

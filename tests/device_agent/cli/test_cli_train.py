@@ -12,8 +12,8 @@ from bundles import CLASSES, FAMILIES, BundleOf, diverging, everything, rewrite,
 from commands import NUMBER, Agent, refusal
 
 LOST = (
-    "This bundle has a personal model, which ends with this round: --personal FILE.safetensors "
-    "keeps it.\n"
+    "The personal model of this bundle is lost after this training. Use --personal "
+    "FILE.safetensors to keep it.\n"
 )
 
 

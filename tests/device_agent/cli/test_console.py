@@ -1,5 +1,7 @@
-"""How both commands end: exit codes, one sentence for every error, and where tracebacks go."""
+"""How both commands end: exit codes, errors as text and JSON, and tracebacks in files."""
 
+import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -7,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from commands import Done, environment
-from device_agent.cli.console import run
+from commands import Agent, Done, environment
+from device_agent.cli.console import print_json, run
 from profiles import errors
 
 CODES = {
@@ -42,7 +44,7 @@ run(work, "edgetailor-agent")
 
 
 def program(folder: Path, body: str) -> Done:
-    """A command that does `body`, in a process of its own; its temporary files are in `folder`."""
+    """Run a command with this `body` in a process. Its temporary files are in `folder`."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(body=body)],
         cwd=folder,
@@ -54,14 +56,14 @@ def program(folder: Path, body: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def test_a_fault_of_its_own(tmp_path: Path) -> None:
+def test_an_internal_error(tmp_path: Path) -> None:
     done = program(tmp_path, "print(1 / 0)")
     [log] = tmp_path.iterdir()
     assert done == Done(
         70,
         "",
-        "Error: edgetailor-agent failed; this is a fault of its own. "
-        f"Details: {tmp_path}/{log.name}\n",
+        "Error: edgetailor-agent failed because of an internal error. Please report it with these "
+        f"details: {tmp_path}/{log.name}\n",
     )
     assert log.name.startswith("edgetailor-agent-")
     text = log.read_text()
@@ -69,13 +71,14 @@ def test_a_fault_of_its_own(tmp_path: Path) -> None:
     assert text.endswith("\nZeroDivisionError: division by zero\n")
 
 
-def test_a_fault_where_no_log_can_be_written(tmp_path: Path) -> None:
+def test_an_internal_error_without_a_log(tmp_path: Path) -> None:
     done = program(tmp_path, "import tempfile; tempfile.tempdir = 'nowhere'; print(1 / 0)")
     assert done == Done(
         70,
         "",
-        "Error: edgetailor-agent failed; this is a fault of its own. Details: ZeroDivisionError: "
-        "division by zero (its log cannot be written: No such file or directory)\n",
+        "Error: edgetailor-agent failed because of an internal error. Please report it with these "
+        "details: ZeroDivisionError: division by zero (the traceback cannot be written: No such "
+        "file or directory)\n",
     )
 
 
@@ -93,8 +96,8 @@ def test_memory_that_runs_out_anywhere(tmp_path: Path, raised: str, reason: str)
     assert program(tmp_path, f"raise {raised}") == Done(
         5,
         "",
-        f"Error: Memory ran out: {reason}. Allow this process more (ulimit, --max-memory, "
-        "MemoryMax), or end what else runs.\n",
+        f"Error: Memory ran out: {reason}. Allow this process more memory (ulimit, --max-memory, "
+        "MemoryMax), or stop other programs.\n",
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -124,13 +127,107 @@ def test_other_endings(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(None) == 0
 
 
-def ended(error: BaseException | None) -> int:
+@pytest.mark.parametrize(
+    ("error", "exit_code", "about"),
+    [
+        (
+            errors.SpecError("Unknown family 'x'.", code="spec.unknown-family", family="x"),
+            2,
+            {"code": "spec.unknown-family", "message": "Unknown family 'x'.", "family": "x"},
+        ),
+        (
+            PermissionError(13, "Permission denied", "/srv/x"),
+            2,
+            {
+                "code": "file.system-error",
+                "message": "/srv/x: Permission denied.",
+                "path": "/srv/x",
+            },
+        ),
+        (
+            click.UsageError("Give one."),
+            2,
+            {"code": "option.usage", "message": "Give one."},
+        ),
+        (KeyboardInterrupt(), 130, {"code": "program.interrupted", "message": "Interrupted."}),
+        (
+            MemoryError("17 bytes"),
+            5,
+            {
+                "code": "memory.ran-out",
+                "message": "Memory ran out: 17 bytes. Allow this process more memory (ulimit, "
+                "--max-memory, MemoryMax), or stop other programs.",
+            },
+        ),
+    ],
+)
+def test_errors_as_json(
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    exit_code: int,
+    about: dict[str, object],
+) -> None:
+    assert ended(error, as_json=True) == exit_code
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"version": 1, "error": about}
+    assert str(about["message"]) in printed.err
+
+
+def test_an_error_after_the_result_leaves_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(errors.UnstableError("Too hot."), as_json=True, result='{"x": 1}') == 7
+    assert capsys.readouterr() == ('{"x": 1}\n', "Error: Too hot.\n")
+    assert ended(errors.InputError("No.", code="file.unreadable"), as_json=True) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "file.unreadable"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "about"),
+    [
+        (("trian", "--json"), {"code": "option.unknown-command", "possibilities": ["train"]}),
+        (
+            ("train", "b", "--seedd", "1", "--json"),
+            {"code": "option.unknown", "option": "--seedd", "possibilities": ["--seed"]},
+        ),
+        (("train", "b", "--data", "x", "--json"), {"code": "option.missing", "option": "--out"}),
+        (
+            ("train", "b", "--data", "x", "--out", "u", "--threads", "x", "--json"),
+            {"code": "option.invalid-value", "option": "--threads"},
+        ),
+        (("profile", "b", "--sustained", "10min", "--json"), {"option": "--sustained"}),
+        (("status", "--state", "nowhere", "--json"), {"code": "state.not-joined"}),
+    ],
+)
+def test_mistakes_in_arguments_as_json(
+    agent: Agent, arguments: tuple[str, ...], about: dict[str, object]
+) -> None:
+    done = agent(*arguments)
+    assert done.code == 2
+    error = json.loads(done.stdout)["error"]
+    assert done.stderr.endswith(f"Error: {error['message']}\n")
+    assert {name: error.get(name) for name in about} == about
+
+
+def test_a_typo_is_found_fast_and_answered(agent: Agent) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = agent("profil", "bundle")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.stderr.endswith("Error: No such command 'profil'. Did you mean 'profile'?\n")
+    # Of this interpreter, which starts without the runtime and without torch.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
+
+
+def ended(error: BaseException | None, as_json: bool = False, result: str | None = None) -> int:
+    """The exit code of a command that prints `result`, if there is one, and then raises `error`."""
+
     @click.command()
-    def work() -> None:
+    @click.option("--json", "as_json", is_flag=True)
+    def work(as_json: bool) -> None:
+        if result is not None:
+            print_json(result)
         if error is not None:
             raise error
 
-    arguments, sys.argv = sys.argv, ["work"]
+    arguments, sys.argv = sys.argv, ["work", *["--json"] * as_json]
     try:
         with pytest.raises(SystemExit) as stop:
             run(work, "work")
@@ -157,3 +254,12 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     with process:
         assert process.stderr.read() == ""
     assert process.returncode == 0
+
+
+def test_parsing_arguments_imports_no_heavy_library() -> None:
+    code = "import sys, device_agent.cli; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert loaded & {"numpy", "onnxruntime", "torch", "cryptography", "urllib3"} == set()

@@ -1,4 +1,4 @@
-"""What the owner allows: quiet hours against a day of minutes, heat and power on made-up trees."""
+"""Quiet hours against each minute of a day; heat and power with made-up trees of sysfs."""
 
 import json
 from datetime import datetime, time, timedelta
@@ -12,7 +12,7 @@ from bundles import BundleOf
 from device_agent.federation.owner_limits import OwnerLimits, QuietHours
 from device_agent.federation.pauses import Pauses
 from device_agent.formats.protocol import Progress
-from profiles.errors import InputError
+from refusals import refused
 from trainings import train_bundle
 
 NOON = datetime(2026, 6, 1, 12)
@@ -45,13 +45,13 @@ def test_the_second_before_and_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("text", ["22-7", "22:00", "22:00-22:00", "25:00-07:00", "a:bc-de:fg", ""])
-def test_hours_that_are_none(text: str) -> None:
-    with pytest.raises(InputError, match="write two different times like 22:00-07:00"):
+def test_invalid_quiet_hours(text: str) -> None:
+    with refused("option.invalid-quiet-hours", quiet_hours=text):
         QuietHours.parse(text)
 
 
 def machine(root: Path, celsius: float | None = None, mains: int | None = None) -> Path:
-    """A tree like /sys, of a machine this hot and on or off external power."""
+    """A tree like /sys, for a machine with this temperature and on or off external power."""
     root.mkdir(exist_ok=True)
     if celsius is not None:
         zone = root / "class/thermal/thermal_zone0"
@@ -78,7 +78,7 @@ def test_reasons(tmp_path: Path) -> None:
     assert OwnerLimits().reason(night, root=machine(tmp_path / "on", 200, 0)) is None
 
 
-def test_a_pause_is_told_once_and_ends(tmp_path: Path, said: list[str]) -> None:
+def test_a_pause_is_reported_once_and_ends(tmp_path: Path, said: list[str]) -> None:
     heat, told = [80.0, 75.0, 68.0, 60.0], list[Progress]()
 
     def sleep(seconds: float) -> None:
@@ -88,7 +88,7 @@ def test_a_pause_is_told_once_and_ends(tmp_path: Path, said: list[str]) -> None:
     pauses = Pauses(OwnerLimits(max_temperature=70), told.append, sleep, lambda: NOON, tmp_path)
     pauses.wait(Progress(state="training", loss=1.0))
     assert heat == []
-    assert said == ["Paused: warmer than 70 °C.", "Going on after a pause of 0 s."]
+    assert said == ["Paused: warmer than 70 °C.", "Continuing after a pause of 0 s."]
     assert told == [
         Progress(state="paused", note="warmer than 70 °C"),
         Progress(state="training", loss=1.0),
@@ -98,11 +98,11 @@ def test_a_pause_is_told_once_and_ends(tmp_path: Path, said: list[str]) -> None:
 
 
 def test_a_limit_that_cannot_be_kept(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="This machine shows no temperature"):
+    with refused("option.no-temperature-sensor"):
         Pauses(OwnerLimits(max_temperature=70), print, print, root=tmp_path)
 
 
-def test_training_is_held_up_before_each_batch(
+def test_training_can_be_delayed_before_each_batch(
     bundle_of: BundleOf, data: str, tmp_path: Path
 ) -> None:
     calls: list[float] = []
@@ -119,7 +119,7 @@ def test_training_is_held_up_before_each_batch(
 
 
 def test_a_clock_that_jumps_back(tmp_path: Path, said: list[str]) -> None:
-    """Out of its quiet hours, and into them again."""
+    """The clock leaves the quiet hours and jumps back into them."""
     times = [time(23), time(23, 30), time(12), time(23), time(12)]
     pauses = Pauses(
         OwnerLimits(quiet_hours=QuietHours.parse("22:00-07:00")),
@@ -131,4 +131,4 @@ def test_a_clock_that_jumps_back(tmp_path: Path, said: list[str]) -> None:
     pauses.wait()
     pauses.wait()
     assert times == []
-    assert [line[:7] for line in said] == ["Paused:", "Going o"] * 2
+    assert [line[:7] for line in said] == ["Paused:", "Continu"] * 2

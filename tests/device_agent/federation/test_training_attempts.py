@@ -1,4 +1,4 @@
-"""Failures on end at one submodel: counted over processes, and never for the wrong reason."""
+"""Failures in a row of one submodel: counted across processes, and only for the right reasons."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ def test_failures_add_up_until_a_success_or_another_submodel(tmp_path: Path) -> 
         (UpdateError(""), False),
     ],
 )
-def test_what_would_be_the_same_the_next_time_is_final(
+def test_a_failure_that_would_repeat_is_final(
     tmp_path: Path, error: Exception, final: bool
 ) -> None:
     attempts = Attempts(tmp_path / "a.json")
@@ -70,7 +70,7 @@ def test_what_would_be_the_same_the_next_time_is_final(
 
 
 @pytest.mark.parametrize("error", [DataError("no data"), KeyboardInterrupt(), SystemExit(0)])
-def test_what_is_not_the_submodels_fault(tmp_path: Path, error: BaseException) -> None:
+def test_errors_that_are_not_the_submodels_fault(tmp_path: Path, error: BaseException) -> None:
     attempts = Attempts(tmp_path / "a.json")
     failing(attempts, LimitError("full up"))
     with pytest.raises(type(error)), attempts.attempt("full", 8):
@@ -90,7 +90,7 @@ def test_kills_are_found_by_the_next_process(tmp_path: Path) -> None:
         Attempts(path).check_last()
 
 
-def test_an_interrupt_and_a_reboot_are_no_failures(tmp_path: Path) -> None:
+def test_an_interrupt_and_a_reboot_are_not_failures(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     end_in_training(path, "SIGINT")
     Attempts(path).check_last()

@@ -1,4 +1,4 @@
-"""The systemd service: what is written, what systemd says of it, and that nothing stays behind."""
+"""The systemd service: the files written, systemd's check of the unit, and complete removal."""
 
 import os
 import re
@@ -18,14 +18,14 @@ from device_agent.federation.owner_limits import OwnerLimits, QuietHours
 from device_agent.federation.run_options import RunOptions, read_options
 from device_agent.service.systemd_notify import Notifier
 from device_agent.service.systemd_service import (
-    Place,
-    absolute,
+    ServicePlace,
     has_memory_cgroup,
-    place_of,
+    service_place,
     unit_text,
+    with_absolute_paths,
 )
 from device_agent.training.training_options import TrainingOptions
-from profiles.errors import InputError
+from refusals import refused
 
 ANALYZE = shutil.which("systemd-analyze")
 OPTIONS = RunOptions(
@@ -53,7 +53,7 @@ def member(folder: Path) -> Path:
 
 
 def service(folder: Path, *arguments: object, systemctl: str = "exit 0") -> Done:
-    """Run a command whose systemctl is a script that writes down what it is asked."""
+    """Run a command with a script as systemctl, which records its arguments."""
     tools = folder / "tools"
     tools.mkdir(exist_ok=True)
     script = f'[ "$1" = --version ] && {{ echo systemd 257; exit; }}\necho "$@" >> {folder}/asked\n'
@@ -79,7 +79,7 @@ def test_a_service_of_the_user_comes_and_goes(tmp_path: Path) -> None:
         0,
         "edgetailor-agent is running: systemctl --user status edgetailor-agent\n",
         f"Wrote {unit} and {options}.\n"
-        "It runs while you are logged in; `loginctl enable-linger` lets it run always.\n",
+        "It runs while you are logged in. To let it always run: `loginctl enable-linger`.\n",
     )
     name = "edgetailor-agent.service"
     assert (tmp_path / "asked").read_text().splitlines() == [
@@ -109,15 +109,15 @@ def test_where_systemd_does_not_run(tmp_path: Path) -> None:
         systemctl="echo 'Failed to connect to bus' >&2; exit 1",
     )  # fmt: skip
     assert refusal(done) == (
-        "`systemctl --user daemon-reload` failed: Failed to connect to bus. Is systemd running "
-        "here? --dry-run prints the unit."
+        "`systemctl --user daemon-reload` failed: Failed to connect to bus. Check that systemd is "
+        "running; --dry-run prints the unit."
     )
     assert files(tmp_path / "config") == set()
 
 
-def test_what_has_not_joined_is_no_service(tmp_path: Path) -> None:
+def test_a_device_that_has_not_joined_is_refused(tmp_path: Path) -> None:
     done = service(tmp_path, "install-service", "--user", "--state", "state", "--data", "x.npz")
-    assert "belongs to no coordinator yet" in refusal(done)
+    assert "has not joined a coordinator yet" in refusal(done)
     assert not (tmp_path / "config").exists()
 
 
@@ -131,20 +131,20 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "config").exists()
 
 
-def test_data_that_are_not_there_yet_are_said_so(tmp_path: Path) -> None:
+def test_a_note_for_data_that_do_not_exist_yet(tmp_path: Path) -> None:
     member(tmp_path)
     done = service(
         tmp_path, "install-service", "--state", "x/../state", "--data", "x/../no.npz", "--dry-run"
     )
     assert done.code == 0
     assert done.stderr == (
-        f"Note: there is nothing at {tmp_path}/no.npz yet; the service fails until there is.\n"
+        f"Note: {tmp_path}/no.npz does not exist yet. The service fails until it does.\n"
     )
     assert "/../" not in done.stdout
 
 
 def test_a_service_sees_its_own_folders_among_temporary_ones() -> None:
-    place = Place(False, Path("/etc/unit"), Path("/etc/options"))
+    place = ServicePlace(False, Path("/etc/unit"), Path("/etc/options"))
     for state, data in (("/tmp", "/srv/x.npz"), ("/srv", "/var/tmp/x.npz"), ("/", "/srv/x.npz")):
         text = unit_text(replace(OPTIONS, state=Path(state), data=data), place, 257)
         assert ("PrivateTmp=yes" in text) == (state == "/")
@@ -152,10 +152,12 @@ def test_a_service_sees_its_own_folders_among_temporary_ones() -> None:
 
 
 def written(folder: Path, user: bool, version: int) -> str:
-    """The unit, as it is in `folder`."""
+    """Write the unit to `folder` and return its text."""
     state = member(folder)
-    options = absolute(replace(OPTIONS, state=state))
-    place = Place(user, folder / "edgetailor-agent.service", folder / "edgetailor agent 100%.toml")
+    options = with_absolute_paths(replace(OPTIONS, state=state))
+    place = ServicePlace(
+        user, folder / "edgetailor-agent.service", folder / "edgetailor agent 100%.toml"
+    )
     place.unit.write_text(unit_text(options, place, version))
     return place.unit.read_text()
 
@@ -177,7 +179,7 @@ def test_systemd_takes_the_unit(tmp_path: Path, user: bool) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_what_the_unit_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_of_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("device_agent.service.systemd_service.has_memory_cgroup", lambda: False)
     text = written(tmp_path, user=False, version=257)
     assert "MemoryMax" not in text
@@ -214,28 +216,29 @@ def test_options_survive_their_file(tmp_path: Path) -> None:
     read["quiet_hours"] = QuietHours.parse(read["quiet_hours"])
     assert RunOptions.from_flat(**read) == OPTIONS
     path.write_text("quiet = true\n")
-    with pytest.raises(InputError, match="there is no option `quiet`; the options are data, state"):
+    with refused("option.unknown", path=str(path), option="quiet") as caught:
         read_options(path)
+    assert "The options are data, state" in str(caught.value)
     path.write_text("quiet =\n")
-    with pytest.raises(InputError, match="is no TOML file"):
+    with refused("file.not-toml", path=str(path)):
         read_options(path)
-    with pytest.raises(InputError, match="cannot be read: No such file"):
+    with refused("file.unreadable", path=str(tmp_path / "nothing")):
         read_options(tmp_path / "nothing")
 
 
 def test_run_takes_its_options_from_the_file(tmp_path: Path) -> None:
     (tmp_path / "o.toml").write_text('data = "x.npz"\nquiet_hours = "8-9"\n')
     done = run("edgetailor-agent", "run", "--config", "o.toml", cwd=tmp_path)
-    assert "'8-9' are no quiet hours" in refusal(done)
+    assert "Invalid quiet hours '8-9'" in refusal(done)
     done = run(
         "edgetailor-agent", "run", "--config", "o.toml", "--quiet-hours", "08:00-09:00",
         "--state", "s", cwd=tmp_path,
     )  # fmt: skip
-    assert "s belongs to no coordinator yet" in refusal(done)
+    assert "s has not joined a coordinator yet" in refusal(done)
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool) -> None:
+def test_notifications(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool) -> None:
     address = f"\0{tmp_path}" if abstract else str(tmp_path / "notify")
     monkeypatch.setenv("NOTIFY_SOCKET", address.replace("\0", "@"))
     monkeypatch.setenv("WATCHDOG_USEC", str(40_000_000))
@@ -257,8 +260,8 @@ def test_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract
 
 def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", "/home/pi/.config")
-    assert str(place_of(True).unit) == "/home/pi/.config/systemd/user/edgetailor-agent.service"
-    assert str(place_of(False).options) == "/etc/edgetailor-agent.toml"
+    assert str(service_place(True).unit) == "/home/pi/.config/systemd/user/edgetailor-agent.service"
+    assert str(service_place(False).options) == "/etc/edgetailor-agent.toml"
 
 
 @pytest.mark.parametrize(
@@ -275,8 +278,9 @@ def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
         ("max_memory = 1979-05-27", "bytes, or a size like 256MB"),
     ],
 )
-def test_options_of_another_kind(tmp_path: Path, line: str, kind: str) -> None:
+def test_options_of_the_wrong_type(tmp_path: Path, line: str, kind: str) -> None:
     path = tmp_path / "options.toml"
     path.write_text(f"{line}\n")
-    with pytest.raises(InputError, match=rf"`{line.split()[0]}` is .*; it must be {kind}\.$"):
+    with refused("option.wrong-type", path=str(path), option=line.split()[0]) as caught:
         read_options(path)
+    assert f"must be {kind}; it is " in str(caught.value)

@@ -69,7 +69,7 @@ INFINITE = np.where(np.arange(X.size).reshape(X.shape) == 5, np.float32(np.inf),
         ((X[:, 0], Y), "data.wrong-shape", {}),
         ((X[:3], Y), "data.wrong-shape", {}),
         ((X[:1], Y[:1]), "data.too-few-samples", {}),
-        ((X, Y + CLASSES), "data.wrong-label", {}),
+        ((X, Y + CLASSES), "data.label-out-of-range", {}),
         ((INFINITE, Y), "data.not-finite", {}),
     ],
 )  # fmt: skip

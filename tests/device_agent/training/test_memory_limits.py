@@ -32,7 +32,8 @@ from device_agent.training.memory_limits import (
     enforce_memory_limit,
 )
 from device_agent.training.training_folder import CHECKPOINT, training_folder
-from edgetailor import TrainingConfig, export, load_model, split
+from edgetailor import TrainingConfig, load_model, split
+from exporters.export import export
 from profiles.cost_model.memory_rule import RUNTIME_CODE_BYTES
 from profiles.errors import LimitError
 from refusals import refused

@@ -1,4 +1,4 @@
-"""Gradients through the decomposition table, against float64 autograd, one row a case."""
+"""Gradients computed with the decomposition table, against float64 autograd."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -21,9 +21,9 @@ from exporters.programs.losses import cross_entropy
 from exporters.programs.optimizers import SGD, Adam, Optimizer
 from exporters.programs.program import (
     ProgramSignature,
-    metric,
-    samples,
-    scalar,
+    metric_port,
+    samples_port,
+    scalar_port,
     state_in,
     state_out,
 )
@@ -43,7 +43,7 @@ aten = torch.ops.aten
 
 
 class Mean(nn.Module):
-    """Mean over the image."""
+    """Mean over the axes of the image."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3))
@@ -77,29 +77,31 @@ RUNTIMES = {"onnxruntime": ONNX_RUNTIME, "no transposed convolutions": UNTRANSPO
 
 @pytest.mark.parametrize("name", [name for name in ROWS if "conv" in name])
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_traced_gradient_in_a_runtimes_forms(runtime: str, name: str, seed: int) -> None:
+def test_traced_gradient_with_decompositions_of_a_runtime(
+    runtime: str, name: str, seed: int
+) -> None:
     graph = check_traced(ROWS[name], seed, RUNTIMES[runtime])
     convolutions = graph.graph.find_nodes(op="call_function", target=aten.convolution.default)
     if RUNTIMES[runtime] is UNTRANSPOSED:
         assert not [node for node in convolutions if node.args[6]]
 
 
-def check_traced(row: Row, seed: int, forms: Decompositions) -> GraphModule:
+def check_traced(row: Row, seed: int, own: Decompositions) -> GraphModule:
     torch.manual_seed(seed)
     case = Case.of(row)
     feeds = case.feeds(seed)
-    graph = trace(case.signature, forms)
+    graph = trace(case.signature, own)
     assert_close(case, graph(*feeds.values()), case.expected(feeds))
     assert not [op for op in operators(graph) if "backward" in op]
     return graph
 
 
-# The layer itself, the gradient of its input, that of its weight.
+# Whether the layer, the gradient of its input and that of its weight are transposed.
 CHEAPER = {"conv2d few outputs": [True, False, False], "conv2d few inputs": [False, True, False]}
 
 
 @pytest.mark.parametrize("name", CHEAPER)
-def test_convolutions_take_the_cheaper_form(name: str) -> None:
+def test_convolutions_become_the_cheaper_of_two(name: str) -> None:
     graph = trace(Case.of(ROWS[name]).signature, ONNX_RUNTIME)
     found = graph.graph.find_nodes(op="call_function", target=aten.convolution.default)
     assert [node.args[6] for node in found] == CHEAPER[name]
@@ -140,7 +142,10 @@ def test_cross_entropy_and_its_gradient(seed: int) -> None:
 
     label_port = Port(name="y", kind="labels", dtype="int64", shape=(None,))
     signature = ProgramSignature(
-        "loss", (samples((5,)), label_port), (metric("loss"), samples((5,), "gradient")), function
+        "loss",
+        (samples_port((5,)), label_port),
+        (metric_port("loss"), samples_port((5,), "gradient")),
+        function,
     )
     loss, gradient = trace(signature)(logits, labels)
     wide = logits.double().requires_grad_()
@@ -151,17 +156,17 @@ def test_cross_entropy_and_its_gradient(seed: int) -> None:
     assert (gradient.double() - wide.grad).norm() <= TOLERANCE * wide.grad.norm()
 
 
-def test_two_forms_of_one_operator_are_refused_by_both_names() -> None:
-    (operator, form), *_ = decompositions.convolution.FORMS.items()
-    with pytest.raises(ValueError, match=f"decomposed twice.*{form.__name__} and"):
-        decompositions.merge((decompositions.convolution.FORMS, {operator: form}))
+def test_two_decompositions_of_one_operator_are_refused_by_both_names() -> None:
+    (operator, decomposition), *_ = decompositions.convolution.DECOMPOSITIONS.items()
+    with pytest.raises(ValueError, match=f"decomposed twice.*{decomposition.__name__} and"):
+        decompositions.merge((decompositions.convolution.DECOMPOSITIONS, {operator: decomposition}))
 
 
-def test_own_forms_come_ahead_of_pytorchs() -> None:
+def test_own_decompositions_override_pytorchs() -> None:
     table = decompositions.table()
     for group in decompositions.GROUPS:
-        for operator, form in group.items():
-            assert table[operator] is form
+        for operator, decomposition in group.items():
+            assert table[operator] is decomposition
 
 
 OPTIMIZERS: dict[str, tuple[Optimizer, Callable[..., torch.optim.Optimizer]]] = {
@@ -192,7 +197,7 @@ OPTIMIZERS: dict[str, tuple[Optimizer, Callable[..., torch.optim.Optimizer]]] = 
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizer_is_pytorchs(name: str, seed: int) -> None:
+def test_optimizer_equals_pytorchs(name: str, seed: int) -> None:
     optimizer, build = OPTIMIZERS[name]
     draw = torch.Generator().manual_seed(seed)
     entries = [entry("w", (4, 3)), entry("b", (2,))]
@@ -227,11 +232,11 @@ def test_undecayed_parameters_have_no_weight_decay(build: Callable[..., Optimize
 
 @pytest.fixture(scope="module")
 def twice() -> tuple[bytes, bytes]:
-    """One signature, built and exported two times."""
+    """The same signature, built and exported twice."""
     row = Row(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.GELU()), (2, 5, 5))
     torch.manual_seed(0)
     first = to_onnx(Case.of(row).signature)
-    torch.manual_seed(1)  # weights are no part of a graph
+    torch.manual_seed(1)  # graphs do not depend on weights
     return first, to_onnx(Case.of(row).signature)
 
 
@@ -239,7 +244,7 @@ def test_same_signature_gives_the_same_bytes(twice: tuple[bytes, bytes]) -> None
     assert twice[0] == twice[1]
 
 
-def test_graph_says_nothing_of_where_it_was_made(twice: tuple[bytes, bytes]) -> None:
+def test_a_graph_holds_no_paths_and_no_metadata(twice: tuple[bytes, bytes]) -> None:
     data = twice[0]
     assert not re.search(rb"[/\\]\w+[/\\]\w+|\.py\b|torch", data)
     model = onnx.load_from_string(data)
@@ -253,13 +258,13 @@ def test_graph_says_nothing_of_where_it_was_made(twice: tuple[bytes, bytes]) -> 
     assert not model.functions
     assert not [i.name for i in graph.initializer if i.external_data]
     assert not [n.op_type for n in graph.node if n.op_type in ("If", "Loop")]
-    # Statistics are never left to ONNX's operator: its running variance is biased.
+    # No statistics are computed by ONNX's operator: its running variance is biased.
     norms = [n for n in graph.node if n.op_type == "BatchNormalization"]
     assert all(len(n.output) == 1 for n in norms)
     assert not [a for n in norms for a in n.attribute if a.name == "training_mode" and a.i]
 
 
-def test_ports_are_the_signatures_in_order(twice: tuple[bytes, bytes]) -> None:
+def test_ports_have_the_order_of_the_signature(twice: tuple[bytes, bytes]) -> None:
     session = open_session(twice[0])
     assert [i.name for i in session.get_inputs()][:2] == ["x", "c"]
     assert session.get_outputs()[0].name == "x+"
@@ -275,7 +280,7 @@ def test_learning_rate_is_an_input(seed: int) -> None:
         return {"w+": new["w"]}
 
     signature = ProgramSignature(
-        "step", (scalar("rate"), state_in(entries[0])), (state_out(entries[0]),), function
+        "step", (scalar_port("rate"), state_in(entries[0])), (state_out(entries[0]),), function
     )
     session = open_session(to_onnx(signature))
     w = np.random.default_rng(seed).normal(size=3).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Dropout in a training step: its masks follow from the seed that the device feeds."""
+"""Dropout in a training step: the seed that the device feeds determines the masks."""
 
 from pathlib import Path
 
@@ -9,44 +9,45 @@ from torch import nn
 from torch.nn import functional
 
 from dropping_model import CLASSES, SHAPE, Dropping
-from edgetailor import TrainingConfig, export, split
+from edgetailor import TrainingConfig, split
+from exporters.export import export
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.capture import capture
-from exporters.programs.dropout import SeededBernoulli, keep
+from exporters.programs.dropout import SeededBernoulli, keep_mask
 from layer_cases import TOLERANCE, open_session
-from profiles.errors import ModelError
+from refusals import refused
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])
-def test_share_kept(rate: float, seed: int) -> None:
-    """Means of all, of each row and of each column are those of independent draws."""
-    kept = keep((100, 1000), rate, torch.tensor(seed % (2**31 - 1)), 1).double()
+def test_fraction_of_kept_elements(rate: float, seed: int) -> None:
+    """The means of the mask, its rows and its columns are those of independent draws."""
+    kept = keep_mask((100, 1000), rate, torch.tensor(seed % (2**31 - 1)), 1).double()
     variance = rate * (1 - rate)
     assert abs(float(kept.mean()) - (1 - rate)) <= 5 * (variance / 1e5) ** 0.5
     assert float((kept.mean(1) - (1 - rate)).abs().max()) <= 6 * (variance / 1000) ** 0.5
     assert float((kept.mean(0) - (1 - rate)).abs().max()) <= 6 * (variance / 100) ** 0.5
 
 
-def test_masks_of_other_seeds_and_places_have_nothing_in_common(seed: int) -> None:
+def test_masks_of_different_seeds_and_dropouts_are_independent(seed: int) -> None:
     start = seed % (2**31 - 2)
-    first = keep((100, 1000), 0.5, torch.tensor(start), 1)
+    first = keep_mask((100, 1000), 0.5, torch.tensor(start), 1)
     others = [
-        keep((100, 1000), 0.5, torch.tensor(start + 1), 1),
-        keep((100, 1000), 0.5, torch.tensor(start), 2),
+        keep_mask((100, 1000), 0.5, torch.tensor(start + 1), 1),
+        keep_mask((100, 1000), 0.5, torch.tensor(start), 2),
         first.roll(1, 0),
         first.roll(1, 1),
     ]
     for other in others:
         agreement = float((first == other).double().mean())
         assert abs(agreement - 0.5) <= 5 * (0.25 / 1e5) ** 0.5
-    assert torch.equal(first, keep((100, 1000), 0.5, torch.tensor(start), 1))
-    assert not keep((3, 4), 1.0, torch.tensor(start), 1).any()
-    assert keep((3, 4), 0.0, torch.tensor(start), 1).all()
+    assert torch.equal(first, keep_mask((100, 1000), 0.5, torch.tensor(start), 1))
+    assert not keep_mask((3, 4), 1.0, torch.tensor(start), 1).any()
+    assert keep_mask((3, 4), 0.0, torch.tensor(start), 1).all()
 
 
-def test_step_is_pytorchs_with_the_same_masks(seed: int) -> None:
+def test_step_equals_pytorchs_with_the_same_masks(seed: int) -> None:
     torch.manual_seed(seed)
     model = Dropping()
     program = split(model, "full", SHAPE, TrainingConfig(momentum=0.0)).program
@@ -73,7 +74,7 @@ def test_step_is_pytorchs_with_the_same_masks(seed: int) -> None:
         for name, value in wide.named_parameters():
             ours = torch.from_numpy(values[name] - steps[fed][f"{name}+"]).double()
             assert value.grad is not None
-            # The difference of float32 parameters, of size 1, rounds at 1e-7 of them.
+            # The difference of two float32 parameters has a rounding error of 1e-7 of their size.
             rounding = 1e-7 * float(value.detach().norm())
             assert float((ours - value.grad).norm()) <= TOLERANCE * value.grad.norm() + rounding
     losses = [float(step["loss"]) for step in steps.values()]
@@ -82,7 +83,7 @@ def test_step_is_pytorchs_with_the_same_masks(seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model's bundle, verified against PyTorch, and local data beside it."""
+    """A folder with the model's bundle, verified against PyTorch, and local data."""
     torch.manual_seed(0)
     model = Dropping()
     folder = tmp_path_factory.mktemp("dropout")
@@ -103,7 +104,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_repeats_bit_for_bit_and_another_seed_trains_otherwise(bundle: Path) -> None:
+def test_the_same_seed_repeats_a_run_bit_for_bit_and_another_does_not(bundle: Path) -> None:
     updates = []
     for number, start in enumerate((3, 3, 4)):
         out = bundle / f"update{number}"
@@ -113,12 +114,13 @@ def test_a_run_repeats_bit_for_bit_and_another_seed_trains_otherwise(bundle: Pat
     assert updates[0] != updates[2]
 
 
-def test_models_without_dropout_take_no_seed() -> None:
+def test_a_model_without_dropout_takes_no_seed() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0), nn.Linear(4, CLASSES))
     for signature in split(model, "full", (3,)).program.signatures:
         assert "seed" not in {port.kind for port in signature.inputs}
 
 
 def test_other_random_layers_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"alpha_dropout.*which only nn\.Dropout.* and attention"):
+    operator = "aten.alpha_dropout.default"
+    with refused("model.random-numbers", operator=operator, layer="1"):
         capture(nn.Sequential(nn.Linear(3, 4), nn.AlphaDropout(0.5)), (3,))

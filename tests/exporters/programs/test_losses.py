@@ -1,12 +1,17 @@
-"""Losses, their gradients and the count of correct samples, against torch's own."""
+"""Losses, their gradients and the count of correct samples, compared with torch."""
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
-from exporters.programs.losses import OBJECTIVES, objective, right_classes, right_signs
-from profiles.errors import ModelError
+from exporters.programs.losses import (
+    OBJECTIVES,
+    count_correct_classes,
+    count_correct_signs,
+    objective,
+)
+from refusals import refused
 
 SAMPLES = 13
 WIDTHS = {"cross-entropy": 5, "binary-cross-entropy": 1, "mse": 3}
@@ -27,7 +32,7 @@ def torchs(loss: str, output: torch.Tensor, target: torch.Tensor) -> torch.Tenso
 
 
 @pytest.mark.parametrize("loss", OBJECTIVES)
-def test_values_and_gradients_are_torchs(loss: str, seed: int) -> None:
+def test_values_and_gradients_equal_torchs(loss: str, seed: int) -> None:
     torch.manual_seed(seed)
     output = 3 * torch.randn(SAMPLES, WIDTHS[loss], dtype=torch.float64)
     target = labels(loss)
@@ -40,44 +45,40 @@ def test_values_and_gradients_are_torchs(loss: str, seed: int) -> None:
     torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
 
 
-def test_correct_classes_are_argmaxs(seed: int) -> None:
+def test_count_of_correct_classes_equals_argmax(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    # Whole numbers: many logits are equal, and argmax takes the first.
+    # Small integers, so that many logits are equal; argmax takes the first.
     logits = draw.integers(-2, 3, (400, 6)).astype(np.float32)
     y = draw.integers(6, size=400)
-    came = right_classes(torch.from_numpy(logits), torch.from_numpy(y))
-    assert came.dtype == torch.float32
-    assert float(came) == np.count_nonzero(logits.argmax(1) == y)
+    actual = count_correct_classes(torch.from_numpy(logits), torch.from_numpy(y))
+    assert actual.dtype == torch.float32
+    assert float(actual) == np.count_nonzero(logits.argmax(1) == y)
 
 
-def test_outputs_that_are_no_numbers_are_never_correct() -> None:
+def test_nan_outputs_are_never_correct() -> None:
     y = torch.arange(4)
-    assert float(right_classes(torch.full((4, 4), torch.nan), y)) == 0
+    assert float(count_correct_classes(torch.full((4, 4), torch.nan), y)) == 0
 
 
 def test_correct_signs(seed: int) -> None:
     draw = np.random.default_rng(seed)
     logits = draw.integers(-2, 3, 400).astype(np.float32)
     y = draw.integers(2, size=400)
-    came = right_signs(torch.from_numpy(logits[:, None]), torch.from_numpy(y))
-    assert float(came) == np.count_nonzero((logits > 0) == y)
+    actual = count_correct_signs(torch.from_numpy(logits[:, None]), torch.from_numpy(y))
+    assert float(actual) == np.count_nonzero((logits > 0) == y)
 
 
-def test_cross_entropy_of_a_single_output_is_binary() -> None:
+def test_cross_entropy_of_one_output_is_binary() -> None:
     assert objective("cross-entropy", 1) is objective("binary-cross-entropy", 1)
     assert objective("cross-entropy", 2) is not objective("cross-entropy", 1)
 
 
-def test_labels_are_classes_or_numbers() -> None:
+def test_labels_are_classes_or_for_regression_numbers() -> None:
     classes, numbers = (objective(loss, 3).labels(3) for loss in ("cross-entropy", "mse"))
     assert (classes.dtype, classes.shape) == ("int64", (None,))
     assert (numbers.dtype, numbers.shape) == ("float32", (None, 3))
 
 
 def test_a_loss_that_does_not_fit_the_output() -> None:
-    with pytest.raises(ModelError) as error:
+    with refused("model.loss-mismatch", loss="binary-cross-entropy", outputs=10):
         objective("binary-cross-entropy", 10)
-    assert str(error.value) == (
-        "The loss 'binary-cross-entropy' needs a model with one output, a logit for two classes; "
-        'this one has 10. Take "cross-entropy", or let the last layer have one output.'
-    )

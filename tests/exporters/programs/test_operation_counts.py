@@ -1,4 +1,4 @@
-"""Multiply-accumulates of signatures, counted by hand."""
+"""Multiply-accumulates of signatures, compared with counts by hand."""
 
 import pytest
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from exporters.programs.program import Program
 
 BATCH = 5
 CONVOLUTION = 4 * 4 * 3 * (2 * 3 * 3)
-"""Of one sample: 4 x 4 outputs of 3 channels, each of 2 x 3 x 3 inputs."""
+"""For one sample: 4 x 4 outputs of 3 channels, each from 2 x 3 x 3 inputs."""
 CLASSIFIER = 48 * 7
 
 
@@ -26,7 +26,7 @@ def counted(of: Program) -> dict[str, int]:
 
 
 def test_a_step_is_a_forward_pass_and_both_gradients() -> None:
-    """But the samples need no gradient, so that the first layer has one product less."""
+    """The samples need no gradient, so that the first layer has one product fewer."""
     forward = BATCH * (CONVOLUTION + CLASSIFIER)
     assert counted(program()) == {
         "train": BATCH * (2 * CONVOLUTION + 3 * CLASSIFIER),
@@ -37,12 +37,12 @@ def test_a_step_is_a_forward_pass_and_both_gradients() -> None:
 
 def test_frozen_layers_have_no_gradients() -> None:
     expected = BATCH * (CONVOLUTION + 3 * CLASSIFIER)
-    # Batch norm still passes the gradient on to its own parameters, but not further.
+    # The gradient still reaches the parameters of the batch norm, but no earlier layer.
     assert counted(program(frozen=True))["train"] == expected
 
 
 class Recurrent(nn.Module):
-    """(N, 9, 2) -> (N, 7) by two layers of 3 units and the last state of the second."""
+    """(N, 9, 2) -> (N, 7): two layers of 3 units, then a classifier of the last state."""
 
     def __init__(self, layer: type[nn.RNNBase], bidirectional: bool) -> None:
         super().__init__()
@@ -55,10 +55,10 @@ class Recurrent(nn.Module):
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize(("layer", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
-def test_recurrent_layers_go_once_for_each_step(
+def test_recurrent_layers_count_each_time_step(
     layer: type[nn.RNNBase], gates: int, bidirectional: bool
 ) -> None:
-    """A loop's way back always has the gradient of its samples."""
+    """The backward pass of a loop always computes the gradient of the samples."""
     directions = 2 if bidirectional else 1
     units = gates * 3 * directions
     forward = BATCH * (9 * (units * (2 + 3) + units * (3 * directions + 3)) + 3 * 7)

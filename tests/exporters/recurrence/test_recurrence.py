@@ -1,4 +1,4 @@
-"""Recurrent layers trained through loops over time, against torch's own layers in float64."""
+"""Recurrent layers trained with loops over time, compared with torch's layers in float64."""
 
 import copy
 from collections import Counter
@@ -18,16 +18,17 @@ import exporters.programs.training_signatures
 import oracles
 from device_agent.formats.manifest import Port, TensorEntry
 from device_agent.formats.update import TENSORS
-from edgetailor import TrainingConfig, export, split
-from exporters.export import Format
+from edgetailor import TrainingConfig, split
+from exporters.export import Format, export
 from exporters.onnx.onnx_writer import to_onnx
-from exporters.programs.capture import recorded
-from exporters.programs.program import ProgramSignature, samples, state_in, state_out
+from exporters.programs.capture import record_current_mode
+from exporters.programs.program import ProgramSignature, samples_port, state_in, state_out
 from exporters.programs.tracing import operators, trace
 from exporters.recurrence.loop_operator import STEPS, register
-from exporters.recurrence.recurrent_layers import OpenRecurrence
+from exporters.recurrence.recurrent_layers import RecurrenceLoops
 from oracles import Device, Plan
 from profiles.errors import ExportError
+from refusals import refused
 from toolkit.models.imdb_bilstm import ImdbBiLSTM, imdb_bilstm
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
@@ -54,9 +55,9 @@ READS = {"all": (0, 1), "sequence": (0,), "last": (1,)}
 
 
 class Layer(nn.Module):
-    """A recurrent layer as a function of (batch, time, features), with first states to learn.
+    """A recurrent layer as a function of (batch, time, features); `given` first states are learned.
 
-    It returns what it `reads` of its results, the sequence and the last states, in one row.
+    It returns the results named by `reads` (the sequence, the last states or both) as one row.
     """
 
     def __init__(
@@ -82,8 +83,8 @@ class Layer(nn.Module):
 
 
 def gradients(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> ProgramSignature:
-    """(x, c, parameters) -> output y, and gradients of sum(c * y) in x and all parameters."""
-    graph = recorded(copy.deepcopy(model), shape, "float32")
+    """(x, c, parameters) -> output y, and gradients of sum(c * y) by x and all parameters."""
+    graph = record_current_mode(copy.deepcopy(model), shape, "float32")
     parameters = dict(model.named_parameters())
     width = int(model(torch.zeros(2, *shape)).shape[1])
     state = [
@@ -102,8 +103,8 @@ def gradients(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> ProgramSignat
 
     return ProgramSignature(
         name="gradients",
-        inputs=(samples(shape), samples((width,), "c"), *map(state_in, state)),
-        outputs=(samples((width,), "y"), samples(shape, "x+"), *map(state_out, state)),
+        inputs=(samples_port(shape), samples_port((width,), "c"), *map(state_in, state)),
+        outputs=(samples_port((width,), "y"), samples_port(shape, "x+"), *map(state_out, state)),
         function=function,
     )
 
@@ -111,7 +112,7 @@ def gradients(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> ProgramSignat
 def drawn(
     signature: ProgramSignature, model: nn.Module, batch: int, seed: int
 ) -> dict[str, Tensor]:
-    """Random samples and weights of the output, and the model's own state."""
+    """Random samples and output weights, and the model's own state."""
     generator = torch.Generator().manual_seed(seed)
     state = {name: value.detach() for name, value in model.named_parameters()}
 
@@ -122,7 +123,7 @@ def drawn(
 
 
 def autograd(model: nn.Module, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Output and gradients by torch's own layer and backward pass in float64."""
+    """Output and gradients of torch's own layer in float64."""
     wide = copy.deepcopy(model).double()
     x = feeds["x"].double().requires_grad_()
     y = wide(x)
@@ -132,12 +133,12 @@ def autograd(model: nn.Module, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def assert_close(
-    came: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float
 ) -> None:
-    assert came.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, theirs in expected.items():
-        assert came[name].shape == theirs.shape, name
-        off, size = float((came[name].double() - theirs).norm()), float(theirs.norm())
+        assert actual[name].shape == theirs.shape, name
+        off, size = float((actual[name].double() - theirs).norm()), float(theirs.norm())
         assert off <= tolerance * size, f"{name} of norm {size:.1e} is off by {off:.1e}"
 
 
@@ -152,14 +153,16 @@ VARIANTS = [
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda options: " ".join(options))
 @pytest.mark.parametrize("kind", KINDS)
-def test_loops_are_the_layers_in_float64(kind: str, variant: dict[str, object], seed: int) -> None:
+def test_loops_equal_the_layers_in_float64(
+    kind: str, variant: dict[str, object], seed: int
+) -> None:
     torch.manual_seed(seed)
     model = Layer(kind, **variant)
     signature = gradients(model)
     feeds = drawn(signature, model, BATCH, seed)
-    with OpenRecurrence():
-        came = signature.function({name: value.double() for name, value in feeds.items()})
-    assert_close(came, autograd(model, feeds), 1e-12)
+    with RecurrenceLoops():
+        actual = signature.function({name: value.double() for name, value in feeds.items()})
+    assert_close(actual, autograd(model, feeds), 1e-12)
 
 
 LOWERED = {
@@ -179,7 +182,7 @@ LOWERED = {
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("name", LOWERED)
-def test_one_file_for_any_batch(name: str, runtime: str, seed: int) -> None:
+def test_one_file_runs_any_batch(name: str, runtime: str, seed: int) -> None:
     torch.manual_seed(seed)
     model = LOWERED[name]()
     check_batches(model, gradients(model), runtime, seed)
@@ -187,14 +190,14 @@ def test_one_file_for_any_batch(name: str, runtime: str, seed: int) -> None:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_sequences_longer_than_a_call_of_litert(kind: str, runtime: str, seed: int) -> None:
+def test_sequences_longer_than_one_litert_call(kind: str, runtime: str, seed: int) -> None:
     torch.manual_seed(seed)
     model = Layer(kind, given=True, bidirectional=True)
     check_batches(model, gradients(model, (19, FEATURES)), runtime, seed)
 
 
 def check_batches(model: nn.Module, signature: ProgramSignature, runtime: str, seed: int) -> None:
-    """One session of `signature` is autograd for batches of several sizes, also for one again."""
+    """One session of `signature` equals autograd for several batch sizes, also repeated ones."""
     run = opened(signature, runtime)
     for batch in (2, 8, 8, BATCH):
         feeds = drawn(signature, model, batch, seed)
@@ -205,7 +208,7 @@ Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 def opened(signature: ProgramSignature, runtime: str) -> Run:
-    """`signature` in a session of `runtime`, from feeds to all outputs by name."""
+    """Open `signature` in `runtime`; the result maps feeds to all outputs by name."""
     if runtime == "litert":
         return opened_in_litert(signature)
     graph = to_onnx(signature)
@@ -237,7 +240,7 @@ def tflite(signature: ProgramSignature) -> bytes:
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """All nodes of `graph`, those of the bodies of its loops too."""
+    """All nodes of `graph`, including those in the bodies of its loops."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -246,7 +249,7 @@ def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 class Reader(nn.Module):
-    """An LSTM that reads both ways, a GRU over what it found, and a classifier."""
+    """A bidirectional LSTM, a GRU and a classifier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,7 +262,7 @@ class Reader(nn.Module):
 
 
 @pytest.mark.parametrize("format", ["onnx", "tflite"])
-def test_a_round_of_the_agent_is_plain_torchs(format: Format, tmp_path: Path, seed: int) -> None:
+def test_a_round_of_the_agent_equals_plain_torch(format: Format, tmp_path: Path, seed: int) -> None:
     if format == "tflite":
         pytest.importorskip("ai_edge_litert")
     torch.manual_seed(seed)
@@ -279,12 +282,12 @@ def test_a_round_of_the_agent_is_plain_torchs(format: Format, tmp_path: Path, se
         threads=1,
         seed=device.seed,
     )
-    came = load_file(tmp_path / "update" / TENSORS)
+    actual = load_file(tmp_path / "update" / TENSORS)
     old, expected = oracles.state_of(model), oracles.train_full(model, device, PLAN)
-    assert came.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
         change = (value - old[name]).norm()
-        assert (torch.from_numpy(came[name]).double() - value).norm() <= 1e-4 * change, name
+        assert (torch.from_numpy(actual[name]).double() - value).norm() <= 1e-4 * change, name
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -292,7 +295,7 @@ def test_a_round_of_the_agent_is_plain_torchs(format: Format, tmp_path: Path, se
     "spec", ["full", "slice:lstm", "slice:lstm,skip=3", "low-rank:0.5,keep=0", "width:0.5"]
 )
 def test_families_of_a_recurrent_model(spec: str, runtime: str, seed: int) -> None:
-    """Every output of every signature, momentum (from zero, so the gradient) among them."""
+    """Every output of every signature. Momentum starts at zero, so that it is the gradient."""
     torch.manual_seed(seed)
     model = ImdbBiLSTM(words=20, width=4)
     submodel = split(model, spec, (STEPS_OF_TIME,), TRAINING)
@@ -305,7 +308,7 @@ def test_families_of_a_recurrent_model(spec: str, runtime: str, seed: int) -> No
             if port.dtype == "int64":
                 feeds[port.name] = torch.randint(2, shape, generator=generator)
             elif port.kind == "scalar":
-                # A rate near 1 can cancel a bias of one number, and leave its rounding.
+                # With a rate near 1, a bias of one number may cancel to its rounding error.
                 feeds[port.name] = torch.tensor(1e-3)
             elif port.state is None:
                 feeds[port.name] = torch.rand(shape, generator=generator)
@@ -316,7 +319,7 @@ def test_families_of_a_recurrent_model(spec: str, runtime: str, seed: int) -> No
         assert_close(run(feeds), signature.function(wide), TOLERANCE)
 
 
-def test_a_loop_is_no_longer_for_more_steps() -> None:
+def test_an_onnx_loop_has_the_same_size_for_more_steps() -> None:
     kinds = []
     for steps in (5, 500):
         submodel = split(ImdbBiLSTM(words=20, width=4), "full", (steps,), TRAINING)
@@ -327,7 +330,7 @@ def test_a_loop_is_no_longer_for_more_steps() -> None:
     assert kinds[0].count("Scan") == 4  # two directions, there and back
 
 
-def test_the_steps_of_a_call_are_no_more_for_a_longer_sequence() -> None:
+def test_a_litert_call_has_the_same_size_for_a_longer_sequence() -> None:
     schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
     counted = []
     for steps in (16, 160):
@@ -350,7 +353,7 @@ def test_the_same_layer_gives_the_same_bytes(write: Callable[[ProgramSignature],
 
 
 @pytest.mark.parametrize(("write", "most"), [(to_onnx, 100_000), (tflite, 600_000)])
-def test_the_papers_lstm_is_a_small_graph(
+def test_the_lstm_of_the_paper_is_a_small_graph(
     write: Callable[[ProgramSignature], bytes], most: int
 ) -> None:
     submodel = split(imdb_bilstm(), "full", (256,), TRAINING)
@@ -359,7 +362,7 @@ def test_the_papers_lstm_is_a_small_graph(
     assert len(write(train)) < most
 
 
-def test_a_layer_that_goes_from_sample_to_sample_has_no_tflite_form() -> None:
+def test_a_recurrence_over_the_batch_axis_has_no_tflite_form() -> None:
     pytest.importorskip("ai_edge_litert")
 
     class Samples(nn.Module):
@@ -371,22 +374,22 @@ def test_a_layer_that_goes_from_sample_to_sample_has_no_tflite_form() -> None:
             return self.lstm(x)[0][:, -1]
 
     submodel = split(Samples(), "full", SHAPE, TRAINING)
-    with pytest.raises(ExportError, match=r"'train' has a recurrent layer .* \(batch_first=True\)"):
+    with pytest.raises(ExportError, match=r"'train' .*recurrent layer.*batch_first=True"):
         tflite(submodel.program.signatures[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_that_fade_are_no_slow_numbers(kind: str, seed: int) -> None:
-    """Below float32's smallest normal number a processor is some ten times slower."""
+def test_fading_gradients_are_not_subnormal(kind: str, seed: int) -> None:
+    """Processors are about ten times slower with float32's subnormal numbers."""
     torch.manual_seed(seed)
     model = Layer(kind, "last", batch_first=True)
     signature = gradients(model)
     feeds = drawn(signature, model, BATCH, seed) | {"x": torch.randn(BATCH, 400, FEATURES)}
-    with OpenRecurrence():
-        came = signature.function(feeds)["x+"]
-    assert came[:, -1].abs().max() > 0
-    assert came[:, 0].abs().max() == 0
-    assert not ((came != 0) & (came.abs() < torch.finfo(torch.float32).tiny)).any()
+    with RecurrenceLoops():
+        actual = signature.function(feeds)["x+"]
+    assert actual[:, -1].abs().max() > 0
+    assert actual[:, 0].abs().max() == 0
+    assert not ((actual != 0) & (actual.abs() < torch.finfo(torch.float32).tiny)).any()
 
 
 def test_an_lstm_with_projections_is_refused() -> None:
@@ -398,21 +401,23 @@ def test_an_lstm_with_projections_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.lstm(x)[0][:, -1]
 
-    with pytest.raises(ExportError, match=r"projections \(proj_size\), which cannot be exported"):
+    with refused("export.lstm-projections"):
         split(Projected(), "full", SHAPE, TRAINING)
 
 
 def test_dropout_between_layers_is_refused() -> None:
     signature = gradients(Layer("gru", num_layers=2, dropout=0.5))
-    with pytest.raises(ExportError, match="dropout between recurrent layers, which cannot be"):
+    with refused("export.recurrent-dropout", dropout=0.5):
         trace(signature)
 
 
 def test_two_steps_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"Loops of 'lstm' run lstm; gru_back needs another name"):
+    with pytest.raises(
+        ValueError, match=r"Loops called 'lstm' run lstm; gru_backward needs another name"
+    ):
         register("lstm", STEPS["gru_back"])
 
 
-def test_a_traced_layer_is_one_operator_each_way() -> None:
+def test_a_traced_layer_is_one_operator_per_pass() -> None:
     signature = gradients(Layer("lstm", batch_first=True))
     assert list(operators(trace(signature))).count("edgetailor::loop") == 2

@@ -25,7 +25,8 @@ from device_agent.training.bundle_evaluation import evaluate_bundle
 from dropping_model import CLASSES as DROPPING_CLASSES
 from dropping_model import SHAPE as DROPPING_SHAPE
 from dropping_model import Dropping
-from edgetailor import TrainingConfig, export, load_model, split
+from edgetailor import TrainingConfig, load_model, split
+from exporters.export import export
 from exporters.onnx.onnx_writer import to_onnx
 from layer_cases import Case, Row, assert_close, combined_signature, open_session
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn

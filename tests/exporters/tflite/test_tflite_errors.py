@@ -9,7 +9,8 @@ import pytest
 
 from bundles import SAMPLE_SHAPE, rewrite, tiny_model, write_data
 from commands import refusal, run
-from edgetailor import TrainingConfig, export, load_model, split
+from edgetailor import TrainingConfig, load_model, split
+from exporters.export import export
 from toolkit.submodels.global_model import from_model
 
 pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")

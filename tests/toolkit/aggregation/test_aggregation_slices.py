@@ -12,7 +12,7 @@ from profiles.errors import UpdateError
 from toolkit.aggregation.aggregate import Aggregation, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.tensor_slices import Part
+from toolkit.submodels.tensor_slices import Ranges
 from updates import OLD, assert_model, entry, full_update, numbers, record_of
 
 GLOBAL = (6, 5)
@@ -102,7 +102,7 @@ def test_factors_of_a_part() -> None:
         ((((0, 2),), ((0, 2),)), (2, 3), "(2, 2)"),
     ],
 )
-def test_malformed_parts_are_refused(part: Part, shape: tuple[int, ...], named: str) -> None:
+def test_malformed_parts_are_refused(part: Ranges, shape: tuple[int, ...], named: str) -> None:
     table = (entry("w", shape, "w", part=part),)
     with pytest.raises(UpdateError) as caught:
         aggregate(OLD, [(record_of("full", 1, table), {"w": np.zeros(shape, np.float32)})])

@@ -1,4 +1,4 @@
-"""Models whose channels cannot be followed are refused by name; which channels form a group."""
+"""Models whose channels cannot be tracked are refused; channels form groups."""
 
 import re
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from edgetailor import split
 from narrow_models import Attention
-from profiles.errors import SpecError
+from refusals import refused
 from toolkit.channels.channel_units import Axis, Units
 
 
 class Lambda(nn.Module):
-    """Some function between two linear layers of 12 features."""
+    """A function between two linear layers of 12 features."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Projected(nn.Module):
 
 
 class Squeezed(nn.Module):
-    """Drops axes of size 1, whichever they are."""
+    """Drops all axes of size 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
         (3, 8, 8),
         r"aten\.\w+\.default: it turns axes of 48 into 3 x 4 x 4",
     ),
-    "groups": (grouped, (3, 5), r"aten\.conv1d\.default in '1': it takes 8 channels in 2 groups"),
+    "groups": (
+        grouped,
+        (3, 5),
+        r"aten\.conv1d\.default in '1': it processes 8 channels in 2 groups",
+    ),
     "shuffled": (
         lambda: Lambda(lambda x: x.view(-1, 3, 4).transpose(1, 2).flatten(1)),
         (3,),
@@ -68,9 +72,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     ),
     "squeezed": (Squeezed, (2, 3, 3), "one channel would be left"),
     "into the batch": (lambda: Lambda(lambda x: x.reshape(-1, 1).view(-1, 12)), (3,), "batch x 12"),
-    "some": (lambda: Lambda(lambda x: torch.cat([x[:, :5], x[:, 5:]], 1)), (3,), "picks some"),
+    "some": (lambda: Lambda(lambda x: torch.cat([x[:, :5], x[:, 5:]], 1)), (3,), "selects some"),
     "reversed": (lambda: Lambda(lambda x: x.flip(1)), (3,), r"aten\.flip.* no rule"),
-    "together": (lambda: Lambda(lambda x: x.softmax(1)), (3,), "softmax.*takes all of them"),
+    "together": (lambda: Lambda(lambda x: x.softmax(1)), (3,), "softmax.*combines all of them"),
     "sum": (lambda: Lambda(lambda x: x + x.sum(1, keepdim=True) / 12), (3,), "sum.* no rule"),
     "product": (lambda: Lambda(lambda x: x @ (x.T @ x)), (3,), "matmul.* no rule"),
     "projections": (Projected, (5, 3), r"aten\.lstm\.input in 'memory': no rule"),
@@ -78,18 +82,19 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_followed_is_refused(name: str) -> None:
+def test_what_cannot_be_tracked_is_refused(name: str) -> None:
     build, shape, message = REFUSED[name]
-    with pytest.raises(SpecError, match=message) as refusal:
+    with refused("spec.untracked-channels", spec="width:0.5") as caught:
         split(build(), "width:0.5", shape)
-    assert str(refusal.value).startswith(
-        "'width:0.5': the channels cannot be followed through aten."
-    )
-    assert str(refusal.value).endswith(
-        "use slice or low-rank for this model, or replace the operator."
-    )
-    line = re.search(r"\(\S+\.py, line \d+: .+\); use slice", str(refusal.value))
-    assert (line is None) is (name == "groups")  # which is made of torch's own modules only
+    operator, module, reason = (caught.value.values[n] for n in ("operator", "module", "reason"))
+    where = f" in {module!r}" if module else ""
+    assert operator.startswith("aten.")
+    assert re.search(message, f"{operator}{where}: {reason}")
+    assert f"{operator}{where}: {reason}" in str(caught.value)
+    line = re.search(r"\(\S+\.py, line \d+: .+\)\. Use slice", str(caught.value))
+    assert (line is None) is (
+        name == "groups"
+    )  # It is made of torch's own modules only, which have no line to show.
 
 
 def counts(units: Units, ratio: str, *axes: Axis) -> list[int]:
@@ -99,9 +104,9 @@ def counts(units: Units, ratio: str, *axes: Axis) -> list[int]:
 
 def test_a_concatenation_that_another_layer_is_added_to_keeps_its_pieces() -> None:
     units = Units()
-    one, other, both = map(units.fresh, (4, 6, 10))
+    one, other, both = map(units.new_axis, (4, 6, 10))
     for axis in (both, other, one):
-        units.compute(axis)
+        units.add_computed(axis)
     units.join(both[:4], one)
     units.join(both[4:], other)
     assert counts(units, "1/2", one, other, both) == [2, 3, 5]
@@ -110,20 +115,20 @@ def test_a_concatenation_that_another_layer_is_added_to_keeps_its_pieces() -> No
 
 def test_what_is_the_same_as_something_fixed_stays() -> None:
     units = Units()
-    axis = units.fresh(9)
-    units.compute(axis)
+    axis = units.new_axis(9)
+    units.add_computed(axis)
     units.pin(axis[3:5])
     assert units.kept(Fraction(1, 2)).ranges(axis) == ((0, 2), (3, 7))
 
 
 def test_what_no_layer_computes_stays() -> None:
     units = Units()
-    assert counts(units, "1/10", units.fresh(5)) == [5]
+    assert counts(units, "1/10", units.new_axis(5)) == [5]
 
 
 @pytest.mark.parametrize(("ratio", "left"), [("0.07", 7), ("0.071", 8), ("0.0001", 1), ("1", 100)])
 def test_the_leading_ones_are_kept_rounded_up(ratio: str, left: int) -> None:
     units = Units()
-    axis = units.fresh(100)
-    units.compute(axis)
+    axis = units.new_axis(100)
+    units.add_computed(axis)
     assert units.kept(Fraction(ratio)).ranges(axis) == ((0, left),)

@@ -137,10 +137,10 @@ REFUSED = {
     "passed off": (passed_off, r"'classifier\.weight'.* (global model|model's)"),
     "altered": (lambda f: flip_a_bit(f / "two" / TENSORS), r"^two/update\.safetensors is not the "),
     "nan": (lambda f: retensor(f / "one", not_finite), r"'classifier\.bias' .* is not finite"),
-    "foreign": (lambda f: retensor(f / "one", dict.clear), r"^one lacks the tensor 'classifier\."),
+    "foreign": (lambda f: retensor(f / "one", dict.clear), r"^one: the tensor 'classifier\."),
     "no update": (lambda f: shutil.rmtree(f / "two"), r"^two is not an update: update\.json is mi"),
     "a file": (in_place_of_two, r"^two is a file; an update is a folder"),
-    "family": (lambda f: edit(f / "one", submodel="no:1"), r"^There is no submodel family 'no'"),
+    "family": (lambda f: edit(f / "one", submodel="no:1"), r"^Unknown family 'no'"),
     "version": (lambda f: edit(f / "one", version=2), r"^one/update\.json has version 2"),
     "no samples": (lambda f: edit(f / "one", samples=0), r"^The update of .* samples, not on 0\."),
     "no global": (lambda f: (f / "global.safetensors").unlink(), r"^global\.safetensors cannot be"),
@@ -180,5 +180,13 @@ def test_each_update_counts_once(round_: Path) -> None:
 
 def test_aggregate_needs_updates(round_: Path) -> None:
     assert refused(round_, "aggregate", "global.safetensors", "--out", "new") == (
-        "Give at least one UPDATE folder, as `edgetailor-agent train` wrote."
+        "Give at least one UPDATE: a folder that `edgetailor-agent train` wrote."
+    )
+
+
+def test_updates_given_ahead_of_the_global_model(round_: Path) -> None:
+    options = ("--out", "new", "--beta", "0.5", "--json")
+    assert refused(round_, "aggregate", "one", "two", "global.safetensors", *options) == (
+        "GLOBAL comes first, but one is an update and global.safetensors is a file. Run: "
+        "edgetailor aggregate global.safetensors one two --out new --beta 0.5 --json"
     )

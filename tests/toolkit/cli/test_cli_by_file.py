@@ -50,7 +50,7 @@ def test_two_rounds_through_files_alone(folder: Path) -> None:
     assert re.fullmatch(EXPORTED, first.stdout), first.stdout
     assert max(map(len, first.stdout.splitlines())) <= 80
     assert [line[11:] for line in first.stderr.splitlines()] == [
-        "loading the model", "splitting cp:2.0", "factorizing the weights",
+        "loading PyTorch", "loading the model", "splitting cp:2.0", "factorizing the weights",
         "lowering personal_init",
         "lowering personal_step", "lowering factor_step", "lowering predict",
         "lowering evaluate", "lowering predict_local",

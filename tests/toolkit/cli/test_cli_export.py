@@ -1,5 +1,6 @@
 """`edgetailor export`: what it refuses, and that nothing is left behind then."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ from bundles import everything
 from command_models import TINY
 from commands import edgetailor, refused
 from device_agent.formats.bundle import open_bundle
+from exporters.programs.coverage import GROUPS
 
 
 @pytest.mark.parametrize(
@@ -40,16 +42,16 @@ def test_exports_that_cannot_be(folder: Path, arguments: list[str], message: str
 
 
 IS_FOLDER = "there is a folder: give the name of a file."
-ITS_OWN = "the bundle {} is a folder of its own. Give a place outside it."
+OUTSIDE = "inside the bundle {}: give a place outside it."
 
 
 @pytest.mark.parametrize(
     ("out", "saved", "message"),
     [
-        ("b", "b", f"The weights cannot be saved as b: {ITS_OWN.format('b')}"),
-        ("b", "b/w", f"The weights cannot be saved as b/w: {ITS_OWN.format('b')}"),
+        ("b", "b", f"The weights cannot be saved as b, {OUTSIDE.format('b')}"),
+        ("b", "b/w", f"The weights cannot be saved as b/w, {OUTSIDE.format('b')}"),
         ("there", "b/../there/w",
-         f"The weights cannot be saved as b/../there/w: {ITS_OWN.format('there')}"),
+         f"The weights cannot be saved as b/../there/w, {OUTSIDE.format('there')}"),
         ("w/b", "w", "The bundle cannot be written to w/b: the weights are saved as the file w. "
          "Give another place."),
         ("b", "there", IS_FOLDER),
@@ -76,6 +78,22 @@ def test_a_failed_export_leaves_nothing(folder: Path) -> None:
     assert re.search(
         r"^Signature 'train' needs the operator aten::grid_sampler_2d_backward", sentence
     )
+
+
+@pytest.mark.parametrize(
+    "options", [("--list-operators", "--json"), ("--json", "--list-operators")]
+)
+def test_operators_as_json(tmp_path: Path, options: tuple[str, str]) -> None:
+    done = edgetailor("export", *options, cwd=tmp_path)
+    assert (done.code, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document.keys() == {"version", "operators", "not_covered"}
+    assert document["version"] == 1
+    assert [one["name"] for one in document["operators"]] == [group.name for group in GROUPS]
+    assert document["not_covered"][-1] == {
+        "name": "grid sampling", "aten_prefixes": ["grid_sampler"], "reason": "no gradient",
+        "instead": "nn.Upsample",
+    }  # fmt: skip
 
 
 def test_a_dry_run_writes_nothing(folder: Path) -> None:

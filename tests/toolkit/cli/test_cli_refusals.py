@@ -11,63 +11,74 @@ from safetensors.numpy import save, save_file
 from command_models import DIGITS, TINY, digits_weights
 from commands import ROOT, refusal, refused, run
 
+NET = "def tiny(): ...\n"
+
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("nonsense", r"^'nonsense' is no model: write package\.module:callable"),
-        ("nets:", r"^'nets:' is no model: write package\.module:callable"),
-        ("nosuch:tiny", r"^'nosuch:tiny': nosuch cannot be imported: No module named 'nosuch'"),
-        ("nets:nosuch", r"^'nets:nosuch': nets has no callable 'nosuch'"),
-        ("nets:number", r"^'nets:number': nets has no callable 'number'"),
-        ("nets:table", r"^'nets:table' returned a dict, not an nn\.Module"),
-        ("builtins:int", r"^'builtins:int' returned an int, not an nn\.Module"),
+        ("nonsense", r"^Invalid model 'nonsense': write package\.module:callable"),
+        ("nets:", r"^Invalid model 'nets:': write package\.module:callable"),
+        ("nosuch:tiny", r"^Cannot import nosuch: No module named 'nosuch'"),
+        (
+            "nets:nosuch",
+            r"^Module nets has no callable 'nosuch'\. It defines tiny, table, broken, ",
+        ),
+        ("nets:number", r"^'nets:number': .* no callable 'number'"),
+        ("nets:table", r"^'nets:table' returned a dict\b.* nn\.Module"),
+        ("builtins:int", r"^'builtins:int' returned an int\b.* nn\.Module"),
         ("nets:broken", r"^'nets:broken' failed: LookupError: the weights are on the other"),
         ("nets:dropping", r"random numbers when it trains .*; set dropout to 0\."),
         ("raises:tiny", r"^'raises:tiny'.* no camera here"),
         ("typo:tiny", r"^'typo:tiny'.* invalid syntax"),
         ("leaves:tiny", r"^'leaves:tiny'"),
-        ("lacks:tiny", r"^'lacks:tiny': lacks cannot be imported: No module named 'nosuch'"),
+        ("lacks:tiny", r"^'lacks:tiny': .*lacks cannot be imported: No module named 'nosuch'"),
         (".nets:tiny", r"^'\.nets:tiny'"),
     ],
 )
 def test_models_that_cannot_be_used(folder: Path, model: str, message: str) -> None:
-    (folder / "raises.py").write_text("raise RuntimeError('no camera here')\n")
+    (folder / "raises.py").write_text("raise RuntimeError('no camera here')\n" + NET)
     (folder / "typo.py").write_text("def tiny(:\n")
-    (folder / "leaves.py").write_text("import sys\nsys.exit()\n")
-    (folder / "lacks.py").write_text("import nosuch\n")
+    (folder / "leaves.py").write_text("import sys\nsys.exit()\n" + NET)
+    (folder / "lacks.py").write_text("import nosuch\n" + NET)
     assert re.search(message, refused(folder, "inspect", model, "--input-shape", "1,6,6"))
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("tiny:1", r"^There is no submodel family 'tiny'; there are cp:RATE, full, low-rank:"),
-        ("", r"^'' is no submodel spec; write it like full, low-rank:0\.25 or slice:0\.42"),
-        ("full:", r"^'full:' is no submodel spec"),
-        ("full:1", r"^'full:1': full takes no number, write 'full'"),
-        ("full,depth=2", r"^'full,depth=2': full has no option 'depth'; it has none"),
-        ("low-rank", r"^'low-rank' needs a rank ratio: write it like low-rank:0\.25"),
-        ("low-rank:0", r"^'low-rank:0': the rank ratio must be a number above 0 and at most 1"),
-        ("low-rank:2", r"^'low-rank:2': the rank ratio must be a number above 0 and at most 1"),
-        ("low-rank:nan", r"^'low-rank:nan': the rank ratio must be a number"),
-        ("low-rank:0.5,keep", r"^'low-rank:0\.5,keep': 'keep' is no option"),
-        ("low-rank:0.5,keep=a", r"keep must be a number of at least 0"),
-        ("low-rank:0.5,kept=1", r"low-rank has no option 'kept'; it knows keep, decay"),
+        (
+            "tiny:1",
+            r"^Unknown family 'tiny'\. Use one of cp:RATE, full, low-rank:RATIO",
+        ),
+        ("", r"^Invalid spec '': write for example full, low-rank:0\.25 or slice:0\.42"),
+        ("full:", r"^Invalid spec 'full:'"),
+        ("full:1", r"^Invalid spec 'full:1': full takes no size\. Write 'full'"),
+        ("full,depth=2", r"^Unknown option 'depth' of full in 'full,depth=2'\. It has no options"),
+        ("low-rank", r"^The spec 'low-rank' lacks a rank ratio: write for example low-rank:0\.25"),
+        ("low-rank:0", r"'low-rank:0': the rank ratio must be a number above 0 and at most 1"),
+        ("low-rank:2", r"'low-rank:2': the rank ratio must be a number above 0 and at most 1"),
+        ("low-rank:nan", r"'low-rank:nan': the rank ratio must be a number"),
+        ("low-rank:0.5,keep", r"^Invalid option 'keep' in 'low-rank:0\.5,keep': "),
+        ("low-rank:0.5,keep=a", r"keep must be a whole number of at least 0"),
+        ("low-rank:0.5,kept=1", r"^Unknown option 'kept' of low-rank in .*did you mean 'keep'\?"),
         (
             "low-rank:0.5",
             r"^'low-rank:0\.5': no layer of this model gets smaller; conv: the first layer;",
         ),
-        ("slice", r"^'slice' needs the first module to train or the largest capacity allowed"),
+        ("slice", r"^The spec 'slice' lacks "),
         (
             "slice:nope",
-            r"^'slice:nope': the model cannot be cut there; it can be cut at bn, classifier\.",
+            r"^'slice:nope': the model cannot be cut there.* bn, classifier\.",
         ),
-        ("slice:0.0001", r"the smallest slice of this model has capacity 0\.\d+; allow at least"),
-        ("slice:1.5", r"^'slice:1\.5': the capacity must be a number above 0 and at most 1"),
-        ("cp:0", r"^'cp:0': the compression rate must be a number above 0, like cp:2\.0"),
-        ("cp:-1", r"^'cp:-1': the compression rate must be a number above 0"),
-        ("cp:2,personal-steps=0", r"personal-steps must be a number of at least 1"),
+        (
+            "slice:0.0001",
+            r"the smallest slice of this model has capacity 0\.\d+\W+[Aa]llow at least",
+        ),
+        ("slice:1.5", r"'slice:1\.5': the capacity must be a number above 0 and at most 1"),
+        ("cp:0", r"'cp:0': the compression rate must be a number above 0, for example cp:2\.0"),
+        ("cp:-1", r"'cp:-1': the compression rate must be a number above 0"),
+        ("cp:2,personal-steps=0", r"personal-steps must be a whole number of at least 1"),
     ],
 )
 def test_specs_that_cannot_be_met(folder: Path, spec: str, message: str) -> None:
@@ -77,13 +88,13 @@ def test_specs_that_cannot_be_met(folder: Path, spec: str, message: str) -> None
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ("", r"^Invalid value for '--input-shape': '' is no shape: write a sample's sizes like"),
-        ("1,6,x", r"'1,6,x' is no shape"),
-        ("1,0,6", r"'1,0,6' is no shape"),
-        ("1,-6,6", r"'1,-6,6' is no shape"),
-        ("1,8,8", r"^The model cannot be recorded for samples of shape \(1, 8, 8\): "),
-        ("3,6,6", r"^The model cannot be recorded for samples of shape \(3, 6, 6\): "),
-        ("36", r"^The model cannot be recorded for samples of shape \(36,\): "),
+        ("", r"^Invalid value for '--input-shape': Invalid shape '': write a sample's sizes"),
+        ("1,6,x", r"Invalid shape '1,6,x'"),
+        ("1,0,6", r"Invalid shape '1,0,6'"),
+        ("1,-6,6", r"Invalid shape '1,-6,6'"),
+        ("1,8,8", r"^Wrong input shape \(1, 8, 8\): .*'classifier'.*36"),
+        ("3,6,6", r"^Wrong input shape \(3, 6, 6\): .*'conv'"),
+        ("36", r"^Wrong input shape \(36,\): .*'conv'"),
     ],
 )
 def test_shapes_that_do_not_fit(folder: Path, shape: str, message: str) -> None:
@@ -111,13 +122,13 @@ def test_options_that_cannot_be(folder: Path, arguments: list[str], message: str
         ("folder", r"^w cannot be read: Is a directory"),
         ("text", r"^w is not a safetensors file"),
         ("truncated", r"^w is not a safetensors file"),
-        ("nan", r"^w: 'classifier\.bias' holds a number that is not finite"),
-        ("lacking", r"^w lacks the tensor 'classifier\.bias': it is not from this model"),
-        ("foreign", r"^w has, beyond the model, the tensor 'extra': it is not from this model"),
-        ("shape", r"^w: 'classifier\.bias' is \(11,\), the model's is \(10,\)"),
+        ("nan", r"^w: .*'classifier\.bias' holds a number that is not finite"),
+        ("lacking", r"^w lacks the tensor 'classifier\.bias'"),
+        ("foreign", r"^w has .*the .*tensor 'extra'"),
+        ("shape", r"^w: 'classifier\.bias' .*\(11,\).* the model.* \(10,\)"),
         (
             "type",
-            r"^w: 'classifier\.bias' is torch\.float64, the model's is torch\.float32: conver",
+            r"^w: 'classifier\.bias' is torch\.float64, .*torch\.float32\W+[Cc]onvert it",
         ),
     ],
 )
@@ -155,7 +166,6 @@ def test_a_package_that_is_not_installed_is_named(folder: Path) -> None:
     path = os.pathsep.join(map(str, (blocked, ROOT)))
     done = run("edgetailor", "inspect", TINY, "--input-shape", "1,6,6", cwd=folder, PYTHONPATH=path)
     assert refusal(done) == (
-        "This needs the Python package torch, which is not installed here. In the folder of "
-        "EdgeTailor's source, `pip install '.[toolkit]'` installs it with all else that a server "
-        "needs."
+        "The Python package torch is not installed. Run `pip install '.[toolkit]'` in the folder "
+        "of EdgeTailor's source to install all packages of the server side."
     )

@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from commands import Done, run
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.doctor import machine_checks
-from device_agent.doctor.coordinator_checks import check_link
-from device_agent.doctor.doctor import examine, lines
+from device_agent.doctor.coordinator_checks import check_connection
+from device_agent.doctor.doctor import lines, run_checks
 from device_agent.doctor.finding import Finding
 from device_agent.federation.membership import leave
 from profiles.errors import ClientError
@@ -35,7 +35,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 
 
 def found(*arguments: object) -> dict[str, tuple[str, str]]:
-    return {f.check: (f.result, f.detail) for f in check_link(*arguments)}  # type: ignore[arg-type]
+    return {f.check: (f.result, f.detail) for f in check_connection(*arguments)}  # type: ignore[arg-type]
 
 
 def test_a_member(fleet: Fleet, tmp_path: Path) -> None:
@@ -64,12 +64,12 @@ def test_json_and_the_exit_code(tmp_path: Path) -> None:
         "check": "TCP",
         "result": "FAIL",
         "detail": "127.0.0.1 port 1: connection refused",
-        "remedy": "check that `edgetailor serve` runs there, with a `host` that others reach, and "
-        "that no firewall is between",
+        "remedy": "check that `edgetailor serve` runs there, that its `host` can be reached from "
+        "other machines, and that no firewall blocks the port",
     }
     assert run("edgetailor-agent", "doctor", "ftp://x", cwd=tmp_path) == Done(
-        2, "", "Error: 'ftp://x' is no coordinator's URL: write it like http://192.168.1.10:8123, "
-        "as `edgetailor serve` prints it.\n",
+        2, "", "Error: Invalid URL of a coordinator 'ftp://x': write it like "
+        "http://192.168.1.10:8123, as `edgetailor serve` prints it.\n",
     )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def test_tokens(fleet: Fleet) -> None:
     )
     assert found(server.url, None, "two words")["token"] == (
         "FAIL",
-        "A token is one word of plain characters: give the file that `edgetailor serve` wrote, "
+        "A token is one word of ASCII characters. Give the file that `edgetailor serve` wrote, "
         "unaltered.",
     )
     leave(server.config.state.parent / "2")
@@ -97,7 +97,7 @@ def test_tokens(fleet: Fleet) -> None:
     )  # fmt: skip
 
 
-def test_who_is_not_a_member(fleet: Fleet) -> None:
+def test_a_device_that_has_not_joined(fleet: Fleet) -> None:
     server, _ = fleet
     assert found(server.url, None, None)["membership"] == ("SKIP", "not joined there")
 
@@ -131,11 +131,11 @@ def page(certificate: Path | None = None, **fields: object) -> Iterator[int]:
     server.server_close()
 
 
-def test_somebody_else(tmp_path: Path) -> None:
+def test_another_program(tmp_path: Path) -> None:
     with page() as port:
         assert found(f"http://127.0.0.1:{port}", None, None)["coordinator"] == (
             "FAIL",
-            f"http://127.0.0.1:{port} answers (HTTP 401), but not as a coordinator does",
+            f"http://127.0.0.1:{port} answers (HTTP 401), but not like a coordinator",
         )
 
 
@@ -149,10 +149,10 @@ def test_a_clock_that_is_off() -> None:
     assert abs(int(ahead[1]) - (NOW.timestamp() - 946684800)) < 3600
 
 
-def test_a_name_that_nobody_knows() -> None:
-    (only,) = check_link("http://nobody.invalid", None, None)
+def test_a_name_that_cannot_be_resolved() -> None:
+    (only,) = check_connection("http://nobody.invalid", None, None)
     assert (only.check, only.result) == ("name", "FAIL")
-    assert "nobody.invalid is not known here" in only.detail
+    assert "nobody.invalid cannot be resolved" in only.detail
 
 
 def certificate(
@@ -193,10 +193,17 @@ def certificate(
             DAY,
             True,
             r"IP address mismatch",
-            "a name that the certificate is for",
+            "a host name in the URL that the certificate is for",
         ),
-        ("127.0.0.1", -2 * DAY, -DAY, True, "expired by this device's clock", "set the clock"),
-        ("127.0.0.1", DAY, 2 * DAY, True, "not yet valid by this device's cl", "set the clock"),
+        (
+            "127.0.0.1",
+            -2 * DAY,
+            -DAY,
+            True,
+            "expired according to this device's clock",
+            "set the clock",
+        ),
+        ("127.0.0.1", DAY, 2 * DAY, True, "not yet valid according to this de", "set the clock"),
     ],
 )
 def test_certificates(
@@ -208,7 +215,7 @@ def test_certificates(
         monkeypatch.setenv("SSL_CERT_FILE", str(made))
     with page(made) as port:
         url = f"https://127.0.0.1:{port}"
-        tls = next(f for f in check_link(url, None, None) if f.check == "TLS")
+        tls = next(f for f in check_connection(url, None, None) if f.check == "TLS")
         with pytest.raises(ClientError) as refused:
             CoordinatorClient(url, "s", patience_s=0).work()
     assert re.search(says, tls.detail)
@@ -221,13 +228,13 @@ def test_certificates(
 def test_plain_http_where_tls_was_asked_for() -> None:
     with page() as port:
         tls = next(
-            f for f in check_link(f"https://127.0.0.1:{port}", None, None) if f.check == "TLS"
+            f for f in check_connection(f"https://127.0.0.1:{port}", None, None) if f.check == "TLS"
         )
-    assert tls.detail == "what answers there does not speak TLS"
-    assert tls.remedy == "write http:// if that is what it serves"
+    assert tls.detail == "the answer is not TLS"
+    assert tls.remedy == "write http:// if the server does not use TLS"
 
 
-def test_the_tiny_graph_is_one() -> None:
+def test_the_tiny_graph_is_valid() -> None:
     model = onnx.load_from_string(machine_checks.TINY_GRAPH)
     onnx.checker.check_model(model, full_check=True)
     evaluator = onnx.reference.ReferenceEvaluator(model)
@@ -241,7 +248,7 @@ def state(tmp_path: Path) -> Path:
 
 
 def one(check: str, state: Path) -> Finding:
-    return next(finding for finding in examine(None, state) if finding.check == check)
+    return next(finding for finding in run_checks(None, state) if finding.check == check)
 
 
 def test_a_key_that_others_can_read(state: Path) -> None:
@@ -258,7 +265,7 @@ def test_a_damaged_state(state: Path) -> None:
 def test_a_state_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for state in (tmp_path / "file", tmp_path / "file" / "below"):
-        found = [finding for finding in examine(None, state) if finding.check == "state"]
+        found = [finding for finding in run_checks(None, state) if finding.check == "state"]
         assert [(f.result, f.detail) for f in found] == [("FAIL", f"{tmp_path}/file is a file")]
 
 
@@ -271,15 +278,14 @@ def test_a_full_disk_a_small_machine_and_a_broken_runtime(
     assert one("disk", state).result == "FAIL"
     assert one("memory", state).result == "FAIL"
     broken = one("onnxruntime", state)
-    assert broken.detail == "running a graph ended with exit code -6: it said nothing"
+    assert broken.detail == "running a graph ended with exit code -6: no output"
     assert lines(broken) == [
-        "FAIL  onnxruntime  running a graph ended with exit code -6: it said nothing",
-        "                   -> install it again: pip install --force-reinstall",
-        "                      onnxruntime",
+        "FAIL  onnxruntime  running a graph ended with exit code -6: no output",
+        "                   -> reinstall it: pip install --force-reinstall onnxruntime",
     ]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_state_folder_of_somebody_else(state: Path) -> None:
+def test_a_state_folder_of_another_user(state: Path) -> None:
     state.chmod(0o555)
     assert one("state", state).result == "FAIL"

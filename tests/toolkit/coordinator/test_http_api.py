@@ -46,14 +46,14 @@ def test_joining_again(fleet: Fleet, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         membership.join(server.url, token(server.config, "board"), "x", state)
     assert str(error.value) == (
-        f"{state} belongs to desktop-1, which joined {server.url} with another token: give one "
-        f"more device of this machine a folder of its own with --state, or --replace to leave as "
-        "desktop-1."
+        f"{state} belongs to desktop-1, which joined {server.url} with another token. For a second "
+        "device on this machine, give another folder with --state. To leave as desktop-1, use "
+        "--replace."
     )
     assert stat.S_IMODE((state / "device.json").stat().st_mode) == 0o600
-    with pytest.raises(InputError, match="belongs to the coordinator"):
+    with refused("state.other-coordinator", url=server.url):
         membership.join("http://elsewhere:1", "t", "x", state)
-    with pytest.raises(InputError, match="belongs to no coordinator yet"):
+    with refused("state.not-joined", path=str(tmp_path)):
         round_loop.run(RunOptions(data="data.npz", state=tmp_path))
 
 

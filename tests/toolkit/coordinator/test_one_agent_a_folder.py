@@ -1,4 +1,4 @@
-"""Agents that are killed while they join, and several on one state folder at once."""
+"""Agents that are killed during a join, and several agents on one state folder."""
 
 import multiprocessing
 import threading
@@ -12,11 +12,10 @@ from device_agent.federation import round_loop
 from device_agent.federation.membership import join, leave
 from device_agent.federation.run_options import RunOptions
 from killing import Job, die_at
-from profiles.errors import InputError
+from refusals import refused
 from toolkit.coordinator.server import Server
 from vector_fleet import CONFIG, assert_soon, configured, running, token, train_vector
 
-BUSY = r"^Another agent is at work on .*: stop that one, or give this one a folder of its own"
 FEW = CONFIG[: CONFIG.index("[[devices]]")] + '[[devices]]\nname = "board"\nsubmodel = "full"\n'
 
 
@@ -73,9 +72,9 @@ def test_one_agent_a_folder(server: Server, tmp_path: Path, said: list[str]) -> 
     )
     agent.start()
     assert_soon(lambda: "Round 1: training" in said)
-    with pytest.raises(InputError, match=BUSY):
+    with refused("state.in-use", path=str(state)):
         round_loop.run(options)
-    with pytest.raises(InputError, match=BUSY):
+    with refused("state.in-use", path=str(state)):
         join(server.url, bearer, "desk", state, replace=True)
     assert join(server.url, bearer, "desk", state).device == "board-1"  # changes nothing
     going_on.set()

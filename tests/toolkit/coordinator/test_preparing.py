@@ -16,7 +16,7 @@ import urllib3
 
 from commands import command, edgetailor, environment, refusal, run
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.doctor.coordinator_checks import check_link
+from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.fleet_status import PATIENCE_S
 from device_agent.formats.protocol import NEEDS_PROFILE, PREPARING
@@ -132,14 +132,14 @@ def test_while_it_starts_everybody_is_told_to_wait(
     answer = urllib3.request(method, f"{url}/v1/devices", body=body, retries=False)
     assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
     assert answer.json()["code"] == PREPARING
-    said = {f.check: (f.result, f.detail) for f in check_link(url, None, "some-token")}
+    said = {f.check: (f.result, f.detail) for f in check_connection(url, None, "some-token")}
     assert said["coordinator"] == ("PASS", f"answers at {url}")
     assert said["token"] == ("SKIP", "the coordinator is still preparing")
     slept: list[float] = []
     with pytest.raises(ClientError) as error:
         CoordinatorClient(url, "secret", patience_s=PATIENCE_S, sleep=slept.append).status()
     assert str(error.value) == (
-        f"Coordinator at {url} is still preparing: try again in a few minutes."
+        f"Coordinator at {url} is still preparing. Try again in a few minutes."
     )
     assert slept == [5]
 

@@ -1,4 +1,4 @@
-"""An agent that lives with its owner, against a real coordinator: pauses, failures, its log."""
+"""The agent's rounds with a real coordinator: pauses, failures and the log."""
 
 import json
 import re
@@ -94,7 +94,7 @@ def test_a_pause_in_the_middle_of_training(
         return train_vector(folder, data, out, personal=personal, keep=keep)
 
     monkeypatch.setattr(owner_limits.sensors, "charging", lambda root: power[0])
-    monkeypatch.setattr(pauses, "LOOK_S", 0)
+    monkeypatch.setattr(pauses, "CHECK_S", 0)
     limits = OwnerLimits(only_when_charging=True)
     agent = threading.Thread(
         target=round_loop.run,
@@ -112,11 +112,11 @@ def test_a_pause_in_the_middle_of_training(
     soon(lambda: desk(server).rounds_trained >= 1)
     agent.join(20)
     assert batches == [0, 1, 2, 3] * 3
-    assert said.count("Going on after a pause of 0 s.") == 1
+    assert said.count("Continuing after a pause of 0 s.") == 1
     assert (desk(server).rounds_trained, desk(server).note) == (3, None)
 
 
-def test_who_waits_for_the_others_says_so_and_so_does_the_coordinator(tmp_path: Path) -> None:
+def test_waiting_for_other_devices_is_logged_on_both_sides(tmp_path: Path) -> None:
     told: list[str] = []
     with running(configured(tmp_path / "coordinator"), say=told.append) as server:
 
@@ -147,7 +147,7 @@ def test_who_waits_for_the_others_says_so_and_so_does_the_coordinator(tmp_path: 
     ]
 
 
-def test_who_misses_a_deadline_drops_the_round_and_takes_up_the_next(
+def test_a_device_that_misses_a_deadline_drops_the_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, shown = list[str](), list[str]()
@@ -226,7 +226,7 @@ def test_a_smaller_submodel_after_three_failures(
     assert not (tmp_path / "state" / "attempts.json").exists()
 
 
-def test_what_a_device_reports_is_shown_whole_and_in_80_columns(tmp_path: Path) -> None:
+def test_a_reported_failure_is_shown_in_80_columns(tmp_path: Path) -> None:
     told: list[str] = []
     alone = ONE.replace('fallback = "slice:0.2"', "")
     with running(configured(tmp_path / "coordinator", alone), say=told.append) as server:
@@ -252,7 +252,7 @@ def test_what_a_device_reports_is_shown_whole_and_in_80_columns(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("refused", ["full", "any"])
-def test_what_does_not_fit_is_refused_once(
+def test_a_submodel_that_does_not_fit_is_tried_once(
     server: Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -299,7 +299,7 @@ def test_what_does_not_fit_is_refused_once(
     assert desk(server).note == f"{note[refused]} not fit."
 
 
-def test_kills_are_reported_when_it_is_started_again(
+def test_kills_are_reported_after_a_restart(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     path = tmp_path / "state" / "attempts.json"
@@ -367,7 +367,7 @@ def test_quiet_hours_of_a_process_with_a_log_for_programs(server: Server, tmp_pa
     assert line == {"level": "info", "message": f"Paused: {until}."}
 
 
-def test_who_has_left_runs_no_more(server: Server, tmp_path: Path) -> None:
+def test_a_device_that_has_left_cannot_run(server: Server, tmp_path: Path) -> None:
     secret = json.loads((tmp_path / "state" / "device.json").read_bytes())["secret"]
     CoordinatorClient(server.url, secret).leave()
     with agent(tmp_path, "--log-json") as process:
@@ -385,4 +385,4 @@ def test_a_limit_that_cannot_be_kept_ends_it_at_once(server: Server, tmp_path: P
     with agent(tmp_path, "--max-temperature", 70) as process:
         stdout, stderr = process.communicate(timeout=20)
     assert (process.returncode, stdout) == (2, "")
-    assert re.fullmatch(r"Error: This machine shows no temperature .*\n", stderr)
+    assert re.fullmatch(r"Error: This machine has no temperature sensor .*\n", stderr)

@@ -12,9 +12,11 @@ from command_models import TINY
 from commands import edgetailor, refused, run
 from device_agent.formats.bundle import open_bundle
 from profiles.errors import ExportError, InputError, SpecError, VerificationError
+from refusals import refused as refused_by
 from toolkit.cli.result_tables import explain_unknown
 from toolkit.exporting.model_export import SignatureCost
-from toolkit.exporting.tiers import TierResult, exit_code, read_tiers, tiers_of
+from toolkit.exporting.tier_files import read_tiers, tiers_of
+from toolkit.exporting.tiers import TierResult, exit_code
 
 TIERS = """
 [[tiers]]
@@ -34,7 +36,7 @@ desktop  full                 340 +[\d.]+ MB +[\d.]+ kB  \d\.\de-\d\d
 board    slice:0\.01 +failed
 phone    slice:classifier     296 +[\d.]+ MB +[\d.]+ kB  \d\.\de-\d\d
 peak memory: predicted, of the whole training, above the idle agent
-error: the worst tensor's, relative to its norm, against PyTorch in float64
+error: of the worst tensor, relative to its norm, against PyTorch in float64
 board: 'slice:0\.01': the smallest slice of this model has capacity 0\.636; allow
   at least that\.
 """
@@ -50,6 +52,7 @@ def test_a_family_of_bundles_of_which_one_fails(folder: Path) -> None:
     assert re.fullmatch(TABLE, done.stdout), done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert [line[11:] for line in done.stderr.splitlines()] == [
+        "loading PyTorch",
         "loading the model",
         "desktop: splitting full",
         *(f"desktop: lowering {name}" for name in ("train", "predict", "evaluate")),
@@ -85,7 +88,9 @@ def test_several_submodels_as_json(folder: Path) -> None:
     assert second == {
         "name": "slice-9",
         "submodel": "slice:9",
-        "error": "'slice:9': the capacity must be a number above 0 and at most 1, like slice:0.42.",
+        "error": "Invalid size in 'slice:9': the capacity must be a number above 0 and at most 1, "
+        "for example slice:0.42.",
+        "code": "spec.invalid-size",
         "exit_code": 2,
     }
 
@@ -121,7 +126,7 @@ def test_submodels_name_their_folders() -> None:
     assert [tier.name for tier in tiers_of(specs)] == [
         "low-rank-0.25-keep-3", "slice-blocks.3", "slice-0.42-low-rank-0.25",
     ]  # fmt: skip
-    with pytest.raises(InputError, match=r"written to full; give each of them once"):
+    with refused_by("option.repeated-submodel", folders=["full"]):
         tiers_of(["full", "full"])
 
 
@@ -130,7 +135,7 @@ def test_submodels_name_their_folders() -> None:
     [
         ('"desktop"', '"Desk top"', r"`tiers\[0\]\.name` is 'Desk top': String should match"),
         ('"board"', '"phone"', "tiers are named twice: phone; give each its own name"),
-        ('"full"', '"half"', r"`tiers\[0\]\.submodel` is 'half': There is no submodel family"),
+        ('"full"', '"half"', r"`tiers\[0\]\.submodel` is 'half': Unknown family 'half'"),
         ("submodel", "model", r"no key `tiers\[0\]\.model`; the keys here are name, submodel"),
         ("[[tiers]]", "[[devices]]", "unknown key `devices`. The keys here are tiers"),
         ("[[tiers]]", "tiers = ", "is not a TOML file"),

@@ -1,4 +1,4 @@
-"""Factorized layers are the layers whose weight is U V^T, whatever their geometry."""
+"""Factorized layers equal dense layers with the weight U V^T, for any geometry."""
 
 import copy
 
@@ -12,12 +12,12 @@ from toolkit.factor_layers.low_rank_layers import (
     FactorizedConvolution,
     FactorizedLinear,
     FactorizedRecurrence,
-    aligned,
+    compose_weight,
     factor_weights,
 )
 from toolkit.factorization.factorizer import Factorizer
 from toolkit.submodels.matrix_product import Product
-from toolkit.submodels.weighted_layers import obstacle
+from toolkit.submodels.weighted_layers import replacement_obstacle
 
 seeds = st.integers(0, 2**32 - 1)
 small = st.integers(1, 3)
@@ -59,7 +59,7 @@ def test_two_convolutions_are_the_one_of_their_product(
     state = {"u.weight": u.double(), "v.weight": v.double()}
     pair.load_state_dict(state | ({} if layer.bias is None else {"v.bias": layer.bias}))
     whole = copy.deepcopy(layer)
-    whole.weight.data = dense(aligned(state["u.weight"], state["v.weight"]))
+    whole.weight.data = dense(compose_weight(state["u.weight"], state["v.weight"]))
     x = torch.randn(2, layer.in_channels, *[9] * len(layer.kernel_size), dtype=torch.float64)
     torch.testing.assert_close(pair(x), whole(x), rtol=1e-10, atol=1e-10)
 
@@ -69,14 +69,14 @@ def test_two_convolutions_are_the_one_of_their_product(
 def test_full_rank_is_the_identity(layer: nn.Conv1d | nn.Conv2d, seed: int) -> None:
     torch.manual_seed(seed)
     weight = torch.randn_like(layer.weight)
-    came = dense(aligned(*factor_weights(EXACT, "", weight, weight.numel(), layer.groups)))
+    came = dense(compose_weight(*factor_weights(EXACT, "", weight, weight.numel(), layer.groups)))
     assert float((came - weight).norm()) <= 1e-5 * float(weight.norm())
 
 
 @given(st.integers(1, 6), st.integers(1, 6), seeds)
 def test_full_rank_of_a_matrix_is_the_identity(n: int, m: int, seed: int) -> None:
     weight = torch.randn(n, m, generator=torch.Generator().manual_seed(seed))
-    came = dense(aligned(*factor_weights(EXACT, "", weight, n * m)))
+    came = dense(compose_weight(*factor_weights(EXACT, "", weight, n * m)))
     assert float((came - weight).norm()) <= 1e-5 * float(weight.norm())
 
 
@@ -112,12 +112,12 @@ def test_recurrent_layer_of_products(kind: type[nn.RNNBase], seed: int) -> None:
 )
 def test_weights_that_are_no_pair_are_refused(u: tuple[int, ...], v: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"of one rank|no \(r"):
-        aligned(torch.zeros(u), torch.zeros(v))
+        compose_weight(torch.zeros(u), torch.zeros(v))
 
 
 def test_attention_keeps_its_projection_dense() -> None:
-    """Its class's own name says nothing to a person."""
+    """The reason names attention, as users do not know the internal class of the layer."""
     attention = nn.MultiheadAttention(8, 2)
-    assert obstacle(attention.out_proj, used=True, strangers=set()) == (
+    assert replacement_obstacle(attention.out_proj, used=True, shared=set()) == (
         "attention reads its weights itself"
     )

@@ -35,7 +35,7 @@ def tensor(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 
 def relative_residual(target: torch.Tensor, factors: Sequence[torch.Tensor]) -> float:
-    """||X - [[A]]|| / ||X||; 0 for a zero tensor that is met."""
+    """||X - [[A]]|| / ||X||; 0 if both are zero."""
     residual = float((target - compose(factors)).norm())
     return residual / max(float(target.norm()), 1e-30)
 

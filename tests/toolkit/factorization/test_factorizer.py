@@ -1,4 +1,4 @@
-"""The factorizer against numpy's SVD: error, repeatability, independence of what was asked."""
+"""The factorizer against numpy's SVD: error, repeatability, independence of earlier requests."""
 
 import numpy as np
 import pytest
@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 
 from models_for_tests import INPUT_SHAPE
 from toolkit.aggregation.federation import Federation
-from toolkit.factorization.factorizer import FEWEST, Factorizer
+from toolkit.factorization.factorizer import LEAST_SIDE, Factorizer
 from toolkit.factorization.subspace_iteration import (
     TOLERANCE,
-    Captured,
+    StepRecord,
     converged,
-    leading,
-    orthonormal,
-    spanned,
+    leading_components,
+    orthonormal_basis,
+    orthonormalize,
 )
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.training_config import TrainingConfig
 
 ROUNDING = 1e-5
-"""Of float32 factors, relative to the matrix's norm."""
+"""Rounding of float32 factors, relative to the norm of the matrix."""
 
 SPECTRA = {
     "power 1/4": lambda i: i**-0.25,
@@ -40,7 +40,7 @@ SPECTRA = {
 
 
 def random_matrix(rows: int, columns: int, seed: int) -> torch.Tensor:
-    """The flattest spectrum: a layer as it is initialised."""
+    """The flattest spectrum: a layer with initial weights."""
     return torch.from_numpy(np.random.default_rng(seed).normal(size=(rows, columns))).float()
 
 
@@ -96,7 +96,10 @@ def test_over_the_ratios_the_error_is_within_one_percent(spectrum: str, seed: in
 
 @settings(max_examples=15, deadline=None)
 @given(
-    st.integers(FEWEST, 400), st.integers(FEWEST, 400), st.integers(1, 420), st.integers(0, 2**32)
+    st.integers(LEAST_SIDE, 400),
+    st.integers(LEAST_SIDE, 400),
+    st.integers(1, 420),
+    st.integers(0, 2**32),
 )
 def test_random_matrices_of_any_shape(rows: int, columns: int, rank: int, seed: int) -> None:
     matrix = random_matrix(rows, columns, seed)
@@ -200,7 +203,7 @@ def test_rounds_share_a_factorizer_until_a_model_is_loaded(
 def test_dependent_columns_still_get_an_orthonormal_basis(seed: int) -> None:
     block = random_matrix(300, 20, seed)
     block[:, 1] = block[:, 0]
-    basis = orthonormal(block, block.double().T @ block.double())
+    basis = orthonormalize(block, block.double().T @ block.double())
     torch.testing.assert_close(basis.T @ basis, torch.eye(20), rtol=0, atol=1e-5)
     torch.testing.assert_close(basis @ (basis.T @ block), block, rtol=0, atol=1e-4)
 
@@ -208,7 +211,7 @@ def test_dependent_columns_still_get_an_orthonormal_basis(seed: int) -> None:
 def test_iteration_that_does_not_settle_says_so(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr("toolkit.factorization.subspace_iteration.MOST_STEPS", 2)
     matrix = random_matrix(300, 300, seed)
-    assert leading(matrix, 50) is None
+    assert leading_components(matrix, 50) is None
     # The exact SVD takes over.
     check_error(matrix, *Factorizer().truncated("layer", matrix, 50), allowed=0)
 
@@ -216,7 +219,7 @@ def test_iteration_that_does_not_settle_says_so(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_the_iteration_settles_without_the_exact_svd(spectrum: str, seed: int) -> None:
     matrix = with_spectrum(spectrum, 300, 300, seed)
-    assert leading(matrix, 50) is not None
+    assert leading_components(matrix, 50) is not None
 
 
 @pytest.mark.parametrize("q", [0.3, 0.6, 0.8, 0.9, 0.95, 0.99])
@@ -229,7 +232,7 @@ def test_on_two_plateaus_the_estimate_allows_no_more_than_the_tolerance(
     verdicts = []
     for start in np.geomspace(1e-4, 0.5, 60):
         left = start * np.array([1, factor, factor * q])
-        history = [Captured(torch.tensor([1 - lost]), share) for lost in left.tolist()]
+        history = [StepRecord(torch.tensor([1 - lost]), share) for lost in left.tolist()]
         total = 2.0
         allowed = 2 * TOLERANCE * (total - 1 + left[-1])
         # Few half-steps: the estimate for a spectrum without gaps has no say.
@@ -243,6 +246,6 @@ def test_on_two_plateaus_the_estimate_allows_no_more_than_the_tolerance(
 def test_an_ill_conditioned_block_gets_an_orthonormal_basis(least: float, seed: int) -> None:
     left, _, right = torch.linalg.svd(random_matrix(300, 20, seed), full_matrices=False)
     block = (left * torch.logspace(0, np.log10(least), 20)) @ right
-    basis = spanned(block)
+    basis = orthonormal_basis(block)
     torch.testing.assert_close(basis.T @ basis, torch.eye(20), rtol=0, atol=1e-5)
     torch.testing.assert_close(basis @ (basis.T @ block), block, rtol=0, atol=1e-5)

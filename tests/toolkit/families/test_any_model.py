@@ -1,4 +1,4 @@
-"""Families on models that nobody wrote for them, against the model's own autograd in float64.
+"""Families on models that were not written for them, against PyTorch's autograd in float64.
 
 The oracle knows a submodel by its table only: it composes the dense weights by einsum and runs the
 user's own module.
@@ -21,8 +21,9 @@ import eager
 from edgetailor import TrainingConfig, split
 from exporters.programs.capture import capture
 from foreign_models import CLASSES, FOREIGN, Tied
-from profiles.errors import ModelError, SpecError
-from toolkit.families import family_named
+from profiles.errors import SpecError
+from refusals import refused
+from toolkit.families import recovering_family
 from toolkit.submodels.cut_points import Cutter
 from toolkit.submodels.global_model import GlobalModel, from_model
 from toolkit.submodels.submodel import Submodel
@@ -42,7 +43,7 @@ BI_LEVEL = (f"cp:2.0,penalty={PENALTY}", f"pfedme,penalty={PENALTY}")
 
 @dataclass
 class Case:
-    """A model with unsettled numbers, a submodel of it and the tensors a device receives."""
+    """A model with random statistics, a submodel of it and the tensors that a device receives."""
 
     model: nn.Module
     submodel: Submodel
@@ -72,7 +73,7 @@ def c(request: pytest.FixtureRequest, seed: int) -> Case:
 
 
 def composed(submodel: Submodel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Dense global tensors of a submodel's uploaded and frozen ones."""
+    """Dense global tensors, from the uploaded and frozen tensors of a submodel."""
     dense: dict[str, Tensor] = {}
     groups: dict[str, dict[str, Tensor]] = {}
     for entry in submodel.program.tensors:
@@ -88,7 +89,7 @@ def composed(submodel: Submodel, tensors: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def product(u: Tensor, v: Tensor) -> Tensor:
-    """The dense weight that two layers in a row, u then v, amount to."""
+    """The dense weight of a layer u followed by a layer v."""
     if u.dim() == 2:
         return v @ u
     groups = u.shape[0] // v.shape[1]
@@ -107,7 +108,7 @@ def outer(factors: Mapping[str, Tensor]) -> Tensor:
 
 
 def twin(model: nn.Module, dense: Mapping[str, Tensor], trained: set[str]) -> nn.Module:
-    """The user's model, with what is not trained in inference mode."""
+    """The user's model. Layers that are not trained are in inference mode."""
     model = copy.deepcopy(model)
     for name, module in model.named_modules():
         own = {f"{name}.{n}" if name else n for n, _ in module.named_parameters(recurse=False)}
@@ -188,7 +189,7 @@ def test_bi_level_steps_are_autograds(name: str, spec: str, seed: int) -> None:
 
 
 def check_factor_gradients(c: Case) -> None:
-    """Adam's first moment after one step from zero is a tenth of the gradient."""
+    """After one step from zero, Adam's first moment is a tenth of the gradient."""
     new = eager.call(c.submodel, "factor_step", c.state, rate=1.0)
     uploaded = [e for e in c.submodel.program.tensors if e.role == "parameter"]
     leaves = {e.name: c.state[e.name].clone().requires_grad_() for e in uploaded}
@@ -217,7 +218,7 @@ def test_recovering_what_was_cut_is_the_dense_twin(c: Case) -> None:
     table = [e for e in c.submodel.program.tensors if e.role in ("parameter", "buffer")]
     model = GlobalModel(c.model.state_dict())
     shapes = {n: tuple(v.shape) for n, v in model.tensors.items()}
-    family = family_named(c.submodel.spec.family)
+    family = recovering_family(c.submodel.spec)
     came = family.recover({e.name: c.state[e.name] for e in table}, table, shapes)
     expected = composed(c.submodel, c.state)
     assert came.keys() == {e.stands_for for e in table}
@@ -227,39 +228,51 @@ def test_recovering_what_was_cut_is_the_dense_twin(c: Case) -> None:
 
 
 def test_few_cut_points_because_of_long_skips() -> None:
-    with pytest.raises(SpecError, match=re.escape("it can be cut at down2, merge1, classify.")):
+    with refused("spec.unknown-cut-point", cut_points=["down2", "merge1", "classify"]):
         split(FOREIGN["unet"].build(), "slice:bottom", FOREIGN["unet"].shape)
 
 
 def test_no_cut_between_two_calls_of_one_module() -> None:
     foreign = FOREIGN["called-twice"]
-    with pytest.raises(SpecError, match=r"cannot be cut there; it can be cut at again, head\."):
+    with refused("spec.unknown-cut-point", cut_points=["again", "head"]):
         split(foreign.build(), "slice:middle", foreign.shape)
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("spec", "code", "values", "words"),
     [
-        ("low-rank:0.9", r"layers.3: rank 9 would be no smaller; .*\. Ratios up to 0.7 make one"),
-        ("low-rank:0.5,keep=99", r"layers.5: one of the first 99 layers; head: the classifier\.$"),
-        ("slice:0.001", r"the smallest slice of this model has capacity 0.027; allow at least"),
         (
-            "slice:head+low-rank:0.3",
-            r"^'slice:head\+low-rank:0.3': no layer of the slice, which beg",
+            *("low-rank:0.9", "spec.nothing-smaller", {"highest_ratio": 0.7}),
+            r"layers.3: rank 9 would be no smaller; .*\. Ratios up to 0.7 make one",
         ),
-        ("slice:0.5+cp:2.0", r"a slice can be combined with low-rank only, like slice:0.42"),
-        ("slice:0.5,skip=2+low-rank:0.5", r"a slice along time takes no second family"),
-        ("cp:0.1", r"the rank 53, more than any .* \(8, 2, 5\) .* from 0.667 to 13\."),
-        ("cp:14", r"every weight has rank 1 already at 13; .* from 0.667 to 13\."),
-        ("cp:2.0+low-rank:0.5", r"cp takes no second family; a slice takes low-rank"),
-        ("pfedme+low-rank:0.5", r"pfedme takes no second family"),
-        ("pfedme:2", r"pfedme takes no number"),
-        ("width:1.5", r"channel ratio must be a number above 0 and at most 1"),
+        (
+            *("low-rank:0.5,keep=99", "spec.nothing-smaller", {"highest_ratio": 0}),
+            r"layers.5: one of the first 99 layers; head: the classifier\.$",
+        ),
+        ("slice:0.001", "spec.capacity-too-small", {"smallest_capacity": 0.027}, r"0\.027"),
+        ("slice:head+low-rank:0.3", "spec.nothing-smaller", {"module": "head"}, "head"),
+        ("slice:0.5+cp:2.0", "spec.invalid-combination", {}, r"low-rank\. .*slice:0\.42\+low-rank"),
+        ("slice:0.5,skip=2+low-rank:0.5", "spec.invalid-combination", {}, "skip="),
+        (
+            *("cp:0.1", "spec.rate-out-of-range", {"rank": 53, "lowest": 0.667, "highest": 13}),
+            r"rank 53, .* \(8, 2, 5\)\. .* from 0\.667 to 13 ",
+        ),
+        (
+            *("cp:14", "spec.rate-out-of-range", {"lowest": 0.667, "highest": 13}),
+            r"rank 1 at 13\. .* from 0\.667 to 13 ",
+        ),
+        ("cp:2.0+low-rank:0.5", "spec.invalid-combination", {}, r"only slice can .*low-rank\."),
+        ("pfedme+low-rank:0.5", "spec.invalid-combination", {}, "only slice can"),
+        ("pfedme:2", "spec.unexpected-size", {"size": "2"}, "'pfedme'"),
+        ("width:1.5", "spec.invalid-size", {"size": "1.5"}, "channel ratio .* above 0 .* most 1"),
     ],
 )
-def test_what_this_model_cannot_give_is_refused_with_what_it_can(spec: str, words: str) -> None:
-    with pytest.raises(SpecError, match=words):
+def test_what_this_model_cannot_give_is_refused_with_what_it_can(
+    spec: str, code: str, values: dict[str, object], words: str
+) -> None:
+    with refused(code, spec=spec, **values) as caught:
         split(FOREIGN["signal"].build(), spec, FOREIGN["signal"].shape)
+    assert re.search(words, str(caught.value))
 
 
 @pytest.mark.parametrize("inner", ["", "+low-rank:0.3"])
@@ -267,20 +280,21 @@ def test_what_this_model_cannot_give_is_refused_with_what_it_can(spec: str, word
 def test_the_capacity_that_a_refusal_names_is_accepted(name: str, inner: str) -> None:
     foreign = FOREIGN[name]
     model, training = foreign.build(), TrainingConfig(batch_size=999)  # hardly any weights count
-    with pytest.raises(SpecError, match=r"'slice:0.000001\S*': the smallest slice") as refused:
-        split(model, f"slice:0.000001{inner}", foreign.shape, training)
-    named = re.search(r"has capacity (0\.\d+); allow at least that", str(refused.value))
-    assert named is not None
+    spec = f"slice:0.000001{inner}"
+    with refused("spec.capacity-too-small", spec=spec) as caught:
+        split(model, spec, foreign.shape, training)
+    named = caught.value.values["smallest_capacity"]
+    assert f"capacity {named}" in str(caught.value)
     full = split(model, "full", foreign.shape, training).counts
     smallest = split(model, "slice:head", foreign.shape, training).counts.capacity(full)
-    assert smallest <= float(named[1]) <= 1.1 * smallest + 0.0005
+    assert smallest <= named <= 1.1 * smallest + 0.0005
     if not inner:
-        split(model, f"slice:{named[1]}", foreign.shape, training)
+        split(model, f"slice:{named}", foreign.shape, training)
 
 
 @pytest.mark.parametrize(("name", "limit"), [("separable", 0.45), ("signal", 0.71)])
 def test_the_capacity_limit_holds_with_factors_too(name: str, limit: float) -> None:
-    """Factors add activations to the one model and take parameters from the other."""
+    """In one model factors add activations, in the other they save parameters."""
     foreign = FOREIGN[name]
     model, training = foreign.build(), TrainingConfig(batch_size=BATCH)
     full = split(model, "full", foreign.shape, training).counts
@@ -297,8 +311,10 @@ def test_the_capacity_limit_holds_with_factors_too(name: str, limit: float) -> N
 
 def test_a_refusal_says_what_keeping_no_layer_dense_would_give() -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, CLASSES))
-    with pytest.raises(SpecError, match=r"0: the first layer; .*With keep=0 0 would get smaller"):
+    with refused("spec.nothing-smaller", spec="low-rank:0.25") as caught:
         split(model, "low-rank:0.25", (16,))
+    assert "0: the first layer; " in str(caught.value)
+    assert "With keep=0 0 would get smaller" in str(caught.value)
     split(model, "low-rank:0.25,keep=0", (16,))
 
 
@@ -330,23 +346,41 @@ def test_a_batch_norm_that_keeps_no_statistics_needs_no_momentum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "words"),
+    ("layer", "code", "values"),
     [
-        (nn.LazyLinear(4), r"'0.weight' has no shape yet: its module is lazy"),
-        (without_weight(), r"'0' has no weight"),
-        (with_parameter(torch.ones(2, dtype=torch.complex64)), r"'0.extra' is torch.complex64"),
-        (with_parameter(torch.ones(2, dtype=torch.int64)), r"'0.extra' is torch.int64"),
-        (with_parameter(torch.ones(0, 4)), r"'0.extra' has shape \(0, 4\), which holds no"),
-        (with_parameter(torch.tensor([1.0, torch.nan])), r"'0.extra' holds a number that is not"),
-        (with_statistic(torch.inf), r"'0.running_mean' holds a number that is not finite"),
-        (nn.BatchNorm1d(4, momentum=None), r"^'0' averages .*; give it a momentum, like 0\.1"),
-        (nn.GRUCell(4, 4), r"^'0' is a GRUCell, .* take the layer nn\.GRU, which"),
-        (nn.AlphaDropout(0.5), r"draws random numbers .* in '0'\), which .*; set dropout to 0"),
+        (nn.LazyLinear(4), "model.lazy-parameter", {"parameter": "0.weight"}),
+        (without_weight(), "model.missing-weight", {"layer": "0"}),
+        (
+            with_parameter(torch.ones(2, dtype=torch.complex64)),
+            "model.wrong-dtype",
+            {"tensor": "0.extra", "dtype": "torch.complex64"},
+        ),
+        (
+            with_parameter(torch.ones(2, dtype=torch.int64)),
+            "model.wrong-dtype",
+            {"tensor": "0.extra", "dtype": "torch.int64"},
+        ),
+        (
+            with_parameter(torch.ones(0, 4)),
+            "model.empty-parameter",
+            {"parameter": "0.extra", "shape": [0, 4]},
+        ),
+        (
+            with_parameter(torch.tensor([1.0, torch.nan])),
+            "model.not-finite",
+            {"tensor": "0.extra"},
+        ),
+        (with_statistic(torch.inf), "model.not-finite", {"tensor": "0.running_mean"}),
+        (nn.BatchNorm1d(4, momentum=None), "model.cumulative-statistics", {"layer": "0"}),
+        (nn.GRUCell(4, 4), "model.recurrent-cell", {"layer": "0", "kind": "GRUCell"}),
+        (nn.AlphaDropout(0.5), "model.random-numbers", {"layer": "0"}),
     ],
 )
 @pytest.mark.parametrize("spec", ["full", "low-rank:0.5", "slice:0.5", "cp:2.0", "width:0.5"])
-def test_models_that_no_family_takes(layer: nn.Module, words: str, spec: str) -> None:
-    with pytest.raises(ModelError, match=words):
+def test_models_that_no_family_takes(
+    layer: nn.Module, code: str, values: dict[str, object], spec: str
+) -> None:
+    with refused(code, **values):
         split(with_layer(layer), spec, (4,))
 
 
@@ -357,5 +391,5 @@ def test_a_dropout_of_zero_is_none() -> None:
 
 @pytest.mark.parametrize("spec", ["full", "low-rank:0.5", "slice:0.5", "cp:2.0", "pfedme"])
 def test_two_parameters_that_are_one_tensor_are_refused(spec: str) -> None:
-    with pytest.raises(ModelError, match=r"'second.weight' and 'first.weight' share one weight"):
+    with refused("model.shared-weight", parameters=["second.weight", "first.weight"]):
         split(Tied(), spec, (6,))

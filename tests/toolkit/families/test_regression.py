@@ -1,4 +1,4 @@
-"""Regressions from the data to the global model: numbers as labels, no accuracy anywhere."""
+"""Regressions from the data to the global model: labels are numbers, and there is no accuracy."""
 
 import copy
 import json
@@ -23,7 +23,8 @@ from device_agent.training.local_data import load_data
 from edgetailor import Federation, TrainingConfig
 from models_for_tests import CLASSES, INPUT_SHAPE
 from oracles import Device, Plan
-from profiles.errors import DataError, InputError
+from profiles.errors import DataError
+from refusals import refused
 from toolkit.coordinator.round_worker import read_held_out
 from toolkit.coordinator.server import Server
 from trainings import train_bundle
@@ -102,12 +103,12 @@ def test_a_round_of_a_regression(seed: int, tmp_path: Path) -> None:
     assert loss == pytest.approx(loss_of(made.module, device), rel=1e-5)
     for name, value in expected.items():
         assert float((came[name] - value).norm()) <= 1e-4 * float(value.norm()), name
-    with pytest.raises(InputError, match=r"labels of shape \(21, 2\); the model's output is"):
+    with refused("data.wrong-shape", shape=[21, 2], outputs=CLASSES):
         made.evaluate(device.x, device.y[:, :2])
 
 
 def test_a_slice_judges_on_its_recordings(seed: int, tmp_path: Path) -> None:
-    """Classes here; the last, smaller batch of 21 samples counts by its size."""
+    """A classification. The last batch of the 21 samples is smaller and counts by its size."""
     made = Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, TrainingConfig(8), seed=seed)
     device, _ = local_data(seed, tmp_path)
     y = np.random.default_rng(seed).integers(CLASSES, size=SAMPLES)

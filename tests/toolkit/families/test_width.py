@@ -1,4 +1,4 @@
-"""A narrowed model is the narrow model that one writes by hand, and EmbracingFL's Table 10."""
+"""A narrowed model equals a narrow model written by hand; also EmbracingFL's Table 10."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from bundles import SAMPLE_SHAPE, tiny_cnn
 from device_agent.formats.bundle import open_bundle
-from edgetailor import GlobalModel, TrainingConfig, export, split
+from edgetailor import GlobalModel, TrainingConfig, split
+from exporters.export import export
 from narrow_models import (
     Concatenating,
     Gated,
@@ -22,19 +23,19 @@ from narrow_models import (
     Separable,
     Signal,
 )
-from profiles.errors import SpecError
+from refusals import refused
 from toolkit.families import family_named
 from toolkit.models import resnet20
 from toolkit.submodels.submodel import Submodel
 
 RATE = 0.1
 Indices = Mapping[str, Mapping[int, Sequence[int]]]
-"""Kept indices of a tensor's axes, where they are not just the first ones."""
+"""Kept indices of the axes of a tensor, if they are not the first ones."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model and its twin at `ratio`, with widths counted by hand."""
+    """A model, and the narrow model for `ratio` with widths counted by hand."""
 
     build: Callable[..., nn.Module]
     widths: tuple[int, ...]
@@ -131,7 +132,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def randomised(model: nn.Module, generator: torch.Generator) -> nn.Module:
-    """Every tensor of `model` drawn anew, in float64; variances above zero."""
+    """Draw all tensors of `model` at random, in float64; variances are above zero."""
     model = model.double()
     for name, value in model.state_dict().items():
         if value.is_floating_point():
@@ -141,7 +142,7 @@ def randomised(model: nn.Module, generator: torch.Generator) -> nn.Module:
 
 
 def sliced(case: Case, wide: nn.Module, twin: nn.Module) -> nn.Module:
-    """`twin` with the numbers of `wide` that it is to hold."""
+    """`twin` with the elements of `wide` that it should hold."""
     own = wide.state_dict()
     for name, value in twin.state_dict().items():
         indices = [
@@ -160,7 +161,7 @@ def submodel_of(model: nn.Module, case: Case, spec: str) -> Submodel:
 def run(
     submodel: Submodel, signature: str, tensors: Mapping[str, Tensor], **feeds: Tensor
 ) -> dict[str, Tensor]:
-    """One signature in float64, optimizer state zero."""
+    """Call one signature in float64, with optimizer state zero."""
     (found,) = [s for s in submodel.program.signatures if s.name == signature]
     state = {
         e.name: tensors[e.name].double() if e.stored else torch.zeros(e.shape, dtype=torch.float64)
@@ -224,7 +225,7 @@ def test_table_10_of_embracingfl() -> None:
     assert [f"{c.capacity(counts[0]):.2f}" for c in counts[1:]] == ["0.43", "0.18"]
 
 
-def test_parts_and_treatments_say_what_is_left() -> None:
+def test_parts_and_layer_decisions_say_what_is_left() -> None:
     case = CASES["concatenating"]
     submodel = submodel_of(case.build(*case.widths), case, "width:0.4")
     parts = {entry.name: entry.part for entry in submodel.program.tensors if entry.stored}
@@ -233,7 +234,7 @@ def test_parts_and_treatments_say_what_is_left() -> None:
     assert parts["bn.running_mean"] == (pieces,)
     assert parts["classifier.weight"] == (((0, 4),), pieces)
     assert parts["classifier.bias"] is None
-    forms = {treatment.layer: treatment.form for treatment in submodel.treatments}
+    forms = {d.layer: d.form for d in submodel.layer_decisions}
     assert forms["join"] == "11 of 24 channels in, 3 of 6 out"
     assert forms["classifier"] == "11 of 24 channels in, 4 of 4 out"
 
@@ -273,18 +274,19 @@ def test_a_bundle_is_the_narrow_network(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ratio", ["0", "-0.5", "1.1", "nan", "half"])
 def test_a_ratio_out_of_range_is_refused_with_the_range(ratio: str) -> None:
-    with pytest.raises(SpecError, match=r"channel ratio must be a number above 0 and at most 1"):
+    with refused("spec.invalid-size", spec=f"width:{ratio}", size=ratio) as caught:
         split(nn.Linear(3, 3), f"width:{ratio}", (3,))
+    assert "channel ratio must be a number above 0 and at most 1" in str(caught.value)
 
 
 def test_a_second_family_is_refused() -> None:
-    with pytest.raises(SpecError, match="width takes no second family"):
+    with refused("spec.invalid-combination", spec="width:0.5+low-rank:0.25"):
         split(nn.Linear(3, 3), "width:0.5+low-rank:0.25", (3,))
 
 
 def test_a_ratio_that_drops_nothing_is_refused_with_the_largest_that_does() -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
-    with pytest.raises(SpecError, match=r"'width:0.9': .* must be at most 0.875, or 1"):
+    with refused("spec.nothing-smaller", spec="width:0.9", highest_ratio=0.875):
         split(model, "width:0.9", (3,))
     assert split(model, "width:0.875", (3,)).counts.params == 7 * 4 + 7 * 2 + 2
 
@@ -296,12 +298,13 @@ def test_a_decimal_ratio_is_exactly_that() -> None:
 
 
 def test_a_model_with_no_layer_between_input_and_classes_is_refused() -> None:
-    with pytest.raises(SpecError, match="no layer of this model has channels to drop"):
+    with refused("spec.nothing-smaller", spec="width:0.5") as caught:
         split(nn.Linear(3, 3), "width:0.5", (3,))
+    assert "highest_ratio" not in caught.value.values
 
 
 class Memory(nn.Module):
-    """A recurrent layer that begins with zeros of its own."""
+    """A recurrent layer that starts with zeros of the model."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The shipped models are the papers': published sizes, ranks and capacities, to the last digit."""
+"""The models have exactly the sizes, ranks and capacities that the papers publish."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -135,9 +135,9 @@ TDPFED = {
 @pytest.mark.parametrize("name", TDPFED)
 def test_ranks_of_tdpfed(name: str) -> None:
     for place, rate in enumerate((1.5, 2)):
-        treatments = split(build(name), f"cp:{rate}", SHAPES[name]).treatments
+        decisions = split(build(name), f"cp:{rate}", SHAPES[name]).layer_decisions
         ranks = {layer: f"CP rank {both[place]}" for layer, both in TDPFED[name].items()}
-        assert {t.layer: t.form for t in treatments} == ranks
+        assert {d.layer: d.form for d in decisions} == ranks
 
 
 def test_transposed_convolutions_count() -> None:
@@ -160,7 +160,7 @@ def test_layers_that_put_the_batch_second_count() -> None:
 
 
 class Recurrent(nn.Module):
-    """The last step of `layer`, ahead of a linear layer of 1 output."""
+    """The last step of `layer`, followed by a linear layer with one output."""
 
     def __init__(self, layer: nn.RNNBase, width: int) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class Recurrent(nn.Module):
 
 @pytest.mark.parametrize(("layer", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
 def test_recurrent_layers_multiply_once_a_step(layer: type[nn.RNNBase], gates: int) -> None:
-    """Gates of n units, by their inputs and by the state before: gates * n * (inputs + n)."""
+    """MACs of gates with n units, on inputs and last state: gates * n * (inputs + n)."""
     steps, inputs, units = 7, 5, 6
     model = Recurrent(layer(inputs, units, 2, batch_first=True, bidirectional=True), 2 * units)
     counts = split(model, "full", (steps, inputs), TrainingConfig(batch_size=32)).counts
@@ -182,7 +182,7 @@ def test_recurrent_layers_multiply_once_a_step(layer: type[nn.RNNBase], gates: i
 
 
 def test_attention_multiplies_queries_keys_and_values() -> None:
-    """Two encoders of 4 patches, width 12: projections 4 e^2, products 2 t e, and 8 e^2 behind."""
+    """Two encoders of 4 patches, width 12: projections 4 e^2, products 2 t e, then 8 e^2."""
     tokens, width, batch = 4, 12, 16
     transformer = FOREIGN["transformer"]
     training = TrainingConfig(batch_size=batch)

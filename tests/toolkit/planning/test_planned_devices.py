@@ -16,7 +16,8 @@ from device_agent.federation.membership import join, leave
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.protocol import JoinRequest, SubmodelFailure
 from device_agent.training.memory_fit import needed_bytes
-from edgetailor import export, split
+from edgetailor import split
+from exporters.export import export
 from log_messages import logged
 from made_calibration import DEVICE
 from profiles.cost_model.memory_rule import TRAINING_RESERVE_BYTES, UNCALIBRATED

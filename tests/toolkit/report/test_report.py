@@ -18,6 +18,7 @@ from made_profiles import MACHINE, full, made_duration, made_phase, made_profile
 from profiles.documents.bundle_profile import Point, Profile, Sustained, Validity
 from profiles.documents.profile_reading import encode_profile
 from profiles.errors import InputError
+from refusals import refused
 from toolkit.report.charts import BUDGET, draw_png
 from toolkit.report.html_page import page
 from toolkit.report.phase_costs import cost_of, make_report
@@ -71,7 +72,7 @@ def test_what_does_not_belong_together_is_refused() -> None:
     with pytest.raises(InputError, match="differ in batch size"):
         make_report([full(), msgspec.structs.replace(sliced(), batch_size=8)])
     other = msgspec.structs.replace(full(), structure="f" * 64)
-    with pytest.raises(InputError, match="these profiles hold full of two"):
+    with refused("report.several-models", submodel="full"):
         make_report([full(), other])
     with pytest.raises(InputError, match="holds no 'forward' phase: measure the bundle"):
         make_report([msgspec.structs.replace(full(), phases=full().phases[1:])])

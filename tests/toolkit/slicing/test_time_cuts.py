@@ -1,11 +1,11 @@
-"""An LSTM cut along time is the LSTM that a loop over its steps computes, gradients included."""
+"""An LSTM cut along time equals a loop over its steps, including the gradients."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from edgetailor import TrainingConfig, split
-from profiles.errors import SpecError
+from refusals import refused
 from toolkit.models.imdb_bilstm import ImdbBiLSTM
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.submodel import Submodel
@@ -30,7 +30,7 @@ class Stacked(nn.Module):
 
 
 def loop(x: Tensor, lstm: nn.LSTM, suffix: str, state: tuple[Tensor, Tensor] | None = None) -> Run:
-    """One layer and direction of `lstm`, step by step; `suffix` picks its weights."""
+    """One layer and direction of `lstm`, step by step; `suffix` selects its weights."""
     w = {
         kind: getattr(lstm, f"{kind}_{suffix}")
         for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -69,7 +69,7 @@ def values(submodel: Submodel, model: nn.Module) -> dict[str, Tensor]:
 
 
 def recorded(submodel: Submodel, state: dict[str, Tensor], x: Tensor) -> Tensor:
-    """What the stages make of `x`, one after the other."""
+    """The result of all stages for `x`, one after the other."""
     for signature in submodel.program.signatures[:-3]:
         x = signature.function({**state, "x": x})["output"]
     return x
@@ -142,8 +142,8 @@ def test_what_is_trained_and_what_is_frozen() -> None:
     assert train.inputs[0].shape == (None, 2 * WIDTH + (LENGTH - 4) * WIDTH)
     assert train.inputs[0].dtype == "float32"
     assert submodel.program.signatures[0].inputs[0].dtype == "int64"
-    (treatment,) = submodel.treatments
-    assert treatment.layer == "the first 4 steps of lstm"
+    (decision,) = submodel.layer_decisions
+    assert decision.layer == "the first 4 steps of lstm"
 
 
 class Sequence(nn.Module):
@@ -171,33 +171,42 @@ def shortcut(x: Tensor, y: Tensor, state: object) -> Tensor:
     return y[:, -1] + x[:, -1]
 
 
+IMPOSSIBLE = "spec.impossible-time-cut"
 REFUSED = {
-    "mean": (nn.LSTM(3, 3, batch_first=True), mean, 2, "reads its output of every step"),
-    "shortcut": (nn.LSTM(3, 3, batch_first=True), shortcut, 2, "more than its input is needed"),
-    "steps first": (nn.LSTM(3, 3), last, 2, r"batch_first=True"),
-    "too many": (nn.LSTM(3, 3, batch_first=True), last, 5, "skip must be from 1 to 4; the LSTM"),
+    "mean": (nn.LSTM(3, 3, batch_first=True), mean, 2, IMPOSSIBLE, "at every step"),
+    "shortcut": (nn.LSTM(3, 3, batch_first=True), shortcut, 2, IMPOSSIBLE, "bypasses the LSTM"),
+    "steps first": (nn.LSTM(3, 3), last, 2, IMPOSSIBLE, "batch_first=True"),
+    "too many": (
+        nn.LSTM(3, 3, batch_first=True),
+        last,
+        5,
+        "spec.invalid-option",
+        "skip must be from 1 to 4; the LSTM takes 5 steps",
+    ),
     "two layers": (
         nn.LSTM(3, 3, 2, batch_first=True, bidirectional=True),
         last,
         2,
-        "2 layers and both directions cannot be cut along time",
+        IMPOSSIBLE,
+        "bidirectional LSTM of 2 layers",
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_lstm_that_cannot_be_cut_along_time(name: str) -> None:
-    lstm, read, skip, message = REFUSED[name]
+    lstm, read, skip, code, words = REFUSED[name]
     model = Sequence(lstm, read)
     model(torch.zeros(2, 5, 3))
-    with pytest.raises(SpecError, match=message):
+    with refused(code, spec=f"slice:lstm,skip={skip}") as caught:
         split(model, f"slice:lstm,skip={skip}", (5, 3))
+    assert words in str(caught.value)
 
 
 def test_skip_needs_the_name_of_an_lstm() -> None:
     model = ImdbBiLSTM(WORDS, WIDTH)
     for size in ("classifier", "0.5"):
-        with pytest.raises(SpecError, match=r"needs the name of one LSTM .*; its LSTMs: lstm"):
+        with refused("spec.unknown-lstm", lstms=["lstm"]):
             split(model, f"slice:{size},skip=2", (LENGTH,))
-    with pytest.raises(SpecError, match="its LSTMs: none"):
+    with refused("spec.unknown-lstm", lstms=[]):
         split(nn.Linear(3, 2), "slice:lstm,skip=2", (3,))

@@ -1,0 +1,36 @@
+"""Whether a bundle folder may be written to a place; needs no torch, so it can be asked first."""
+
+import os
+from pathlib import Path
+
+from device_agent.formats.atomic_files import check_file_place, refuse_existing
+from device_agent.formats.manifest import MANIFEST
+from profiles.errors import InputError
+
+
+def check_bundle_place(out: Path, force: bool = False) -> None:
+    """Refuse a place that no bundle can be written to.
+
+    Args:
+        out: The bundle folder to be written.
+        force: Allow an existing bundle or an empty folder to be replaced. Nothing else is ever
+            replaced, because everything in the folder would be lost.
+
+    Raises:
+        InputError: `out` exists, or with `force`: it is not a bundle.
+    """
+    refuse_existing(out, force)
+    if not os.path.lexists(out):
+        check_file_place(out)  # a folder needs the same of its parents as a file does
+    elif not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
+        raise InputError(
+            f"{out} is not a bundle, so --force does not replace it: give another place.",
+            code="file.not-replaceable",
+            file=str(out),
+        )
+    elif Path.cwd().is_relative_to(out.resolve()):
+        raise InputError(
+            f"{out} cannot be replaced from inside it: go to another folder first.",
+            code="file.current-folder",
+            file=str(out),
+        )

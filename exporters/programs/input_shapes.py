@@ -1,0 +1,101 @@
+"""Explaining a wrong input shape: which layer does not fit the samples, and what it takes."""
+
+import copy
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from profiles.errors import ModelError
+
+BATCH = 5
+SPATIAL_AXES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+
+
+class _MismatchError(Exception):
+    """Stops a model at the first layer that does not fit."""
+
+    def __init__(self, layer: nn.Module, takes: str, came: Tensor) -> None:
+        super().__init__()
+        self.layer, self.takes, self.came = layer, takes, came
+
+
+def wrong_input_shape(model: nn.Module, sample_shape: tuple[int, ...]) -> ModelError | None:
+    """The error for samples that a layer of `model` cannot take.
+
+    Call it after the model has failed. It runs a copy of the model and stops at the first layer
+    whose channels or features differ from those of its input.
+
+    Args:
+        model: The model.
+        sample_shape: Shape of one sample, without the batch.
+
+    Returns:
+        The error, or None if all layers that ran fit their input.
+    """
+    embeds = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+    # Any other exception has a reason that is not looked for here.
+    with torch.no_grad(), suppress(Exception):
+        samples = torch.zeros(BATCH, *sample_shape, dtype=torch.int64 if embeds else torch.float32)
+        twin = copy.deepcopy(model)
+        for module in twin.modules():
+            module.register_forward_pre_hook(_check_input)
+        try:
+            twin(samples)
+        except _MismatchError as found:
+            name = next(n for n, module in twin.named_modules() if module is found.layer)
+            return _explained(sample_shape, name, found)
+    return None
+
+
+def _explained(sample_shape: tuple[int, ...], name: str, found: _MismatchError) -> ModelError:
+    title = f"the layer {name!r}" if name else "the model"
+    came = _written(("batch", *found.came.shape[1:]))
+    return ModelError(
+        f"Wrong input shape {sample_shape}: {title} ({type(found.layer).__name__}) takes "
+        f"{found.takes}, but gets {came}. Give the shape of one sample, without the batch, as the "
+        "model expects it.",
+        code="model.wrong-input-shape",
+        shape=list(sample_shape),
+        layer=name,
+        takes=found.takes,
+        came=came,
+    )
+
+
+def _check_input(layer: nn.Module, inputs: tuple[object, ...]) -> None:
+    came = inputs[0] if inputs else None
+    takes = _expected_input(layer)
+    if not isinstance(came, Tensor) or takes is None:
+        return
+    axis, size, written, dimensions = takes
+    fits = came.dim() in dimensions if dimensions else came.dim() > 0
+    if not fits or came.shape[axis] != size:
+        raise _MismatchError(layer, written, came)
+
+
+def _expected_input(layer: nn.Module) -> tuple[int, int, str, tuple[int, ...]] | None:
+    """Axis and size of a layer's channels, its input in words, and the numbers of axes allowed.
+
+    None for layers whose input is not known; no numbers of axes if any will do.
+    """
+    match layer:
+        case _ConvNd():
+            spatial = SPATIAL_AXES[len(layer.kernel_size)]
+            written = _written(("batch", layer.in_channels, *spatial))
+            return 1, layer.in_channels, written, (2 + len(spatial),)
+        case _BatchNorm():
+            written = _written(("batch", layer.num_features, "..."))
+            return 1, layer.num_features, written, (2, 3, 4, 5)
+        case nn.RNNBase():
+            axes = ("batch", "steps") if layer.batch_first else ("steps", "batch")
+            return -1, layer.input_size, _written((*axes, layer.input_size)), (2, 3)
+        case nn.Linear():
+            return -1, layer.in_features, _written(("batch", "...", layer.in_features)), ()
+    return None
+
+
+def _written(axes: tuple[object, ...]) -> str:
+    return f"({', '.join(map(str, axes))})"

@@ -1,0 +1,131 @@
+"""Checks of a model's tensors and layers, and of traced signatures: codes and values of errors."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exporters.programs.capture import capture
+from exporters.programs.model_checks import check_parameters
+from exporters.programs.program import ProgramSignature, samples_port
+from exporters.programs.tracing import EXAMPLE_BATCH, trace
+from refusals import refused
+
+
+def with_parameter(name: str, value: Tensor) -> nn.Module:
+    """A linear layer with a further parameter."""
+    model = nn.Linear(3, 2)
+    model.register_parameter(name, nn.Parameter(value, requires_grad=value.is_floating_point()))
+    return model
+
+
+def with_buffer(value: Tensor) -> nn.Module:
+    model = nn.Linear(3, 2)
+    model.register_buffer("scale", value)
+    return model
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    return model
+
+
+def without_weight() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 2))
+    model[0].weight = None
+    return model
+
+
+class ExtraState(nn.Linear):
+    """A layer whose state dict holds more than tensors."""
+
+    def get_extra_state(self) -> int:
+        return 3
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], str, dict[str, object]]] = {
+    "no weight": (without_weight, "model.missing-weight", {"layer": "0"}),
+    "lazy": (lambda: nn.LazyLinear(2), "model.lazy-parameter", {"parameter": "weight"}),
+    "tied": (tied, "model.shared-weight", {"parameters": ["1.weight", "0.weight"]}),
+    "integers": (
+        lambda: with_parameter("own", torch.ones(2, dtype=torch.int64)),
+        "model.wrong-dtype",
+        {"tensor": "own", "dtype": "torch.int64"},
+    ),
+    "double buffer": (
+        lambda: with_buffer(torch.ones(2, dtype=torch.float64)),
+        "model.wrong-dtype",
+        {"tensor": "scale", "dtype": "torch.float64"},
+    ),
+    "empty": (
+        lambda: with_parameter("own", torch.ones(0, 4)),
+        "model.empty-parameter",
+        {"parameter": "own", "shape": [0, 4]},
+    ),
+    "infinite": (
+        lambda: with_buffer(torch.tensor([1.0, torch.inf])),
+        "model.not-finite",
+        {"tensor": "scale"},
+    ),
+    "plus": (
+        lambda: with_parameter("own+", torch.ones(2)),
+        "model.invalid-name",
+        {"name": "own+"},
+    ),
+    "quotation mark": (
+        lambda: with_parameter('o"n', torch.ones(2)),
+        "model.invalid-name",
+        {"name": 'o"n'},
+    ),
+    "extra state": (lambda: ExtraState(3, 2), "model.extra-state", {"name": "_extra_state"}),
+    "cell": (
+        lambda: nn.Sequential(nn.LSTMCell(3, 2)),
+        "model.recurrent-cell",
+        {"layer": "0", "kind": "LSTMCell"},
+    ),
+    "cumulative average": (
+        lambda: nn.Sequential(nn.BatchNorm1d(3, momentum=None)),
+        "model.cumulative-statistics",
+        {"layer": "0"},
+    ),
+    "no parameters": (nn.Tanh, "model.no-parameters", {}),
+    "frozen": (lambda: nn.Linear(3, 2).requires_grad_(False), "model.all-frozen", {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tensors_and_layers_that_cannot_be_trained(case: str) -> None:
+    build, code, values = CASES[case]
+    with refused(code, **values):
+        check_parameters(build())
+
+
+def test_a_model_must_return_one_tensor() -> None:
+    class Two(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = super().forward(x)
+            return y, y.tanh()
+
+    with refused("model.wrong-output"):
+        capture(Two(3, 2), (3,))
+
+
+def signature(function: Callable[[Tensor], Tensor]) -> ProgramSignature:
+    """A signature x -> y of `function`."""
+
+    def run(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"y": function(feeds["x"])}
+
+    return ProgramSignature("own", (samples_port((2,)),), (samples_port((2,), "y"),), run)
+
+
+def test_a_signature_must_not_read_values() -> None:
+    with refused("export.cannot-trace", signature="own"):
+        trace(signature(lambda x: x * float(x.sum())))
+
+
+def test_a_signature_must_not_branch_on_the_batch_size() -> None:
+    with refused("export.fixed-batch", signature="own", batch=EXAMPLE_BATCH):
+        trace(signature(lambda x: x * 2 if x.shape[0] == EXAMPLE_BATCH else x))

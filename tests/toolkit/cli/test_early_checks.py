@@ -1,0 +1,175 @@
+"""Mistakes that every command refuses before it imports torch."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import ROOT, refusal, run
+from refusals import refused
+from toolkit.cli.early_checks import check_some_spec, check_specs
+from toolkit.cli.model_reference import check_reference
+
+SHAPE = ("--input-shape", "1,6,6")
+MODEL = ("toolkit.models:resnet20", *SHAPE)
+
+
+@pytest.fixture
+def torchless(tmp_path: Path) -> Path:
+    """A folder with a `torch` that fails when it is imported."""
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    (blocked / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    (tmp_path / "tiers.toml").write_text('[[tiers]]\nname = "board"\nsubmodel = "slide:0.5"\n')
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("inspect", *MODEL, "--submodel", "lowrank:0.25"), "did you mean 'low-rank'?"),
+        (("inspect", *MODEL, "--submodel", "full:"), "'full:'"),
+        (("inspect", "toolkit.models:resnet21", *SHAPE), "Did you mean resnet20 or resnet"),
+        (("inspect", "toolkit.model:resnet20", *SHAPE), "Did you mean models or "),
+        (("inspect", *MODEL, "--weights", "w"), "w cannot be read: No such file or directory."),
+        (("export", *MODEL, "--out", "b", "--submodel", "widht:0.5"), "did you mean 'width'?"),
+        (("export", *MODEL, "--out", "blocked"), "blocked exists already"),
+        (("export", *MODEL, "--out", "b", "--tiers", "t.toml"), "t.toml cannot be read"),
+        (("export", *MODEL, "--out", "b", "--tiers", "tiers.toml"), "did you mean 'slice'?"),
+        (("plan", *MODEL, "--profile", "toaster"), "'toaster'"),
+        (("plan", *MODEL, "--profile", "android-low", "--submodel", "cpp:2"), "'cp'"),
+        (("plan", "toolkit.models:vgg9", *SHAPE, "--profile", "android-low"), "mean vgg8?"),
+        (("evaluate", *MODEL, "--weights", "w", "--data", "d.npz"), "w cannot be read"),
+        (("evaluate", *MODEL, "--weights", "blocked/torch.py", "--data", "d.npz"), "d.npz does"),
+        (("aggregate", "global", "one", "--out", "new"), "global cannot be read"),
+        (("demo", "--out", "blocked"), "blocked exists already"),
+        (("serve", "fleet.toml"), "fleet.toml cannot be read"),
+        (("serve", "tiers.toml"), "tiers.toml"),
+        (("report", "full.json"), "full.json cannot be read"),
+    ],
+)
+def test_a_typo_is_refused_without_torch(
+    torchless: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    path = os.pathsep.join([str(torchless / "blocked"), str(ROOT)])
+    done = run("edgetailor", *arguments, cwd=torchless, PYTHONPATH=path)
+    assert said in refusal(done)
+
+
+def test_specs_that_no_model_could_satisfy() -> None:
+    check_specs(["full", "low-rank:0.25", "slice:0.42+low-rank:0.25"])
+    check_some_spec(["lowrank:0.25", "full"])
+    for check in (check_specs, check_some_spec):
+        with refused("spec.unknown-family", family="lowrank"):
+            check(["slice:0.42+lowrank:0.25"])
+
+
+MODULE = """
+import numpy as np
+from pathlib import PurePath as Pure, Path
+one: int = 1
+two = three = lambda: None
+(four, [five, *six]) = range(9), [1, 2]
+if one:
+    seven = 7
+try:
+    eight = 8
+except OSError as nine:
+    pass
+with open(__file__) as ten:
+    eleven = [hidden for hidden in ten]
+for twelve in ():
+    pass
+class Thirteen:
+    inside = 1
+async def fourteen():
+    global fifteen
+    local = 1
+if (sixteen := 1):
+    pass
+match one:
+    case [seventeen, *eighteen]:
+        pass
+    case {"a": nineteen, **twenty}:
+        pass
+"""
+BOUND = [
+    "np", "Pure", "Path", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
+    "ten", "eleven", "twelve", "Thirteen", "fourteen", "fifteen", "sixteen", "seventeen",
+    "eighteen", "nineteen", "twenty",
+]  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, which is empty."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_every_way_to_bind_a_name_counts(here: Path, name: str) -> None:
+    (here / "bindings.py").write_text(MODULE)
+    check_reference(f"bindings:{name}")
+
+
+@pytest.mark.parametrize("name", ["inside", "local", "PurePath", "numpy"])
+def test_names_that_a_module_does_not_have(here: Path, name: str) -> None:
+    (here / "bindings.py").write_text(MODULE)
+    with refused("model.unknown-callable", module="bindings", callable=name):
+        check_reference(f"bindings:{name}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from nets import *",
+        "def __getattr__(name): return name",
+        "globals()['made'] = 1",
+        "import sys; setattr(sys.modules[__name__], 'made', 1)",
+        "this is no Python",
+    ],
+)
+def test_a_module_that_cannot_be_judged_passes(here: Path, source: str) -> None:
+    (here / "dynamic.py").write_text(source)
+    check_reference("dynamic:made")
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "builtins:int",
+        "sys:nothing",
+        "os.path:join",
+        "package.sub:net",
+        "spaces.net:net",
+        ".nets:tiny",
+    ],
+)
+def test_modules_without_readable_source_pass(here: Path, reference: str) -> None:
+    (here / "package").mkdir()
+    (here / "package" / "__init__.py").write_text("import sys; sys.modules['package.sub'] = sys\n")
+    (here / "spaces").mkdir()
+    (here / "spaces" / "net.py").write_text("def net(): ...\n")
+    check_reference(reference)
+
+
+def test_no_module_is_run(here: Path) -> None:
+    (here / "loud").mkdir()
+    for name in ("__init__", "nets"):
+        (here / "loud" / f"{name}.py").write_text("raise SystemExit('it ran')\n\ndef tiny(): ...\n")
+    check_reference("loud.nets:tiny")
+    with refused("model.unknown-callable", callable="tinny") as caught:
+        check_reference("loud.nets:tinny")
+    assert "Did you mean tiny?" in str(caught.value)
+    with refused("model.cannot-import", module="loud.nest") as caught:
+        check_reference("loud.nest:tiny")
+    assert "Did you mean nets?" in str(caught.value)
+    assert "loud" not in sys.modules
+
+
+@pytest.mark.parametrize("reference", ["", "nets", "nets:", ":tiny"])
+def test_texts_that_are_not_references(reference: str) -> None:
+    with refused("model.invalid-reference", model=reference):
+        check_reference(reference)

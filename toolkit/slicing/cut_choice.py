@@ -1,0 +1,108 @@
+"""Choosing the cut point that a spec asks for: by module or by largest capacity."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from decimal import ROUND_CEILING, Decimal
+
+from profiles.errors import SpecError
+from toolkit.submodels.cut_points import CutPoint, Cutter
+from toolkit.submodels.spec import Spec, as_number
+from toolkit.submodels.spec_form import Number
+
+CAPACITY = Number("capacity", "slice:0.42", 1)
+
+Load = Callable[[CutPoint], int]
+"""Trained parameters plus activations of the slice after a cut point."""
+
+
+def choose_cut(cutter: Cutter, spec: Spec, batch: int, load: Load | None = None) -> CutPoint:
+    """The cut point that `spec` asks for.
+
+    Args:
+        cutter: The model to cut.
+        spec: A spec of `slice`, with a size.
+        batch: Samples in a batch.
+        load: The load of a slice. Give it if other layers than the model's own are trained.
+
+    Raises:
+        SpecError: If there is no such cut point; the message names what is possible.
+    """
+    if not cutter.points:
+        raise SpecError(
+            f"{str(spec)!r}: this model cannot be cut. At each place more than one activation is "
+            "needed later.",
+            code="spec.no-cut-point",
+            spec=str(spec),
+        )
+    size = str(spec.size)
+    value = as_number(size)
+    # nn.Sequential names its modules by numbers, so that a whole number may be a module's name. A
+    # number with a point is a capacity.
+    is_capacity = value is not None and "." in size and 0 < value <= 1
+    is_module = any(is_within(point.module, size) for point in cutter.points)
+    if (is_module and not is_capacity) or value is None:
+        return cut_at_module(cutter, spec)
+    return cut_by_capacity(cutter, spec, batch, load or slice_load(cutter, batch))
+
+
+def cut_at_module(cutter: Cutter, spec: Spec) -> CutPoint:
+    """The last cut point before the module that is the size of `spec`."""
+    inside = [p for p in cutter.points if is_within(p.module, str(spec.size))]
+    if not inside:
+        names = list(dict.fromkeys(p.module for p in cutter.points))
+        raise SpecError(
+            f"{str(spec)!r}: the model cannot be cut there. Use one of {', '.join(names)}.",
+            code="spec.unknown-cut-point",
+            spec=str(spec),
+            cut_points=names,
+        )
+    first = inside[0].module
+    # Several cut points may lie before one module. The last one leaves the fewest operators to
+    # train.
+    return [p for p in inside if p.module == first][-1]
+
+
+def is_within(module: str, name: str) -> bool:
+    """Whether `module` is the module `name` or inside it."""
+    return module == name or module.startswith(f"{name}.")
+
+
+def cut_by_capacity(cutter: Cutter, spec: Spec, batch: int, load: Load) -> CutPoint:
+    """The cut point of the largest slice within the capacity that is the size of `spec`.
+
+    If several cut points give the same slice, the one with the smallest recording.
+    """
+    limit = CAPACITY.read(spec)
+    full = cutter.load(cutter.captured.training, batch)
+    # A later slice is a part of an earlier one, so that loads only fall: bisection is possible. If
+    # the inner family keeps first layers dense (`keep`), loads may rise somewhere. The bisection
+    # then may miss the largest slice, but what it finds is within the limit.
+    first = bisect_left(cutter.points, True, key=lambda point: load(point) / full <= limit)
+    if first == len(cutter.points):
+        smallest = round_up(load(cutter.points[-1]) / full)
+        raise SpecError(
+            f"{str(spec)!r}: the smallest slice of this model has capacity {smallest}. "
+            "Allow at least that.",
+            code="spec.capacity-too-small",
+            spec=str(spec),
+            smallest_capacity=float(smallest),
+        )
+    own = slice_load(cutter, batch)
+    best = own(cutter.points[first])
+    equal = [point for point in cutter.points if own(point) == best]
+    # Operators without parameters and activations, such as a pooling, can be on either side.
+    # Recording after a pooling takes less space.
+    return min(equal, key=lambda point: (point.recorded, -point.place))
+
+
+def slice_load(cutter: Cutter, batch: int) -> Load:
+    """The load of slices that train the model's own layers."""
+    return lambda point: cutter.load(cutter.trained(point.place), batch)
+
+
+def round_up(capacity: float) -> str:
+    """`capacity` rounded up to three decimals or two digits, whichever is more precise."""
+    places = max(3, 1 - math.floor(math.log10(capacity)))
+    step = Decimal(1).scaleb(-places)
+    return f"{Decimal(capacity).quantize(step, ROUND_CEILING):f}"

@@ -1,0 +1,157 @@
+"""The program of a slice: stages that record activations, then training on the last recording.
+
+EmbracingFL, Algorithm 1 (multi-step forward pass) and Algorithm 2 (training of the rest).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from device_agent.formats.manifest import SAMPLES, Instruction, Record, TensorEntry
+from exporters.programs.captured import Captured
+from exporters.programs.program import Program, ProgramSignature
+from exporters.programs.recorded_graph import output_node
+from exporters.programs.training_signatures import (
+    evaluation_signature,
+    forward_signature,
+    train_signature,
+)
+from toolkit.slicing.cut_model import CutModel
+from toolkit.submodels.capacity import Counts, count_activations, count_macs
+from toolkit.submodels.cut_points import tensors_read
+from toolkit.submodels.one_step_submodel import make_optimizer, training_instruction
+from toolkit.submodels.rewritten_model import Rewritten
+from toolkit.submodels.spec import Spec
+from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
+from toolkit.submodels.training_config import TrainingConfig
+
+
+@dataclass(frozen=True)
+class SliceTensors:
+    """The tensors that a device receives, by their use.
+
+    Attributes:
+        parameters: Trained.
+        buffers: Running statistics after the cut, updated by training.
+        fixed: After the cut, only read.
+        before_cut: Read by the stages only.
+    """
+
+    parameters: tuple[TensorEntry, ...]
+    buffers: tuple[TensorEntry, ...]
+    fixed: tuple[TensorEntry, ...]
+    before_cut: tuple[TensorEntry, ...]
+
+    @property
+    def read_in_training(self) -> tuple[TensorEntry, ...]:
+        """All that the trained part reads."""
+        return (*self.parameters, *self.buffers, *self.fixed)
+
+    @property
+    def received(self) -> tuple[TensorEntry, ...]:
+        """All of them, in the order of the manifest."""
+        return (*self.before_cut, *self.fixed, *self.parameters, *self.buffers)
+
+
+def slice_tensors(
+    cut: CutModel, captured: Captured, rewritten: Rewritten, training: TrainingConfig
+) -> SliceTensors:
+    """The tensors of the slice `cut`, part of the recorded model `captured`."""
+    read_after = tensors_read([cut.trained])
+
+    def read_from(group: Iterable[str]) -> Iterable[str]:
+        return filter(set(group).__contains__, read_after)
+
+    # Batch norms after the cut train; those before it only predict.
+    statistics = rewritten.tensor_entries(
+        captured, read_from(captured.buffers), statistics_role(training)
+    )
+    frozen = rewritten.tensor_entries(captured, read_from(captured.frozen), "frozen")
+    # A time cut reads the LSTM's weights on both sides: they count as after it, and are trained.
+    before_cut = (
+        n for n in tensors_read(cut.stages) if n not in read_after and n in captured.tensors
+    )
+    return SliceTensors(
+        parameters=rewritten.tensor_entries(captured, read_from(captured.parameters), "parameter"),
+        buffers=tuple(entry for entry in statistics if entry.role == "buffer"),
+        fixed=(*(entry for entry in statistics if entry.role == "frozen"), *frozen),
+        before_cut=dense_tensor_entries(captured, before_cut, "frozen"),
+    )
+
+
+def slice_program(
+    spec: Spec,
+    captured: Captured,
+    cut: CutModel,
+    tensors: SliceTensors,
+    rewritten: Rewritten,
+    training: TrainingConfig,
+) -> Program:
+    """The program that records through the stages of `cut` and trains its last part."""
+    recording = RecordingStages(cut, captured.sample_shape, tensors)
+    shape = recording.output_shape
+    optimizer = make_optimizer(training, rewritten.undecayed)
+    train_step = train_signature(
+        cut.trained,
+        shape,
+        tensors.parameters,
+        tensors.buffers,
+        optimizer,
+        penalty=rewritten.penalty,
+        reads=tensors.fixed,
+        loss=training.loss,
+        masked=training.masked,
+    )
+    return Program(
+        submodel=str(spec),
+        sample_shape=captured.sample_shape,
+        classes=captured.classes,
+        signatures=(
+            *recording.signatures,
+            train_step,
+            forward_signature("predict", cut.predicting, shape, tensors.read_in_training),
+            evaluation_signature(cut.predicting, shape, tensors.read_in_training, training.loss),
+        ),
+        tensors=(*tensors.received, *optimizer.state(tensors.parameters)),
+        schedule=(*recording.schedule, training_instruction(recording.output, training)),
+        sample_dtype=captured.sample_dtype,
+        sample_limit=captured.sample_limit,
+    )
+
+
+class RecordingStages:
+    """Signatures and schedule of the stages that run before training.
+
+    Attributes:
+        signatures: One for each stage.
+        schedule: One recording for each stage, from the recording before it.
+        output: Name of the last recording; the samples themselves if there is no stage.
+        output_shape: Shape of one sample of it.
+    """
+
+    def __init__(self, cut: CutModel, sample_shape: tuple[int, ...], tensors: SliceTensors) -> None:
+        self.signatures: list[ProgramSignature] = []
+        self.schedule: list[Instruction] = []
+        self.output, self.output_shape = SAMPLES, sample_shape
+        for number, stage in enumerate(cut.stages):
+            name, target = f"forward_{number}", f"activation_{number}"
+            wanted = set(tensors_read([stage]))
+            reads = [entry for entry in tensors.received if entry.name in wanted]
+            self.signatures.append(forward_signature(name, stage, self.output_shape, reads))
+            self.schedule.append(Record(signature=name, source=self.output, target=target))
+            self.output = target
+            self.output_shape = tuple(
+                int(size) for size in output_node(stage).meta["val"].shape[1:]
+            )
+
+
+def count_slice(
+    cut: CutModel, captured: Captured, tensors: SliceTensors, training: TrainingConfig
+) -> Counts:
+    """Sizes of the part that is trained, for one batch; the stages do not count."""
+    trained = sum(captured.parameters[entry.name].numel() for entry in tensors.parameters)
+    return Counts(
+        params=trained,
+        activations=count_activations(cut.trained, training.batch_size),
+        macs=count_macs(cut.trained, training.batch_size),
+        exchanged=trained + sum(captured.buffers[entry.name].numel() for entry in tensors.buffers),
+    )

@@ -1,0 +1,165 @@
+"""What a family accepts in its specs: a size, options and a second family.
+
+Nothing here imports torch. A command can therefore refuse a typing error before it loads a model.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from profiles.errors import SpecError
+from toolkit.submodels.spec import Spec, as_number
+
+
+@dataclass(frozen=True)
+class Number:
+    """A size that is a number above 0 and at most `highest`.
+
+    Attributes:
+        meaning: What the number says, for example `rank ratio`.
+        example: A whole spec with such a size.
+        highest: The largest number allowed, inclusive.
+    """
+
+    meaning: str
+    example: str
+    highest: float = math.inf
+
+    def read(self, spec: Spec) -> float:
+        """The number in `spec`. Raises SpecError if it is missing or out of range."""
+        if spec.size is None:
+            raise _missing_size(spec, self.meaning, self.example)
+        value = as_number(spec.size)
+        if value is None or math.isinf(value) or not 0 < value <= self.highest:
+            bound = "above 0" + (
+                "" if math.isinf(self.highest) else f" and at most {self.highest:g}"
+            )
+            raise SpecError(
+                f"Invalid size in {str(spec)!r}: the {self.meaning} must be a number {bound}, "
+                f"for example {self.example}.",
+                code="spec.invalid-size",
+                spec=str(spec),
+                size=spec.size,
+            )
+        return value
+
+
+@dataclass(frozen=True)
+class Text:
+    """A size that only the model can give a meaning to, for example the name of a module."""
+
+    meaning: str
+    example: str
+
+    def read(self, spec: Spec) -> str:
+        """The text in `spec`. Raises SpecError if it is missing."""
+        if spec.size is None:
+            raise _missing_size(spec, self.meaning, self.example)
+        return spec.size
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option: a number of at least `lowest`, `whole` if it has to be a whole number."""
+
+    name: str
+    lowest: int = 0
+    whole: bool = False
+
+    def read(self, spec: Spec) -> float:
+        """The value of the option in `spec`. Raises SpecError if it is not such a number."""
+        text = spec.options[self.name]
+        value = as_number(text)
+        usable = value is not None and self.lowest <= value < math.inf
+        if value is None or not usable or (self.whole and value != int(value)):
+            kind = "whole number" if self.whole else "number"
+            raise SpecError(
+                f"Invalid option in {str(spec)!r}: {self.name} must be a {kind} of at least "
+                f"{self.lowest}.",
+                code="spec.invalid-option",
+                spec=str(spec),
+                option=self.name,
+                value=text,
+            )
+        return value
+
+
+@dataclass(frozen=True)
+class SpecForm:
+    """The specs that one family accepts.
+
+    Attributes:
+        family: Name of the family.
+        usage: How its spec is written, for help texts.
+        summary: One line about the family and its options, for help texts.
+        size: What follows the colon, or None if the family takes no size.
+        options: What may follow after commas.
+        selects_layers: Whether a second family may follow after a plus sign. That family then
+            exchanges the layers that this one selects.
+        exchanges_layers: Whether the family can be that second family.
+    """
+
+    family: str
+    usage: str
+    summary: str
+    size: Number | Text | None = None
+    options: tuple[Option, ...] = ()
+    selects_layers: bool = False
+    exchanges_layers: bool = False
+
+    def check(self, spec: Spec) -> None:
+        """Raise SpecError if `spec` has a wrong size or option; its inner spec is not looked at."""
+        if self.size is not None:
+            self.size.read(spec)
+        elif spec.size is not None:
+            raise SpecError(
+                f"Invalid spec {str(spec)!r}: {self.family} takes no size. Write {self.family!r}.",
+                code="spec.unexpected-size",
+                spec=str(spec),
+                size=spec.size,
+            )
+        for name in spec.options:
+            self._option(name, spec).read(spec)
+
+    def size_as_number(self, spec: Spec) -> float:
+        """The size of `spec`, if the form says that it is a number. Raises SpecError as `check`."""
+        assert isinstance(self.size, Number), f"{self.family} has no number for a size"
+        return self.size.read(spec)
+
+    def number(self, spec: Spec, name: str, default: float) -> float:
+        """The option `name` of `spec`, or `default`. Raises SpecError if it is out of range."""
+        return self._option(name, spec).read(spec) if name in spec.options else default
+
+    def whole_number(self, spec: Spec, name: str, default: int) -> int:
+        """As `number`, for an option that is a whole number."""
+        return int(self.number(spec, name, default))
+
+    def _option(self, name: str, spec: Spec) -> Option:
+        known = {option.name: option for option in self.options}
+        if name not in known:
+            choice = f"Use one of {', '.join(known)}." if known else "It has no options."
+            raise SpecError(
+                f"Unknown option {name!r} of {self.family} in {str(spec)!r}"
+                f"{did_you_mean(name, known)} {choice}",
+                code="spec.unknown-option",
+                spec=str(spec),
+                family=self.family,
+                option=name,
+            )
+        return known[name]
+
+
+def did_you_mean(came: str, known: Iterable[str]) -> str:
+    """The end of a sentence about the unknown word `came`: the closest of `known`, if any."""
+    close = difflib.get_close_matches(came, list(known), n=1)
+    return f": did you mean {close[0]!r}?" if close else "."
+
+
+def _missing_size(spec: Spec, meaning: str, example: str) -> SpecError:
+    return SpecError(
+        f"Missing size in {str(spec)!r}: write the {meaning}, for example {example}.",
+        code="spec.missing-size",
+        spec=str(spec),
+        family=spec.family,
+    )
