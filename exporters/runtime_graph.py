@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from device_agent.formats.manifest import Runtime
+from exporters.memory.memory_plan import MemoryPlan
 from exporters.memory.onnx_footprint import Footprint
 
 
@@ -14,7 +15,7 @@ class Graph:
     `operators` and `size` (bytes) are of this signature alone, whatever else is in the file.
     `footprint` is the memory that a run takes, by samples; it raises ExportError where that does
     not follow from them. `held` are inputs of the signature that are constants of the file instead
-    (exporters/embedded_weights.py).
+    (exporters/embedded_weights.py). `plan` is what a TFLite graph's footprint is computed from.
     """
 
     runtime: Runtime
@@ -24,6 +25,7 @@ class Graph:
     size: int
     footprint: Callable[[int], Footprint] = field(compare=False)
     held: frozenset[str] = frozenset()
+    plan: MemoryPlan | None = field(default=None, compare=False, repr=False)
 
 
 Graphs = Mapping[str, Graph]

@@ -16,18 +16,27 @@ from exporters.programs.tracing import DTYPES
 from profiles.cost_model.workload import FREE, LOOP, Operation, SignatureWork, kind_of, sizes_of
 
 
-def signature_work(signature: ProgramSignature, batch: int, times: int = 1) -> SignatureWork:
-    """Export `signature` and look at the graph, for batches of `batch` samples.
+def signature_work(
+    signature: ProgramSignature, batch: int, times: int = 1, graph: bytes | None = None
+) -> SignatureWork:
+    """What a run of `signature` does, read off its ONNX graph.
 
-    Raises ExportError where it cannot be exported, or where a tensor's size does not follow from
-    the batch.
+    Args:
+        signature: Of a program.
+        batch: Number of samples.
+        times: How often a step of the schedule runs it.
+        graph: The signature's serialized graph, if it was exported before.
+
+    Raises:
+        ExportError: The signature cannot be exported, or a tensor's size does not follow from the
+            batch.
     """
     state = sum(
         math.prod(size for size in port.shape if size) * DTYPES[port.dtype].itemsize
         for port in signature.inputs
         if port.kind == "state"
     )
-    return graph_work(to_onnx(signature), batch, signature.name, state, times)
+    return graph_work(graph or to_onnx(signature), batch, signature.name, state, times)
 
 
 def graph_work(

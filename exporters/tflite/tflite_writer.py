@@ -7,6 +7,7 @@ batch. Weights are inputs, as in the ONNX graphs.
 from collections.abc import Sequence
 from functools import partial
 
+from exporters.memory.memory_plan import footprint
 from exporters.programs.loop_bodies import to_scans
 from exporters.programs.program import Program, ProgramSignature, Report
 from exporters.programs.tracing import trace
@@ -23,7 +24,7 @@ from exporters.tflite import (
 )
 from exporters.tflite.flatbuffer import Subgraph, serialize, with_parts
 from exporters.tflite.lowering import LoweringRules, lower_signature
-from exporters.tflite.tflite_footprint import footprint
+from exporters.tflite.tflite_footprint import plan_of
 
 FILE = "model.tflite"
 FORMS: LoweringRules = {
@@ -52,17 +53,19 @@ def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
         subgraphs[signature.name] = to_subgraph(signature)
     data = serialize(subgraphs)
     operators = sum(len(part.operators) for part in with_parts(subgraphs.values()))
-    return {
-        name: Graph(
+    graphs = {}
+    for name, own in subgraphs.items():
+        plan = plan_of(own, operators)
+        graphs[name] = Graph(
             "litert",
             FILE,
             data,
             operators=len(own.operators),
             size=len(serialize({name: own})),
-            footprint=partial(footprint, own, operators),
+            footprint=partial(footprint, plan),
+            plan=plan,
         )
-        for name, own in subgraphs.items()
-    }
+    return graphs
 
 
 def to_tflite(signatures: Sequence[ProgramSignature]) -> bytes:

@@ -51,7 +51,12 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
     type=click.Path(path_type=Path),
     help="Also write the global model that the bundle is cut from; `aggregate` starts from it.",
 )
-@click.option("--no-verify", is_flag=True, help="Skip the comparison with PyTorch.")
+@click.option(
+    "--verify/--no-verify",
+    default=None,
+    help="Compare all graphs with PyTorch, or none.  [default: those not verified earlier]",
+)
+@click.option("--no-cache", is_flag=True, help="Make graphs again instead of reusing earlier ones.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 @click.option(
     "--dry-run", is_flag=True, help="Check the places, split and show the sizes; write nothing."
@@ -77,7 +82,8 @@ def export(
     out: Path,
     training: TrainingConfig,
     save_weights: Path | None,
-    no_verify: bool,
+    verify: bool | None,
+    no_cache: bool,
     force: bool,
     dry_run: bool,
     as_json: bool,
@@ -109,7 +115,8 @@ def export(
         format=format_,
         training=training,
         save_weights=save_weights,
-        verify=not no_verify,
+        verify=verify,
+        cache=not no_cache,
         force=force,
         dry_run=dry_run,
     )

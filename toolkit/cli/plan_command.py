@@ -99,6 +99,7 @@ def list_profiles(context: click.Context, option: click.Parameter, asked: bool) 
     "--bandwidth", type=Bytes(), help="Most that a round may send, both ways together, like 20MB."
 )
 @click.option("--submodel", "specs", multiple=True, help="SPEC to choose from; repeatable.")
+@click.option("--no-cache", is_flag=True, help="Look at all graphs again.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def plan(
@@ -115,6 +116,7 @@ def plan(
     step_time: float | None,
     bandwidth: int | None,
     specs: tuple[str, ...],
+    no_cache: bool,
     as_json: bool,
 ) -> None:
     """Choose the strongest submodel that fits a device.
@@ -127,6 +129,7 @@ def plan(
     edgetailor plan toolkit.models:resnet20 --input-shape 3,32,32 \\
         --profile device.json --memory 120MB --step-time 500ms
     """
+    from exporters.graph_cache import cache_folder
     from profiles.cost_model.submodel_choice import Budgets
     from profiles.documents.device_profile import load_device
     from toolkit.planning import plan, plan_display
@@ -137,7 +140,9 @@ def plan(
 
     device = load_device(profile)
     loaded = load_model(model, weights, seed)
-    workloads = Workloads(loaded, input_shape, training, report=Stages())
+    workloads = Workloads(
+        loaded, input_shape, training, cache=None if no_cache else cache_folder(), report=Stages()
+    )
     planned = plan.plan_for(
         device,
         workloads,

@@ -40,9 +40,10 @@ class Request:
     format: Format = "onnx"
     training: TrainingConfig = field(default_factory=TrainingConfig)
     save_weights: Path | None = None
-    verify: bool = True
+    verify: bool | None = None
     force: bool = False
     dry_run: bool = False
+    cache: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Exported:
     training: tuple[int, str] | None = None
     verdict: Verdict | None = None
     fit: Fit | None = None
+    reused: int = 0
+    verified_earlier: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ def export_from(origin: Origin, request: Request, report: Report) -> Exported:
         check=request.verify,
         force=request.force,
         report=report,
+        cache=request.cache,
     )
     manifest = (request.out / MANIFEST).read_bytes()
     return Exported(
@@ -153,6 +157,8 @@ def export_from(origin: Origin, request: Request, report: Report) -> Exported:
         training=training_bytes(read_manifest(manifest, request.out / MANIFEST)),
         verdict=exported.verdict,
         fit=fit(submodel, values, origin.numbers),
+        reused=len(exported.reused),
+        verified_earlier=exported.verified_earlier,
     )
 
 
@@ -205,6 +211,8 @@ def as_json(exported: Exported) -> dict[str, object]:
         "bundle_bytes": exported.bytes,
         "signatures": [asdict(signature) for signature in exported.signatures],
         "training_peak_bytes": exported.training and exported.training[0],
+        "reused_graphs": exported.reused,
+        "verified_earlier": exported.verified_earlier,
         "verification": verdict
         and {
             "relative_error": verdict.error,

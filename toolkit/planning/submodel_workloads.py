@@ -1,26 +1,26 @@
 """What submodels have a device do, read off their exported graphs, and remembered."""
 
-import hashlib
-import os
+import dataclasses
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
 from torch import nn
 
-import exporters
 import toolkit
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import Record, Train, uploaded
+from exporters.export import compile_graphs
+from exporters.graph_cache import cache_folder
 from exporters.onnx.graph_workload import signature_work
 from exporters.programs.capture import capture
 from exporters.programs.captured import Captured
 from exporters.programs.program import Report, silent
+from exporters.programs.program_identity import digest, environment, sources_digest
 from profiles.cost_model import workload
-from profiles.cost_model.workload import Workload
+from profiles.cost_model.workload import SignatureWork, Workload
 from profiles.errors import EdgeTailorError
 from toolkit.aggregation.submodel_strength import strength, trainable
 from toolkit.families import family_named
@@ -50,13 +50,15 @@ class Impossible(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Workloads:
     """The workloads of the submodels of one model, kept in `cache` by what they follow from.
 
+    Without `cache` every graph is made again.
+
     Raises ModelError where the model cannot be recorded.
     """
 
     model: nn.Module
     sample_shape: tuple[int, ...]
     training: TrainingConfig
-    cache: Path = field(default_factory=lambda: cache_folder())
+    cache: Path | None = field(default_factory=lambda: cache_folder())
     report: Report = silent
 
     def __post_init__(self) -> None:
@@ -68,8 +70,12 @@ class Workloads:
     def remembered(self, spec: str) -> Known | Impossible | None:
         """What the cache has of `spec`. Raises SpecError where that is none, whatever the model."""
         family_named(parse_spec(spec).family)
+        if self.cache is None:
+            return None
         try:
-            return msgspec.json.decode(self.place(spec).read_bytes(), type=Known | Impossible)
+            return msgspec.json.decode(
+                self.place(self.cache, spec).read_bytes(), type=Known | Impossible
+            )
         except (OSError, ValueError, msgspec.MsgspecError):
             return None
 
@@ -85,14 +91,15 @@ class Workloads:
             known = self.look_at(split(self.model, spec, self.sample_shape, self.training))
         except EdgeTailorError as error:
             known = Impossible(submodel=spec, reason=str(error))
-        # A plan does not need a place to remember what it saw.
-        with suppress(OSError):
-            write_file(self.place(spec), msgspec.json.encode(known))
+        if self.cache is not None:
+            # A plan does not need a place to remember what it saw.
+            with suppress(OSError):
+                write_file(self.place(self.cache, spec), msgspec.json.encode(known))
         return known
 
-    def place(self, spec: str) -> Path:
-        """The file of `spec` in the cache."""
-        return self.cache / f"{digest([self.key, spec])}.json"
+    def place(self, cache: Path, spec: str) -> Path:
+        """The file of `spec` in the folder `cache`."""
+        return cache / f"{digest([self.key, spec])}.json"
 
     def look_at(self, submodel: Submodel) -> Known:
         """Strength and workload of `submodel`. Raises ExportError where it cannot be exported."""
@@ -100,8 +107,17 @@ class Workloads:
         signatures = {signature.name: signature for signature in program.signatures}
         stages = [i.signature for i in program.schedule if isinstance(i, Record)]
         steps = [s for i in program.schedule if isinstance(i, Train) for s in i.steps]
-        recording = [signature_work(signatures[name], batch) for name in stages]
-        training = [signature_work(signatures[s.signature], batch, s.times) for s in steps]
+        needed = [signatures[name] for name in (*stages, *(s.signature for s in steps))]
+        # An export of this submodel finds these graphs in the cache.
+        graphs = compile_graphs(
+            dataclasses.replace(program, signatures=tuple(needed)), cache=self.cache is not None
+        )
+
+        def work(name: str, times: int = 1) -> SignatureWork:
+            return signature_work(signatures[name], batch, times, graphs[name].data)
+
+        recording = [work(name) for name in stages]
+        training = [work(s.signature, s.times) for s in steps]
         states = {
             port.state
             for step in steps
@@ -126,21 +142,6 @@ class Workloads:
         )
 
 
-def cache_folder() -> Path:
-    """Where workloads are kept: ~/.cache/edgetailor, or below XDG_CACHE_HOME."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "edgetailor"
-
-
-def digest(parts: Iterable[str]) -> str:
-    """SHA-256 of `parts`, none of which runs into the next."""
-    found = hashlib.sha256()
-    for part in parts:
-        data = part.encode()
-        found.update(len(data).to_bytes(8, "big") + data)
-    return found.hexdigest()
-
-
 def content(captured: Captured) -> Iterable[str]:
     """What the graphs of all submodels of a model follow from: its own graphs, and shapes.
 
@@ -162,10 +163,9 @@ ROOMS_THAT_SPLIT = (
 
 def code_version() -> str:
     """Changes with whatever may export another graph, or read another workload off it."""
-    versions = [metadata.version(name) for name in ("torch", "onnx", "onnxscript")]
     own = Path(toolkit.__file__).parent
     sources = [Path(__file__), Path(str(workload.__file__))]
-    sources += Path(exporters.__file__).parent.rglob("*.py")
     for room in ROOMS_THAT_SPLIT:
         sources += own.glob(f"{room}/*.py")
-    return digest([*versions, *(path.read_text(encoding="utf-8") for path in sorted(sources))])
+    texts = (path.read_text(encoding="utf-8") for path in sorted(sources))
+    return digest([environment(), sources_digest("exporters"), *texts])

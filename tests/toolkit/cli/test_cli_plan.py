@@ -55,7 +55,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plan(desk: Path, *budgets: str, specs: tuple[str, ...] = SPECS) -> Done:
     chosen = [word for spec in specs for word in ("--submodel", spec)]
     profile = ("--profile", "device.json")
-    cache = {"XDG_CACHE_HOME": str(desk / "cache")}
+    cache = {"EDGETAILOR_CACHE": str(desk / "cache")}
     return run("edgetailor", "plan", *TINY, *profile, *chosen, *budgets, cwd=desk, **cache)
 
 
@@ -63,7 +63,7 @@ def test_the_strongest_that_fits_is_chosen(desk: Path) -> None:
     done = plan(desk, "--memory", "88MB", "--step-time", "0.0004")
     assert (done.code, done.stdout) == (0, CHOSEN)
     looked = [line.partition("] ")[2] for line in done.stderr.splitlines()]
-    kept = desk / "cache" / "edgetailor"
+    kept = desk / "cache"
     assert looked[0] == "4 of 4 submodels to export, seconds to a minute each"
     assert looked[1].startswith("what is found is kept in")
     assert looked[-4:] == [f"exporting {spec} ({n} of 4)" for n, spec in enumerate(SPECS, 1)]
