@@ -1,4 +1,4 @@
-"""The exporters' front door: a program in, a bundle folder out."""
+"""Exports a program as a bundle folder: lower, verify, write."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -246,26 +246,41 @@ def verify_units(
 
 
 def check_bundle_place(out: Path, force: bool = False) -> None:
-    """Raise InputError where no bundle can be written to `out`.
+    """Check that a bundle can be written to `out`.
 
-    With `force` it may be a bundle or an empty folder, which are replaced, but nothing else: all
-    that is in a folder goes with it.
+    Args:
+        out: The bundle's folder.
+        force: Whether an existing bundle or empty folder may be replaced. Nothing else may, because
+            replacing a folder deletes everything in it.
+
+    Raises:
+        InputError: `out` exists and may not be replaced, or its parent is not writable.
     """
     refuse_existing(out, force)
     if not os.path.lexists(out):
         check_file_place(out)  # a folder needs the same of its parents as a file does
     elif not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
-        raise InputError(f"{out} is no bundle, so --force does not replace it: give another place.")
+        raise InputError(
+            f"{out} is not a bundle, so --force does not replace it: give another place.",
+            code="file.not-a-bundle",
+            path=str(out),
+        )
     elif Path.cwd().is_relative_to(out.resolve()):
-        raise InputError(f"{out} cannot be replaced from inside it: go to another folder first.")
+        raise InputError(
+            f"{out} cannot be replaced from inside it: go to another folder first.",
+            code="file.current-folder",
+            path=str(out),
+        )
 
 
 def write_bundle(out: Path, files: Mapping[str, bytes], force: bool) -> None:
-    """`write_folder`; raises InputError where the disk does not take the files."""
+    """Write the files of a bundle to `out`. Raises InputError if the disk refuses them."""
     try:
         write_folder(out, files, force)
     except OSError as error:
         raise InputError(
-            f"The bundle cannot be written to {out}: {error.strerror}. Nothing of it is left; make "
-            "room there, or give another place."
+            f"The bundle cannot be written to {out}: {error.strerror}. No part of it is left; make "
+            "room there, or give another place.",
+            code="file.not-writable",
+            path=str(out),
         ) from error

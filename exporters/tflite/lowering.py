@@ -141,7 +141,10 @@ def call(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
         where = of_operator(signature.source, name)
         raise ExportError(
             f"Signature {signature.name!r}: {target}{where} has no TFLite form as it is used "
-            f"here: {error}. Export it with --format onnx, or use another layer."
+            f"here: {error}. Export it with --format onnx, or use another layer.",
+            code="export.unsupported-operator",
+            signature=signature.name,
+            operator=name,
         ) from error
 
 
@@ -154,7 +157,10 @@ def check_forms(graph: GraphModule, forms: LoweringRules, signature: ProgramSign
         name = target._schema.name
         raise ExportError(
             f"Signature {signature.name!r} needs the operator {name}"
-            f"{of_operator(signature.source, name)}, which has no TFLite form: {advice(name)}"
+            f"{of_operator(signature.source, name)}, which has no TFLite form: {advice(name)}",
+            code="export.unsupported-operator",
+            signature=signature.name,
+            operator=name,
         )
 
 
@@ -255,5 +261,10 @@ def dtype_of(value: torch.Tensor) -> str:
     """The type of a traced tensor by its name. Raises ExportError for one that is not written."""
     name = str(value.dtype).removeprefix("torch.")
     if name not in ("float32", "int64", "int32", "bool"):
-        raise ExportError(f"A tensor of type {name} has no TFLite form here.")
+        raise ExportError(
+            f"A tensor has the type {name}, which has no TFLite form here. Export with --format "
+            "onnx, or use another type.",
+            code="export.unsupported-type",
+            dtype=name,
+        )
     return name

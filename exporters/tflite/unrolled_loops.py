@@ -98,9 +98,11 @@ def taken_apart(lowering: Lowering, value: Value) -> list[Tensor]:
     length = whole.shape[0]
     if open_size(length):
         raise ExportError(
-            f"Signature {lowering.signature.name!r} has a recurrent layer that goes from sample to "
-            "sample, and TFLite graphs take any number of samples: let it go along another axis "
-            "(batch_first=True), or export it with --format onnx."
+            f"Signature {lowering.signature.name!r} has a recurrent layer along the axis of the "
+            "samples, and TFLite graphs take any number of samples. Let the layer run along "
+            "another axis (batch_first=True), or export with --format onnx.",
+            code="export.loop-over-samples",
+            signature=lowering.signature.name,
         )
     if whole.index not in lowering.rows:
         lowering.rows[whole.index] = lowering.graph.several(

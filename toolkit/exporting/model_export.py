@@ -126,7 +126,11 @@ def save_weights(origin: Origin, request: Request) -> None:
 def export_from(origin: Origin, request: Request, report: Report) -> Exported:
     """Export the submodel of `request`, cut from `origin`; raises as `export_bundle` does."""
     report(f"splitting {request.spec}")
-    submodel = split(origin.model, request.spec, request.sample_shape, request.training)
+    submodel = (
+        origin.full
+        if request.spec == "full"
+        else split(origin.model, request.spec, request.sample_shape, request.training)
+    )
     inspection = describe(submodel, origin.full)
     if request.dry_run:
         return Exported(request.out, inspection)

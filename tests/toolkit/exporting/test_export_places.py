@@ -18,7 +18,7 @@ from profiles.errors import InputError
 from toolkit.exporting import model_export
 from toolkit.submodels.global_model import from_model
 
-NO_BUNDLE = "is no bundle, so --force does not replace it: give another place."
+NO_BUNDLE = "is not a bundle, so --force does not replace it: give another place."
 
 
 def bundle(place: Path) -> None:

@@ -9,7 +9,8 @@ from torch import nn
 
 from edgetailor import split
 from exporters.bundle_writer import bundle_files
-from profiles.errors import ExportError, InputError, ModelError
+from profiles.errors import InputError, ModelError
+from refusals import refused
 from toolkit.submodels.global_model import GlobalModel, from_bytes, from_model
 
 
@@ -45,5 +46,5 @@ def test_a_kept_factor_without_a_key() -> None:
 def test_numbers_of_another_type_are_not_put_into_a_bundle() -> None:
     program = split(nn.Linear(4, 2), "full", (4,)).program
     values = {"weight": torch.ones(2, 4, dtype=torch.float64), "bias": torch.ones(2)}
-    with pytest.raises(ExportError, match=r"^'weight' is torch\.float64, the program float32\.$"):
+    with refused("export.wrong-type", tensor="weight", dtype="float64", expected="float32"):
         bundle_files(program, {}, values, "")
