@@ -48,7 +48,8 @@ class ExportedBundle:
 class GraphUnit:
     """Signatures that are lowered together because they share files, and their graphs.
 
-    `key` is the unit's in the cache, None if it has none; `reused` says that `graphs` came from it.
+    `key` identifies them in the cache; it is None if they cannot be cached. `reused` says whether
+    `graphs` came from the cache.
     """
 
     program: Program

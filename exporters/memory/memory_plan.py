@@ -1,7 +1,7 @@
 """The peak memory of a TFLite signature, from the sizes of its tensors and the order of its calls.
 
-The file itself does not say which open sizes are multiples of the batch; a plan does. It consists
-of numbers and words, so that the graph cache can store it beside the file.
+A TFLite file only says which sizes are open, and not which multiple of the batch they are. A plan
+does. It consists of numbers and words, so the graph cache can store it beside the file.
 """
 
 from collections.abc import Callable, Iterable

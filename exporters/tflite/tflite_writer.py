@@ -1,7 +1,7 @@
-"""Lower traced signatures to one TFLite file, with a named signature for each.
+"""Lowers traced signatures to one TFLite file with a named signature for each.
 
-The operators are TFLite's own, without Flex, and are written here: litert-torch has no open
-batch. Weights are inputs, as in the ONNX graphs.
+The file has only TFLite's own operators, without Flex. They are written here because litert-torch
+has no open batch. Weights are inputs, as in the ONNX graphs.
 """
 
 from collections.abc import Sequence
@@ -39,14 +39,14 @@ FORMS: LoweringRules = {
 
 
 def to_subgraph(signature: ProgramSignature) -> Subgraph:
-    """One traced signature in TFLite's operators. Raises ExportError naming one without a form."""
+    """Lower one signature. Raises ExportError naming an operator without a TFLite form."""
     graph = trace(signature, tflite_decompositions.FORMS)
     to_scans(graph, tflite_decompositions.FORMS)
     return lower_signature(graph, signature, FORMS)
 
 
 def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
-    """All signatures of `program` in one TFLite file; see `exporters.compile_graphs`."""
+    """Lower all signatures of `program` to one file; see `exporters.export.compile_graphs`."""
     subgraphs = {}
     for signature in program.signatures:
         report(f"lowering {signature.name}")
