@@ -192,8 +192,9 @@ def export(
     compiled = {name: graph for unit in units for name, graph in unit.graphs.items()}
     graphs = with_constants(program, compiled, values)
     files = bundle_files(program, graphs, values, base)
-    fresh = [unit for unit in units if check or earlier_verdict(unit, store) is None]
-    verdicts = [v for unit in units if unit not in fresh and (v := earlier_verdict(unit, store))]
+    earlier = [None if check else earlier_verdict(unit, store) for unit in units]
+    verdicts = [verdict for verdict in earlier if verdict is not None]
+    fresh = [unit for unit, verdict in zip(units, earlier, strict=True) if verdict is None]
     if check is not False and fresh:
         report("verifying against PyTorch")
         found = verify_units(fresh, graphs, values)
