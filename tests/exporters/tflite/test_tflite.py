@@ -44,7 +44,7 @@ pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [lit
 
 from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found]
 
-from exporters.tflite.tflite_footprint import SESSION_BYTES
+from exporters.memory.memory_plan import SESSION_BYTES
 from exporters.tflite.tflite_writer import to_tflite
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.0)
