@@ -1,4 +1,4 @@
-"""Put graphs, weights and manifest together into a bundle."""
+"""Combines graphs, weights and manifest into the files of a bundle."""
 
 from collections.abc import Mapping
 
@@ -24,11 +24,20 @@ from profiles.errors import ExportError
 def bundle_files(
     program: Program, graphs: Graphs, values: Mapping[str, Tensor], base: str
 ) -> dict[str, bytes]:
-    """The files of a bundle: name to content.
+    """Make the files of a bundle.
 
-    `values` holds every stored tensor of the program, `base` the fingerprint of the global model
-    that they were cut from. What graphs hold is in neither weights, ports nor the tensors' table.
-    Raises ExportError where a value is missing or of another shape or type.
+    Args:
+        program: Of a submodel.
+        graphs: Of every signature. Tensors that they hold as constants are left out of the weights,
+            of the ports and of the table of tensors.
+        values: Every stored tensor of the program, by name.
+        base: Fingerprint of the global model that `values` were cut from.
+
+    Returns:
+        File name to content.
+
+    Raises:
+        ExportError: A value has another shape or type than the program says.
     """
     held = frozenset[str]().union(*(graph.held for graph in graphs.values()))
     tensors = tuple(entry for entry in program.tensors if entry.name not in held)
@@ -38,10 +47,22 @@ def bundle_files(
             value = values[entry.name]
             if tuple(value.shape) != entry.shape:
                 raise ExportError(
-                    f"{entry.name!r} has shape {tuple(value.shape)}, the program {entry.shape}."
+                    f"The tensor {entry.name!r} has shape {tuple(value.shape)}; the program needs "
+                    f"{entry.shape}. Cut the weights for this program.",
+                    code="export.wrong-shape",
+                    tensor=entry.name,
+                    shape=list(value.shape),
+                    expected=list(entry.shape),
                 )
             if value.dtype != DTYPES[entry.dtype]:
-                raise ExportError(f"{entry.name!r} is {value.dtype}, the program {entry.dtype}.")
+                raise ExportError(
+                    f"The tensor {entry.name!r} has type {value.dtype}; the program needs "
+                    f"{entry.dtype}. Cut the weights for this program.",
+                    code="export.wrong-type",
+                    tensor=entry.name,
+                    dtype=str(value.dtype).removeprefix("torch."),
+                    expected=entry.dtype,
+                )
             stored[entry.name] = value.detach().contiguous()
     files = {graph.file: graph.data for graph in graphs.values()}
     files[WEIGHTS] = save(stored)
@@ -72,7 +93,7 @@ def bundle_files(
 
 
 def peak_bytes(graph: Graph, batch: int) -> int | None:
-    """The predicted peak of a run; None where shapes depend on the data."""
+    """Predicted peak of a run on `batch` samples, in bytes; None if shapes depend on the data."""
     try:
         return graph.footprint(batch).process
     except ExportError:

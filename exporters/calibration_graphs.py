@@ -1,8 +1,9 @@
-"""The graphs that a device calibrates itself with, shipped in `device_agent/calibration_graphs`.
+"""The graphs that a device runs to calibrate itself.
 
-Each holds operators that training steps consist of, with open sizes: the agent chooses those. A
-node's name says which kind of work it is (profiles/cost_model/workload.py), and a number where a
-kind occurs twice. Run `python -m exporters.calibration_graphs` to write them anew.
+They ship in `device_agent/profiling/calibration_graphs`. Each graph holds operators of training
+steps; its sizes are open and the agent chooses them. The name of a node says which kind of work it
+is (`profiles/cost_model/workload.py`), followed by a number if the kind occurs several times. Run
+`python -m exporters.calibration_graphs` to write the files again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from exporters.onnx.onnx_writer import IR_VERSION, OPSET
 
 FOLDER = Path(device_agent.__file__).with_name("profiling") / "calibration_graphs"
 PASSED_ON = 64
-"""Nodes in a row in the graph that tells what one more node costs."""
+"""Number of small nodes in the graphs that measure the cost of one more node."""
 
 
 def graph(
@@ -55,13 +56,13 @@ def graph(
 
 
 def tensor(name: str, axes: int) -> onnx.ValueInfoProto:
-    """A float32 tensor whose sizes are open."""
+    """A float32 tensor of open sizes."""
     sizes = [f"{name}_{axis}" for axis in range(axes)]
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)
 
 
 def node(kind: str, operator: str, inputs: str, output: str, **attributes: Any) -> NodeProto:
-    """One node; `inputs` are names apart by blanks."""
+    """One node; `inputs` are names separated by blanks."""
     return helper.make_node(operator, inputs.split(), [output], name=kind, **attributes)
 
 
@@ -73,15 +74,16 @@ def single(kind: str, operator: str, axes: int, **attributes: Any) -> bytes:
 
 
 def gradient() -> bytes:
-    """The gradient of a dense layer's weights, added to a share of the momentum."""
+    """The gradient of a dense layer's weights plus a share of the momentum."""
     product = node("accumulated", "Gemm", "x w c", "y", transA=1, beta=0.9)
     return graph("accumulated", [product], {"x": 2, "w": 2, "c": 2}, {"y": 2})
 
 
 def pointwise() -> bytes:
-    """Everything that goes over numbers one by one, on inputs of one axis.
+    """All elementwise operators, on inputs of one axis.
 
-    Of two operands one comes from the node before and one from far back, as in a backward pass.
+    Binary operators read one operand from the node before and one from far back, as in a backward
+    pass.
     """
     return graph(
         "pointwise",
@@ -113,7 +115,7 @@ def pointwise() -> bytes:
 
 
 def images() -> bytes:
-    """What treats images `x` and `w` by channel, and what moves or joins them; `p` (1, C, 1, 1)."""
+    """Operators that work per channel on images `x` and `w` or move them; `p` (1, C, 1, 1)."""
     return graph(
         "images",
         [
@@ -164,14 +166,14 @@ def passed_on() -> bytes:
 
 
 def passed_through() -> bytes:
-    """As many small nodes side by side, an input and an output each."""
+    """The same number of small nodes side by side, each with an input and an output."""
     side = [node(f"unary-{n}", "Neg", f"x{n}", f"y{n}") for n in range(PASSED_ON)]
     inputs, outputs = ({f"{end}{n}": 1 for n in range(PASSED_ON)} for end in "xy")
     return graph("side", side, inputs, outputs)
 
 
 def scan() -> bytes:
-    """A loop over time: two small nodes a step."""
+    """A loop over time with two small nodes per step."""
     vector = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in ("s", "x_t")]
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in ("s_next", "y_t")]
     body = helper.make_graph(

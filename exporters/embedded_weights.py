@@ -1,7 +1,8 @@
-"""Frozen tensors as constants of the graph that reads them.
+"""Makes frozen tensors constants of the graph that reads them.
 
-A runtime lays weights out for its kernels, and folds what depends on nothing else, when it opens a
-graph: of inputs it knows too little. Stages of the multi-step forward pass take half the time so.
+When a runtime opens a graph, it lays constant weights out for its kernels and folds everything that
+depends on constants alone. It can do neither for inputs. With constants, the stages of the
+multi-step forward pass take half the time.
 """
 
 from collections import Counter
@@ -22,10 +23,18 @@ from exporters.runtime_graph import Graph, Graphs
 def with_constants(
     program: Program, graphs: Graphs, values: Mapping[str, Tensor]
 ) -> dict[str, Graph]:
-    """`graphs` with the numbers of each frozen tensor that one signature alone reads.
+    """Embed each frozen tensor that only one signature reads.
 
-    What several signatures read stays in the weights file, so that no tensor is sent twice. TFLite
-    graphs, which share one file, keep their inputs.
+    Tensors that several signatures read stay in the weights file, so that no tensor is sent twice.
+    TFLite graphs share one file and keep all of their inputs.
+
+    Args:
+        program: Of a submodel.
+        graphs: Of every signature; they are not changed.
+        values: Every stored tensor of the program, by name.
+
+    Returns:
+        The graphs to deploy, by signature name.
     """
     alone = read_alone(program)
     return {
@@ -37,7 +46,7 @@ def with_constants(
 
 
 def read_alone(program: Program) -> dict[str, list[Port]]:
-    """For each signature its inputs that are frozen tensors which no other one reads."""
+    """For each signature, its inputs that are frozen tensors and that no other signature reads."""
     frozen = {entry.name for entry in program.tensors if entry.role == "frozen" and entry.stored}
     readers = Counter(port.state for s in program.signatures for port in s.inputs)
     return {
@@ -47,7 +56,7 @@ def read_alone(program: Program) -> dict[str, list[Port]]:
 
 
 def with_initializers(graph: Graph, tensors: Mapping[str, Tensor]) -> Graph:
-    """`graph`, in ONNX, with `tensors` in place of its inputs of those names."""
+    """The ONNX `graph` with `tensors` as constants instead of the inputs of the same names."""
     model = onnx.load_from_string(graph.data)
     inputs = [value for value in model.graph.input if value.name not in tensors]
     del model.graph.input[:]

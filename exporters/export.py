@@ -1,7 +1,7 @@
-"""The exporters' front door: a program in, a bundle folder out."""
+"""Exports a program as a bundle folder: lower, verify, write."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,12 +11,14 @@ from device_agent.formats.atomic_files import write_folder
 from device_agent.formats.bundle_place import check_bundle_place
 from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import with_constants
+from exporters.graph_cache import GraphCache, default_cache
 from exporters.onnx import onnx_writer
 from exporters.programs.interrupts import raise_if_interrupted
-from exporters.programs.program import Program, Report, silent
+from exporters.programs.program import Program, ProgramSignature, Report, silent
+from exporters.programs.program_identity import graphs_key
 from exporters.programs.source_lines import first_line
 from exporters.runtime_graph import Graph, Graphs
-from exporters.verification import Verdict, verify
+from exporters.verification import Verdict, verify, worst
 from profiles.errors import EdgeTailorError, ExportError, InputError, VerificationError
 
 Format = Literal["onnx", "tflite"]
@@ -24,38 +26,118 @@ Format = Literal["onnx", "tflite"]
 
 @dataclass(frozen=True)
 class ExportedBundle:
-    """A bundle that was written to `out`; `verdict` is None where it was not checked."""
+    """A bundle that was written to `out`.
+
+    Attributes:
+        out: The bundle's folder.
+        verdict: What verification found; None if the bundle was not verified.
+        graphs: By signature name, with the constants that the bundle holds.
+        reused: Names of the signatures whose graphs came from the cache.
+        verified_earlier: Whether `verdict` is that of earlier exports of the same graphs alone.
+    """
 
     out: Path
     verdict: Verdict | None
     graphs: Graphs = field(repr=False)
+    reused: frozenset[str] = frozenset()
+    verified_earlier: bool = False
+
+
+@dataclass(frozen=True)
+class GraphUnit:
+    """Signatures that are lowered together because they share files, and their graphs.
+
+    `key` identifies them in the cache; it is None if they cannot be cached. `reused` says whether
+    `graphs` came from the cache.
+    """
+
+    program: Program
+    key: str | None
+    graphs: Graphs
+    reused: bool
 
 
 def compile_graphs(
-    program: Program, report: Report = silent, format: Format = "onnx"
+    program: Program, report: Report = silent, format: Format = "onnx", *, cache: bool = True
 ) -> dict[str, Graph]:
-    """Trace and lower every signature of `program`; `report` hears of each stage.
+    """Trace and lower every signature of a program.
 
-    Raises ExportError naming signature and operator where one cannot be lowered, or where the
-    writer's library is not installed.
+    Args:
+        program: Of a submodel.
+        report: Called with the name of each stage.
+        format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
+        cache: Whether to take graphs from the cache, and to store new ones there. The folder is
+            `$EDGETAILOR_CACHE`, else `edgetailor` in the user's cache folder.
+
+    Returns:
+        The graphs by signature name.
+
+    Raises:
+        ExportError: A signature cannot be lowered (the message names signature and operator), or
+            the writer's library is not installed.
+
+    Example:
+        >>> submodel = split(model, "low-rank:0.25", (3, 32, 32))
+        >>> compile_graphs(submodel.program)["train"].file
+        'train.onnx'
     """
+    units = compile_units(program, report, format, default_cache() if cache else None)
+    return {name: graph for unit in units for name, graph in unit.graphs.items()}
+
+
+def compile_units(
+    program: Program, report: Report, format: Format, cache: GraphCache | None
+) -> list[GraphUnit]:
+    """The graphs of `program` by what shares a file: each ONNX signature alone, TFLite's together.
+
+    Units are cached one by one, so that submodels share the signatures that they have in common.
+    """
+    signatures = program.signatures
+    together = [signatures] if format == "tflite" else [(one,) for one in signatures]
+    return [compile_unit(program, part, report, format, cache) for part in together]
+
+
+def compile_unit(
+    program: Program,
+    signatures: tuple[ProgramSignature, ...],
+    report: Report,
+    format: Format,
+    cache: GraphCache | None,
+) -> GraphUnit:
+    """The graphs of `signatures` of `program`, from the cache if it has them."""
+    part = replace(program, signatures=signatures)
+    key = None if cache is None else graphs_key(program, signatures, format)
+    if cache is None or key is None:
+        return GraphUnit(part, None, lower(part, report, format), reused=False)
+    known = cache.load(key)
+    if known is not None:
+        return GraphUnit(part, key, known, reused=True)
+    graphs = lower(part, report, format)
+    cache.store(key, graphs)
+    return GraphUnit(part, key, graphs, reused=False)
+
+
+def lower(program: Program, report: Report, format: Format) -> dict[str, Graph]:
+    """The graphs of `program`, whatever the cache holds; raises as `compile_graphs`."""
     if format == "onnx":
         return onnx_writer.compile_graphs(program, report)
     try:
         from exporters.tflite import tflite_writer
     except ImportError as error:
         raise ExportError(
-            f"TFLite graphs cannot be written here: {error}. Install what it takes with "
-            "`pip install 'edgetailor[tflite]'`, or export with --format onnx."
+            f"TFLite graphs cannot be written here: {error}. Install the writer with "
+            "`pip install 'edgetailor[tflite]'`, or export with --format onnx.",
+            code="export.tflite-not-installed",
         ) from error
     try:
         return tflite_writer.compile_graphs(program, report)
     except EdgeTailorError:
         raise
-    except Exception as error:  # a form may meet what it was not written for
+    except Exception as error:  # a lowering rule may meet an operand that it was not written for
         raise_if_interrupted(error)
         raise ExportError(
-            f"The model has no TFLite form: {first_line(error)}. Export it with --format onnx."
+            f"The model has no TFLite form: {first_line(error)}. Export it with --format onnx.",
+            code="export.no-tflite-form",
         ) from error
 
 
@@ -66,40 +148,112 @@ def export(
     *,
     base: str,
     format: Format = "onnx",
-    check: bool = True,
+    check: bool | None = None,
     force: bool = False,
     report: Report = silent,
+    cache: bool = True,
 ) -> ExportedBundle:
-    """Write `program` with its weights `values` as a bundle in `format` to the new folder `out`.
+    """Write a program with its weights as a bundle to a new folder.
 
-    With `check` every signature first runs against PyTorch on fresh random inputs; a miss raises
-    VerificationError and leaves the bundle under `out` with `.failed-verification` added.
-    Nothing is left behind by any other error.
+    Args:
+        program: Of a submodel.
+        values: Every stored tensor of the program, by name.
+        out: The bundle's folder. It must not exist unless `force` is given.
+        base: Fingerprint of the global model that `values` were cut from.
+        format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
+        check: Whether to run every signature against PyTorch on fresh random inputs first. By
+            default this leaves out graphs from the cache that passed in an earlier export.
+        force: Whether to replace a bundle at `out`.
+        report: Called with the name of each stage.
+        cache: Whether to use the cache of graphs; see `compile_graphs`.
+
+    Returns:
+        The bundle, what verification found and which graphs were reused.
+
+    Raises:
+        ExportError: A signature cannot be lowered.
+        VerificationError: Graph and PyTorch disagree. The bundle is kept as
+            `OUT.failed-verification`; any other error leaves nothing behind.
+        InputError: The bundle cannot be written to `out`.
+
+    Example:
+        >>> submodel = split(model, "full", (3, 32, 32))
+        >>> base = GlobalModel(model.state_dict())
+        >>> export(submodel.program, submodel.cut(base), "bundle", base=base.fingerprint())
     """
     out = Path(out)
     check_bundle_place(out, force)
     kept = out.with_name(f"{out.name}.failed-verification")
-    if check:
+    if check is not False:
         check_bundle_place(kept, force=True)
-    graphs = with_constants(program, compile_graphs(program, report, format), values)
+    store = default_cache() if cache else None
+    units = compile_units(program, report, format, store)
+    compiled = {name: graph for unit in units for name, graph in unit.graphs.items()}
+    graphs = with_constants(program, compiled, values)
     files = bundle_files(program, graphs, values, base)
-    verdict = None
-    if check:
+    earlier = [None if check else earlier_verdict(unit, store) for unit in units]
+    verdicts = [verdict for verdict in earlier if verdict is not None]
+    fresh = [unit for unit, verdict in zip(units, earlier, strict=True) if verdict is None]
+    if check is not False and fresh:
         report("verifying against PyTorch")
-        verdict = verify(program, graphs, values)
+        found = verify_units(fresh, graphs, values)
+        verdict = worst(found)
         if not verdict.passed:
             write_bundle(kept, files, force=True)
-            raise VerificationError(f"{verdict}. The bundle is kept as {kept}; do not deploy it.")
+            raise VerificationError(
+                f"{verdict}. The bundle is kept as {kept}; do not deploy it.",
+                code="verification.failed",
+                error=verdict.error,
+                tolerance=verdict.tolerance,
+                signature=verdict.signature,
+                output=verdict.output,
+                step=verdict.step,
+                seed=verdict.seed,
+                kept=str(kept),
+            )
+        keep_verdicts(fresh, found, store)
+        verdicts += found
     write_bundle(out, files, force)
-    return ExportedBundle(out, verdict, graphs)
+    return ExportedBundle(
+        out,
+        worst(verdicts) if verdicts and check is not False else None,
+        graphs,
+        reused=frozenset(name for unit in units if unit.reused for name in unit.graphs),
+        verified_earlier=check is not False and not fresh,
+    )
+
+
+def earlier_verdict(unit: GraphUnit, cache: GraphCache | None) -> Verdict | None:
+    """What an earlier export found for the graphs of `unit`, if they came from the cache."""
+    if cache is None or unit.key is None or not unit.reused:
+        return None
+    return cache.verdict(unit.key, unit.graphs)
+
+
+def keep_verdicts(
+    units: Sequence[GraphUnit], verdicts: Sequence[Verdict], cache: GraphCache | None
+) -> None:
+    """Store the verdict of each of `units`, as `verify_units` returned them."""
+    for unit, verdict in zip(units, verdicts, strict=True):
+        if cache is not None and unit.key is not None:
+            cache.keep_verdict(unit.key, unit.graphs, verdict)
+
+
+def verify_units(
+    units: Sequence[GraphUnit], graphs: Graphs, values: Mapping[str, Tensor]
+) -> list[Verdict]:
+    """The worst verdict of each of `units`; `graphs` hold the bundle's constants."""
+    return [verify(unit.program, graphs, values) for unit in units]
 
 
 def write_bundle(out: Path, files: Mapping[str, bytes], force: bool) -> None:
-    """`write_folder`; raises InputError where the disk does not take the files."""
+    """Write the files of a bundle to `out`. Raises InputError if the disk refuses them."""
     try:
         write_folder(out, files, force)
     except OSError as error:
         raise InputError(
-            f"The bundle cannot be written to {out}: {error.strerror}. Nothing of it is left; make "
-            "room there, or give another place."
+            f"The bundle cannot be written to {out}: {error.strerror}. No part of it is left; make "
+            "room there, or give another place.",
+            code="file.not-writable",
+            path=str(out),
         ) from error

@@ -1,20 +1,28 @@
-"""A signature as a graph for one runtime: what the writers make and bundles hold."""
+"""A signature as a graph for one runtime: the result of a writer and the content of a bundle."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from device_agent.formats.manifest import Runtime
+from exporters.memory.memory_plan import MemoryPlan
 from exporters.memory.onnx_footprint import Footprint
 
 
 @dataclass(frozen=True)
 class Graph:
-    """One signature, lowered for `runtime`: the name and content of the file that holds it.
+    """One signature, lowered for one runtime.
 
-    `operators` and `size` (bytes) are of this signature alone, whatever else is in the file.
-    `footprint` is the memory that a run takes, by samples; it raises ExportError where that does
-    not follow from them. `held` are inputs of the signature that are constants of the file instead
-    (exporters/embedded_weights.py).
+    Attributes:
+        runtime: The runtime that reads the file.
+        file: Name of the file, which signatures may share.
+        data: Content of the file.
+        operators: Number of operators of this signature alone.
+        size: Bytes of this signature alone.
+        footprint: Memory of a run, by number of samples. Raises ExportError if the memory does not
+            follow from that number.
+        held: Inputs of the signature that are constants of the file instead; see
+            `embedded_weights.py`.
+        plan: Source of the footprint of a TFLite graph; None for ONNX.
     """
 
     runtime: Runtime
@@ -24,6 +32,7 @@ class Graph:
     size: int
     footprint: Callable[[int], Footprint] = field(compare=False)
     held: frozenset[str] = frozenset()
+    plan: MemoryPlan | None = field(default=None, compare=False, repr=False)
 
 
 Graphs = Mapping[str, Graph]

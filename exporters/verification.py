@@ -1,4 +1,4 @@
-"""Check exported graphs against PyTorch's own kernels in float64, on fresh random inputs."""
+"""Checks exported graphs against PyTorch's own kernels in float64, on fresh random inputs."""
 
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -15,22 +15,23 @@ from exporters.programs.program import Program, ProgramSignature
 from exporters.runtime_graph import Graphs
 
 TOLERANCE = 5e-3
-"""Largest error of a tensor relative to its norm. A wrong formula is off by far more; a value
-within rounding of a ReLU's kink can move a deep net's gradient by 1e-3 in a correct one."""
+"""Largest error of a tensor relative to its norm. A wrong formula is off by far more. In a correct
+graph, a value within rounding of a ReLU's kink can move a deep net's gradient by 1e-3."""
 
 THREADS = 0
-"""As many as there are cores."""
+"""Zero means as many as there are cores."""
 
 NUDGE = 1e-6
 NUDGES = 4
-"""Where a tensor misses, twice what PyTorch's own float64 moves by is allowed besides, when its
-inputs are off by rounding: so much the kinks of these very inputs are worth."""
+"""If a tensor misses the tolerance, PyTorch's float64 step runs NUDGES times on inputs that are off
+by about NUDGE. Twice the change of the result is added to the tolerance, because that is the effect
+of kinks near these inputs."""
 
 MOST = 10 * TOLERANCE
-"""No kinks excuse more."""
+"""The largest tolerance that kinks can lead to."""
 
 ROUNDING = 1e-4
-"""Numbers this small beside 1, and changes beside their tensor, are rounding times the inverse of
+"""Tensors below this size, and changes below this share of their tensor, are rounding divided by
 the tolerance."""
 
 BATCHES = (8, 8, 5)
@@ -39,9 +40,16 @@ BATCHES = (8, 8, 5)
 
 @dataclass(frozen=True)
 class Verdict:
-    """The worst of all outputs of all signatures: its relative error and where it is.
+    """The worst output of all signatures.
 
-    `step` (from 1) says after which of a training signature's `steps` consecutive steps.
+    Attributes:
+        error: Its relative error.
+        signature: The signature that it belongs to.
+        output: Its port.
+        seed: Fixes the random inputs.
+        tolerance: The largest error that passes.
+        step: The step of a training signature that gave it, from 1.
+        steps: How many consecutive steps ran.
     """
 
     error: float
@@ -54,12 +62,12 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether even the worst tensor is within the tolerance."""
+        """Whether the worst tensor is within the tolerance."""
         return self.error <= self.tolerance
 
     @property
     def result(self) -> str:
-        """How it ended, for a person; at most 80 columns."""
+        """The result in at most 80 columns."""
         return (
             f"{'verified' if self.passed else 'verification failed'}: relative error "
             f"{self.error:.1e} (tolerance {self.tolerance:.0e}, seed {self.seed})"
@@ -67,18 +75,18 @@ class Verdict:
 
     @property
     def worst(self) -> str:
-        """Where the error is."""
+        """Signature, output and step of the error."""
         place = f"worst tensor: {self.output!r} of {self.signature!r}"
         return place if self.steps == 1 else f"{place}, step {self.step} of {self.steps}"
 
     def __str__(self) -> str:
-        """All of it as one sentence."""
+        """Result and place of the error as one sentence."""
         return f"{self.result}, {self.worst}"
 
 
 @dataclass(frozen=True)
 class Deployed:
-    """A signature as a device runs it; `held` are inputs that its graph holds itself."""
+    """A signature as a device runs it; `held` are inputs that its graph holds as constants."""
 
     session: Session
     held: frozenset[str]
@@ -93,13 +101,20 @@ class Deployed:
 def verify(
     program: Program, graphs: Graphs, values: Mapping[str, Tensor], seed: int | None = None
 ) -> Verdict:
-    """Run every signature as a device does and in PyTorch and compare all outputs.
+    """Run every signature on the device's runtime and in PyTorch, and compare all outputs.
 
-    A signature that trains runs three consecutive steps, each on new samples and on the state that
-    the step before it left; each is compared with PyTorch's step from that very state: two
-    trajectories of a net with kinks part by themselves. State that the bundle stores starts as the
-    real one, the rest is random; `seed` fixes the inputs (default: a fresh one, named in the
-    verdict).
+    A signature that trains runs three consecutive steps, each on new samples and on the state after
+    the step before. Each step is compared with PyTorch's step from the same state, because two
+    trajectories of a net with kinks diverge by themselves.
+
+    Args:
+        program: Of a submodel.
+        graphs: Of every signature of `program`.
+        values: Tensors that the bundle stores, by name. Other state starts at random.
+        seed: Fixes the random inputs; by default a fresh seed, which the verdict names.
+
+    Returns:
+        The verdict on the worst output.
     """
     if seed is None:
         seed = int(np.random.SeedSequence().generate_state(1)[0])
@@ -124,7 +139,7 @@ def compare(
     generator: torch.Generator,
     seed: int,
 ) -> Verdict:
-    """Worst output of one signature over all its steps."""
+    """The verdict on the worst output of one signature over all its steps."""
     batches = BATCHES if trains(signature) else BATCHES[:1]
 
     def draw(ports: Iterable[Port], batch: int) -> dict[str, Tensor]:
@@ -150,7 +165,7 @@ def compare_step(
     feeds: Mapping[str, Tensor],
     generator: torch.Generator,
 ) -> list[tuple[float, float]]:
-    """Error and tolerance of every output that `came` of `feeds`."""
+    """Error and tolerance of every output in `came`, which a runtime computed from `feeds`."""
     right = reference(signature, feeds)
 
     def errors(results: Mapping[str, Tensor]) -> list[float]:
@@ -172,12 +187,12 @@ def compare_step(
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict whose error is the most beside its tolerance."""
+    """The verdict with the largest error relative to its tolerance."""
     return max(verdicts, key=lambda verdict: verdict.error / verdict.tolerance)
 
 
 def nudge(inputs: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """`inputs`, each number off by about NUDGE of itself."""
+    """`inputs`, with every number changed by about NUDGE of itself."""
     return {
         name: value * (1 + NUDGE * torch.randn(value.shape, generator=generator))
         if value.is_floating_point()
@@ -187,7 +202,7 @@ def nudge(inputs: Mapping[str, Tensor], generator: torch.Generator) -> dict[str,
 
 
 def trains(signature: ProgramSignature) -> bool:
-    """Whether `signature` gives new values of state that it reads."""
+    """Whether `signature` returns new values of state that it reads."""
     read = {port.state for port in signature.inputs if port.state is not None}
     return any(port.state in read for port in signature.outputs)
 
@@ -202,7 +217,7 @@ def reference(signature: ProgramSignature, feeds: Mapping[str, Tensor]) -> dict[
 
     try:
         results = call(torch.float64)
-    except RuntimeError:  # constants that the model makes in float32 do not mix with float64
+    except RuntimeError:  # the model's float32 constants do not mix with float64
         results = call(torch.float32)
     return {name: value.detach() for name, value in results.items()}
 
@@ -214,7 +229,7 @@ def example(
     generator: torch.Generator,
     batch: int,
 ) -> Tensor:
-    """An input for `port`: the stored value, or something random of its kind."""
+    """An input for `port`: the stored value, or random numbers of its kind."""
     shape = [batch if size is None else size for size in port.shape]
     if port.kind == "labels" and port.dtype == "float32":
         return torch.randn(shape, generator=generator)
@@ -237,12 +252,12 @@ def example(
 
 
 def relative_error(came: Tensor, expected: Tensor, before: Tensor | None = None) -> float:
-    """Norm of the difference over the norm of `expected`; infinite where `came` is not finite.
+    """Norm of the difference relative to the norm of `expected`; infinite if `came` is not finite.
 
-    Of state it is over the norm of the change since `before`: a wrong gradient times a learning
-    rate would be little beside the weights themselves. Tensors that are zero but for rounding (the
-    gradient of a bias ahead of a batch norm), and changes of that size beside the tensor, are held
-    to an absolute bound instead.
+    The error of state is relative to its change since `before`: a wrong gradient times a learning
+    rate would be small relative to the weights. An absolute bound applies to tensors that are zero
+    except for rounding, such as the gradient of a bias before a batch norm, and to changes of that
+    size.
     """
     right = expected.double()
     difference: float = (came.double() - right).norm().item()

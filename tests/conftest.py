@@ -1,7 +1,9 @@
-"""Fresh random data in every run, and the seed to repeat it with."""
+"""Fresh random data in every run, and the seed to repeat it with; one cache of graphs for a run."""
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,11 +14,23 @@ from log_messages import logged
 VARIABLE = "EDGETAILOR_TEST_SEED"
 
 
-def pytest_configure() -> None:
+CACHE = "EDGETAILOR_CACHE"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Fresh for each run, so that no test sees graphs of other code. Workers inherit the variable
+    # from the process that starts them, and so share the folder.
+    if not hasattr(config, "workerinput"):
+        os.environ[CACHE] = tempfile.mkdtemp(prefix="edgetailor-tests-")
     # In the environment, so that all workers of one run draw from the same seed.
     os.environ.setdefault(VARIABLE, str(np.random.SeedSequence().generate_state(1)[0]))
     # A shell's background jobs ignore Ctrl-C, and so would the processes that tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ[CACHE], ignore_errors=True)
 
 
 def pytest_report_header() -> str:

@@ -1,5 +1,5 @@
-"""Writing traced steps as ONNX graphs.
+"""Writes traced steps as ONNX graphs.
 
-Start with `onnx_writer.py`. Passes that only ONNX needs are here; what every runtime needs is a
-decomposition.
+Start with `onnx_writer.py`. Passes that only ONNX needs are here. If every runtime needs another
+form of an operator, write a decomposition.
 """

@@ -1,6 +1,6 @@
-"""Shorter forms of what a traced training step computes.
+"""Passes that shorten a traced training step.
 
-A pass changes a graph in place and leaves its results as they are, but for rounding.
+A pass changes a graph in place. The results of the graph stay the same except for rounding.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Pass = Callable[[GraphModule], None]
 
 
 def cancel_permutations(graph: GraphModule) -> None:
-    """permute(permute(x, p), q) becomes permute(x, p after q), or x where that changes nothing."""
+    """Replace permute(permute(x, p), q) by one permute, or by x if the two cancel."""
     for node in graph.graph.find_nodes(op="call_function", target=aten.permute.default):
         inner = node.args[0]
         if inner.target is not aten.permute.default:
@@ -27,7 +27,7 @@ def cancel_permutations(graph: GraphModule) -> None:
 
 
 def accumulate_products(graph: GraphModule) -> None:
-    """number * c + a @ b, as momentum and weight decay have it, becomes one product that adds."""
+    """Replace number * c + a @ b, from momentum and weight decay, by one product that adds."""
     for node in graph.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if node.kwargs or len(node.args) != 2:
             continue
@@ -45,7 +45,7 @@ def accumulate_products(graph: GraphModule) -> None:
 
 
 def is_scaled(node: object) -> bool:
-    """Whether `node` is a tensor times a number that only one node reads."""
+    """Whether `node` is a tensor times a number and has one reader."""
     return (
         isinstance(node, Node)
         and node.target is aten.mul.Tensor
@@ -55,7 +55,7 @@ def is_scaled(node: object) -> bool:
 
 
 def is_matrix_product(node: object) -> bool:
-    """Whether `node` is a product of two matrices that only one node reads."""
+    """Whether `node` is a product of two matrices and has one reader."""
     return isinstance(node, Node) and node.target is aten.mm.default and len(node.users) == 1
 
 
@@ -63,7 +63,7 @@ PASSES: tuple[Pass, ...] = (cancel_permutations, accumulate_products)
 
 
 def shorten(graph: GraphModule) -> GraphModule:
-    """All passes, and nothing left that no result depends on."""
+    """Run all passes on `graph` and remove nodes that no result depends on."""
     for change in PASSES:
         change(graph)
         graph.graph.eliminate_dead_code()

@@ -1,4 +1,4 @@
-"""What a run of an exported ONNX graph does and needs, for the planner's predictions."""
+"""Reads the work and memory of a run off an ONNX graph, for the planner's predictions."""
 
 import math
 from collections import Counter
@@ -16,26 +16,36 @@ from exporters.programs.tracing import DTYPES
 from profiles.cost_model.workload import FREE, LOOP, Operation, SignatureWork, kind_of, sizes_of
 
 
-def signature_work(signature: ProgramSignature, batch: int, times: int = 1) -> SignatureWork:
-    """Export `signature` and look at the graph, for batches of `batch` samples.
+def signature_work(
+    signature: ProgramSignature, batch: int, times: int = 1, graph: bytes | None = None
+) -> SignatureWork:
+    """What a run of `signature` does, read off its ONNX graph.
 
-    Raises ExportError where it cannot be exported, or where a tensor's size does not follow from
-    the batch.
+    Args:
+        signature: Of a program.
+        batch: Number of samples.
+        times: How often a step of the schedule runs it.
+        graph: The signature's serialized graph, if it was exported before.
+
+    Raises:
+        ExportError: The signature cannot be exported, or a tensor's size does not follow from the
+            batch.
     """
     state = sum(
         math.prod(size for size in port.shape if size) * DTYPES[port.dtype].itemsize
         for port in signature.inputs
         if port.kind == "state"
     )
-    return graph_work(to_onnx(signature), batch, signature.name, state, times)
+    return graph_work(graph or to_onnx(signature), batch, signature.name, state, times)
 
 
 def graph_work(
     graph: bytes, batch: int, name: str = "", state: int = 0, times: int = 1
 ) -> SignatureWork:
-    """What a run of a serialized `graph` on `batch` samples does, equal operations counted.
+    """The work of one run of a serialized `graph` on `batch` samples.
 
-    What stands inside a loop counts once for each step. Raises ExportError as `signature_work`.
+    Equal operations are counted together. Operations inside a loop count once per step. Raises
+    ExportError if a tensor's size does not follow from the batch.
     """
     whole = onnx.load_from_string(graph).graph
     model = at_batch(onnx.load_from_string(graph), batch)
@@ -56,7 +66,7 @@ def graph_work(
 
 
 def of_graph(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Kind and sizes of every operation in `graph`, in order of execution."""
+    """The kind and sizes of every operation in `graph`, in order of execution."""
     for node in execution_order(graph):
         steps = loop_steps(node)
         if steps is not None:
@@ -66,13 +76,13 @@ def of_graph(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
         else:
             inputs = [shape_of(value) for value in node.inputs if value is not None]
             outputs = [shape_of(value) for value in node.outputs[:1]]
-            # A transposition that a product does on the way is a view.
+            # A transposition that is fused into a product costs nothing.
             kind = FREE if is_view(node) else kind_of(node.op_type, inputs, outputs)
             yield kind, (1,) if kind == FREE else sizes_of(kind, inputs, outputs)
 
 
 def loop_steps(node: Node) -> int | None:
-    """How often a loop goes through its body; None for other operators."""
+    """How often a loop runs its body; None for other operators."""
     if node.op_type != "Scan":
         return None
     scanned = node.attributes["num_scan_inputs"].as_int()

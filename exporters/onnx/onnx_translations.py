@@ -1,4 +1,4 @@
-"""Operators that ONNX has a plainer form of than the one torch.onnx gives them."""
+"""Translations of operators that are simpler than those of torch.onnx."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -13,7 +13,7 @@ onnx: Any = opset18
 
 
 def split(x: onnx_ir.Value, sizes: Sequence[int], axis: int = 0) -> Sequence[onnx_ir.Value]:
-    """One Split into equal parts or a Slice for each of them, in place of a sequence of tensors."""
+    """One Split for equal parts, else one Slice per part; torch.onnx would make a sequence."""
     if len(set(sizes)) == 1:
         parts = onnx.Split(x, axis=axis, num_outputs=len(sizes))
         return parts if isinstance(parts, Sequence) else [parts]

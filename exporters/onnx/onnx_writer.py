@@ -1,7 +1,7 @@
-"""Lower a traced signature to ONNX: operators of the default domain, no external data.
+"""Lowers a traced signature to ONNX: operators of the default domain, no external data.
 
-`torch.onnx` does the lowering; what is ours is to make its result small, free of this machine's
-paths and the same bytes for the same program.
+`torch.onnx` does the lowering. This module makes the result small, removes the paths of this
+machine, and gives the same bytes for the same program.
 """
 
 import copy
@@ -47,14 +47,14 @@ from profiles.errors import EdgeTailorError, ExportError
 
 OPSET = 18
 IR_VERSION = 10
-"""The newest that onnxruntime 1.19 reads."""
+"""The newest version that onnxruntime 1.19 reads."""
 
 FOLDED_NUMBERS = 1024
-"""Constants up to this are computed at export; larger ones would make the file large."""
+"""Most elements of a constant that is computed at export. Larger ones would make the file large."""
 
 
 def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
-    """Every signature of `program` as an ONNX file of its own; see `exporters.compile_graphs`."""
+    """Lower each signature of `program` to an ONNX file; see `exporters.export.compile_graphs`."""
     graphs = {}
     for signature in program.signatures:
         report(f"lowering {signature.name}")
@@ -66,21 +66,22 @@ def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
 
 
 class Flat(nn.Module):
-    """A traced graph as the module that torch.export asks for."""
+    """Wraps a traced graph in a module, which torch.export requires."""
 
     def __init__(self, graph: GraphModule) -> None:
         super().__init__()
         self.graph = graph
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """All inputs to all outputs, in port order."""
+        """Run the graph: inputs and outputs in the order of the ports."""
         return tuple(self.graph(*tensors))
 
 
 class Decomposed(ExportedProgram):
-    """A program that holds core operators only: decomposing it once more changes nothing.
+    """A program that holds core operators only, so that decomposing it changes nothing.
 
-    torch.onnx would trace the whole graph twice to find that out, most of an export's time.
+    torch.onnx would trace the whole graph twice to find that out. This takes most of an export's
+    time.
     """
 
     def run_decompositions(self, *args: object, **kwargs: object) -> ExportedProgram:
@@ -89,7 +90,7 @@ class Decomposed(ExportedProgram):
 
     @classmethod
     def of(cls, program: ExportedProgram) -> "Decomposed":
-        """`program` as one that is decomposed already; `program` itself stays as it is."""
+        """A copy of `program` that torch.onnx does not decompose again."""
         twin = copy.copy(program)
         twin.__class__ = cls
         assert isinstance(twin, cls)
@@ -97,9 +98,16 @@ class Decomposed(ExportedProgram):
 
 
 def to_onnx(signature: ProgramSignature) -> bytes:
-    """One signature as a serialized ONNX model whose inputs and outputs are its ports.
+    """Lower one signature to a serialized ONNX model.
 
-    Raises ExportError where an operator cannot be expressed in ONNX.
+    Args:
+        signature: Its ports become the inputs and outputs of the model, in order.
+
+    Returns:
+        The model's file content, the same for the same signature.
+
+    Raises:
+        ExportError: An operator cannot be expressed in ONNX.
     """
     try:
         return written(signature)
@@ -108,11 +116,15 @@ def to_onnx(signature: ProgramSignature) -> bytes:
     except Exception as error:  # torch and onnx raise whatever they meet
         raise_if_interrupted(error)
         reason = source_lines.first_line(error)
-        raise ExportError(f"Signature {signature.name!r} has no ONNX form: {reason}") from error
+        raise ExportError(
+            f"Signature {signature.name!r} has no ONNX form: {reason}",
+            code="export.no-onnx-form",
+            signature=signature.name,
+        ) from error
 
 
 def written(signature: ProgramSignature) -> bytes:
-    """See `to_onnx`."""
+    """Lower `signature`; errors of torch and onnx are not translated yet."""
     program = exported(
         shorten(trace(signature, {**ONNX_RUNTIME, **SYMBOLIC_FACTORS})), signature.inputs
     )
@@ -120,7 +132,7 @@ def written(signature: ProgramSignature) -> bytes:
     try:
         lowered = lower_either_way(program, signature)
     except OnnxExporterError as error:
-        raise ExportError(no_form(signature, str(error.__cause__ or error))) from error
+        raise no_form(signature, str(error.__cause__ or error)) from error
     fold_constants(lowered.model, output_size_limit=FOLDED_NUMBERS)
     Sequential(
         IdentityEliminationPass(),
@@ -134,21 +146,29 @@ def written(signature: ProgramSignature) -> bytes:
     return finish(lowered.model_proto, signature)
 
 
-def no_form(signature: ProgramSignature, reason: str) -> str:
-    """What to say where torch.onnx gives up for `reason`, which may name the operator."""
+def no_form(signature: ProgramSignature, reason: str) -> ExportError:
+    """The error for what torch.onnx refuses; its `reason` may name the operator."""
     named = re.search(r"target=torch\.ops\.\w+\.(\w+)", reason)
     if named is None:
-        return f"Signature {signature.name!r} has no ONNX form: {reason.strip().splitlines()[0]}"
+        first = reason.strip().splitlines()[0]
+        return ExportError(
+            f"Signature {signature.name!r} has no ONNX form: {first}",
+            code="export.no-onnx-form",
+            signature=signature.name,
+        )
     name = f"aten::{named[1]}"
     place = source_lines.place_of_operator(signature.source, name)
-    return (
+    return ExportError(
         f"Signature {signature.name!r} needs the operator {name}{place}, "
-        f"which has no ONNX form: {suggest_alternative(name)}"
+        f"which has no ONNX form: {suggest_alternative(name)}",
+        code="export.unsupported-operator",
+        signature=signature.name,
+        operator=name,
     )
 
 
 def lower_either_way(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
-    """The quick way, and where that fails with torch.onnx's own decompositions."""
+    """Lower `program` as it is; if that fails, with torch.onnx's own decompositions."""
     try:
         return lower(Decomposed.of(program), signature)
     except OnnxExporterError:
@@ -156,7 +176,7 @@ def lower_either_way(program: ExportedProgram, signature: ProgramSignature) -> O
 
 
 def lower(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
-    """torch.onnx's translation, unoptimized: its rewriter takes longer than all the rest."""
+    """Translate with torch.onnx, without its optimizer, which takes longer than everything else."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lowered = torch.onnx.export(
@@ -175,7 +195,7 @@ def lower(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
 
 
 def exported(graph: GraphModule, ports: Sequence[Port]) -> ExportedProgram:
-    """The traced `graph` as the exported program of any batch that torch.onnx lowers."""
+    """Turn the traced `graph` into the exported program that torch.onnx reads, for any batch."""
     batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
     examples = tuple(
         torch.zeros([EXAMPLE_BATCH if n is None else n for n in p.shape], dtype=DTYPES[p.dtype])
@@ -190,16 +210,17 @@ def exported(graph: GraphModule, ports: Sequence[Port]) -> ExportedProgram:
 
 
 def quieten() -> None:
-    """Keep the exporter's remarks off the terminal: packages that it would like, nodes of ours."""
+    """Keep the exporter's remarks on optional packages and on our operators off the terminal."""
     own = "torch.onnx._internal.exporter"
     for name in (f"{own}._registration", f"{own}._core", "onnx_ir._convenience"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def finish(model: onnx.ModelProto, signature: ProgramSignature) -> bytes:
-    """Strip what only describes the export, check the model and serialize it.
+    """Remove metadata, check the model and serialize it.
 
-    Afterwards: no metadata, no operator outside the default domain, ports as the signature says.
+    Afterwards the model has no metadata and no operator outside the default domain, and its ports
+    are those of the signature.
     """
     del model.metadata_props[:]
     for graph in graphs_of(model.graph):
@@ -211,7 +232,13 @@ def finish(model: onnx.ModelProto, signature: ProgramSignature) -> bytes:
     nodes = (node for graph in graphs_of(model.graph) for node in graph.node)
     foreign = sorted({node.domain or "" for node in nodes} - {""})
     if foreign:
-        raise ExportError(f"Signature {signature.name!r} needs operators of {', '.join(foreign)}.")
+        raise ExportError(
+            f"Signature {signature.name!r} needs operators outside ONNX's default domain, of "
+            f"{', '.join(foreign)}. Use other layers.",
+            code="export.foreign-operators",
+            signature=signature.name,
+            domains=foreign,
+        )
     del model.opset_import[:]
     model.opset_import.append(onnx.helper.make_opsetid("", OPSET))
     onnx.checker.check_model(model, full_check=True)
@@ -229,10 +256,11 @@ def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def strip(graph: onnx.GraphProto) -> None:
-    """Remove what only describes the export.
+    """Remove the metadata of `graph`, except the shapes that ONNX Runtime needs to save memory.
 
-    ONNX Runtime writes over an operator's input only where it can tell that both are of one size,
-    which its own inference loses behind computed shapes: those are kept.
+    ONNX Runtime lets an operator overwrite its input only if it knows that input and output have
+    one size. Its own shape inference stops at computed shapes, so the shapes on both sides of such
+    operators stay.
     """
     for holder in (graph, *graph.node, *graph.initializer):
         del holder.metadata_props[:]
@@ -260,5 +288,8 @@ def check_ports(model: onnx.ModelProto, signature: ProgramSignature) -> None:
     ):
         if [value.name for value in values] != [port.name for port in ports]:
             raise ExportError(
-                f"Signature {signature.name!r}: the graph's {kind} are not the program's."
+                f"Signature {signature.name!r}: the {kind} of the graph are not those of the "
+                "program. Please report this.",
+                code="export.wrong-ports",
+                signature=signature.name,
             )

@@ -1,4 +1,4 @@
-"""Cheap activations are computed again for the backward pass instead of being kept for it."""
+"""Computes cheap activations again for the backward pass, instead of keeping them in memory."""
 
 import math
 
@@ -6,27 +6,29 @@ import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
 CHEAP = {"Relu": 1, "BatchNormalization": 1, "Add": 2}
-"""How many of an operator's inputs can be large. Our BatchNormalization only scales and shifts."""
+"""How many inputs of an operator can be large. Our BatchNormalization only scales and shifts."""
 LIMIT = 6
-"""Most nodes that are repeated for one value: two residual blocks' ends would be more."""
+"""Most nodes that are repeated for one value. The ends of two residual blocks would be more."""
 
 
 class RecomputeActivations(InPlacePass):
-    """Before: each value is computed once.
+    """Repeats cheap nodes so that fewer values stay alive until the backward pass.
 
-    After: no value stays alive for the backward pass that at most LIMIT cheap nodes make from
-    values that it reads anyway; the nodes behind the loss read a second one. As it stands right
-    behind the first in the file, ONNX Runtime, which sees to a node's last inputs first, runs it
-    when it is needed.
+    Before: each value is computed once.
+
+    After: if at most LIMIT cheap nodes make a value from others that the backward pass reads
+    anyway, the nodes after the loss read a second copy. The copy's node follows the first one in
+    the file. ONNX Runtime visits the last inputs of a node first, so it runs the copy only when it
+    is needed.
     """
 
     def __init__(self, loss: str) -> None:
-        """`loss` is the output that ends the forward pass."""
+        """Take the name of the output that ends the forward pass."""
         super().__init__()
         self.loss = loss
 
     def call(self, model: ir.Model) -> PassResult:
-        """Give the nodes behind the loss values of their own."""
+        """Give the nodes after the loss their own copies of cheap values."""
         place = {node: number for number, node in enumerate(model.graph)}
         producers = (v.producer() for v in model.graph.outputs if v.name == self.loss)
         end = max((place[node] for node in producers if node is not None), default=len(place))
@@ -52,7 +54,7 @@ class RecomputeActivations(InPlacePass):
 
 
 def cost(value: ir.Value, kept: set[ir.Value]) -> float:
-    """How many nodes make `value` from those that are `kept`; infinite if one is not cheap."""
+    """Number of nodes that make `value` from `kept` values; infinite if one is not cheap."""
     node = value.producer()
     if node is None or value in kept:
         return 0
@@ -62,7 +64,7 @@ def cost(value: ir.Value, kept: set[ir.Value]) -> float:
 
 
 def large_inputs(node: ir.Node) -> list[ir.Value]:
-    """The inputs of a cheap node that can be as large as its output."""
+    """Inputs of a cheap node that can be as large as its output."""
     return [value for value in node.inputs[: CHEAP[node.op_type]] if value is not None]
 
 
@@ -71,7 +73,7 @@ def repeated(
     kept: set[ir.Value],
     twins: dict[ir.Value, ir.Value],
 ) -> ir.Value:
-    """`value` if it is `kept`, else a second one, whose node stands right behind the first's."""
+    """`value` if it is `kept`, else a copy whose node follows the first one."""
     node = value.producer()
     if node is None or value in kept:
         return value

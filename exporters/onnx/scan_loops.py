@@ -1,4 +1,4 @@
-"""Loops over time as ONNX has them: operators `Scan`, made by torch.onnx of PyTorch's `scan`."""
+"""Finishes loops over time: the `Scan` operators that torch.onnx makes of PyTorch's `scan`."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from exporters.programs.loop_bodies import BACKWARD
 
 
 def finish_scans(model: onnx_ir.Model) -> None:
-    """Make the operators `Scan` of `model` what runtimes need.
+    """Set directions and separate outputs of the `Scan` operators of `model`.
 
-    Afterwards: those that `to_scans` marked go from the last step to the first, and no value is two
-    outputs of a body, which onnxruntime would give one place in memory.
+    Afterwards the loops that `to_scans` marked run from the last step to the first. No value is two
+    outputs of a body, because onnxruntime would give both one place in memory.
     """
     for node in model.graph:
         if node.op_type == "Scan":
@@ -21,7 +21,7 @@ def finish_scans(model: onnx_ir.Model) -> None:
 
 
 def set_direction(scan: onnx_ir.Node, backward: bool) -> None:
-    """Let all that `scan` reads and writes go one way."""
+    """Set the direction of everything that `scan` reads and writes."""
     inputs = scan.attributes["num_scan_inputs"].as_int()
     outputs = len(scan.outputs) - (len(scan.inputs) - inputs)
     for kind, count in (("input", inputs), ("output", outputs)):
@@ -30,7 +30,7 @@ def set_direction(scan: onnx_ir.Node, backward: bool) -> None:
 
 
 def separate_outputs(graph: onnx_ir.Graph, names: Sequence[str]) -> None:
-    """Give the outputs of `graph` these `names`, with a copy where one is an output already."""
+    """Give the outputs of `graph` these `names`; a value that is an output twice is copied."""
     for place, (value, name) in enumerate(zip(tuple(graph.outputs), names, strict=True)):
         if value in graph.outputs[:place]:
             node = onnx_ir.Node("", "Identity", [value])

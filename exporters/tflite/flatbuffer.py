@@ -1,6 +1,6 @@
-"""Building a TFLite file: tensors, operators, constants and signatures.
+"""Builds a TFLite file: tensors, operators, constants and signatures.
 
-Everything is kept in order of first use and nothing else is stored, so the same calls give the
+Everything is stored in order of first use and nothing else is stored, so the same calls give the
 same bytes.
 """
 
@@ -15,7 +15,7 @@ import sympy
 from ai_edge_litert import schema_py_generated as schema
 
 Size: TypeAlias = int | sympy.Expr
-"""Size of an axis; an expression of the batch where it is open."""
+"""Size of an axis; an expression of the batch if it is open."""
 
 TYPES = {
     "float32": schema.TensorType.FLOAT32,
@@ -28,12 +28,12 @@ IDENTIFIER = b"TFL3"
 NEWEST_OLD_CODE = 127
 """Operator codes above this do not fit the format's first, one-byte field."""
 VERSIONS = {schema.BuiltinOperator.BROADCAST_TO: 2}
-"""The first version of an operator that runtimes know, where it is not 1."""
+"""The first version of an operator that runtimes know, if it is not 1."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a subgraph: where it stands in it, its type and its shape."""
+    """One tensor of a subgraph: its index, type and shape."""
 
     index: int
     dtype: str
@@ -58,7 +58,7 @@ class Subgraph:
     def tensor(
         self, dtype: str, shape: Sequence[Size], data: bytes | None = None, name: str = ""
     ) -> Tensor:
-        """A new tensor, constant where it has `data`."""
+        """A new tensor; it is constant if it has `data`."""
         made = schema.TensorT()
         made.type = TYPES[dtype]
         # Runtimes read the open axes from the signature; the shape must hold some size for them.
@@ -73,7 +73,7 @@ class Subgraph:
         return Tensor(len(self.tensors) - 1, dtype, tuple(shape))
 
     def constant(self, values: np.ndarray) -> Tensor:
-        """A constant; equal ones are stored once."""
+        """A constant. Equal constants are stored once."""
         key = (values.dtype.name, values.shape, values.tobytes())
         if key not in self._constants:
             self._constants[key] = self.tensor(values.dtype.name, values.shape, values.tobytes())
@@ -102,10 +102,10 @@ class Subgraph:
         options: str | None = None,
         **settings: object,
     ) -> list[Tensor]:
-        """As `operator`, for an operator of several outputs, by their types and shapes."""
+        """Like `operator`, for several outputs given by their types and shapes."""
         kinds = tuple((dtype, tuple(shape)) for dtype, shape in results)
         key = (code, tuple(t.index for t in inputs), kinds, tuple(settings.items()))
-        # What is as large as the batch is computed again rather than kept until it is needed again.
+        # An open size can be large. Such a result is computed again instead of kept in memory.
         if key not in self._outputs or any(open_size(n) for _, shape in kinds for n in shape):
             outputs = [self.tensor(dtype, shape) for dtype, shape in kinds]
             made = schema.OperatorT()
@@ -121,9 +121,9 @@ class Subgraph:
         return self._outputs[key]
 
     def call(self, part: "Subgraph", inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The outputs of `part` for `inputs`: an IF of which either way is `part`.
+        """The outputs of `part` for `inputs`: an IF whose two branches are both `part`.
 
-        It is TFLite's only operator that runs a subgraph on its caller's own memory.
+        IF is TFLite's only operator that runs a subgraph on its caller's memory.
         """
         outputs = [self.tensor(t.dtype, t.shape) for t in part.outputs.values()]
         values = [self.constant(np.asarray(True)), *inputs]
@@ -137,7 +137,7 @@ class Subgraph:
         return outputs
 
     def pruned(self) -> "Subgraph":
-        """The same graph without operators and tensors that no output needs."""
+        """A copy without the operators and tensors that no output needs."""
         needed = {t.index for t in (*self.inputs.values(), *self.outputs.values())}
         operators = []
         for code, made in reversed(self.operators):
@@ -199,10 +199,10 @@ def serialize(subgraphs: Mapping[str, Subgraph]) -> bytes:
 
 
 def with_parts(subgraphs: Iterable[Subgraph]) -> list[Subgraph]:
-    """`subgraphs`, then what they call; calls learn its place."""
+    """`subgraphs`, then the subgraphs that they call; sets the place of each in its calls."""
     everything = list(subgraphs)
     places: dict[int, int] = {}
-    for subgraph in everything:  # parts that are added on the way come in turn
+    for subgraph in everything:  # the loop also reaches the parts that it appends
         for options, part in subgraph.calls:
             if id(part) not in places:
                 places[id(part)] = len(everything)
@@ -241,7 +241,7 @@ def operator_code(code: int) -> Any:
 
 
 def buffer_of(data: bytes, buffers: list[Any], stored: dict[bytes, int]) -> int:
-    """Place of `data` in the file's buffers, where equal ones are kept once."""
+    """Place of `data` among the file's buffers. Equal data is stored once."""
     if data not in stored:
         made = schema.BufferT()
         made.data = np.frombuffer(data, np.uint8)

@@ -1,6 +1,6 @@
-"""From one traced ATen graph to one TFLite subgraph.
+"""Lowers one traced ATen graph to one TFLite subgraph.
 
-Each module of operators holds `FORMS`, a dict from ATen operator to the function that writes it.
+Each module of operators has a dict `FORMS` from ATen operator to the function that writes it.
 """
 
 import operator
@@ -23,8 +23,8 @@ from exporters.tflite.values import Layouts, UnsupportedError, Value
 from profiles.errors import ExportError
 
 LoweringRule = Callable[..., Any]
-"""Takes the lowering and an operator's arguments, values in place of tensors; returns a value, or
-as many as the operator has."""
+"""Takes the lowering and the arguments of an operator, with values instead of tensors; returns one
+value per result of the operator."""
 
 LoweringRules = dict[OpOverload[..., Any] | HigherOrderOperator, LoweringRule]
 Number = bool | int | float
@@ -39,7 +39,7 @@ SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 
 
 class Lowering(Layouts):
-    """Walks a graph and writes every node's operators. `shape` is that of the node's result."""
+    """The state of lowering one graph. `shape` and `dtype` belong to the current node's result."""
 
     def __init__(
         self, graph: Subgraph, forms: "LoweringRules", signature: ProgramSignature
@@ -51,7 +51,7 @@ class Lowering(Layouts):
         self.dtype = "float32"
         self.greater: dict[Value, tuple[Value, Value]] = {}  # what was compared
         self.rectified: set[int] = set()  # tensors without negative numbers
-        self.rows: dict[int, list[Tensor]] = {}  # those that a tensor is put together of
+        self.rows: dict[int, list[Tensor]] = {}  # parts that a tensor was packed from
 
     def input(self, name: str, dtype: str, shape: Sequence[Size]) -> Tensor:
         """A new input of the subgraph."""
@@ -66,7 +66,7 @@ class Lowering(Layouts):
         return Value.plain(self.graph.constant(values.numpy()))
 
     def scalar(self, number: "Number | SymInt | SymFloat | Value", dtype: str) -> Value:
-        """A number as a tensor of no axes."""
+        """A number as a tensor without axes."""
         if isinstance(number, Value):
             return number
         return Value.plain(self.graph.constant(np.asarray(number, dtype)))
@@ -80,7 +80,7 @@ class Lowering(Layouts):
         dtype: str | None = None,
         **settings: object,
     ) -> Tensor:
-        """One operator whose output has `shape`, and the first input's type unless `dtype` says."""
+        """One operator; its output has `shape`, and `dtype` or else the type of the first input."""
         return self.graph.operator(
             code, inputs, dtype or inputs[0].dtype, shape, options, **settings
         )
@@ -89,7 +89,7 @@ class Lowering(Layouts):
 def lower_signature(
     graph: GraphModule, signature: ProgramSignature, forms: LoweringRules
 ) -> Subgraph:
-    """The subgraph of a traced signature. Raises ExportError naming what TFLite has no form for."""
+    """Lower a traced signature. Raises ExportError naming an operator without a TFLite form."""
     check_forms(graph, forms, signature)
     lowering = Lowering(Subgraph(signature.name), forms, signature)
     examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
@@ -103,7 +103,7 @@ def lower_signature(
 
 
 def lower(lowering: Lowering, graph: GraphModule, inputs: Sequence[Value]) -> list[Value]:
-    """The results of `graph` for `inputs`, after writing the operators of all its nodes."""
+    """Write the operators of all nodes of `graph` and return its results for `inputs`."""
     known: dict[Node, Any] = {}
     ahead = iter(inputs)
     results: list[Value] = []
@@ -121,7 +121,7 @@ def lower(lowering: Lowering, graph: GraphModule, inputs: Sequence[Value]) -> li
 
 
 def call(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
-    """The value of one operator's node."""
+    """Write the operators of one node and return its value."""
     if node.target is operator.getitem:
         return known[cast(Node, node.args[0])][cast(int, node.args[1])]
     result = node.meta.get("val")
@@ -134,14 +134,20 @@ def call(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
     args, options = torch.fx.map_arg((node.args, node.kwargs), lambda n: known[n])
     try:
         return form(lowering, *args, **options)
-    except (UnsupportedError, TypeError) as error:  # sympy: an open size is no int
+    except (
+        UnsupportedError,
+        TypeError,
+    ) as error:  # sympy raises TypeError if a rule needs a fixed size
         signature = lowering.signature
         target = node.target
         name = target._schema.name if isinstance(target, OpOverload) else str(target)
         where = place_of_operator(signature.source, name)
         raise ExportError(
             f"Signature {signature.name!r}: {target}{where} has no TFLite form as it is used "
-            f"here: {error}. Export it with --format onnx, or use another layer."
+            f"here: {error}. Export it with --format onnx, or use another layer.",
+            code="export.unsupported-operator",
+            signature=signature.name,
+            operator=name,
         ) from error
 
 
@@ -155,12 +161,15 @@ def check_forms(graph: GraphModule, forms: LoweringRules, signature: ProgramSign
         raise ExportError(
             f"Signature {signature.name!r} needs the operator {name}"
             f"{place_of_operator(signature.source, name)}, which has no TFLite form: "
-            f"{suggest_alternative(name)}"
+            f"{suggest_alternative(name)}",
+            code="export.unsupported-operator",
+            signature=signature.name,
+            operator=name,
         )
 
 
 def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
-    """A number that depends on the batch: a size as it is, what is computed from sizes a tensor."""
+    """A number that depends on the batch: a size stays symbolic, a float of sizes is a tensor."""
     result = node.meta["val"]
     if not isinstance(result, SymFloat):
         return size_of(result)
@@ -178,7 +187,7 @@ def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
 
 
 def as_float(lowering: Lowering, number: Any) -> Tensor:
-    """A float32 tensor of no axes: a constant, a computed number, or a polynomial of the batch."""
+    """A float32 tensor without axes: a constant, a computed number or a polynomial of the batch."""
     if isinstance(number, Value):
         return number.tensor
     if number is None:
@@ -204,7 +213,7 @@ def as_float(lowering: Lowering, number: Any) -> Tensor:
 
 
 def batch_of(lowering: Lowering, tensor: Tensor) -> Tensor | None:
-    """The size of an axis of `tensor` that is the batch, as one int32; None where there is none."""
+    """The size of the batch axis of `tensor` as one int32; None if no axis is the batch."""
     axes = [axis for axis, size in enumerate(tensor.shape) if isinstance(size, sympy.Symbol)]
     if not axes:
         return None
@@ -216,7 +225,7 @@ def batch_of(lowering: Lowering, tensor: Tensor) -> Tensor | None:
 
 
 def counted(lowering: Lowering, count: Size) -> Tensor:
-    """0, 1, .. ahead of `count` as int32."""
+    """The numbers 0 to `count` - 1 as int32."""
     if not open_size(count):
         return lowering.graph.constant(np.arange(int(count), dtype=np.int32))
     start, step = (lowering.graph.constant(np.asarray(n, np.int32)) for n in (0, 1))
@@ -225,7 +234,7 @@ def counted(lowering: Lowering, count: Size) -> Tensor:
 
 
 def finish(lowering: Lowering, results: Sequence[Value]) -> None:
-    """Name the outputs. An input that is returned, or a value that is returned twice, is copied."""
+    """Name the outputs. Copy returned inputs and constants, and a value that is returned twice."""
     taken = {t.index for t in lowering.graph.inputs.values()}
     for port, value in zip(lowering.signature.outputs, results, strict=True):
         tensor = lowering.dense(value)
@@ -253,8 +262,13 @@ def shape_of(value: torch.Tensor) -> tuple[Size, ...]:
 
 
 def dtype_of(value: torch.Tensor) -> str:
-    """The type of a traced tensor by its name. Raises ExportError for one that is not written."""
+    """The name of a traced tensor's type. Raises ExportError if the writer does not know it."""
     name = str(value.dtype).removeprefix("torch.")
     if name not in ("float32", "int64", "int32", "bool"):
-        raise ExportError(f"A tensor of type {name} has no TFLite form here.")
+        raise ExportError(
+            f"A tensor has the type {name}, which has no TFLite form here. Export with --format "
+            "onnx, or use another type.",
+            code="export.unsupported-type",
+            dtype=name,
+        )
     return name

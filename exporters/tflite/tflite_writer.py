@@ -1,12 +1,13 @@
-"""Lower traced signatures to one TFLite file, with a named signature for each.
+"""Lowers traced signatures to one TFLite file with a named signature for each.
 
-The operators are TFLite's own, without Flex, and are written here: litert-torch has no open
-batch. Weights are inputs, as in the ONNX graphs.
+The file has only TFLite's own operators, without Flex. They are written here because litert-torch
+has no open batch. Weights are inputs, as in the ONNX graphs.
 """
 
 from collections.abc import Sequence
 from functools import partial
 
+from exporters.memory.memory_plan import footprint
 from exporters.programs.loop_bodies import to_scans
 from exporters.programs.program import Program, ProgramSignature, Report
 from exporters.programs.tracing import trace
@@ -23,7 +24,7 @@ from exporters.tflite import (
 )
 from exporters.tflite.flatbuffer import Subgraph, serialize, with_parts
 from exporters.tflite.lowering import LoweringRules, lower_signature
-from exporters.tflite.tflite_footprint import footprint
+from exporters.tflite.tflite_footprint import plan_of
 
 FILE = "model.tflite"
 FORMS: LoweringRules = {
@@ -38,31 +39,33 @@ FORMS: LoweringRules = {
 
 
 def to_subgraph(signature: ProgramSignature) -> Subgraph:
-    """One traced signature in TFLite's operators. Raises ExportError naming one without a form."""
+    """Lower one signature. Raises ExportError naming an operator without a TFLite form."""
     graph = trace(signature, tflite_decompositions.FORMS)
     to_scans(graph, tflite_decompositions.FORMS)
     return lower_signature(graph, signature, FORMS)
 
 
 def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
-    """All signatures of `program` in one TFLite file; see `exporters.compile_graphs`."""
+    """Lower all signatures of `program` to one file; see `exporters.export.compile_graphs`."""
     subgraphs = {}
     for signature in program.signatures:
         report(f"lowering {signature.name}")
         subgraphs[signature.name] = to_subgraph(signature)
     data = serialize(subgraphs)
     operators = sum(len(part.operators) for part in with_parts(subgraphs.values()))
-    return {
-        name: Graph(
+    graphs = {}
+    for name, own in subgraphs.items():
+        plan = plan_of(own, operators)
+        graphs[name] = Graph(
             "litert",
             FILE,
             data,
             operators=len(own.operators),
             size=len(serialize({name: own})),
-            footprint=partial(footprint, own, operators),
+            footprint=partial(footprint, plan),
+            plan=plan,
         )
-        for name, own in subgraphs.items()
-    }
+    return graphs
 
 
 def to_tflite(signatures: Sequence[ProgramSignature]) -> bytes:

@@ -1,8 +1,8 @@
-"""Loops over time as LiteRT is quick at them: some steps at a time, each time by a call.
+"""Writes loops over time in the form that LiteRT runs fastest: calls of several steps each.
 
-A WHILE copies all that it carries at every pass, the outputs of all steps among it. A call works
-on the tensors of its caller. What a step reads and writes is therefore a tensor for each step, and
-these are put together only where something else than a loop reads them.
+A WHILE copies everything that it carries in every pass, including the outputs of all steps. A call
+works on the tensors of its caller. So each step reads and writes tensors of its own, and they are
+packed into one tensor only if something other than a loop reads them.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from exporters.tflite.values import Value
 from profiles.errors import ExportError
 
 STEPS = 8
-"""Steps of a call: fewer are more calls, more are a longer file, and no quicker from here on."""
+"""Steps per call. Fewer steps need more calls; more steps make the file longer and not faster."""
 
 Tensors = Sequence[Tensor]
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some steps as a subgraph of (states, what each step reads in turn, constants).
+    """Several steps as a subgraph of (states, inputs of each step in turn, constants).
 
-    `states` and `rows` say where the last states and what each step writes are among its outputs,
-    with its inputs behind them: a step may write what it was given.
+    `states` and `rows` are the places of the last states and of the outputs of each step, in the
+    list of the subgraph's outputs followed by its inputs: a step may return one of its inputs.
     """
 
     graph: Subgraph
@@ -33,7 +33,7 @@ class Part:
     rows: list[list[int]]
 
     def call(self, graph: Subgraph, inputs: Tensors) -> tuple[list[Tensor], list[Tensors]]:
-        """The last states and what each step writes, by a call in `graph`."""
+        """Call the part in `graph`; returns the last states and the outputs of each step."""
         found = [*graph.call(self.graph, inputs), *inputs]
         return [found[n] for n in self.states], [[found[n] for n in row] for row in self.rows]
 
@@ -45,7 +45,7 @@ def loop(
     inputs: Sequence[Value],
     constants: Sequence[Value],
 ) -> list[Value]:
-    """The last states, then the outputs (T, ..), as of PyTorch's `scan`."""
+    """Write one loop; returns the last states, then the outputs (T, ..), as PyTorch's `scan`."""
     current: Tensors = [lowering.dense(value) for value in states]
     same = [lowering.dense(value) for value in constants]
     read = list(zip(*(taken_apart(lowering, x) for x in inputs), strict=True))
@@ -98,9 +98,11 @@ def taken_apart(lowering: Lowering, value: Value) -> list[Tensor]:
     length = whole.shape[0]
     if open_size(length):
         raise ExportError(
-            f"Signature {lowering.signature.name!r} has a recurrent layer that goes from sample to "
-            "sample, and TFLite graphs take any number of samples: let it go along another axis "
-            "(batch_first=True), or export it with --format onnx."
+            f"Signature {lowering.signature.name!r} has a recurrent layer along the axis of the "
+            "samples, and TFLite graphs take any number of samples. Let the layer run along "
+            "another axis (batch_first=True), or export with --format onnx.",
+            code="export.loop-over-samples",
+            signature=lowering.signature.name,
         )
     if whole.index not in lowering.rows:
         lowering.rows[whole.index] = lowering.graph.several(

@@ -17,7 +17,7 @@ from exporters.export import Format, compile_graphs, export
 from exporters.programs.program import Program, ProgramSignature, Tensors, samples_port
 from exporters.runtime_graph import Graphs
 from exporters.verification import MOST, TOLERANCE, verify
-from profiles.errors import VerificationError
+from refusals import refused
 from toolkit.submodels.global_model import from_model
 
 
@@ -72,7 +72,8 @@ def test_a_wrong_graph_does_not_pass(tmp_path: Path) -> None:
 def test_a_bundle_that_fails_verification_is_kept_apart(tmp_path: Path) -> None:
     program, values = predicting(tiny_model()[0])
     faulty = another_when_traced(program)
-    with pytest.raises(VerificationError, match=r"bundle\.failed-verification; do not deploy it"):
+    kept = tmp_path / "bundle.failed-verification"
+    with refused("verification.failed", output="output", signature="predict", kept=str(kept)):
         export(faulty, values, tmp_path / "bundle", base="")
     assert [path.name for path in tmp_path.iterdir()] == ["bundle.failed-verification"]
     export(faulty, values, tmp_path / "unchecked", base="", check=False)

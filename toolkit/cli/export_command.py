@@ -64,7 +64,12 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
     type=click.Path(path_type=Path),
     help="Also write the global model that the bundle is cut from, for `aggregate`.",
 )
-@click.option("--no-verify", is_flag=True, help="Do not compare the bundle with PyTorch.")
+@click.option(
+    "--verify/--no-verify",
+    default=None,
+    help="Compare all graphs with PyTorch, or none.  [default: those not verified earlier]",
+)
+@click.option("--no-cache", is_flag=True, help="Build the graphs again; ignore the cache.")
 @click.option("--force", is_flag=True, help="Replace existing files.")
 @click.option(
     "--dry-run", is_flag=True, help="Check the output folder and show sizes; write nothing."
@@ -90,7 +95,8 @@ def export(
     out: Path,
     training: TrainingConfig,
     save_weights: Path | None,
-    no_verify: bool,
+    verify: bool | None,
+    no_cache: bool,
     force: bool,
     dry_run: bool,
     as_json: bool,
@@ -135,7 +141,8 @@ def export(
         format=format_,
         training=training,
         save_weights=save_weights,
-        verify=not no_verify,
+        verify=verify,
+        cache=not no_cache,
         force=force,
         dry_run=dry_run,
     )

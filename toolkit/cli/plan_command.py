@@ -121,6 +121,7 @@ def list_profiles(context: click.Context, option: click.Parameter, asked: bool) 
     multiple=True,
     help="Submodel SPEC to choose from; repeatable.  [default: all families and sizes]",
 )
+@click.option("--no-cache", is_flag=True, help="Build the graphs again; ignore the cache.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def plan(
@@ -137,6 +138,7 @@ def plan(
     step_time: float | None,
     bandwidth: int | None,
     specs: tuple[str, ...],
+    no_cache: bool,
     as_json: bool,
 ) -> None:
     """Choose the strongest submodel that fits a device.
@@ -149,6 +151,7 @@ def plan(
     edgetailor plan toolkit.models:resnet20 --input-shape 3,32,32 \\
         --profile device.json --memory 120MB --step-time 500ms
     """
+    from exporters.graph_cache import cache_folder
     from profiles.documents.device_profile import load_device
 
     device = load_device(profile)
@@ -166,7 +169,9 @@ def plan(
 
     logger.info("loading the model")
     loaded = load_model(model, weights, seed)
-    workloads = Workloads(loaded, input_shape, training)
+    workloads = Workloads(
+        loaded, input_shape, training, cache=None if no_cache else cache_folder()
+    )
     planned = plan.plan_for(
         device,
         workloads,

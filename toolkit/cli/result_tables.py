@@ -118,6 +118,11 @@ def show_export(exported: Exported, batch: int) -> None:
         most, running = exported.training
         console.print(f"training: peak memory {format_bytes(most)}, running {running}")
     explain_unknown(exported.signatures)
+    if exported.reused:
+        count, of = exported.reused, len(exported.signatures)
+        which = "" if count == of else f"{count} of {of} "
+        earlier = ", verified earlier" if exported.verified_earlier else ""
+        console.print(f"graphs: {which}reused from the cache{earlier}")
     if exported.verdict is None:
         console.print("not verified (--no-verify)")
     else:

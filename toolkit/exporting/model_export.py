@@ -59,9 +59,10 @@ class Request:
     format: Format = "onnx"
     training: TrainingConfig = field(default_factory=TrainingConfig)
     save_weights: Path | None = None
-    verify: bool = True
+    verify: bool | None = None
     force: bool = False
     dry_run: bool = False
+    cache: bool = True
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ class Exported:
     training: tuple[int, str] | None = None
     verdict: Verdict | None = None
     fit: Fit | None = None
+    reused: int = 0
+    verified_earlier: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,11 @@ def save_weights(origin: Origin, request: Request) -> None:
 def export_from(origin: Origin, request: Request, log: Log = logger) -> Exported:
     """Export the submodel of `request`, cut from `origin`. Raises like `export_bundle`."""
     log.info("splitting %s", request.spec)
-    submodel = split(origin.model, request.spec, request.sample_shape, request.training)
+    submodel = (
+        origin.full
+        if request.spec == "full"
+        else split(origin.model, request.spec, request.sample_shape, request.training)
+    )
     inspection = describe(submodel, origin.full)
     if request.dry_run:
         return Exported(request.out, inspection)
@@ -180,6 +187,7 @@ def export_from(origin: Origin, request: Request, log: Log = logger) -> Exported
         check=request.verify,
         force=request.force,
         report=log.info,
+        cache=request.cache,
     )
     manifest = (request.out / MANIFEST).read_bytes()
     return Exported(
@@ -194,6 +202,8 @@ def export_from(origin: Origin, request: Request, log: Log = logger) -> Exported
         training=training_bytes(read_manifest(manifest, request.out / MANIFEST)),
         verdict=exported.verdict,
         fit=fit(submodel, values, origin.numbers),
+        reused=len(exported.reused),
+        verified_earlier=exported.verified_earlier,
     )
 
 
@@ -223,6 +233,8 @@ def as_json(exported: Exported) -> dict[str, object]:
         "bundle_bytes": exported.bytes,
         "signatures": [asdict(signature) for signature in exported.signatures],
         "training_peak_bytes": exported.training and exported.training[0],
+        "reused_graphs": exported.reused,
+        "verified_earlier": exported.verified_earlier,
         "verification": verdict
         and {
             "relative_error": verdict.error,

@@ -1,27 +1,27 @@
 """The workloads of submodels, read from their exported graphs and kept in a cache."""
 
-import hashlib
+import dataclasses
 import logging
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
 from torch import nn
 
-import exporters
 import toolkit
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import Record, Train, uploaded
+from exporters.export import compile_graphs
+from exporters.graph_cache import cache_folder
 from exporters.onnx.graph_workload import signature_work
 from exporters.programs.capture import capture
 from exporters.programs.captured import Captured
+from exporters.programs.program_identity import digest, environment, sources_digest
 from profiles.cost_model import memory_rule, workload
 from profiles.cost_model.memory_rule import state_bytes
-from profiles.cost_model.workload import Workload
+from profiles.cost_model.workload import SignatureWork, Workload
 from profiles.errors import EdgeTailorError
 from toolkit.aggregation.submodel_strength import strength, trainable
 from toolkit.families import family_named
@@ -60,7 +60,7 @@ class Workloads:
         model: The whole model.
         sample_shape: Shape of one sample, without the batch.
         training: The hyper-parameters of local training.
-        cache: The folder of the cache.
+        cache: The folder of the cache. None builds every graph again.
 
     Raises:
         ModelError: The model cannot be recorded.
@@ -69,7 +69,7 @@ class Workloads:
     model: nn.Module
     sample_shape: tuple[int, ...]
     training: TrainingConfig
-    cache: Path = field(default_factory=lambda: cache_folder())
+    cache: Path | None = field(default_factory=lambda: cache_folder())
 
     def __post_init__(self) -> None:
         logger.info("recording the model")
@@ -82,8 +82,12 @@ class Workloads:
     def remembered(self, spec: str) -> Known | Impossible | None:
         """The cached result of `spec`, or None. Raises SpecError if no model allows the spec."""
         family_named(parse_spec(spec).family)
+        if self.cache is None:
+            return None
         try:
-            return msgspec.json.decode(self.place(spec).read_bytes(), type=Known | Impossible)
+            return msgspec.json.decode(
+                self.place(self.cache, spec).read_bytes(), type=Known | Impossible
+            )
         except (OSError, ValueError, msgspec.MsgspecError):
             return None
 
@@ -99,14 +103,15 @@ class Workloads:
             known = self.look_at(split(self.model, spec, self.sample_shape, self.training))
         except EdgeTailorError as error:
             known = Impossible(submodel=spec, reason=str(error))
-        # The cache only saves time: a plan works without it.
-        with suppress(OSError):
-            write_file(self.place(spec), msgspec.json.encode(known))
+        if self.cache is not None:
+            # The cache only saves time: a plan works without it.
+            with suppress(OSError):
+                write_file(self.place(self.cache, spec), msgspec.json.encode(known))
         return known
 
-    def place(self, spec: str) -> Path:
-        """The cache file of `spec`."""
-        return self.cache / f"{digest([self.key, spec])}.json"
+    def place(self, cache: Path, spec: str) -> Path:
+        """The file of `spec` in the folder `cache`."""
+        return cache / f"{digest([self.key, spec])}.json"
 
     def look_at(self, submodel: Submodel) -> Known:
         """Strength and workload of `submodel`. Raises ExportError if it cannot be exported."""
@@ -114,8 +119,17 @@ class Workloads:
         signatures = {signature.name: signature for signature in program.signatures}
         stages = [i.signature for i in program.schedule if isinstance(i, Record)]
         steps = [s for i in program.schedule if isinstance(i, Train) for s in i.steps]
-        recording = [signature_work(signatures[name], batch) for name in stages]
-        training = [signature_work(signatures[s.signature], batch, s.times) for s in steps]
+        needed = [signatures[name] for name in (*stages, *(s.signature for s in steps))]
+        # An export of this submodel finds these graphs in the cache.
+        graphs = compile_graphs(
+            dataclasses.replace(program, signatures=tuple(needed)), cache=self.cache is not None
+        )
+
+        def work(name: str, times: int = 1) -> SignatureWork:
+            return signature_work(signatures[name], batch, times, graphs[name].data)
+
+        recording = [work(name) for name in stages]
+        training = [work(s.signature, s.times) for s in steps]
         states = {
             port.state
             for step in steps
@@ -143,21 +157,6 @@ class Workloads:
         )
 
 
-def cache_folder() -> Path:
-    """The folder of the cache: ~/.cache/edgetailor, or edgetailor in XDG_CACHE_HOME."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "edgetailor"
-
-
-def digest(parts: Iterable[str]) -> str:
-    """SHA-256 of `parts`. Each part is preceded by its length, so that they cannot run together."""
-    found = hashlib.sha256()
-    for part in parts:
-        data = part.encode()
-        found.update(len(data).to_bytes(8, "big") + data)
-    return found.hexdigest()
-
-
 def content(captured: Captured) -> Iterable[str]:
     """All of a model that determines the graphs of its submodels: its own graphs and its shapes.
 
@@ -179,10 +178,9 @@ ROOMS_THAT_SPLIT = (
 
 def code_version() -> str:
     """A hash of all code and libraries that determine graphs or workloads."""
-    versions = [metadata.version(name) for name in ("torch", "onnx", "onnxscript")]
     own = Path(toolkit.__file__).parent
     sources = [Path(__file__), *(Path(str(m.__file__)) for m in (workload, memory_rule))]
-    sources += Path(exporters.__file__).parent.rglob("*.py")
     for room in ROOMS_THAT_SPLIT:
         sources += own.glob(f"{room}/*.py")
-    return digest([*versions, *(path.read_text(encoding="utf-8") for path in sorted(sources))])
+    texts = (path.read_text(encoding="utf-8") for path in sorted(sources))
+    return digest([environment(), sources_digest("exporters"), *texts])

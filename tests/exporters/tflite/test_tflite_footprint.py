@@ -14,13 +14,13 @@ from ai_edge_litert.interpreter import (  # type: ignore[import-not-found]
 )
 
 from exporters.memory.liveness import Buffer
-from exporters.tflite.flatbuffer import Subgraph, Tensor, serialize
-from exporters.tflite.tflite_footprint import (
+from exporters.memory.memory_plan import (
     arena_bytes,
     buffers,
-    footprint,
     tensor_sizes,
 )
+from exporters.tflite.flatbuffer import Subgraph, Tensor, serialize
+from exporters.tflite.tflite_footprint import footprint, plan_of
 from profiles.cost_model.memory_rule import LITERT
 
 BATCH, WIDTH = 4, 16
@@ -81,7 +81,8 @@ def test_the_arena_is_as_long_as_litert_makes_it(data: st.DataObject) -> None:
         made.append(joined(graph, a, b))
     graph.outputs["y"] = made[-1]
     graph = graph.pruned()
-    between = buffers(graph, tensor_sizes(graph, BATCH), BATCH)
+    plan = plan_of(graph)
+    between = buffers(plan, tensor_sizes(plan, BATCH), BATCH)
     end = len(graph.operators)
     size = row(int(made[-1].shape[1]))
     assert arena_bytes([*between, Buffer("y", size, end - 1, end)]) == laid_out(graph)

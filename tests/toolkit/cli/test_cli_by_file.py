@@ -45,7 +45,15 @@ def test_two_rounds_through_files_alone(folder: Path) -> None:
         return done
 
     first = here(
-        "export", *TINY, "--submodel", "cp:2.0", "--out", "cp-1", "--save-weights", "global-0"
+        "export",
+        *TINY,
+        "--submodel",
+        "cp:2.0",
+        "--out",
+        "cp-1",
+        "--save-weights",
+        "global-0",
+        "--no-cache",
     )
     assert re.fullmatch(EXPORTED, first.stdout), first.stdout
     assert max(map(len, first.stdout.splitlines())) <= 80

@@ -46,7 +46,7 @@ def test_a_family_of_bundles_of_which_one_fails(folder: Path) -> None:
     (folder / "tiers.toml").write_text(TIERS)
     done = run(
         "edgetailor", "export", *TINY, "--tiers", "tiers.toml", "--out", "family",
-        "--save-weights", "global", cwd=folder,
+        "--save-weights", "global", "--no-cache", cwd=folder,
     )  # fmt: skip
     assert done.code == 2
     assert re.fullmatch(TABLE, done.stdout), done.stdout

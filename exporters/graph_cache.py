@@ -1,0 +1,168 @@
+"""A folder of exported graphs, so that the second export of a program only writes weights.
+
+An entry is one file, `<key>.graphs`: the SHA-256 of the rest, then the graphs as MessagePack. A
+verdict, `<key>.verdict`, says that these very graphs passed verification. The key (see
+`program_identity.py`) covers everything that the graphs follow from, so an entry never expires;
+the least recently used ones are deleted when the folder grows beyond LIMIT_BYTES.
+
+Several processes can share the folder: files are replaced in one step, and whatever is missing,
+damaged or of another version counts as absent and is written again. The hash finds damage, not
+malice: keep the folder as private as the sources.
+"""
+
+import hashlib
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from device_agent.formats.atomic_files import write_file
+from device_agent.formats.manifest import Runtime
+from exporters.memory import memory_plan, onnx_footprint
+from exporters.memory.memory_plan import MemoryPlan
+from exporters.programs.program_identity import digest
+from exporters.runtime_graph import Graph, Graphs
+from exporters.verification import Verdict
+
+VARIABLE = "EDGETAILOR_CACHE"
+LIMIT_BYTES = 1_000_000_000
+HASH_BYTES = 32
+T = TypeVar("T")
+ENTRY, VERDICT = ".graphs", ".verdict"
+
+
+class StoredGraph(msgspec.Struct, frozen=True):
+    """A `Graph` without its file's content; `plan` is the memory plan of a TFLite graph."""
+
+    file: str
+    operators: int
+    size: int
+    plan: MemoryPlan | None = None
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """The graphs of signatures that share files: file name to content, signature to graph."""
+
+    runtime: Runtime
+    files: dict[str, bytes]
+    graphs: dict[str, StoredGraph]
+
+
+class StoredVerdict(msgspec.Struct, frozen=True):
+    """What verification found, and the digest of the files that it ran."""
+
+    files: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class GraphCache:
+    """The graphs in `folder`, which need not exist yet."""
+
+    folder: Path
+    limit_bytes: int = LIMIT_BYTES
+
+    def load(self, key: str) -> dict[str, Graph] | None:
+        """The graphs that were stored under `key`, by signature name; None if there are none."""
+        entry = self.read(key + ENTRY, Entry)
+        if entry is None or any(graph.file not in entry.files for graph in entry.graphs.values()):
+            return None
+        return {name: graph_of(stored, entry) for name, stored in entry.graphs.items()}
+
+    def store(self, key: str, graphs: Graphs) -> None:
+        """Keep `graphs` under `key`. Does nothing if the disk refuses: an export can do without."""
+        first = next(iter(graphs.values()))
+        entry = Entry(
+            runtime=first.runtime,
+            files={graph.file: graph.data for graph in graphs.values()},
+            graphs={
+                name: StoredGraph(graph.file, graph.operators, graph.size, graph.plan)
+                for name, graph in graphs.items()
+            },
+        )
+        self.write(key + ENTRY, entry)
+        self.shrink()
+
+    def verdict(self, key: str, graphs: Graphs) -> Verdict | None:
+        """What verification found for exactly these `graphs` in an earlier export."""
+        stored = self.read(key + VERDICT, StoredVerdict)
+        if stored is None or stored.files != files_digest(graphs):
+            return None
+        return stored.verdict
+
+    def keep_verdict(self, key: str, graphs: Graphs, verdict: Verdict) -> None:
+        """Note that `graphs` passed verification with `verdict`."""
+        self.write(key + VERDICT, StoredVerdict(files_digest(graphs), verdict))
+
+    def read(self, name: str, kind: type[T]) -> T | None:
+        """The content of the file `name`, decoded; None if it is missing or damaged."""
+        path = self.folder / name
+        try:
+            data = path.read_bytes()
+            expected, content = data[:HASH_BYTES], data[HASH_BYTES:]
+            if hashlib.sha256(content).digest() != expected:
+                return None
+            found = msgspec.msgpack.decode(content, type=kind)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        with suppress(OSError):
+            os.utime(path)  # the time of the last use decides what `shrink` deletes
+        return found
+
+    def write(self, name: str, value: Entry | StoredVerdict) -> None:
+        """Replace the file `name` in one step, if the disk takes it."""
+        content = msgspec.msgpack.encode(value)
+        with suppress(OSError):
+            write_file(self.folder / name, hashlib.sha256(content).digest() + content)
+
+    def shrink(self) -> None:
+        """Delete the least recently used files until the folder is within its limit."""
+        with suppress(OSError):
+            stats = [(file, file.stat()) for file in os.scandir(self.folder) if file.is_file()]
+            excess = sum(stat.st_size for _, stat in stats) - self.limit_bytes
+            for file, stat in sorted(stats, key=lambda item: item[1].st_mtime_ns):
+                if excess <= 0:
+                    return
+                excess -= stat.st_size
+                os.unlink(file)
+
+
+def graph_of(stored: StoredGraph, entry: Entry) -> Graph:
+    """The graph of one signature; its footprint is computed when it is asked for."""
+    data = entry.files[stored.file]
+    return Graph(
+        entry.runtime,
+        stored.file,
+        data,
+        stored.operators,
+        stored.size,
+        partial(onnx_footprint.footprint, data)
+        if stored.plan is None
+        else partial(memory_plan.footprint, stored.plan),
+        plan=stored.plan,
+    )
+
+
+def files_digest(graphs: Graphs) -> str:
+    """SHA-256 of the files of `graphs`."""
+    files = {graph.file: graph.data for graph in graphs.values()}
+    return digest(
+        text for file in sorted(files) for text in (file, hashlib.sha256(files[file]).hexdigest())
+    )
+
+
+def cache_folder() -> Path:
+    """$EDGETAILOR_CACHE, else `edgetailor` in $XDG_CACHE_HOME, else ~/.cache/edgetailor."""
+    chosen, base = os.environ.get(VARIABLE), os.environ.get("XDG_CACHE_HOME")
+    if chosen:
+        return Path(chosen)
+    return (Path(base) if base else Path.home() / ".cache") / "edgetailor"
+
+
+def default_cache() -> GraphCache:
+    """The cache of graphs in `cache_folder`."""
+    return GraphCache(cache_folder() / "graphs")

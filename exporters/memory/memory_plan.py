@@ -1,0 +1,163 @@
+"""The peak memory of a TFLite signature, from the sizes of its tensors and the order of its calls.
+
+A TFLite file only says which sizes are open, and not which multiple of the batch they are. A plan
+does. It consists of numbers and words, so the graph cache can store it beside the file.
+"""
+
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from functools import cache
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from exporters.memory.liveness import Buffer, Liveness
+from exporters.memory.onnx_footprint import Footprint
+from profiles.cost_model.memory_rule import LITERT, run_growth
+from profiles.errors import ExportError
+
+Expression = Any
+"""A number of elements: a whole number, BATCH, or (operation, expression, ...)."""
+
+BATCH = "batch"
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "Add": lambda *terms: sum(terms),
+    "Mul": lambda *factors: prod(factors),
+    "Pow": lambda base, exponent: base**exponent,
+    "Rational": Fraction,
+    "FloorDiv": lambda value, divisor: value // divisor,
+    "Mod": lambda value, divisor: value % divisor,
+    "PythonMod": lambda value, divisor: value % divisor,
+    "Max": max,
+    "Min": min,
+}
+"""Sympy's and torch's operations on sizes, by the names of their classes."""
+
+
+class PlannedTensor(msgspec.Struct, frozen=True):
+    """A tensor: its name, bytes per element, and number of elements."""
+
+    name: str
+    width: int
+    elements: Expression
+
+
+class PlannedCall(msgspec.Struct, frozen=True):
+    """An operator: places of the tensors that it reads and writes.
+
+    `part` is the place among the plan's parts of the subgraph that it runs, if it runs one.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    part: int | None = None
+
+
+class MemoryPlan(msgspec.Struct, frozen=True):
+    """A subgraph's tensors and operators, in order of execution, and the subgraphs that it runs.
+
+    `inputs` and `outputs` are places of tensors. `file_operators` counts the operators of the whole
+    file, whose session holds all of them.
+    """
+
+    tensors: tuple[PlannedTensor, ...]
+    operators: tuple[PlannedCall, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    parts: tuple["MemoryPlan", ...] = ()
+    file_operators: int = 0
+
+
+def footprint(plan: MemoryPlan, batch: int) -> Footprint:
+    """The memory of one run on one thread.
+
+    `profiles.cost_model.memory_rule` states the rule for `process`.
+
+    Args:
+        plan: Of the signature.
+        batch: Number of samples.
+    """
+    sizes = tensor_sizes(plan, batch)
+    end = len(plan.operators)
+    births = {i: place for place, call in enumerate(plan.operators) for i in call.outputs}
+    between = buffers(plan, sizes, batch)
+    returned = [Buffer(plan.tensors[i].name, sizes[i], births[i], end) for i in plan.outputs]
+    inputs = sum(sizes[i] for i in plan.inputs)
+    found = Liveness((*between, *returned), inputs, sum(buffer.size for buffer in returned))
+    arena = arena_bytes(between)
+    return Footprint(
+        planned=inputs + found.planned,
+        arena=arena,
+        process=run_growth(LITERT, inputs, found.outputs, arena, plan.file_operators),
+        alive=found.at_peak(),
+    )
+
+
+def buffers(plan: MemoryPlan, sizes: list[int], batch: int) -> list[Buffer]:
+    """The tensors between inputs and outputs, and the memory of each called subgraph."""
+    last = {i: place for place, call in enumerate(plan.operators) for i in call.inputs}
+    outputs = set(plan.outputs)
+    inside = [arena_bytes(buffers(p, tensor_sizes(p, batch), batch)) for p in plan.parts]
+    found = []
+    for place, call in enumerate(plan.operators):
+        for index in call.outputs:
+            if index not in outputs:
+                name = plan.tensors[index].name
+                found.append(Buffer(name, sizes[index], place, last.get(index, place)))
+        if call.part is not None:
+            found.append(Buffer("steps", inside[call.part], place, place))
+    return found
+
+
+def tensor_sizes(plan: MemoryPlan, batch: int) -> list[int]:
+    """Bytes of each tensor of `plan`."""
+
+    @cache
+    def elements(expression: Expression) -> int:
+        return int(evaluate(expression, batch))
+
+    return [tensor.width * elements(hashable(tensor.elements)) for tensor in plan.tensors]
+
+
+def hashable(expression: Expression) -> Expression:
+    """`expression` with tuples in place of the lists that a stored plan comes back with."""
+    return tuple(map(hashable, expression)) if isinstance(expression, list) else expression
+
+
+def evaluate(expression: Expression, batch: int) -> Any:
+    """The number that `expression` stands for. Raises ExportError for an unknown operation."""
+    if expression == BATCH:
+        return batch
+    if isinstance(expression, int):
+        return expression
+    operation, *arguments = expression
+    if operation not in OPERATIONS:
+        raise ExportError(
+            f"The memory of the TFLite graph cannot be predicted: the size of a tensor depends on "
+            f"the batch by {operation}. Export with --format onnx to get a prediction.",
+            code="export.unpredictable-memory",
+            operation=operation,
+        )
+    return OPERATIONS[operation](*(evaluate(argument, batch) for argument in arguments))
+
+
+def arena_bytes(buffers: Iterable[Buffer]) -> int:
+    """Length of the memory into which LiteRT and XNNPACK put `buffers`.
+
+    They place the largest buffer first. Each goes into the smallest gap that holds it among the
+    buffers that are alive at the same time, or behind all of them.
+    """
+    placed = np.empty((0, 4), np.int64)  # offset, end, birth, death; by offset
+    for buffer in sorted(buffers, key=lambda b: (-b.size, b.birth)):
+        there = placed[(placed[:, 2] <= buffer.death) & (placed[:, 3] >= buffer.birth)]
+        starts = np.maximum.accumulate(np.concatenate([[0], there[:, 1]]))
+        gaps = there[:, 0] - starts[:-1]
+        fitting = np.where(gaps >= buffer.size, gaps, np.iinfo(np.int64).max)
+        best = int(fitting.argmin()) if (gaps >= buffer.size).any() else len(gaps)
+        offset = int(starts[best])
+        row = [offset, offset + buffer.size, buffer.birth, buffer.death]
+        place = int(np.searchsorted(placed[:, 0], offset, side="right"))
+        placed = np.insert(placed, place, row, axis=0)
+    return int(placed[:, 1].max(initial=0))

@@ -1,0 +1,269 @@
+"""A key for the graphs of a program: equal keys mean equal graphs.
+
+A graph depends on a signature's ports, on everything that its function can reach, and on the code
+that traces and lowers it. The key covers all three. Tracing itself takes a third of an export, so
+the key is read off the function and not off the traced graph.
+"""
+
+import functools
+import hashlib
+import operator
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
+
+from exporters.programs.program import Program, ProgramSignature
+
+LIBRARIES = (
+    *("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "sympy"),
+    *("onnxruntime", "ai-edge-litert"),
+)
+"""Libraries that decide what a graph is, or that run it when it is verified."""
+
+ALWAYS = ("exporters", "device_agent", "profiles")
+"""Packages whose code traces, lowers and verifies every program."""
+
+OWN = (*ALWAYS, "toolkit")
+"""Packages whose functions a key can describe, because it includes their sources."""
+
+LIBRARY_FUNCTIONS = ("torch", "builtins", "operator", "_operator", "math", "_functools")
+"""Packages whose functions follow from a version in LIBRARIES or from Python's."""
+
+VALUES = (
+    *(type(None), bool, int, float, complex, str, bytes),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch._ops.OpOverload),
+)
+"""Types whose `repr` says everything."""
+
+
+FUNCTIONS = (functools.partial, MethodType, FunctionType, BuiltinFunctionType, type)
+
+
+class UnknownObjectError(Exception):
+    """A function reaches an object that no key can describe, so its graphs are not cached."""
+
+
+def graphs_key(program: Program, signatures: Sequence[ProgramSignature], format: str) -> str | None:
+    """Key of the graphs of `signatures` of `program`, lowered to `format` together.
+
+    Args:
+        program: Names the model's tensors. They are inputs of the signatures, so their numbers do
+            not count. All other tensors become constants of the graphs and count.
+        signatures: Those that share files.
+        format: `onnx` or `tflite`.
+
+    Returns:
+        A SHA-256 in hexadecimal, the same in every process on machines of one kind; None if a
+        function reaches an object that this module does not know, for example a caller's own
+        function.
+    """
+    inputs = {entry.name for entry in program.tensors}
+    inputs |= {entry.stands_for for entry in program.tensors if entry.stands_for is not None}
+    walk = Walk(frozenset(inputs))
+    try:
+        parts = [part for s in signatures for part in walk.signature(s)]
+    except UnknownObjectError:
+        return None
+    # Verification draws labels and samples within these limits.
+    limits = (program.classes, program.sample_limit)
+    sources = [sources_digest(package) for package in sorted({*ALWAYS, *walk.packages})]
+    return digest([format, repr(limits), environment(), *sources, *parts])
+
+
+class Walk:
+    """Describes whatever a function can reach, as text; `packages` are those of the code met."""
+
+    def __init__(self, inputs: frozenset[str]) -> None:
+        """`inputs` are the names of tensors that signatures read as inputs."""
+        self.inputs = inputs
+        self.packages: set[str] = set()
+        # The objects are kept, so that no other object gets the id of one that was freed.
+        self.seen: dict[int, tuple[int, object]] = {}
+
+    def signature(self, signature: ProgramSignature) -> Iterator[str]:
+        """Everything that the graph of `signature` follows from; `source` only serves messages."""
+        yield signature.name
+        yield from self.parts((signature.inputs, signature.outputs))
+        yield from self.parts(signature.function)
+
+    def parts(self, value: Any) -> Iterator[str]:
+        """The description of `value`. Raises UnknownObjectError if it has none."""
+        if isinstance(value, VALUES):
+            yield f"{type(value).__name__} {value!r}"
+            return
+        # Equal plain values may be one object in one process and two in the next.
+        if not isinstance(value, tuple | frozenset | msgspec.Struct):
+            if id(value) in self.seen:  # also ends cycles, as of functions that call themselves
+                yield f"seen {self.seen[id(value)][0]}"
+                return
+            self.seen[id(value)] = (len(self.seen), value)
+        yield type(value).__qualname__
+        yield from self.contents(value)
+
+    def contents(self, value: Any) -> Iterator[str]:
+        """What `value` consists of, by its type."""
+        if isinstance(value, Tensor):
+            yield from tensor_parts(value)
+        elif isinstance(value, GraphModule):
+            yield from self.graph(value)
+        elif isinstance(value, Mapping):
+            yield from self.mapping(value)
+        elif isinstance(value, list | tuple):
+            yield str(len(value))
+            for item in value:
+                yield from self.parts(item)
+        elif isinstance(value, set | frozenset):
+            if not all(isinstance(item, VALUES) for item in value):
+                raise UnknownObjectError
+            # Their order changes from process to process.
+            yield from sorted(f"{type(item).__name__} {item!r}" for item in value)
+        elif isinstance(value, FUNCTIONS):
+            yield from self.callable(value)
+        else:
+            yield from self.instance(value)
+
+    def mapping(self, value: Mapping[Any, Any]) -> Iterator[str]:
+        """Keys and values in order; of the model's own tensors the shape alone."""
+        yield str(len(value))
+        for key, item in value.items():
+            yield from self.parts(key)
+            yield from self.named(key, item)
+
+    def named(self, name: object, value: Any) -> Iterator[str]:
+        """The description of what is called `name`; its numbers count only if it is no input."""
+        if isinstance(value, Tensor) and name in self.inputs:
+            yield f"input {value.dtype} {tuple(value.shape)}"
+        else:
+            yield from self.parts(value)
+
+    def graph(self, module: GraphModule) -> Iterator[str]:
+        """The code of a recorded model and everything that it reads."""
+        yield module.code
+        for node in module.graph.find_nodes(op="get_attr", sort=True):
+            name = str(node.target)
+            yield name
+            yield from self.named(name, operator.attrgetter(name)(module))
+        if module.graph.find_nodes(op="call_module"):
+            raise UnknownObjectError
+
+    def callable(self, value: Any) -> Iterator[str]:
+        """A function's code and whatever it has bound."""
+        if isinstance(value, functools.partial):
+            yield from self.parts((value.func, value.args, value.keywords))
+        elif isinstance(value, MethodType):
+            yield from self.parts((value.__func__, value.__self__))
+        elif isinstance(value, FunctionType):
+            yield self.place(value)
+            yield from code_parts(value.__code__)
+            yield from self.parts((value.__defaults__, value.__kwdefaults__))
+            for cell in value.__closure__ or ():
+                yield from self.parts(contents_of(cell))
+            yield from self.mapping(vars(value))
+        else:
+            yield self.place(value)
+
+    def instance(self, value: Any) -> Iterator[str]:
+        """The class and the fields of an object of our own packages."""
+        if package_of(type(value)) not in OWN:  # others' objects may hold what changes
+            raise UnknownObjectError
+        yield self.place(type(value))
+        if isinstance(value, msgspec.Struct):
+            fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        else:
+            try:
+                fields = vars(value)
+            except TypeError:
+                raise UnknownObjectError from None
+        yield from self.mapping(fields)
+
+    def place(self, value: Any) -> str:
+        """Module and name of a function or class; notes the package whose sources count."""
+        package = package_of(value)
+        if package in OWN:
+            self.packages.add(package)
+        elif package not in LIBRARY_FUNCTIONS:
+            raise UnknownObjectError
+        return f"{value.__module__} {value.__qualname__}"
+
+
+def package_of(value: Any) -> str:
+    """The top package that a function or class belongs to."""
+    return str(value.__module__).partition(".")[0]
+
+
+def tensor_parts(tensor: Tensor) -> Iterator[str]:
+    """Type, shape and numbers of a tensor that becomes a constant of a graph."""
+    if isinstance(tensor, FakeTensor) or (tensor.layout, tensor.device.type) != (
+        torch.strided,
+        "cpu",
+    ):
+        raise UnknownObjectError
+    content = tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    yield f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()}"
+
+
+def code_parts(code: CodeType) -> Iterator[str]:
+    """What tells two functions of one source file apart."""
+    yield f"{code.co_firstlineno} {code.co_code.hex()} {code.co_names}"
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from code_parts(constant)
+        elif not isinstance(constant, frozenset):  # the source file has them, in a fixed order
+            yield repr(constant)
+
+
+def contents_of(cell: Any) -> Any:
+    """What a function's variable from outside holds."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is assigned after the function is made
+        raise UnknownObjectError from None
+
+
+def digest(parts: Iterable[str]) -> str:
+    """SHA-256 of `parts` and of their lengths, so that ("ab", "c") differs from ("a", "bc")."""
+    found = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        found.update(len(data).to_bytes(8, "big") + data)
+    return found.hexdigest()
+
+
+@functools.cache
+def sources_digest(package: str) -> str:
+    """SHA-256 of all Python sources of a package of ours."""
+    folder = Path(str(sys.modules[package].__file__)).parent
+    return digest(
+        text
+        for path in sorted(folder.rglob("*.py"))
+        for text in (path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8"))
+    )
+
+
+def environment() -> str:
+    """What a graph depends on outside the program and our own code."""
+    capability = torch.backends.cpu.get_cpu_capability()  # it chooses among PyTorch's kernels
+    return repr((library_versions(), platform.machine(), capability, torch.get_default_dtype()))
+
+
+@functools.cache
+def library_versions() -> tuple[tuple[str, str], ...]:
+    """Version of Python and of each of LIBRARIES, empty if it is not installed."""
+
+    def version(name: str) -> str:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return ""
+
+    return ("python", platform.python_version()), *((name, version(name)) for name in LIBRARIES)

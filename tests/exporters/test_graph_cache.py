@@ -1,0 +1,363 @@
+"""The cache of graphs: a hit gives the same bundle, and only what changes a graph changes a key."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bundles import SAMPLE_SHAPE, tiny_model
+from commands import environment
+from device_agent.formats.manifest import MANIFEST
+from edgetailor import TrainingConfig, compile_graphs, export, split
+from exporters import export as exporting
+from exporters.export import Format
+from exporters.graph_cache import GraphCache, cache_folder, default_cache
+from exporters.memory.onnx_footprint import Footprint
+from exporters.programs import program_identity
+from exporters.programs.program import Program, ProgramSignature, Tensors, samples
+from exporters.programs.program_identity import graphs_key
+from exporters.programs.tracing import trace
+from exporters.runtime_graph import Graph
+from exporters.verification import Verdict
+from toolkit.submodels.global_model import from_model
+
+SPECS = (
+    *("full", "low-rank:0.5,keep=0", "width:0.5", "pfedme", "cp:2.0"),
+    *("slice:classifier", "slice:classifier+low-rank:0.5"),
+)
+
+
+class Net(nn.Module):
+    """(N, 1, 6, 6) -> (N, 3), with a buffer that is not saved and so is a constant of graphs."""
+
+    def __init__(self, shift: float = 0.0, dropout: float = 0.25) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()
+        )
+        self.hidden, self.drop = nn.Linear(288, 32), nn.Dropout(dropout)
+        self.classifier = nn.Linear(32, 3)
+        self.register_buffer("shift", torch.full((32,), shift), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.drop(torch.tanh(self.hidden(self.body(x)) + self.shift)))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    monkeypatch.setenv("EDGETAILOR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "graphs"
+
+
+def keys(program: Program, format: Format = "onnx", **changes: object) -> dict[str, str]:
+    """The key of every signature of `program` alone."""
+    found = {s.name: graphs_key(program, [s], format) for s in program.signatures}
+    assert None not in found.values()
+    return {name: str(key) for name, key in found.items()}
+
+
+@cache
+def program_of(spec: str = "full", net: nn.Module | None = None, **training: object) -> Program:
+    """The program of `spec` on `net` with random weights."""
+    config = TrainingConfig(**training)  # type: ignore[arg-type]
+    return split(net or Net(), spec, SAMPLE_SHAPE, config).program
+
+
+def traced(program: Program) -> dict[str, tuple[str, list[Tensor]]]:
+    """What a writer lowers of each signature: the traced code and the constants in it."""
+    graphs = {signature.name: trace(signature) for signature in program.signatures}
+    return {
+        name: (
+            graph.code,
+            [getattr(graph, str(n.target)) for n in graph.graph.find_nodes(op="get_attr")],
+        )
+        for name, graph in graphs.items()
+    }
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_weights_change_neither_key_nor_graph(spec: str) -> None:
+    """Two models with other numbers: whatever the key leaves out must be an input of the graphs."""
+    one, other = program_of(spec), program_of(spec, Net())
+    assert keys(one) == keys(other)
+    graphs, twins = traced(one), traced(other)
+    for name, (code, constants) in graphs.items():
+        assert code == twins[name][0]
+        torch.testing.assert_close(constants, twins[name][1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"momentum": 0.8},
+        {"weight_decay": 0.01},
+        {"optimizer": "adam"},
+        {"optimizer": "nesterov"},
+        {"proximal": 0.1},
+        {"masked": True},
+        {"loss": "mse"},
+        {"batch_norm": "static"},
+    ],
+    ids=str,
+)
+def test_training_options_that_change_the_step_change_its_key(training: dict[str, object]) -> None:
+    assert keys(program_of())["train"] != keys(program_of(**training))["train"]
+
+
+@pytest.mark.parametrize(
+    "training", [{"learning_rate": 0.3}, {"epochs": 7}, {"batch_size": 5}, {"round_decay": 0.5}]
+)
+def test_options_of_the_schedule_change_no_key(training: dict[str, float]) -> None:
+    assert keys(program_of()) == keys(program_of(**training))
+
+
+def test_constants_of_the_model_change_all_keys() -> None:
+    """A buffer that is not saved is no input: its numbers are in the graphs."""
+    plain, shifted = keys(program_of()), keys(program_of(net=Net(shift=0.5)))
+    assert [name for name in plain if plain[name] == shifted[name]] == []
+
+
+def test_the_rate_of_dropout_changes_the_key_of_training() -> None:
+    assert keys(program_of())["train"] != keys(program_of(net=Net(dropout=0.5)))["train"]
+
+
+@pytest.mark.parametrize(
+    "other", ["low-rank:0.4,keep=0", "width:0.25", "cp:3.0", "pfedme:lambda=3", "slice:classifier"]
+)
+def test_other_sizes_have_other_keys(other: str) -> None:
+    specs = {"low-rank": "low-rank:0.5,keep=0", "pfedme": "pfedme", "slice": "full"}
+    family = other.partition(":")[0]
+    one = keys(program_of(specs.get(family, f"{family}:2.0" if family == "cp" else "width:0.5")))
+    step = "train" if "train" in one else "personal_step"
+    assert one[step] != keys(program_of(other))[step]
+
+
+def test_format_code_and_libraries_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = program_of()
+    found = {graphs_key(program, program.signatures, format) for format in get_args(Format)}
+
+    def key_with(name: str, value: Callable[..., object]) -> str | None:
+        with monkeypatch.context() as patch:
+            patch.setattr(program_identity, name, value)
+            return graphs_key(program, program.signatures, "onnx")
+
+    found.add(key_with("library_versions", lambda: (("torch", "0"),)))
+    found.add(key_with("sources_digest", lambda package: f"another {package}"))
+    found.add(graphs_key(replace(program, classes=9), program.signatures, "onnx"))
+    torch.set_default_dtype(torch.float64)
+    try:
+        found.add(graphs_key(program, program.signatures, "onnx"))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert None not in found
+    assert len(found) == 6
+
+
+def test_ports_and_functions_change_the_key() -> None:
+    program = program_of()
+    (step, predict, _) = program.signatures
+    variants = [
+        step,
+        replace(step, name="other"),
+        replace(step, inputs=step.inputs[::-1]),
+        replace(step, outputs=step.outputs[::-1]),
+        replace(step, function=predict.function),
+    ]
+    assert len({graphs_key(program, [one], "onnx") for one in variants}) == len(variants)
+
+
+def test_a_callers_own_function_has_no_key(folder: Path) -> None:
+    """It may call code that no key covers; its graphs are made each time."""
+
+    def double(feeds: Tensors) -> dict[str, Tensor]:
+        return {"output": 2 * feeds["x"]}
+
+    signature = ProgramSignature("double", (samples((3,)),), (samples((3,), "output"),), double)
+    program = Program("double", (3,), 3, (signature,), (), ())
+    assert graphs_key(program, program.signatures, "onnx") is None
+    assert compile_graphs(program)["double"].operators == 1
+    assert not folder.exists()
+
+
+def test_keys_are_the_same_in_another_process() -> None:
+    """Also with another order of sets, which follows from the hash seed."""
+    script = (
+        "from test_graph_cache import *\n"
+        "print([keys(program_of(spec)) for spec in ('cp:2.0', 'slice:classifier')])"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=environment(
+                PYTHONHASHSEED=seed,
+                PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+            ),
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert printed == {f"{[keys(program_of(s)) for s in ('cp:2.0', 'slice:classifier')]}\n"}
+
+
+def bundle(out: Path) -> dict[str, bytes]:
+    """The files of the bundle at `out`."""
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("spec", "format"), [("full", "onnx"), ("slice:classifier", "onnx"), ("full", "tflite")]
+)
+def test_a_cached_export_writes_the_same_bundle(
+    spec: str, format: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if format == "tflite":
+        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    net = Net()
+    submodel, weights = split(net, spec, SAMPLE_SHAPE), from_model(net)
+    program, values = submodel.program, submodel.cut(weights)
+    fresh = export(program, values, tmp_path / "a", base="", format=format)
+    assert (fresh.reused, fresh.verified_earlier) == (frozenset(), False)
+
+    def never(*arguments: object) -> None:
+        raise AssertionError("a cached export neither lowers nor verifies")
+
+    monkeypatch.setattr(exporting, "lower", never)
+    monkeypatch.setattr(exporting, "verify", never)
+    again = export(program, values, tmp_path / "b", base="", format=format)
+    assert again.reused == {signature.name for signature in program.signatures}
+    assert again.verified_earlier
+    assert again.verdict == fresh.verdict
+    assert bundle(tmp_path / "a") == bundle(tmp_path / "b")
+    assert MANIFEST in bundle(tmp_path / "a")
+    for name, graph in fresh.graphs.items():
+        assert graph == again.graphs[name]
+        assert [graph.footprint(n) for n in (1, 7)] == [
+            again.graphs[name].footprint(n) for n in (1, 7)
+        ]
+
+
+@pytest.fixture
+def program() -> Program:
+    """Predictions of a small model."""
+    whole = split(tiny_model()[0], "full", SAMPLE_SHAPE).program
+    return replace(whole, signatures=whole.signatures[1:2])
+
+
+def test_no_cache_reads_and_writes_nothing(program: Program, folder: Path) -> None:
+    compile_graphs(program, cache=False)
+    assert not folder.exists()
+
+
+def stages(program: Program) -> list[str]:
+    """What an export of the graphs of `program` reports."""
+    heard: list[str] = []
+    compile_graphs(program, heard.append)
+    return heard
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", None], ids=["empty", "short", "changed"])
+def test_a_damaged_entry_is_written_again(
+    damage: bytes | None, program: Program, folder: Path
+) -> None:
+    assert stages(program) == ["lowering predict"]
+    assert stages(program) == []
+    (entry,) = folder.iterdir()
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]) if damage is None else damage)
+    assert stages(program) == ["lowering predict"]
+    assert entry.read_bytes() == whole
+    assert stages(program) == []
+
+
+def test_an_entry_of_another_version_counts_as_absent(program: Program, folder: Path) -> None:
+    compile_graphs(program)
+    (entry,) = folder.iterdir()
+    content = msgspec.msgpack.encode({"runtime": "onnx", "graphs": []})
+    entry.write_bytes(program_identity.hashlib.sha256(content).digest() + content)
+    assert stages(program) == ["lowering predict"]
+
+
+def test_a_folder_that_cannot_be_written_stops_no_export(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGETAILOR_CACHE", str(tmp_path / "file"))
+    assert compile_graphs(program)["predict"].operators
+
+
+def verdict(error: float) -> Verdict:
+    return Verdict(error, "predict", "output", 1)
+
+
+def test_a_verdict_is_of_these_very_graphs(program: Program, folder: Path) -> None:
+    cache, graphs = GraphCache(folder), compile_graphs(program, cache=False)
+    cache.keep_verdict("key", graphs, verdict(0.001))
+    assert cache.verdict("key", graphs) == verdict(0.001)
+    assert cache.verdict("other", graphs) is None
+    changed = {name: replace(graph, data=graph.data + b" ") for name, graph in graphs.items()}
+    assert cache.verdict("key", changed) is None
+
+
+def test_verification_runs_again_when_asked(tmp_path: Path) -> None:
+    """And for graphs that were made without being verified."""
+    model, _ = tiny_model()
+    submodel = split(model, "full", SAMPLE_SHAPE)
+    program, values = submodel.program, submodel.cut(from_model(model))
+    heard: list[str] = []
+
+    def exported(name: str, check: bool | None) -> exporting.ExportedBundle:
+        heard.clear()
+        out = tmp_path / name
+        return export(program, values, out, base="", check=check, report=heard.append)
+
+    assert exported("a", False).verdict is None
+    assert not exported("b", None).verified_earlier
+    assert heard == ["verifying against PyTorch"]
+    assert exported("c", None).verified_earlier
+    assert heard == []
+    assert not exported("d", True).verified_earlier
+    assert heard == ["verifying against PyTorch"]
+    skipped = exported("e", False)
+    assert (skipped.verdict, skipped.verified_earlier) == (None, False)
+
+
+def no_footprint(batch: int) -> Footprint:
+    """Not asked for."""
+    raise AssertionError
+
+
+def test_the_least_recently_used_entries_are_deleted(folder: Path) -> None:
+    def graph(letter: str) -> dict[str, Graph]:
+        data = letter.encode() * 1000
+        return {letter: Graph("onnx", letter, data, 1, 1000, no_footprint)}
+
+    cache = GraphCache(folder, limit_bytes=2500)
+    for number, letter in enumerate("ab"):
+        cache.store(letter, graph(letter))
+        os.utime(folder / f"{letter}.graphs", (number, number))
+    assert cache.load("a") is not None  # now the more recently used one
+    cache.store("c", graph("c"))
+    assert {path.stem for path in folder.iterdir()} == {"a", "c"}
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    monkeypatch.setenv("EDGETAILOR_CACHE", "/own")
+    assert (cache_folder(), default_cache().folder) == (Path("/own"), Path("/own/graphs"))
+    monkeypatch.delenv("EDGETAILOR_CACHE")
+    assert cache_folder() == Path("/xdg/edgetailor")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/pi")
+    assert cache_folder() == Path("/home/pi/.cache/edgetailor")
