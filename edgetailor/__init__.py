@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from device_agent.formats.update import UpdateRecord as UpdateRecord
     from device_agent.formats.update import read_update as read_update
     from device_agent.profiling.profiler import profile_bundle as profile
-    from device_agent.training.bundle_training import train_bundle as train
+    from device_agent.training.standalone_training import train as train
+    from device_agent.training.training_options import TrainingOptions as TrainingOptions
     from exporters.export import ExportedBundle as ExportedBundle
     from profiles.documents.device_profile import DeviceProfile as DeviceProfile
     from profiles.documents.device_profile import load_device as load_device
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from toolkit.aggregation.aggregate import aggregate as aggregate
     from toolkit.aggregation.aggregation_policy import AggregationPolicy as AggregationPolicy
     from toolkit.aggregation.federation import Federation as Federation
+    from toolkit.aggregation.recover import recover as recover
     from toolkit.exporting.submodel_export import export as export
     from toolkit.inspection import inspect as inspect
     from toolkit.model_evaluation import evaluate as evaluate
@@ -42,6 +44,7 @@ HOMES = {
     "GlobalModel": "toolkit.submodels.global_model",
     "Submodel": "toolkit.submodels.submodel",
     "TrainingConfig": "toolkit.submodels.training_config",
+    "TrainingOptions": "device_agent.training.training_options",
     "UpdateRecord": "device_agent.formats.update",
     "aggregate": "toolkit.aggregation.aggregate",
     "evaluate": "toolkit.model_evaluation",
@@ -52,8 +55,9 @@ HOMES = {
     "plan": "toolkit.planning.model_plan",
     "profile": "device_agent.profiling.profiler:profile_bundle",
     "read_update": "device_agent.formats.update",
+    "recover": "toolkit.aggregation.recover",
     "split": "toolkit.splitting",
-    "train": "device_agent.training.bundle_training:train_bundle",
+    "train": "device_agent.training.standalone_training",
 }
 """The module of every public name, and its name there if that differs."""
 
@@ -66,6 +70,7 @@ __all__ = [
     "GlobalModel",
     "Submodel",
     "TrainingConfig",
+    "TrainingOptions",
     "UpdateRecord",
     "aggregate",
     "evaluate",
@@ -76,6 +81,7 @@ __all__ = [
     "plan",
     "profile",
     "read_update",
+    "recover",
     "split",
     "train",
 ]

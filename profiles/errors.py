@@ -7,8 +7,8 @@ class EdgeTailorError(Exception):
     """An error that a person can act on: the message says the rule, what came and what to do.
 
     Attributes:
-        code: A stable name for programs, for example `spec.unknown-family`. `docs/errors.md`
-            lists all codes.
+        code: A stable name for programs, for example `spec.unknown-family`.
+            `docs/reference/errors.md` lists all codes.
         values: The values that the message names, as JSON can hold them.
         exit_code: The exit code of a command that ends with this error.
 

@@ -20,7 +20,8 @@ import generate  # noqa: E402
 
 PUBLIC = [
     *("AggregationPolicy", "DeviceProfile", "EdgeTailorError", "ExportedBundle", "Federation"),
-    *("GlobalModel", "Submodel", "TrainingConfig", "UpdateRecord", "aggregate", "evaluate"),
+    *("GlobalModel", "Submodel", "TrainingConfig", "TrainingOptions", "UpdateRecord"),
+    *("aggregate", "evaluate"),
     *("export", "inspect", "load_device", "load_model", "plan", "profile", "read_update"),
     *("recover", "split", "train"),
 ]

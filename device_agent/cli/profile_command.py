@@ -47,8 +47,8 @@ def profile(
 ) -> None:
     """Measure BUNDLE's time per step and memory.
 
-    Each signature runs in a separate process. docs/profiling.md describes the JSON document, and
-    `edgetailor report` draws charts of it.
+    Each signature runs in a separate process. docs/guides/profiling.md describes the JSON document,
+    and `edgetailor report` draws charts of it.
     """
     from device_agent.formats.atomic_files import check_file_place, write_file
     from device_agent.profiling.profile_text import summary

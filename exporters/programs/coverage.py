@@ -1,6 +1,6 @@
 """The table of operators that can or cannot be exported with a training step.
 
-`edgetailor export --list-operators` prints it, and docs/operators.md contains it. Each row has test
+`edgetailor export --list-operators` prints it, and docs/reference/operators.md contains it. Each row has test
 rows under the same name, which compare its gradients with float64 autograd to 1e-5.
 """
 
@@ -173,7 +173,7 @@ def suggest_alternative(operator: str) -> str:
 
 
 def document() -> str:
-    """The contents of docs/operators.md, in Markdown."""
+    """The contents of docs/reference/operators.md, in Markdown."""
     head = ("operators", "supported variants, or alternative", "ONNX", "TFLite")
     yes = [(group.name, group.covers, "yes", "yes") for group in SUPPORTED]
     no = [(r.name, f"use {r.alternative}", *[f"no: {r.reason}"] * 2) for r in UNSUPPORTED]

@@ -1,4 +1,4 @@
-"""The code of docs/bundle.md, and other bundles run by nothing but their runtime."""
+"""The code of docs/reference/bundle.md, and other bundles run by nothing but their runtime."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,9 @@ pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [lit
 from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found]
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.0)
-SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/bundle.md").read_text(), re.DOTALL)
+SNIPPETS = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs/reference/bundle.md").read_text(), re.DOTALL
+)
 
 
 def export_full(model: nn.Module, out: Path, format: Format) -> None:

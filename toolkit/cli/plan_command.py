@@ -169,9 +169,7 @@ def plan(
 
     logger.info("loading the model")
     loaded = load_model(model, weights, seed)
-    workloads = Workloads(
-        loaded, input_shape, training, cache=None if no_cache else cache_folder()
-    )
+    workloads = Workloads(loaded, input_shape, training, cache=None if no_cache else cache_folder())
     planned = plan.plan_for(
         device,
         workloads,

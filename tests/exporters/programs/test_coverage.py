@@ -97,5 +97,7 @@ def test_ctrl_c_survives_an_error_in_torchs_clean_up(monkeypatch: pytest.MonkeyP
 def test_the_documentation_contains_the_table(tmp_path: Path) -> None:
     done = edgetailor("export", "--list-operators", cwd=tmp_path)
     assert (done.code, done.stderr) == (0, "")
-    written = (ROOT / "docs" / "operators.md").read_text()
-    assert written == done.stdout, "edgetailor export --list-operators > docs/operators.md"
+    written = (ROOT / "docs/reference/operators.md").read_text()
+    assert written == done.stdout, (
+        "edgetailor export --list-operators > docs/reference/operators.md"
+    )

@@ -11,7 +11,7 @@ from bundles import everything
 from command_models import TINY
 from commands import edgetailor, refused
 from device_agent.formats.bundle import open_bundle
-from exporters.programs.coverage import GROUPS
+from exporters.programs.coverage import SUPPORTED
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_operators_as_json(tmp_path: Path, options: tuple[str, str]) -> None:
     document = json.loads(done.stdout)
     assert document.keys() == {"version", "operators", "not_covered"}
     assert document["version"] == 1
-    assert [one["name"] for one in document["operators"]] == [group.name for group in GROUPS]
+    assert [one["name"] for one in document["operators"]] == [group.name for group in SUPPORTED]
     assert document["not_covered"][-1] == {
         "name": "grid sampling", "aten_prefixes": ["grid_sampler"], "reason": "no gradient",
         "instead": "nn.Upsample",

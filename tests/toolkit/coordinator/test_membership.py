@@ -127,7 +127,7 @@ def test_a_request_signed_for_another_token(server: Server) -> None:
 
 
 def test_what_join_says_can_be_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/agent.md lists refusals by the sentences that people see, and by code."""
+    """docs/guides/agent.md lists refusals by the sentences that people see, and by code."""
     said: dict[str, str] = {}
 
     def refused(server: Server, key: DeviceKey, bearer: str, **change: object) -> None:
