@@ -1,6 +1,6 @@
 """Checking errors by their code and values, so that a test does not depend on their wording.
 
-The wording of every error is pinned in one place: `docs/reference/errors.md`, which a test compares.
+The wording of every error is pinned in one place that a test compares: docs/reference/errors.md.
 """
 
 from collections.abc import Iterator

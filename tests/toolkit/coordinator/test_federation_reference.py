@@ -1,4 +1,4 @@
-"""docs/reference/federation-file.md against what the coordinator reads: every key, its default and its example."""
+"""The reference of the federation file: every key, its default and its example are as the code reads."""
 
 import re
 import tomllib
