@@ -1,6 +1,6 @@
 """The table of operators that can or cannot be exported with a training step.
 
-`edgetailor export --list-operators` prints it, and docs/reference/operators.md contains it. Each row
+`edgetailor export --list-operators` prints it; docs/reference/operators.md contains it. Each row
 has test rows under the same name, which compare its gradients with float64 autograd to 1e-5.
 """
 

@@ -5,8 +5,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import toolkit
 from device_agent.profiling.calibration_cases import GRAPHS
+from edgetailor import split
 from exporters.calibration_graphs import graphs
 from exporters.onnx.graph_workload import graph_work, signature_work
 from exporters.programs.operation_counts import macs
@@ -80,7 +80,7 @@ def test_kinds_and_sizes(
 
 
 def test_products_of_a_prediction_are_the_macs_that_are_counted() -> None:
-    submodel = toolkit.split(models.mnist_dnn(), "full", (1, 28, 28))
+    submodel = split(models.mnist_dnn(), "full", (1, 28, 28))
     predict = next(s for s in submodel.program.signatures if s.name == "predict")
     work = signature_work(predict, BATCH)
     products = [o for o in work.operations if o.kind == "product"]

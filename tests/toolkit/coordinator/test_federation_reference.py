@@ -1,4 +1,4 @@
-"""The reference of the federation file: every key, its default and its example are as the code reads."""
+"""The reference of the federation's file lists every key with its default and an example."""
 
 import re
 import tomllib
