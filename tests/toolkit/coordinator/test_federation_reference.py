@@ -1,4 +1,4 @@
-"""docs/federation.md against what the coordinator reads: every key, its default and its example."""
+"""The reference of the federation's file against its reader: every key, default and example."""
 
 import re
 import tomllib
@@ -13,7 +13,8 @@ from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind, load_config
 from toolkit.submodels.training_config import TrainingConfig
 
-REFERENCE = (Path(__file__).resolve().parents[3] / "docs" / "federation.md").read_text()
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+REFERENCE = (DOCS / "reference" / "federation-file.md").read_text()
 TABLES: dict[str, type] = {
     "The federation": CoordinatorConfig,
     "[training]": TrainingConfig,
