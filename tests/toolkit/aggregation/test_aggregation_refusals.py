@@ -90,14 +90,16 @@ MISNAMED = {
     "full": low_rank_update,
     "width:0.5": cp_update,
     "pfedme": cp_update,
+    "low-rank:0.5": cp_update,
     "low-rank:0.5+full": cp_update,
 }
 UNEXPECTED, MISSING = "update.unexpected-factors", "update.missing-factor"
-MISNAMED_CODES = {
+MISNAMED_CODES: dict[str, tuple[str, str | None]] = {
     "full": (UNEXPECTED, "c"),
     "width:0.5": (UNEXPECTED, "c"),
     "pfedme": (UNEXPECTED, "c"),
-    "low-rank:0.5+full": (MISSING, "w"),
+    "low-rank:0.5": (MISSING, "w"),
+    "low-rank:0.5+full": ("update.unknown-submodel", None),
 }
 
 

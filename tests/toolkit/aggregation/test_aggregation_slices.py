@@ -106,5 +106,7 @@ def test_malformed_parts_are_refused(part: Ranges, shape: tuple[int, ...], named
     table = (entry("w", shape, "w", part=part),)
     with pytest.raises(UpdateError) as caught:
         aggregate(OLD, [(record_of("full", 1, table), {"w": np.zeros(shape, np.float32)})])
+    whole = part == (((0, 2),), ((0, 2),))
+    assert caught.value.code == ("update.wrong-shape" if whole else "update.wrong-slice")
     assert "'w'" in str(caught.value)
     assert named in str(caught.value)

@@ -1,4 +1,4 @@
-"""The reference of the federation's file lists every key with its default and an example."""
+"""The reference of the federation's file against its reader: every key, default and example."""
 
 import re
 import tomllib
@@ -13,7 +13,8 @@ from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind, load_config
 from toolkit.submodels.training_config import TrainingConfig
 
-REFERENCE = (Path(__file__).resolve().parents[3] / "docs/reference/federation-file.md").read_text()
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+REFERENCE = (DOCS / "reference" / "federation-file.md").read_text()
 TABLES: dict[str, type] = {
     "The federation": CoordinatorConfig,
     "[training]": TrainingConfig,

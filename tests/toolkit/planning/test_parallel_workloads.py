@@ -74,6 +74,6 @@ def test_a_search_can_be_stopped(cache: Path) -> None:
 
 def test_errors_of_the_processes_arrive(cache: Path) -> None:
     source = ModelSource("toolkit.models:nothing", (1, 8, 8), SOURCE.training)
-    with refused("model.unknown-function") as caught:
+    with refused("model.unknown-callable") as caught:
         Search(source, None, print, threading.Event(), SPECS, processes=1).run()
     assert "nothing" in str(caught.value)
