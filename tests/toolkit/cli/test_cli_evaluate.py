@@ -104,7 +104,7 @@ def test_models_that_cannot_be_judged(signs: Path) -> None:
     (signs / "digits").write_bytes(from_model(load_model(DIGITS[0])).save())
     shape = ("--input-shape", "3,8,8", "--data", "held.npz")
     assert refused(signs, "evaluate", DIGITS[0], "--weights", "digits", *shape).startswith(
-        "The model cannot take samples of shape (3, 8, 8): "
+        "Wrong input shape (3, 8, 8): the layer 'units.0.conv' "
     )
     assert refused(signs, "evaluate", "signs:vector", "--weights", "w", *shape) == (
         "The model must return one tensor of shape (batch, classes)."

@@ -187,7 +187,7 @@ def test_built_in_profiles_as_json(tmp_path: Path) -> None:
         (("--profile", "android-low", "--momentum", "2"), "momentum must be below 1; it is 2.0."),
         (
             ("--profile", "android-low", "--submodel", "slices"),
-            "Unknown family 'slices'. Did you mean ",
+            "Unknown family 'slices': did you mean ",
         ),
     ],
 )

@@ -197,7 +197,7 @@ peak: process peak, the whole agent with Python and its runtime.
 Accuracy 97.5% on 359 held-out digits after 2 rounds, in 2 min 3 s
 all devices full: 99.2%
 each device alone: mean 56.2%, from 50.0% to 62.5%
-VGG8 on 32 x 32 images, batch 32, MB above the idle agent:
+VGG8 on 32 x 32 images, batch 128, MB above the idle agent:
   full 38, slice:convs.2 12
 charts: edgetailor-demo/accuracy.png
 everything: edgetailor-demo
