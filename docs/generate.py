@@ -7,10 +7,13 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("profiles", "device_agent", "exporters", "toolkit", "edgetailor")
+FORWARDING = {"RefusedError"}
+"""Errors that take their code from the coordinator's answer."""
 PAGES = ROOT / "docs" / "reference"
 
 
@@ -43,13 +46,14 @@ def error_sites() -> list[ErrorSite]:
 
 
 def raises_without_code() -> Iterator[str]:
-    """Places that raise one of the project's errors without a literal code."""
+    """Places that raise one of the project's errors without a code."""
     own = error_classes()
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 kind = ast.unparse(node.exc.func).rpartition(".")[2]
-                if kind in own and error_site(node.exc) is None:
+                given = {keyword.arg for keyword in node.exc.keywords}
+                if kind in own - FORWARDING and not given & {"code", None}:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}: {kind}"
 
 
@@ -69,13 +73,36 @@ def error_classes() -> set[str]:
 def error_site(call: ast.Call) -> ErrorSite | None:
     """The error that `call` makes; None if it makes none."""
     given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-    code = given.pop("code", None)
-    if not (isinstance(code, ast.Constant) and isinstance(code.value, str) and "." in code.value):
+    code = literal(given.pop("code", None))
+    if code is None or "." not in code:
         return None
     kind = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
     texts = [template(argument) for argument in call.args]
     message = max((text for text in texts if text), key=len, default="")
-    return ErrorSite(code.value, kind, " ".join(message.split()), tuple(given))
+    return ErrorSite(code, kind, " ".join(message.split()), tuple(given))
+
+
+def literal(node: ast.expr | None) -> str | None:
+    """The text of a literal, or of a constant of the protocol; None for other expressions."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return protocol_codes().get(name)
+    return None
+
+
+@cache
+def protocol_codes() -> dict[str, str]:
+    """Codes that agent and coordinator compare, by the names of their constants."""
+    tree = ast.parse((ROOT / "device_agent/formats/protocol.py").read_text("utf-8"))
+    return {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name) and isinstance(node.value.value, str)
+    }
 
 
 def template(node: ast.expr) -> str:
@@ -99,6 +126,8 @@ def placeholder(node: ast.expr) -> str:
             return name
         case ast.Attribute(attr=name):
             return name
+        case ast.Call(func=ast.Name(id="getattr")):
+            return "value"
         case ast.Call(func=func, args=args):
             return placeholder(args[0]) if args else placeholder(func)
         case ast.Subscript(value=value):
