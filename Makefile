@@ -78,7 +78,13 @@ docs: $(DOCS) ## build the documentation site into site/, without a network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "Open site/index.html"
 
-release-check: setup ## build sdist and wheel, and try each extra in a fresh environment (minutes)
+RELEASE := $(VENV)/.release
+$(RELEASE): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints.txt -e '.[dev,release]'
+	@touch $@
+
+release-check: $(RELEASE) ## build sdist and wheel, and try each extra in a fresh environment (minutes)
 	$(BIN)/python tests/release_check.py $(ARGS)
 
 format: setup ## format the code and apply the linter's safe fixes

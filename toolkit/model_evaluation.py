@@ -36,7 +36,11 @@ class Evaluation:
 
 
 def evaluate(
-    module: nn.Module, x: np.ndarray, y: np.ndarray, origin: str, loss: Loss = "cross-entropy"
+    module: nn.Module,
+    x: np.ndarray,
+    y: np.ndarray,
+    origin: str = "The data",
+    loss: Loss = "cross-entropy",
 ) -> Evaluation:
     """Evaluate a model.
 
