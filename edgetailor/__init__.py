@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from toolkit.planning.model_plan import plan as plan
     from toolkit.splitting import split as split
     from toolkit.submodels.global_model import GlobalModel as GlobalModel
+    from toolkit.submodels.hyperparameters import TrainingConfig as TrainingConfig
     from toolkit.submodels.model_loading import load_model as load_model
     from toolkit.submodels.submodel import Submodel as Submodel
-    from toolkit.submodels.training_config import TrainingConfig as TrainingConfig
 
 HOMES = {
     "AggregationPolicy": "toolkit.aggregation.aggregation_policy",
@@ -43,7 +43,7 @@ HOMES = {
     "Federation": "toolkit.aggregation.federation",
     "GlobalModel": "toolkit.submodels.global_model",
     "Submodel": "toolkit.submodels.submodel",
-    "TrainingConfig": "toolkit.submodels.training_config",
+    "TrainingConfig": "toolkit.submodels.hyperparameters",
     "TrainingOptions": "device_agent.training.training_options",
     "UpdateRecord": "device_agent.formats.update",
     "aggregate": "toolkit.aggregation.aggregate",

@@ -104,3 +104,13 @@ def _three_digits(value: float) -> str:
     """`value` with three significant digits, but no fewer than two decimals."""
     places = 2 if value == 0 else max(2, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{places}f}"
+
+
+def format_macs(macs: int) -> str:
+    """Multiply-accumulates with a unit."""
+    return f"{macs / 1e6:,.1f} M" if macs >= 1e6 else f"{macs / 1e3:.1f} k"
+
+
+def format_capacity(value: float) -> str:
+    """A capacity with two decimals, or with two significant digits if it would read 0.00."""
+    return f"{value:.2f}" if value >= 0.005 else f"{value:.{1 - math.floor(math.log10(value))}f}"

@@ -19,7 +19,7 @@ PRELOAD = [
     "toolkit.cli",
     "toolkit.exporting.model_export",
     "toolkit.aggregation.aggregate_files",
-    "toolkit.cli.result_tables",
+    "toolkit.cli.export_table",
     "commands",
 ]
 EXIT_CODES = """

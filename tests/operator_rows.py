@@ -1,4 +1,4 @@
-"""All test rows by operator group of `exporters.programs.coverage`, one row for each case."""
+"""All test rows by operator group of `operator_support`, one row for each case."""
 
 from function_rows import FUNCTIONS
 from layer_cases import Row

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from exporters.programs.coverage import UNSUPPORTED
+from exporters.programs.operator_support import UNSUPPORTED
 from exporters.programs.program import ProgramSignature
 from layer_cases import Case, Row
 from profiles.errors import ExportError

@@ -11,8 +11,8 @@ from profiles.errors import EdgeTailorError, ModelError, SpecError
 from toolkit.splitting import split
 from toolkit.submodels.capacity import count_activations, count_parameters
 from toolkit.submodels.cut_points import Cutter
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.submodel import LayerDecision, Submodel
-from toolkit.submodels.training_config import TrainingConfig
 
 INSPECTION_VERSION = 1
 logger = logging.getLogger(__name__)

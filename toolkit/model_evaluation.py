@@ -12,8 +12,8 @@ from device_agent.training.local_data import load_data
 from exporters.programs.input_shapes import wrong_input_shape
 from exporters.programs.losses import Objective, objective
 from profiles.errors import InputError, ModelError
+from toolkit.submodels.hyperparameters import Loss, TrainingConfig
 from toolkit.submodels.model_loading import load_model
-from toolkit.submodels.training_config import Loss, TrainingConfig
 
 EVALUATION_VERSION = 1
 CHUNK = 256

@@ -3,9 +3,9 @@
 from torch import nn
 
 from toolkit.families import check_spec, family_named
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.submodel import Submodel
-from toolkit.submodels.training_config import TrainingConfig
 
 
 def split(

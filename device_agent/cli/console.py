@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
+from device_agent.cli.missing_packages import missing_package
 from device_agent.log_format import PlainFormatter, show_logs
 from profiles.errors import EdgeTailorError, InputError, LimitError
 
@@ -30,8 +31,6 @@ Exit codes:
 """
 JSON_OPTION = "--json"
 ERROR_VERSION = 1
-EXTRAS = {"ai_edge_litert": "tflite", "flatbuffers": "tflite", "sympy": "tflite"}
-"""The extra of this project that installs a package. `toolkit` installs all others."""
 
 _output = {"json_printed": False}
 
@@ -149,15 +148,7 @@ def _from_exception(error: Exception, name: str) -> EdgeTailorError:
             code="memory.ran-out",
         )
     if isinstance(error, ModuleNotFoundError) and error.name:
-        package = error.name.partition(".")[0]
-        extra = EXTRAS.get(package, "toolkit")
-        return InputError(
-            f"The Python package {package} is not installed. Run `pip install '.[{extra}]'` in "
-            "the folder of EdgeTailor's source to install all packages of the server side.",
-            code="program.missing-package",
-            package=package,
-            extra=extra,
-        )
+        return missing_package(error.name)
     if isinstance(error, OSError):
         path = error.filename
         return InputError(

@@ -33,6 +33,7 @@ from device_agent.client.replies import (
     raise_refusal,
     read_reply,
 )
+from device_agent.client.retries import FIRST_WAIT_S, LONGEST_WAIT_S, REPORT_S
 from device_agent.formats.atomic_files import naming
 from device_agent.formats.protocol import (
     API,
@@ -54,10 +55,6 @@ T = TypeVar("T")
 TIMEOUT = urllib3.Timeout(connect=10.0, read=60.0)
 PROGRESS_TIMEOUT_S = 5.0
 """Timeout of requests that training makes in between: it must not wait long for them."""
-FIRST_WAIT_S = 1.0
-LONGEST_WAIT_S = 60.0
-REPORT_S = 3600.0
-"""How often a long wait for the coordinator is logged."""
 PIECE_BYTES = 1 << 18
 
 

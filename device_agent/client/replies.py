@@ -12,6 +12,7 @@ from urllib3.exceptions import HTTPError
 
 from device_agent.client.addresses import one_word
 from device_agent.client.client_errors import PreparingError, UnreachableError, reason
+from device_agent.client.retries import RETRIED_STATUSES
 from device_agent.formats.protocol import (
     ALREADY_SENT,
     NO_SUCH_FILE,
@@ -35,8 +36,6 @@ WORD_LENGTH = 200
 RETRY_S = 5.0
 LONGEST_RETRY_S = 60.0
 """How often a coordinator that is starting is asked: by default, and at least."""
-LATER = frozenset({408, 429, 500, 502, 503, 504})
-"""HTTP statuses of errors that may be temporary."""
 ROUND_OVER = frozenset({ROUND_CLOSED, OTHER_BUNDLE, ALREADY_SENT, NO_SUCH_FILE})
 """Codes of refusals that mean that the rounds continued without this device."""
 
@@ -95,7 +94,7 @@ def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, request: str) ->
         problem = None
     if problem is not None and problem.code == PREPARING:
         raise PreparingError("is still preparing", _retry_s(response))
-    if response.status in LATER:
+    if response.status in RETRIED_STATUSES:
         raise UnreachableError(f"has a problem (HTTP {response.status})", sent=True)
     if problem is None:
         to = response.get_redirect_location()

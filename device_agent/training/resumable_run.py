@@ -8,6 +8,9 @@ from device_agent.training.activation_cache import Recording
 from device_agent.training.checkpoint import Checkpoint, Checkpoints, Position
 from device_agent.training.signature_runs import SignatureRuns
 
+CHECKPOINT_S = 120.0
+"""Time between checkpoints within an epoch or a recording: the most work that a kill can cost."""
+
 
 @dataclass
 class ResumableRun(SignatureRuns):

@@ -36,9 +36,9 @@ from exporters.onnx.onnx_translations import TRANSLATIONS
 from exporters.onnx.recomputation import RecomputeActivations
 from exporters.onnx.scan_loops import finish_scans, separate_outputs
 from exporters.programs import source_lines
-from exporters.programs.coverage import suggest_alternative
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.loop_bodies import to_scans
+from exporters.programs.operator_support import suggest_alternative
 from exporters.programs.program import Program, ProgramSignature, Report
 from exporters.programs.recorded_graph import MINIMUM_BATCH
 from exporters.programs.tracing import DTYPES, EXAMPLE_BATCH, trace

@@ -23,8 +23,8 @@ from exporters.decompositions import table
 from exporters.decompositions.decomposition import Decompositions
 from exporters.programs import source_lines
 from exporters.programs.composite_operators import Composites
-from exporters.programs.coverage import suggest_alternative
 from exporters.programs.interrupts import raise_if_interrupted
+from exporters.programs.operator_support import suggest_alternative
 from exporters.programs.program import ProgramSignature
 from exporters.recurrence.recurrent_layers import RecurrenceLoops
 from profiles.errors import EdgeTailorError, ExportError

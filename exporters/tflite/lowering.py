@@ -14,8 +14,8 @@ from torch import SymFloat, SymInt
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
-from exporters.programs.coverage import suggest_alternative
 from exporters.programs.loop_bodies import Body, stored
+from exporters.programs.operator_support import suggest_alternative
 from exporters.programs.program import ProgramSignature
 from exporters.programs.source_lines import place_of_operator
 from exporters.tflite.flatbuffer import Size, Subgraph, Tensor, open_size

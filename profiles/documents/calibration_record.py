@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Meta
 
 CALIBRATION_VERSION = 1
+STALE_DAYS = 90
+"""A plan warns about calibrations that are older, in days."""
 LENGTHS = {
     "product": 4,
     "accumulated": 4,

@@ -17,8 +17,6 @@ from profiles.json_decoding import decode_json
 
 DEVICE_VERSION = 1
 BUILT_IN = Path(__file__).parents[1] / "devices"
-STALE_DAYS = 90
-"""A plan warns about older calibrations: updates and dust change the speed of a device."""
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

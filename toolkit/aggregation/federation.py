@@ -15,10 +15,10 @@ from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.model_evaluation import evaluate, take_statistics
 from toolkit.splitting import split
 from toolkit.submodels import global_model
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.model_loading import load_global
 from toolkit.submodels.one_step_submodel import scale_learning_rates
 from toolkit.submodels.submodel import Submodel
-from toolkit.submodels.training_config import TrainingConfig
 
 
 class Federation:
@@ -40,7 +40,7 @@ class Federation:
         InputError: If the weights file cannot be used.
 
     Example:
-        >>> from toolkit.submodels.training_config import TrainingConfig
+        >>> from toolkit.submodels.hyperparameters import TrainingConfig
         >>> federation = Federation("toolkit.models:digits_cnn", (1, 8, 8), TrainingConfig())
         >>> str(federation.submodel("width:0.5").spec)
         'width:0.5'

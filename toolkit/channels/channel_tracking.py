@@ -7,7 +7,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from exporters.programs.captured import Captured
-from toolkit.channels import axis_rules, plain_rules, recurrent_rules, reshape_rules, weighted_rules
+from toolkit.channels import (
+    axis_moving_rules,
+    elementwise_and_reduction_rules,
+    recurrent_rules,
+    reshape_rules,
+    weighted_rules,
+)
 from toolkit.channels.channel_units import Units
 from toolkit.channels.operator_call import (
     Rule,
@@ -23,8 +29,8 @@ RULES: dict[str, Rule] = {
     **weighted_rules.RULES,
     **recurrent_rules.RULES,
     **reshape_rules.RULES,
-    **axis_rules.RULES,
-    **plain_rules.RULES,
+    **axis_moving_rules.RULES,
+    **elementwise_and_reduction_rules.RULES,
 }
 SPATIAL = re.compile(r"(adaptive_)?(avg|max)_pool\dd|upsample_\w+\dd")
 
@@ -69,11 +75,11 @@ def _track_graph(graph: GraphModule, tracked: TrackedChannels) -> None:
 def rule_of(node: Node) -> Rule:
     """The rule for the operator that `node` calls."""
     if not isinstance(node.target, torch._ops.OpOverload):
-        return axis_rules.getitem if node.target is operator.getitem else require_unchanged
+        return axis_moving_rules.getitem if node.target is operator.getitem else require_unchanged
     name = operator_name(node)
     # torch tags most elementwise operators, which then need no rule each.
     if torch.Tag.pointwise in node.target.tags:
-        return plain_rules.pointwise
+        return elementwise_and_reduction_rules.pointwise
     if SPATIAL.fullmatch(name):
-        return plain_rules.spatial
+        return elementwise_and_reduction_rules.spatial
     return RULES.get(name, require_unchanged)

@@ -82,13 +82,13 @@ def aggregate(
     check_readable(global_file)
 
     from toolkit.aggregation import aggregate_files
-    from toolkit.cli import result_tables
+    from toolkit.cli import aggregate_table
 
     done = aggregate_files.aggregate_files(global_file, updates, out, force, policy)
     if as_json:
         click.echo(json.dumps(aggregate_files.as_json(done), indent=1))
     else:
-        result_tables.show_aggregated(done)
+        aggregate_table.show_aggregated(done)
 
 
 def check_order(global_file: Path, updates: tuple[Path, ...], context: click.Context) -> None:

@@ -42,8 +42,8 @@ def demo(out: Path, rounds: int, seed: int, all_full: bool, force: bool, as_json
 
     show_stages()
 
-    from toolkit.demo.demo_report import as_json as report_json
-    from toolkit.demo.demo_report import show
+    from toolkit.demo.demo_table import as_json as report_json
+    from toolkit.demo.demo_table import show
     from toolkit.demo.run_demo import run_demo
 
     result = run_demo(out, rounds=rounds, seed=seed, all_full=all_full, force=force)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from device_agent.training.data_functions import is_reference
 from profiles.errors import DataError, InputError, SpecError
-from toolkit.cli.model_reference import check_reference
 from toolkit.families import check_spec
+from toolkit.submodels.model_reference import check_reference
 
 
 def check_model(reference: str, weights: Path | None = None) -> None:

@@ -7,7 +7,7 @@ import click
 
 from toolkit.cli.early_checks import check_data, check_model
 from toolkit.cli.options import Shape, loss_option
-from toolkit.submodels.training_config import Loss
+from toolkit.submodels.hyperparameters import Loss
 
 
 @click.command()
@@ -36,10 +36,10 @@ def evaluate(
     check_data(data)
 
     from toolkit import model_evaluation
-    from toolkit.cli import result_tables
+    from toolkit.cli import evaluate_table
 
     found = model_evaluation.evaluate_file(model, weights, input_shape, data, loss)
     if as_json:
         click.echo(json.dumps(model_evaluation.as_json(found), indent=1))
     else:
-        result_tables.show_evaluation(found)
+        evaluate_table.show_evaluation(found)

@@ -10,7 +10,7 @@ import click
 from toolkit.cli.early_checks import check_model, check_specs
 from toolkit.cli.options import LIST_AS_JSON, WithList, model_options, training_options
 from toolkit.exporting.output_places import check_places
-from toolkit.submodels.training_config import TrainingConfig
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.terminal_output import show_stages
 
 logger = logging.getLogger(__name__)
@@ -20,11 +20,11 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
     """Print the table of operators and exit."""
     if not asked:
         return
-    from exporters.programs.coverage import document
-    from toolkit.exporting import operator_list
+    from exporters.programs import operator_support
+    from exporters.programs.operator_support import document
 
     if context.meta[LIST_AS_JSON]:
-        click.echo(json.dumps(operator_list.as_json(), indent=1))
+        click.echo(json.dumps(operator_support.as_json(), indent=1))
     else:
         click.echo(document())
     context.exit()
@@ -128,7 +128,7 @@ def export(
     show_stages()
     logger.info("loading PyTorch")
 
-    from toolkit.cli import result_tables
+    from toolkit.cli import export_table
     from toolkit.exporting import model_export, tiers
 
     request = model_export.Request(
@@ -151,11 +151,11 @@ def export(
         if as_json:
             click.echo(json.dumps(model_export.as_json(result), indent=1))
         else:
-            result_tables.show_export(result, batch)
+            export_table.show_export(result, batch)
         return
     results = tiers.export_tiers(request, wanted)
     if as_json:
         click.echo(json.dumps(tiers.tiers_as_json(results), indent=1))
     else:
-        result_tables.show_tiers(results)
+        export_table.show_tiers(results)
     raise click.exceptions.Exit(tiers.exit_code(results))

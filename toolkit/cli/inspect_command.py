@@ -49,7 +49,7 @@ def inspect(
     logger.info("loading PyTorch")
 
     from toolkit import inspection
-    from toolkit.cli import result_tables
+    from toolkit.cli import inspect_table
     from toolkit.submodels.model_loading import load_model
 
     logger.info("loading the model")
@@ -62,8 +62,8 @@ def inspect(
     if as_json:
         click.echo(json.dumps(inspection.as_json(found, places), indent=1))
     else:
-        result_tables.show_inspections(found, batch)
+        inspect_table.show_inspections(found, batch)
         if places is not None:
-            result_tables.show_cut_places(places)
+            inspect_table.show_cut_places(places)
     if failed:
         click.get_current_context().exit(SpecError.exit_code)

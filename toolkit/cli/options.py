@@ -8,7 +8,7 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
-from toolkit.submodels.training_config import Loss, Optimizer, TrainingConfig
+from toolkit.submodels.hyperparameters import Loss, Optimizer, TrainingConfig
 
 LIST_AS_JSON = f"{__name__}.list_as_json"
 """Whether a list is to be printed as JSON, in a context's `meta`."""

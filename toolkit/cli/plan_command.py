@@ -19,7 +19,7 @@ from toolkit.cli.options import (
     repeated,
     training_options,
 )
-from toolkit.submodels.training_config import TrainingConfig
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.terminal_output import show_stages
 
 logger = logging.getLogger(__name__)

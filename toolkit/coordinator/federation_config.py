@@ -17,7 +17,7 @@ from profiles.cost_model.submodel_choice import Budgets
 from profiles.errors import InputError
 from profiles.units import parse_bytes
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
-from toolkit.submodels.training_config import TrainingConfig
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.toml_files import Place, Table, Tier, checked_spec, read_table, repeated
 
 Positive = Annotated[int, Field(ge=1)]

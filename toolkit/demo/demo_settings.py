@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toolkit.coordinator.federation_config import DeviceKind
-from toolkit.submodels.training_config import TrainingConfig
+from toolkit.submodels.hyperparameters import TrainingConfig
 
 MODEL = "toolkit.models:digits_cnn"
 INPUT_SHAPE = (1, 8, 8)

@@ -13,13 +13,13 @@ from device_agent.formats.protocol import Status
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import InputError
 from toolkit.demo import demo_fleet, demo_settings, digits_data, larger_model, submodel_costs
-from toolkit.demo.accuracy_chart import draw
 from toolkit.demo.baselines import Baselines, read_baselines
 from toolkit.demo.child_processes import Processes, interruptible
+from toolkit.demo.demo_charts import draw
 from toolkit.demo.demo_folder import DemoFolder
-from toolkit.demo.demo_report import as_json
 from toolkit.demo.demo_result import DemoResult, DeviceReport, TrainingMemory
 from toolkit.demo.demo_settings import Member
+from toolkit.demo.demo_table import as_json
 from toolkit.demo.live_display import display
 
 logger = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from toolkit.exporting.output_places import check_places
 from toolkit.inspection import Inspection, describe
 from toolkit.splitting import split
 from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.model_loading import load_global
 from toolkit.submodels.submodel import Submodel
-from toolkit.submodels.training_config import TrainingConfig
 
 EXPORT_VERSION = 1
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]

@@ -22,11 +22,11 @@ from toolkit.factorization.decompose_weights import compose, cp_decompose, cp_ra
 from toolkit.personal.bilevel_training import BiLevelSettings, bilevel_submodel
 from toolkit.personal.tensorized_model import Tensorized, factor_name
 from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.rewritten_model import refuse_if_unusable
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.spec_form import Number, Option, SpecForm
 from toolkit.submodels.submodel import LayerDecision, Shapes, Submodel, factors_of, recover_dense
-from toolkit.submodels.training_config import TrainingConfig
 from toolkit.submodels.weighted_layers import Convolution, weighted_layers
 
 PENALTY = 15.0

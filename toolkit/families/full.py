@@ -5,12 +5,12 @@ from torch import Tensor, nn
 from exporters.programs.capture import capture
 from toolkit.submodels.family import Stateless
 from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.one_step_submodel import one_step_submodel
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.spec_form import SpecForm
 from toolkit.submodels.submodel import Submodel
 from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
-from toolkit.submodels.training_config import TrainingConfig
 
 FORM = SpecForm(family="full", usage="full", summary="the whole model")
 

@@ -28,6 +28,7 @@ from toolkit.factor_layers.low_rank_layers import (
 )
 from toolkit.submodels.family import Stateless
 from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.one_step_submodel import rewritten_submodel
 from toolkit.submodels.rewritten_model import Origin, Rewritten, reasons
@@ -40,7 +41,6 @@ from toolkit.submodels.submodel import (
     factors_of,
     recover_dense,
 )
-from toolkit.submodels.training_config import TrainingConfig
 from toolkit.submodels.weighted_layers import Convolution, Layer, tensor_path, weighted_layers
 
 DECAY = 1e-4

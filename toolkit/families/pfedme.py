@@ -11,10 +11,10 @@ from exporters.programs.optimizers import SGD
 from toolkit.personal.bilevel_training import BiLevelSettings, bilevel_submodel
 from toolkit.personal.tensorized_model import Tensorized
 from toolkit.submodels.family import Stateless
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.spec_form import Option, SpecForm
 from toolkit.submodels.submodel import Submodel
-from toolkit.submodels.training_config import TrainingConfig
 
 PENALTY = 15.0
 """lambda, as in TDPFed's comparison."""

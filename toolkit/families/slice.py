@@ -22,11 +22,11 @@ from toolkit.slicing.slice_program import count_slice, slice_program, slice_tens
 from toolkit.submodels.cut_points import Cutter
 from toolkit.submodels.family import ExchangesLayers, Stateless
 from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.rewritten_model import Rewritten
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.spec_form import Option, SpecForm, Text
 from toolkit.submodels.submodel import LayerDecision, Submodel
-from toolkit.submodels.training_config import TrainingConfig
 
 FORM = SpecForm(
     family="slice",

@@ -14,13 +14,13 @@ from toolkit.channels.narrowing import Narrowed, narrow
 from toolkit.channels.operator_call import Layer
 from toolkit.submodels.family import Stateless
 from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.one_step_submodel import one_step_submodel
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.spec_form import Number, SpecForm
 from toolkit.submodels.submodel import LayerDecision, Submodel
 from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
 from toolkit.submodels.tensor_slices import take_slice
-from toolkit.submodels.training_config import TrainingConfig
 
 FORM = SpecForm(
     family="width",

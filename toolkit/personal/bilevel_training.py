@@ -35,11 +35,11 @@ from exporters.programs.training_signatures import (
 from toolkit.personal.tensorized_model import Tensorized, distance, personal_name
 from toolkit.submodels.capacity import Counts, count_activations, count_macs
 from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.one_step_submodel import make_optimizer
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.submodel import LayerDecision, Submodel, element_count
 from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
-from toolkit.submodels.training_config import TrainingConfig
 
 
 @dataclass(frozen=True)

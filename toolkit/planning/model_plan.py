@@ -11,7 +11,7 @@ from profiles.units import parse_bytes
 from toolkit.planning.candidate_specs import specs as all_specs
 from toolkit.planning.plan import Planned, plan_for
 from toolkit.planning.submodel_workloads import Workloads
-from toolkit.submodels.training_config import TrainingConfig
+from toolkit.submodels.hyperparameters import TrainingConfig
 
 
 def plan(

@@ -27,8 +27,8 @@ from profiles.text_formatting import counted, format_bytes
 from toolkit.planning.candidate_specs import specs
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
 from toolkit.splitting import split
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.model_loading import load_global
-from toolkit.submodels.training_config import TrainingConfig
 
 logger = logging.getLogger(__name__)
 

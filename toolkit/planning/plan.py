@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from profiles.cost_model.memory_rule import AGENT_RESERVE_BYTES as RESERVE
 from profiles.cost_model.prediction import predict
 from profiles.cost_model.submodel_choice import Budgets, Candidate, Figure, Plan, plan
-from profiles.documents.device_profile import STALE_DAYS, DeviceProfile
+from profiles.documents.calibration_record import STALE_DAYS
+from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError
 from profiles.text_formatting import counted
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads

@@ -27,9 +27,9 @@ from toolkit.aggregation.submodel_strength import strength, trainable
 from toolkit.families import family_named
 from toolkit.splitting import split
 from toolkit.submodels.global_model import from_model
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.submodel import Submodel, element_count
-from toolkit.submodels.training_config import TrainingConfig
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from exporters.programs.training_signatures import (
 from toolkit.slicing.cut_model import CutModel
 from toolkit.submodels.capacity import Counts, count_activations, count_macs
 from toolkit.submodels.cut_points import tensors_read
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.one_step_submodel import make_optimizer, training_instruction
 from toolkit.submodels.rewritten_model import Rewritten
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
-from toolkit.submodels.training_config import TrainingConfig
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from device_agent.formats.manifest import TensorEntry
 from exporters.programs.captured import Captured
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.rewritten_model import Rewritten
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.spec_form import SpecForm
 from toolkit.submodels.submodel import Shapes, Submodel, recover_dense
-from toolkit.submodels.training_config import TrainingConfig
 
 
 class Family(Protocol):

@@ -19,11 +19,11 @@ from exporters.programs.training_signatures import (
 )
 from toolkit.submodels.capacity import Counts, count_activations, count_macs
 from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.rewritten_model import Rewritten, refuse_if_unusable
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.submodel import LayerDecision, Submodel, element_count
 from toolkit.submodels.tensor_entries import statistics_role
-from toolkit.submodels.training_config import TrainingConfig
 
 
 def training_instruction(source: str, training: TrainingConfig) -> Train:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from device_agent.formats.manifest import Role, TensorEntry
 from exporters.programs.captured import Captured
-from toolkit.submodels.training_config import TrainingConfig
+from toolkit.submodels.hyperparameters import TrainingConfig
 
 
 def statistics_role(training: TrainingConfig) -> Role:

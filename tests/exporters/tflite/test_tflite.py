@@ -38,7 +38,7 @@ from profiles.errors import BundleError
 from refusals import refused
 from row_kinds import PICK, of
 from toolkit.submodels.global_model import from_model
-from toolkit.submodels.training_config import Loss, Optimizer
+from toolkit.submodels.hyperparameters import Loss, Optimizer
 from trainings import train_bundle
 from uncovered_rows import REFUSED, check_refused
 

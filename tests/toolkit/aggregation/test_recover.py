@@ -14,7 +14,7 @@ from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.recover import RecoveredUpdate, recover
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.training_config import TrainingConfig
+from toolkit.submodels.hyperparameters import TrainingConfig
 from updates import (
     KINDS,
     OLD,

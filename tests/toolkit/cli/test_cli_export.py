@@ -11,7 +11,7 @@ from bundles import everything
 from command_models import TINY
 from commands import edgetailor, refused
 from device_agent.formats.bundle import open_bundle
-from exporters.programs.coverage import SUPPORTED
+from exporters.programs.operator_support import SUPPORTED
 
 
 @pytest.mark.parametrize(

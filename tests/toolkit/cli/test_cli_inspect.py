@@ -9,7 +9,7 @@ import pytest
 from bundles import everything
 from command_models import DIGITS
 from commands import edgetailor, run, stages
-from toolkit.cli.result_tables import capacity
+from profiles.text_formatting import format_capacity
 from toolkit.terminal_output import filled
 
 RESNET20 = (
@@ -212,7 +212,7 @@ def test_a_submodel_that_saves_little_is_noted(folder: Path) -> None:
     [(1.0, "1.00"), (0.0061, "0.01"), (0.0049, "0.0049"), (0.00123, "0.0012"), (1e-6, "0.0000010")],
 )
 def test_no_capacity_reads_as_zero(value: float, words: str) -> None:
-    assert capacity(value) == words
+    assert format_capacity(value) == words
 
 
 def macs(first_block: int = 0) -> int:

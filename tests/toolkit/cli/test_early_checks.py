@@ -9,7 +9,7 @@ import pytest
 from commands import ROOT, refusal, run
 from refusals import refused
 from toolkit.cli.early_checks import check_some_spec, check_specs
-from toolkit.cli.model_reference import check_reference
+from toolkit.submodels.model_reference import check_reference
 
 SHAPE = ("--input-shape", "1,6,6")
 MODEL = ("toolkit.models:resnet20", *SHAPE)

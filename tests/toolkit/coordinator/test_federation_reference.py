@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind, load_config
-from toolkit.submodels.training_config import TrainingConfig
+from toolkit.submodels.hyperparameters import TrainingConfig
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 REFERENCE = (DOCS / "reference" / "federation-file.md").read_text()

@@ -26,10 +26,10 @@ from made_profiles import made_phase, made_profile
 from profiles.errors import InputError
 from refusals import refused
 from toolkit.coordinator.federation_config import load_config
-from toolkit.demo import demo_report, demo_settings, digits_data
-from toolkit.demo.accuracy_chart import draw, draw_accuracy, draw_memory, draw_traffic
+from toolkit.demo import demo_settings, demo_table, digits_data
 from toolkit.demo.baselines import Baselines, read_baselines, train_baselines
 from toolkit.demo.child_processes import Processes
+from toolkit.demo.demo_charts import draw, draw_accuracy, draw_memory, draw_traffic
 from toolkit.demo.demo_fleet import config_text
 from toolkit.demo.demo_folder import DemoFolder
 from toolkit.demo.demo_result import DemoResult, DeviceReport, TrainingMemory
@@ -208,7 +208,7 @@ def test_the_report_fits_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    demo_report.show(result(device("desktop-1", "full"), device("board-2", "slice:units.2")))
+    demo_table.show(result(device("desktop-1", "full"), device("board-2", "slice:units.2")))
     printed = capsys.readouterr().out
     assert [line.rstrip() for line in printed.splitlines()] == TABLE.splitlines()
     assert max(map(len, printed.splitlines())) <= 80
@@ -225,7 +225,7 @@ def test_unsteady_times_are_marked(
         device("board-2", "slice:units.2"),
         profile=msgspec.structs.replace(steady.profile, phases=(forward, slow)),
     )
-    demo_report.show(result(steady, busy))
+    demo_table.show(result(steady, busy))
     printed = capsys.readouterr().out
     lines = [line.rstrip() for line in printed.splitlines()]
     expected = TABLE.splitlines()
@@ -240,13 +240,13 @@ def test_unsteady_times_are_marked(
 
 def test_an_unknown_peak_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
     unknown = result(device("desktop-1", "full", peak=None))
-    demo_report.show(unknown)
+    demo_table.show(unknown)
     assert "-: not measurable on this system." in capsys.readouterr().out
-    assert demo_report.as_json(unknown)["devices"][0]["process_peak_bytes"] is None
+    assert demo_table.as_json(unknown)["devices"][0]["process_peak_bytes"] is None
 
 
 def test_the_document_names_its_units() -> None:
-    document = demo_report.as_json(result(device("desktop-1", "full")))
+    document = demo_table.as_json(result(device("desktop-1", "full")))
     assert set(document) == {
         "version", "folder", "accuracy_curve", "seed", "all_full", "rounds", "elapsed_s",
         "held_out_samples", "accuracy", "history", "batch_size", "threads", "machine", "devices",
@@ -286,7 +286,7 @@ def test_memory_that_could_not_be_measured_is_not_drawn_as_nothing() -> None:
     axes = Figure().subplots()
     draw_memory(axes, found)
     assert axes.texts[1].get_text() == "not measurable"
-    assert not any("MB above" in line for line in demo_report.comparisons(found))
+    assert not any("MB above" in line for line in demo_table.comparisons(found))
 
 
 def test_a_fleet_of_full_models_is_compared_with_devices_alone_only() -> None:
@@ -296,16 +296,16 @@ def test_a_fleet_of_full_models_is_compared_with_devices_alone_only() -> None:
     draw_accuracy(axes, found)
     labels = {line.get_label().partition(":")[0] for line in axes.lines}
     assert labels == {"all devices full", "each device alone"}
-    assert demo_report.comparisons(found)[0].startswith("each device alone")
+    assert demo_table.comparisons(found)[0].startswith("each device alone")
 
 
 def test_why_cp_counts_more_parameters_is_explained() -> None:
     full, personal = device("desktop-1", "full"), replace(device("t", "cp:2.0"), params=50_000)
-    assert [line for line in demo_report.notes(result(full, personal)) if "cp" in line] == [
+    assert [line for line in demo_table.notes(result(full, personal)) if "cp" in line] == [
         "cp: more params than full: a personal model is trained beside the factors."
     ]
     smaller = replace(personal, params=20_000)
-    assert not any("cp" in line for line in demo_report.notes(result(full, smaller)))
+    assert not any("cp" in line for line in demo_table.notes(result(full, smaller)))
 
 
 def test_baselines_train_together_and_alone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from commands import edgetailor, refused, run
 from device_agent.formats.bundle import open_bundle
 from profiles.errors import ExportError, InputError, SpecError, VerificationError
 from refusals import refused as refused_by
-from toolkit.cli.result_tables import explain_unknown
+from toolkit.cli.export_table import explain_unknown
 from toolkit.exporting.model_export import SignatureCost
 from toolkit.exporting.tier_files import read_tiers, tiers_of
 from toolkit.exporting.tiers import TierResult, exit_code

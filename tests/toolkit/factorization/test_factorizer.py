@@ -18,7 +18,7 @@ from toolkit.factorization.subspace_iteration import (
     orthonormalize,
 )
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.training_config import TrainingConfig
+from toolkit.submodels.hyperparameters import TrainingConfig
 
 ROUNDING = 1e-5
 """Rounding of float32 factors, relative to the norm of the matrix."""

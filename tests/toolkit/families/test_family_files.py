@@ -15,10 +15,10 @@ from toolkit.families import check_spec, family_named, recovering_family, spec_f
 from toolkit.splitting import split
 from toolkit.submodels import global_model
 from toolkit.submodels.family import ExchangesLayers
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.submodel import shapes_of
-from toolkit.submodels.training_config import TrainingConfig
 
 OUTER = '''
 """`outer`: every linear layer but the last becomes column times row, scaled by 1."""

@@ -17,8 +17,8 @@ from toolkit import inspection
 from toolkit.factor_layers.cp_layers import with_cp_factors
 from toolkit.families.low_rank import factorized_layer
 from toolkit.submodels.global_model import from_model
+from toolkit.submodels.hyperparameters import Optimizer
 from toolkit.submodels.submodel import Submodel
-from toolkit.submodels.training_config import Optimizer
 
 C = 5
 Change = Callable[[nn.Module, Tensor], Tensor]

@@ -16,7 +16,7 @@ from exporters.programs.losses import OBJECTIVES
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from refusals import refused
 from toolkit.submodels.global_model import from_model
-from toolkit.submodels.training_config import Loss, Optimizer
+from toolkit.submodels.hyperparameters import Loss, Optimizer
 
 RATE, MOMENTUM, DECAY = 0.05, 0.8, 0.1
 STEPS = 5

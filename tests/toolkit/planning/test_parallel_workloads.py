@@ -9,8 +9,8 @@ from device_agent.formats.protocol import Preparation
 from refusals import refused
 from toolkit.planning.parallel_workloads import ModelSource, Search, StoppedError
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
+from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.model_loading import load_global
-from toolkit.submodels.training_config import TrainingConfig
 
 SOURCE = ModelSource("toolkit.models:digits_cnn", (1, 8, 8), TrainingConfig(batch_size=4))
 SPECS = ("full", "width:0.5", "slice:no-such-layer")

@@ -12,7 +12,7 @@ from commands import ROOT, edgetailor
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs import tracing
 from exporters.programs.capture import record_current_mode
-from exporters.programs.coverage import SUPPORTED, UNSUPPORTED
+from exporters.programs.operator_support import SUPPORTED, UNSUPPORTED
 from exporters.tflite.tflite_writer import to_tflite
 from layer_cases import Case, Row, check_on_onnxruntime
 from operator_rows import ROWS

@@ -1,0 +1,19 @@
+"""The error for a Python package that is not installed: which extra of this project has it."""
+
+from profiles.errors import InputError
+
+EXTRAS = {"ai_edge_litert": "tflite", "flatbuffers": "tflite", "sympy": "tflite"}
+"""The extra that installs a package. `toolkit` installs all others."""
+
+
+def missing_package(name: str) -> InputError:
+    """The error for the missing module `name`, with the command that installs it."""
+    package = name.partition(".")[0]
+    extra = EXTRAS.get(package, "toolkit")
+    return InputError(
+        f"The Python package {package} is not installed. Run `pip install '.[{extra}]'` in "
+        "the folder of EdgeTailor's source to install all packages of the server side.",
+        code="program.missing-package",
+        package=package,
+        extra=extra,
+    )

@@ -1,0 +1,96 @@
+"""What `edgetailor export` prints: signatures of a bundle, and several bundles in one table."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from profiles.text_formatting import format_bytes, format_capacity, format_macs
+from toolkit.exporting.model_export import Exported, SignatureCost
+from toolkit.exporting.tiers import TierResult
+from toolkit.terminal_output import filled, table
+
+
+def show_export(exported: Exported, batch: int) -> None:
+    """Print the signatures of a bundle, its verification and its folder."""
+    console = Console(highlight=False, soft_wrap=True)
+    found = exported.inspection
+    console.print(
+        f"{found.submodel}: {found.params:,} trained parameters, "
+        f"capacity {format_capacity(found.capacity)}, {format_bytes(found.bytes)} of weights"
+    )
+    if found.note:
+        console.print(f"note: {found.note}", markup=False)
+    if exported.bundle_sha256 is None:
+        console.print(f"dry run: {exported.out} was not written", markup=False)
+        return
+    if exported.fit is not None:
+        console.print(str(exported.fit), markup=False)
+    graphs = table("signature", "operators", "MACs", "graph", "peak memory")
+    for one in exported.signatures:
+        operators, macs = f"{one.operators:,}", format_macs(one.macs)
+        graphs.add_row(
+            one.name, operators, macs, format_bytes(one.graph_bytes), peak(one.peak_bytes)
+        )
+    console.print(graphs)
+    console.print(f"for a batch of {batch}; peak memory: predicted, above the idle agent")
+    if exported.training is not None:
+        most, running = exported.training
+        console.print(f"training: peak memory {format_bytes(most)}, running {running}")
+    explain_unknown(exported.signatures)
+    if exported.reused:
+        count, of = exported.reused, len(exported.signatures)
+        which = "" if count == of else f"{count} of {of} "
+        earlier = ", verified earlier" if exported.verified_earlier else ""
+        console.print(f"graphs: {which}reused from the cache{earlier}")
+    if exported.verdict is None:
+        console.print("not verified (--no-verify)")
+    else:
+        console.print(exported.verdict.result, markup=False)
+        console.print(f"  {exported.verdict.worst}", markup=False)
+    console.print(f"bundle: {exported.out}", markup=False)
+
+
+def show_tiers(tiers: Sequence[TierResult]) -> None:
+    """Print a row for each bundle, then the errors of those that failed."""
+    rows = table("bundle", "submodel", "params", "peak memory", "size", "error")
+    rows.columns[1].justify = "left"
+    for one in tiers:
+        rows.add_row(one.tier.name, one.tier.submodel, *figures(one))
+    console = Console(highlight=False)
+    console.print(rows)
+    exported = [one.exported for one in tiers if one.exported is not None]
+    if any(found.signatures for found in exported):
+        console.print("peak memory: predicted, of the whole training, above the idle agent")
+    explain_unknown([one for found in exported for one in found.signatures])
+    if any(found.verdict for found in exported):
+        console.print(
+            "error: of the worst tensor, relative to its norm, against PyTorch in float64"
+        )
+    for one in tiers:
+        if one.error is not None:
+            reason = f"{one.tier.name}: {one.error}"
+            print(filled(reason, console.width, indent="  "))
+
+
+def figures(one: TierResult) -> tuple[str, str, str, str]:
+    """Parameters, peak memory, size and error of a bundle; empty if not known."""
+    if one.exported is None:
+        return "", "", "", "failed"
+    found = one.exported
+    params = f"{found.inspection.params:,}"
+    if found.bytes is None:
+        return params, "", format_bytes(found.inspection.bytes), "dry run"
+    error = "not verified" if found.verdict is None else f"{found.verdict.error:.1e}"
+    peak_bytes = found.training and found.training[0]
+    return params, peak(peak_bytes), format_bytes(found.bytes), error
+
+
+def peak(predicted: int | None) -> str:
+    """A peak of memory with its unit."""
+    return "unknown" if predicted is None else format_bytes(predicted)
+
+
+def explain_unknown(signatures: Sequence[SignatureCost]) -> None:
+    """Say how to measure peaks of memory that are unknown, if there are any."""
+    if any(one.peak_bytes is None for one in signatures):
+        print("unknown: `edgetailor-agent profile` measures it on the device")

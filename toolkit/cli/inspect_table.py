@@ -1,0 +1,76 @@
+"""What `edgetailor inspect` prints: sizes of submodels, their layers, and places to cut."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from profiles.text_formatting import format_bytes, format_capacity, format_macs
+from toolkit.inspection import CutPlace, Inspection, NotPossible
+from toolkit.terminal_output import filled, table
+
+
+def show_inspections(inspections: Sequence[Inspection | NotPossible], batch: int) -> None:
+    """Print the sizes of each submodel, and what it does to each layer."""
+    console = Console(highlight=False)
+    possible = [found for found in inspections if isinstance(found, Inspection)]
+    sizes = table("submodel", "params", "activations", "MACs", "capacity", "weights")
+    for found in possible:
+        sizes.add_row(
+            found.submodel,
+            f"{found.params:,}",
+            f"{found.activations:,}",
+            format_macs(found.macs),
+            format_capacity(found.capacity),
+            format_bytes(found.bytes),
+        )
+    console.print(sizes)
+    console.print(f"activations and MACs for a batch of {batch}")
+    for found in possible:
+        if found.note:
+            print(filled(f"note: {found.note}", console.width))
+    for missing in inspections:
+        if isinstance(missing, NotPossible):
+            name = "" if missing.error.startswith(repr(missing.submodel)) else missing.submodel
+            reason = f"not possible: {name and repr(name) + ': '}{missing.error}"
+            print(filled(reason, console.width))
+    for found in possible:
+        if found.layers:
+            console.print()
+            layers = Table("layer", "form", "why", box=None, pad_edge=False, title=found.submodel)
+            layers.title_justify = "left"
+            for layer in found.layers:
+                layers.add_row(layer.layer, layer.form, layer.reason)
+            with console.capture() as drawn:
+                console.print(layers)
+            # rich pads every column to its width, so lines would end in spaces.
+            print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+
+
+FEW = 3
+"""A model with fewer places to cut gets an explanation."""
+
+
+def show_cut_places(places: Sequence[CutPlace]) -> None:
+    """Print the places to cut a model, with the sizes of the slice after each."""
+    console = Console(highlight=False)
+    console.print()
+    if places:
+        rows = table("cut ahead of", "params", "activations", "capacity", "recorded")
+        for place in places:
+            rows.add_row(
+                place.module,
+                f"{place.params:,}",
+                f"{place.activations:,}",
+                format_capacity(place.capacity),
+                f"{place.recorded:,}",
+            )
+        console.print(rows)
+        console.print("recorded: numbers that the device stores on disk for each sample")
+    if len(places) < FEW:
+        number = ("no place", "one place", "two places")[len(places)]
+        sentence = (
+            f"This model can be cut at {number}: a cut needs parameters on both sides, and exactly "
+            "one activation that crosses it."
+        )
+        print(filled(sentence, console.width))
