@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from device_agent.formats.update import read_update as read_update
     from device_agent.profiling.profiler import profile_bundle as profile
     from device_agent.training.standalone_training import train as train
-    from device_agent.training.training_options import TrainingOptions as TrainingOptions
     from exporters.export import ExportedBundle as ExportedBundle
     from profiles.documents.device_profile import DeviceProfile as DeviceProfile
     from profiles.documents.device_profile import load_device as load_device
@@ -44,7 +43,6 @@ HOMES = {
     "GlobalModel": "toolkit.submodels.global_model",
     "Submodel": "toolkit.submodels.submodel",
     "TrainingConfig": "toolkit.submodels.hyperparameters",
-    "TrainingOptions": "device_agent.training.training_options",
     "UpdateRecord": "device_agent.formats.update",
     "aggregate": "toolkit.aggregation.aggregate",
     "evaluate": "toolkit.model_evaluation",
@@ -70,7 +68,6 @@ __all__ = [
     "GlobalModel",
     "Submodel",
     "TrainingConfig",
-    "TrainingOptions",
     "UpdateRecord",
     "aggregate",
     "evaluate",

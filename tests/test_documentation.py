@@ -20,11 +20,12 @@ import generate  # noqa: E402
 
 PUBLIC = [
     *("AggregationPolicy", "DeviceProfile", "EdgeTailorError", "ExportedBundle", "Federation"),
-    *("GlobalModel", "Submodel", "TrainingConfig", "TrainingOptions", "UpdateRecord"),
+    *("GlobalModel", "Submodel", "TrainingConfig", "UpdateRecord"),
     *("aggregate", "evaluate"),
     *("export", "inspect", "load_device", "load_model", "plan", "profile", "read_update"),
     *("recover", "split", "train"),
 ]
+RESULTS = ("DeviceProfile", "ExportedBundle", "Submodel", "UpdateRecord")  # returned, not made
 
 
 @pytest.mark.parametrize("name", generate.PAGES_BY_NAME)
@@ -75,7 +76,7 @@ def test_the_public_names() -> None:
         assert getattr(edgetailor, name).__doc__, name
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in RESULTS])
 def test_examples_of_public_names_run(name: str, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.chdir(tmp_path)
     module, _, attribute = edgetailor.HOMES[name].partition(":")

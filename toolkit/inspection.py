@@ -95,6 +95,13 @@ def inspect(
     Raises:
         SpecError: A spec is wrong, or not possible for this model.
         ModelError: The model cannot be recorded.
+
+    Example:
+        >>> import edgetailor as et
+        >>> model = et.load_model("toolkit.models:digits_cnn")
+        >>> [full, half] = et.inspect(model, (1, 8, 8), ["full", "slice:units.2"], batch=16)
+        >>> full.capacity, round(half.capacity, 2)
+        (1.0, 0.5)
     """
     training = TrainingConfig(batch_size=batch)
     full = split(model, "full", sample_shape, training)

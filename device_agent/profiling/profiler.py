@@ -44,7 +44,7 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 def profile_bundle(
-    folder: Path,
+    folder: str | Path,
     threads: int = 0,
     *,
     runs: int = RUNS,
@@ -67,8 +67,19 @@ def profile_bundle(
 
     Raises:
         BundleError: The bundle cannot be read or run.
+
+    Example:
+        >>> import tempfile
+        >>> import edgetailor as et
+        >>> model = et.load_model("toolkit.models:digits_cnn")
+        >>> submodel = et.split(model, "full", sample_shape=(1, 8, 8))
+        >>> bundle = f"{tempfile.mkdtemp()}/bundle"
+        >>> _ = et.export(submodel, et.GlobalModel(model.state_dict()), bundle, verify=False)
+        >>> measured = et.profile(bundle, threads=1, runs=3)
+        >>> measured.submodel, measured.train.median_s > 0
+        ('full', True)
     """
-    bundle = open_bundle(folder)
+    bundle = open_bundle(Path(folder))
     before = sensors.conditions(sysfs)
     children = ChildProcesses(bundle, threads, runs, sysfs)
     phases = tuple(children.measure(task) for task in tasks(bundle))
