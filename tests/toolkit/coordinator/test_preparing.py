@@ -125,10 +125,18 @@ def answers(url: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("method", "body"), [("GET", None), ("POST", b"x" * 5_000_000)])
-def test_while_it_starts_everybody_is_told_to_wait(
-    process: Process, url: str, method: str, body: bytes | None
-) -> None:
+def test_a_start_with_a_planned_kind(process: Process, folder: Path, url: str, port: int) -> None:
+    """One start, from the first answer to the end: each step needs the one before it."""
+    for method, body in (("GET", None), ("POST", b"x" * 5_000_000)):
+        everybody_is_told_to_wait(url, method, body)
+    the_port_is_taken(folder, port)
+    an_agent_waits_for_the_start_and_joins_while_others_are_planned_for(folder, url)
+    the_state_folder_is_used(folder)
+    a_device_that_is_planned_for_waits_for_the_plan(folder, url)
+    assert_logged(process, url)
+
+
+def everybody_is_told_to_wait(url: str, method: str, body: bytes | None) -> None:
     answer = urllib3.request(method, f"{url}/v1/devices", body=body, retries=False)
     assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
     assert answer.json()["code"] == PREPARING
@@ -144,15 +152,15 @@ def test_while_it_starts_everybody_is_told_to_wait(
     assert slept == [5]
 
 
-def test_a_port_that_is_taken_by_one_that_starts(process: Process, folder: Path, port: int) -> None:
+def the_port_is_taken(folder: Path, port: int) -> None:
     assert refusal(edgetailor("serve", "fleet.toml", cwd=folder)) == (
         f"Port {port} on 127.0.0.1 is in use: stop what uses it or set another `port` in "
         "fleet.toml."
     )
 
 
-def test_an_agent_waits_for_the_start_and_joins_while_others_are_planned_for(
-    process: Process, folder: Path, url: str
+def an_agent_waits_for_the_start_and_joins_while_others_are_planned_for(
+    folder: Path, url: str
 ) -> None:
     token = folder / "state" / "tokens" / "desk.token"
     join = command("edgetailor-agent", "join", url, "--token-file", token, "--state", "a")
@@ -176,15 +184,13 @@ def test_an_agent_waits_for_the_start_and_joins_while_others_are_planned_for(
     assert "  planning 2 of 5: low-rank:0.25" in done.stdout.splitlines()
 
 
-def test_a_state_folder_that_is_used_by_one_that_plans(process: Process, folder: Path) -> None:
+def the_state_folder_is_used(folder: Path) -> None:
     (folder / "second.toml").write_text(FLEET.format(port=0))
     sentence = refusal(edgetailor("serve", "second.toml", cwd=folder))
     assert "stop the coordinator that runs on it" in sentence
 
 
-def test_a_device_that_is_planned_for_waits_for_the_plan(
-    process: Process, folder: Path, url: str
-) -> None:
+def a_device_that_is_planned_for_waits_for_the_plan(folder: Path, url: str) -> None:
     def ask(profile: object) -> urllib3.BaseHTTPResponse:
         request = DeviceKey.new().join_request("token-of-phone", "mine", MACHINE)
         return urllib3.request(
@@ -205,7 +211,7 @@ def test_a_device_that_is_planned_for_waits_for_the_plan(
     assert (joined.status, joined.json()["device"]) == (200, "phone-1")
 
 
-def test_what_it_logged(process: Process, url: str) -> None:
+def assert_logged(process: Process, url: str) -> None:
     process.send_signal(signal.SIGINT)
     lines = process.communicate(timeout=120)[1].splitlines()
     assert process.returncode == 130
