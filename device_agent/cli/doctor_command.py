@@ -6,7 +6,8 @@ import click
 import msgspec
 
 from device_agent.cli.console import print_json
-from device_agent.cli.options import json_option, read_token, state_option
+from device_agent.cli.options import json_option, state_option
+from device_agent.cli.token_file import read_token
 
 FAILED = 2
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import click
 
-from device_agent.cli.options import read_token, state_option
+from device_agent.cli.options import state_option
+from device_agent.cli.token_file import read_token
 
 
 @click.command()

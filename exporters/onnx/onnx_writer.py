@@ -28,8 +28,8 @@ from torch.onnx import OnnxExporterError, ONNXProgram
 
 from device_agent.formats.manifest import Port
 from exporters.decompositions.multiply_add import SYMBOLIC_FACTORS
-from exporters.decompositions.transposition import ONNX_RUNTIME
-from exporters.memory.liveness import IN_PLACE
+from exporters.decompositions.transposed_convolution import ONNX_RUNTIME
+from exporters.memory.in_place_operators import IN_PLACE
 from exporters.memory.onnx_footprint import footprint
 from exporters.onnx.graph_passes import shorten
 from exporters.onnx.onnx_translations import TRANSLATIONS

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
@@ -224,23 +223,6 @@ def cast(lowering: Lowering, x: Value, **options: object) -> Value:
     return apply(lowering, "CAST", [x], "CastOptions", lowering.dtype)
 
 
-def full(lowering: Lowering, size: object, number: Number, **options: object) -> Value:
-    """One number at every place, held once."""
-    rank = len(lowering.shape)
-    values = np.full([1] * rank, number, lowering.dtype)
-    return Value.plain(lowering.graph.constant(values)).expanded(lowering.shape)
-
-
-def full_like(lowering: Lowering, x: Value, number: Number, **options: object) -> Value:
-    """One number at every place of the shape of `x`."""
-    return full(lowering, None, number)
-
-
-def scalar_tensor(lowering: Lowering, number: Number, **options: object) -> Value:
-    """A number."""
-    return full(lowering, None, number)
-
-
 ADD = binary("ADD", "AddOptions")
 COMPARE = binary("GREATER", "GreaterOptions", "bool")
 SUB = binary("SUB", "SubOptions")
@@ -306,7 +288,4 @@ FORMS: LoweringRules = {
     aten.reciprocal.default: reciprocal,
     aten.where.self: where,
     aten._to_copy.default: cast,
-    aten.full.default: full,
-    aten.full_like.default: full_like,
-    aten.scalar_tensor.default: scalar_tensor,
 }

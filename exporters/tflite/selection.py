@@ -1,7 +1,6 @@
 """Operators that choose elements by the data: order, largest ones, places that tensors name."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +9,7 @@ from ai_edge_litert import schema_py_generated as schema
 from exporters.tflite import elementwise, shape
 from exporters.tflite.elementwise import Single
 from exporters.tflite.flatbuffer import Size, Tensor
-from exporters.tflite.lowering import Lowering, LoweringRules, Number, counted
+from exporters.tflite.lowering import Lowering, LoweringRules, counted
 from exporters.tflite.values import UnsupportedError, Value, product
 
 aten = torch.ops.aten
@@ -145,18 +144,6 @@ def scattered(lowering: Lowering, x: Value, axis: int, index: Value, source: Val
     return back(lowering.reshaped(Value.plain(sums), x.shape), axis)
 
 
-def arange(
-    lowering: Lowering, start: Number, end: Any, step: Number = 1, **options: object
-) -> Value:
-    """Numbers `step` apart; as many as a multiple of the batch where `end` is one."""
-    if all(isinstance(n, int | float) for n in (start, end, step)):
-        numbers = np.arange(start, end, step).astype(lowering.dtype)
-        return Value.plain(lowering.graph.constant(numbers))
-    if start != 0 or step != 1:
-        raise UnsupportedError("a range as long as the batch that does not count from 0")
-    return elementwise.cast(lowering, Value.plain(counted(lowering, end)))
-
-
 FORMS: LoweringRules = {
     aten.topk.default: top,
     aten.sort.default: sort,
@@ -165,5 +152,4 @@ FORMS: LoweringRules = {
     aten.gather.default: gather,
     aten.scatter_add.default: scatter_add,
     aten.scatter.src: scatter,
-    aten.arange.start_step: arange,
 }

@@ -20,7 +20,7 @@ from exporters.decompositions.average_pooling import corrected, windows
 from exporters.decompositions.decomposition import Decompositions
 from exporters.decompositions.strided_slices import cut, stuff
 from exporters.decompositions.traced_constants import constant
-from exporters.decompositions.transposition import UNTRANSPOSED
+from exporters.decompositions.transposed_convolution import UNTRANSPOSED
 from exporters.tflite import composed_operators
 
 aten = torch.ops.aten

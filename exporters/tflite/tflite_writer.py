@@ -13,6 +13,7 @@ from exporters.programs.program import Program, ProgramSignature, Report
 from exporters.programs.tracing import trace
 from exporters.runtime_graph import Graph
 from exporters.tflite import (
+    constants_and_ranges,
     elementwise,
     indexing,
     matrix_products,
@@ -33,6 +34,7 @@ FORMS: LoweringRules = {
     **reductions.FORMS,
     **indexing.FORMS,
     **matrix_products.FORMS,
+    **constants_and_ranges.FORMS,
     **selection.FORMS,
     **unrolled_loops.FORMS,
 }

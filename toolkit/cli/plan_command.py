@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ import click
 from profiles.errors import InputError
 from toolkit.cli.early_checks import check_model, check_specs
 from toolkit.cli.options import (
-    HYPERPARAMETERS,
     LIST_AS_JSON,
     WithList,
     model_options,
-    repeated,
     training_options,
 )
+from toolkit.cli.suggested_export import export_of
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.terminal_output import show_stages
 
@@ -62,13 +60,6 @@ class StepTime(click.FloatRange):
                 ctx,
             )
         return float(super().convert(seconds, param, ctx))
-
-
-def export_of(submodel: str, model: str, context: click.Context) -> str:
-    """The command that exports the chosen submodel with the training options of the plan."""
-    given = repeated(context, "input_shape", "batch", "weights", "seed", *HYPERPARAMETERS)
-    words = ["edgetailor", "export", model, *given, "--submodel", submodel, "--out", "bundle"]
-    return shlex.join(words)
 
 
 def list_profiles(context: click.Context, option: click.Parameter, asked: bool) -> None:

@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from device_agent.client.addresses import check_secret
-from device_agent.formats.atomic_files import shown, write_file
+from device_agent.formats.atomic_files import write_file
 from device_agent.formats.protocol import Preparation
 from profiles.errors import InputError
 from toolkit.coordinator.coordinator import Coordinator, SubmodelPlanner, restore
@@ -28,6 +28,7 @@ from toolkit.coordinator.http.http_api import create_app
 from toolkit.coordinator.http.request_limits import RequestLimits
 from toolkit.coordinator.http.server_socket import GRACE_S, answer_preparing, bind, url_of
 from toolkit.coordinator.round_worker import Model, RoundWorker, read_held_out
+from toolkit.coordinator.startup_message import OPERATOR, startup_message, token_file
 from toolkit.coordinator.storage.coordinator_store import Store
 
 if TYPE_CHECKING:
@@ -39,16 +40,10 @@ MakePlanner = Callable[[Callable[[Preparation], None], threading.Event], Submode
 """(progress, stopping) -> the planner. It calls `progress` with every step and ends early, with
 any error, when `stopping` is set."""
 
-OPERATOR = "operator.token"
 ADDRESS = "address"
 KEEP_ALIVE_S = 75
 """Idle connections live longer than agents wait between two requests, so that none is closed just
 when it is used again."""
-
-
-def token_file(state: Path, kind: str) -> Path:
-    """The join token of a kind of device, in the state folder."""
-    return state / "tokens" / f"{kind}.token"
 
 
 def serve(config_path: Path) -> None:
@@ -78,7 +73,7 @@ def serve(config_path: Path) -> None:
         planned = [kind.name for kind in config.devices if kind.planned]
         if planned:
             server.make_planner = lambda *args: make_planner(config, *args)
-        for line in server.greeting():
+        for line in startup_message(server.config, server.url):
             logger.info(line)
         server.run()
 
@@ -135,25 +130,6 @@ class Server:
             timeout_graceful_shutdown=GRACE_S,
         )
         self._uvicorn = uvicorn.Server(settings)
-
-    def greeting(self) -> list[str]:
-        """What to tell the operator at the start: address, tokens, what is prepared first."""
-        state = shown(self.config.state)
-        devices = [
-            f"  {kind.count} x {kind.name} ({kind.submodel}): {token_file(state, kind.name)}"
-            for kind in self.config.devices
-        ]
-        lines = [
-            f"Coordinator at {self.url}",
-            "API reference at /docs (loads its style from a CDN) and /openapi.json.",
-            f"Join: edgetailor-agent join {self.url} --token-file FILE",
-            *devices,
-            f"The operator's token, for /v1/status: {state / OPERATOR}",
-        ]
-        if self.make_planner is not None:
-            planned = ", ".join(kind.name for kind in self.config.devices if kind.planned)
-            lines.append(f"Planning first: devices of kind {planned} wait; others may join.")
-        return lines
 
     def run(self) -> None:
         """Serve until interrupted or `stop`ped. Raises what ended the rounds, if anything did."""

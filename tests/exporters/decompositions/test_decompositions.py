@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from device_agent.formats.manifest import Port
 from exporters import decompositions
 from exporters.decompositions.decomposition import Decompositions
-from exporters.decompositions.transposition import ONNX_RUNTIME, UNTRANSPOSED
+from exporters.decompositions.transposed_convolution import ONNX_RUNTIME, UNTRANSPOSED
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.losses import cross_entropy
 from exporters.programs.optimizers import SGD, Adam, Optimizer

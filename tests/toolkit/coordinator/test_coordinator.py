@@ -22,6 +22,7 @@ from device_agent.formats.update import write_update
 from log_messages import logged
 from refusals import refused
 from toolkit.coordinator.server import Server
+from toolkit.coordinator.startup_message import startup_message
 from toolkit.coordinator.storage.blobs import Blobs
 from vector_fleet import (
     CONFIG,
@@ -123,7 +124,7 @@ def test_the_greeting_fits_80_columns(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     config = configured(tmp_path)
     with running(config) as server:
-        greeting = server.greeting()
+        greeting = startup_message(server.config, server.url)
     assert greeting == [
         f"Coordinator at {server.url}",
         "API reference at /docs (loads its style from a CDN) and /openapi.json.",
@@ -135,7 +136,7 @@ def test_the_greeting_fits_80_columns(tmp_path: Path, monkeypatch: pytest.Monkey
     assert max(map(len, greeting)) <= 80
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert server.greeting()[-1].endswith(f": {config.state}/operator.token")
+    assert startup_message(config, server.url)[-1].endswith(f": {config.state}/operator.token")
 
 
 def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:

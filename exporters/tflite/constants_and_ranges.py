@@ -1,0 +1,49 @@
+"""Operators that make tensors of known numbers: constants, and ranges that may follow the batch."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from exporters.tflite import elementwise
+from exporters.tflite.lowering import Lowering, LoweringRules, Number, counted
+from exporters.tflite.values import UnsupportedError, Value
+
+aten = torch.ops.aten
+
+
+def full(lowering: Lowering, size: object, number: Number, **options: object) -> Value:
+    """One number at every place, held once."""
+    rank = len(lowering.shape)
+    values = np.full([1] * rank, number, lowering.dtype)
+    return Value.plain(lowering.graph.constant(values)).expanded(lowering.shape)
+
+
+def full_like(lowering: Lowering, x: Value, number: Number, **options: object) -> Value:
+    """One number at every place of the shape of `x`."""
+    return full(lowering, None, number)
+
+
+def scalar_tensor(lowering: Lowering, number: Number, **options: object) -> Value:
+    """A number."""
+    return full(lowering, None, number)
+
+
+def arange(
+    lowering: Lowering, start: Number, end: Any, step: Number = 1, **options: object
+) -> Value:
+    """Numbers `step` apart; as many as a multiple of the batch where `end` is one."""
+    if all(isinstance(n, int | float) for n in (start, end, step)):
+        numbers = np.arange(start, end, step).astype(lowering.dtype)
+        return Value.plain(lowering.graph.constant(numbers))
+    if start != 0 or step != 1:
+        raise UnsupportedError("a range as long as the batch that does not count from 0")
+    return elementwise.cast(lowering, Value.plain(counted(lowering, end)))
+
+
+FORMS: LoweringRules = {
+    aten.full.default: full,
+    aten.full_like.default: full_like,
+    aten.scalar_tensor.default: scalar_tensor,
+    aten.arange.start_step: arange,
+}
