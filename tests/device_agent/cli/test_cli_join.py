@@ -198,6 +198,7 @@ STATUS = {
     "history": [{"round": 2, "accuracy": 0.8125, "loss": 0.7, "updates": 2}],
     "kinds": 2,
     "kinds_ready": 2,
+    "preparing": [],
 }  # fmt: skip
 
 
