@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from device_agent.formats.manifest import Runtime
-from exporters.memory.memory_plan import MemoryPlan
 from exporters.memory.onnx_footprint import Footprint
+from exporters.memory.tflite_memory_plan import MemoryPlan
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.federation.device_state import DeviceState, default_state
-from device_agent.federation.pauses import Pauses
+from device_agent.federation.owner_pauses import Pauses
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.training_attempts import (
     MAX_FAILURES,

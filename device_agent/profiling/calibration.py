@@ -110,7 +110,7 @@ def measure_memory() -> MemoryOverhead | None:
 
     Returns None if the system does not report the memory of a process.
     """
-    command = [sys.executable, "-m", "device_agent.profiling.idle_memory_process"]
+    command = [sys.executable, "-m", "device_agent.profiling.calibrate_memory_process"]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode != 0:
         return None

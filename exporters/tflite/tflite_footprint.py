@@ -3,15 +3,15 @@
 import sympy
 from ai_edge_litert import schema_py_generated as schema
 
-from exporters.memory import memory_plan
-from exporters.memory.memory_plan import (
+from exporters.memory import tflite_memory_plan
+from exporters.memory.onnx_footprint import Footprint
+from exporters.memory.tflite_memory_plan import (
     BATCH,
     Expression,
     MemoryPlan,
     PlannedCall,
     PlannedTensor,
 )
-from exporters.memory.onnx_footprint import Footprint
 from exporters.tflite.flatbuffer import Subgraph
 
 WIDTHS = {
@@ -24,7 +24,7 @@ WIDTHS = {
 
 def footprint(subgraph: Subgraph, operators: int, batch: int) -> Footprint:
     """The memory that `subgraph` needs for `batch` samples, in a file of so many `operators`."""
-    return memory_plan.footprint(plan_of(subgraph, operators), batch)
+    return tflite_memory_plan.footprint(plan_of(subgraph, operators), batch)
 
 
 def plan_of(subgraph: Subgraph, file_operators: int = 0) -> MemoryPlan:

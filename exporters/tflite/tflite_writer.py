@@ -7,7 +7,7 @@ has no open batch. Weights are inputs, as in the ONNX graphs.
 from collections.abc import Sequence
 from functools import partial
 
-from exporters.memory.memory_plan import footprint
+from exporters.memory.tflite_memory_plan import footprint
 from exporters.programs.loop_bodies import to_scans
 from exporters.programs.program import Program, ProgramSignature, Report
 from exporters.programs.tracing import trace

@@ -118,7 +118,7 @@ def test_no_torch_is_needed(tmp_path: Path) -> None:
     program = (
         "import sys, json, device_agent.profiling.calibration;"
         "import device_agent.profiling.calibration_summary;"
-        "import device_agent.profiling.idle_memory_process;"
+        "import device_agent.profiling.calibrate_memory_process;"
         "print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
     )
     done = subprocess.run(

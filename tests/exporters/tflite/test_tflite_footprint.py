@@ -14,7 +14,7 @@ from ai_edge_litert.interpreter import (  # type: ignore[import-not-found]
 )
 
 from exporters.memory.liveness import Buffer
-from exporters.memory.memory_plan import (
+from exporters.memory.tflite_memory_plan import (
     arena_bytes,
     buffers,
     tensor_sizes,

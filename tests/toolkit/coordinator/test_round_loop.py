@@ -17,7 +17,7 @@ import pytest
 
 from commands import command, environment, run
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.federation import owner_limits, pauses, round_loop, training_attempts
+from device_agent.federation import owner_limits, owner_pauses, round_loop, training_attempts
 from device_agent.federation.fleet_status import lines
 from device_agent.federation.membership import join, leave
 from device_agent.federation.owner_limits import OwnerLimits
@@ -94,7 +94,7 @@ def test_a_pause_in_the_middle_of_training(
         return train_vector(folder, data, out, personal=personal, keep=keep)
 
     monkeypatch.setattr(owner_limits.sensors, "charging", lambda root: power[0])
-    monkeypatch.setattr(pauses, "CHECK_S", 0)
+    monkeypatch.setattr(owner_pauses, "CHECK_S", 0)
     limits = OwnerLimits(only_when_charging=True)
     agent = threading.Thread(
         target=round_loop.run,
