@@ -2,6 +2,6 @@
 
 - `profiler.py`: time and memory of a bundle. It runs `measure_process.py` in child processes.
 - `calibration.py`: speed and memory overhead of the device, without a bundle. It uses
-  `operation_timing.py`, `calibration_cases.py` and the child process `idle_memory_process.py`.
+  `operation_timing.py`, `calibration_cases.py` and the child process `calibrate_memory_process.py`.
 - `profile_text.py`, `calibration_summary.py`: the results as text.
 """
