@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from device_agent.cli.console import print_json
 from profiles.errors import InputError
 from toolkit.cli.early_checks import check_model, check_specs
 from toolkit.cli.options import (
@@ -142,7 +143,6 @@ def plan(
     edgetailor plan toolkit.models:resnet20 --input-shape 3,32,32 \\
         --profile device.json --memory 120MB --step-time 500ms
     """
-    from exporters.graph_cache import cache_folder
     from profiles.documents.device_profile import load_device
 
     device = load_device(profile)
@@ -152,6 +152,7 @@ def plan(
     show_stages()
     logger.info("loading PyTorch")
 
+    from exporters.graph_cache import cache_folder
     from profiles.cost_model.submodel_choice import Budgets
     from toolkit.planning import plan, plan_display
     from toolkit.planning.candidate_specs import specs as all_specs
@@ -168,7 +169,7 @@ def plan(
         Budgets(memory=memory, step=step_time, traffic=bandwidth),
     )
     if as_json:
-        click.echo(json.dumps(plan_display.as_json(planned), indent=1))
+        print_json(json.dumps(plan_display.as_json(planned), indent=1))
     else:
         plan_display.show_plan(planned)
     plan_display.check_fits(planned)

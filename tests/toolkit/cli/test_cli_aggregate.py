@@ -186,7 +186,10 @@ def test_aggregate_needs_updates(round_: Path) -> None:
 
 def test_updates_given_ahead_of_the_global_model(round_: Path) -> None:
     options = ("--out", "new", "--beta", "0.5", "--json")
-    assert refused(round_, "aggregate", "one", "two", "global.safetensors", *options) == (
-        "GLOBAL comes first, but one is an update and global.safetensors is a file. Run: "
-        "edgetailor aggregate global.safetensors one two --out new --beta 0.5 --json"
+    done = edgetailor("aggregate", "one", "two", "global.safetensors", *options, cwd=round_)
+    assert done.code == 2
+    assert done.stderr == (
+        "Error: GLOBAL comes first, but one is an update and global.safetensors is a file. Run: "
+        "edgetailor aggregate global.safetensors one two --out new --beta 0.5 --json\n"
     )
+    assert json.loads(done.stdout)["error"]["code"] == "aggregate.wrong-order"

@@ -27,12 +27,18 @@ from exporters.programs.operator_support import SUPPORTED
             r"^nets\.py exists already: give another pla",
         ),
         (["--out", "b", "--epochs", "0"], r"^epochs must be at least 1; it is 0"),
-        (["--out", "b", "--learning-rate", "nan"], r"^learning_rate must be a number from 0 up"),
+        (
+            ["--out", "b", "--learning-rate", "nan"],
+            r"^learning_rate must be a number of at least 0",
+        ),
         (["--out", "b", "--momentum", "1"], r"^momentum must be below 1; it is 1\.0"),
-        (["--out", "b", "--masked", "--loss", "mse"], r"^masked leaves out classes, and the loss"),
-        (["--out", "b", "--weight-decay", "-1"], r"^weight_decay must be a number from 0 up"),
+        (["--out", "b", "--masked", "--loss", "mse"], r"^masked leaves out classes, but the loss"),
+        (["--out", "b", "--weight-decay", "-1"], r"^weight_decay must be a number of at least 0"),
         (["--out", "b", "--format", "pickle"], r"'pickle' is not one of 'onnx', 'tflite'"),
-        (["--out", "b", "--submodel", "slice:9"], r"^'slice:9': the capacity must be a number"),
+        (
+            ["--out", "b", "--submodel", "slice:9"],
+            r"^Invalid size in 'slice:9': the capacity must be a number",
+        ),
         ([], r"^Missing option '--out'"),
     ],
 )
