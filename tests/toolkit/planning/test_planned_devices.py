@@ -88,7 +88,7 @@ def test_a_device_gets_what_fits_it(planner: Planner, tmp_path: Path) -> None:
         bearer, state = token(config, "phone"), tmp_path / "a"
         joined = join(server.url, bearer, "mine", state, measure=measured)
         assert said[:2] == [
-            "The coordinator plans by what a device can do: measuring, about a minute.",
+            "The coordinator needs a profile of this device: measuring, about a minute.",
             f"Joined {server.url} as phone-1 (mine); it trains width:0.5.",
         ]
         (state / "device.json").unlink()
@@ -126,8 +126,8 @@ def test_a_device_that_nothing_fits_takes_no_place(planner: Planner, tmp_path: P
         needed = re.search(r'would fit with (memory = "[0-9.]+MB")\)\. ', said)
         assert needed, said
         assert said.endswith(
-            "What a device of kind 'phone' may take is in the federation's file: ask whoever runs "
-            "the coordinator."
+            "The budgets of kind 'phone' are in the federation's file: ask the operator of the "
+            "coordinator."
         )
         assert not everything(tmp_path / "a")
         assert server.coordinator.status().devices == []
@@ -239,7 +239,7 @@ def test_nothing_is_measured_for_a_federation_that_is_over(
         (f"{PHONE}memory = true\n", r"`devices\[0\]\.memory` is true"),
         (f"{PHONE}bandwidth = 9\n", r"`devices\[0\]\.bandwidth` is 9: Invalid size '9': write"),
         (f"{PHONE}step_time = 0\n", r"`devices\[0\]\.step_time` is 0"),
-        (f"{PHONE}step_tme = 1\n", r"no key `devices\[0\]\.step_tme`; .*memory, step_time"),
+        (f"{PHONE}step_tme = 1\n", r"unknown key `devices\[0\]\.step_tme`\. .*memory, step_time"),
     ],
 )
 def test_what_a_configuration_cannot_mean(tmp_path: Path, kind: str, message: str) -> None:
