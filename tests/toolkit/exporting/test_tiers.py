@@ -37,7 +37,7 @@ board    slice:0\.01 +failed
 phone    slice:classifier     296 +[\d.]+ MB +[\d.]+ kB  \d\.\de-\d\d
 peak memory: predicted, of the whole training, above the idle agent
 error: of the worst tensor, relative to its norm, against PyTorch in float64
-board: 'slice:0\.01': the smallest slice of this model has capacity 0\.636; allow
+board: 'slice:0\.01': the smallest slice of this model has capacity 0\.636\. Allow
   at least that\.
 """
 
@@ -136,15 +136,19 @@ def test_submodels_name_their_folders() -> None:
         ('"desktop"', '"Desk top"', r"`tiers\[0\]\.name` is 'Desk top': String should match"),
         ('"board"', '"phone"', "tiers are named twice: phone; give each its own name"),
         ('"full"', '"half"', r"`tiers\[0\]\.submodel` is 'half': Unknown family 'half'"),
-        ("submodel", "model", r"no key `tiers\[0\]\.model`; the keys here are name, submodel"),
+        (
+            "submodel",
+            "model",
+            r"unknown key `tiers\[0\]\.model`\. The keys here are name, submodel",
+        ),
         ("[[tiers]]", "[[devices]]", "unknown key `devices`. The keys here are tiers"),
         ("[[tiers]]", "tiers = ", "is not a TOML file"),
         (TIERS, "tiers = 3", r"`tiers` is 3; it must be a list of one or more\.$"),
         (TIERS, "tiers = []", r"`tiers` is \[\]; it must be a list of one or more\.$"),
         (TIERS, "tiers = [true]", r"`tiers\[0\]` is true; it must be a table\.$"),
         (TIERS, "[tiers]\na = 1", r"`tiers` is a table; it must be a list of one or more\.$"),
-        ('"desktop"', "2026-01-01", r"name` is 2026-01-01; it must be a text in quotes\.$"),
-        ('"desktop"', str([1] * 99), r"is \[(1, ){26}1\.\.\.; it must be a text in quotes\.$"),
+        ('"desktop"', "2026-01-01", r"name` is 2026-01-01; it must be a string in quotes\.$"),
+        ('"desktop"', str([1] * 99), r"is \[(1, ){26}1\.\.\.; it must be a string in quotes\.$"),
     ],
 )
 def test_mistakes_in_a_file_of_tiers(tmp_path: Path, before: str, after: str, message: str) -> None:
