@@ -39,8 +39,8 @@ class ExportedBundle:
     out: Path
     verdict: Verdict | None
     graphs: Graphs = field(repr=False)
-    reused: frozenset[str] = frozenset()
-    verified_earlier: bool = False
+    reused: frozenset[str] = field(default=frozenset(), repr=False)
+    verified_earlier: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True)

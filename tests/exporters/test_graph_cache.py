@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from bundles import SAMPLE_SHAPE, tiny_model
 from commands import environment
 from device_agent.formats.manifest import MANIFEST
-from edgetailor import TrainingConfig, compile_graphs, export, split
+from edgetailor import TrainingConfig, split
 from exporters import export as exporting
-from exporters.export import Format
+from exporters.export import Format, compile_graphs, export
 from exporters.graph_cache import GraphCache, cache_folder, default_cache
 from exporters.memory.onnx_footprint import Footprint
 from exporters.programs import program_identity
