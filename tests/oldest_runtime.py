@@ -25,7 +25,7 @@ def outcome(graph: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def write(folder: Path) -> None:
-    import toolkit
+    import edgetailor
     from exporters.onnx.onnx_writer import to_onnx
     from exporters.programs.program import ProgramSignature
     from layer_cases import Case, combined_signature
@@ -51,7 +51,7 @@ def write(folder: Path) -> None:
 
     for name, shape, limit in (("resnet20", (3, 32, 32), 0), ("imdb_bilstm", (16,), 10_000)):
         model = getattr(models, name)()
-        submodel = toolkit.split(model, "full", shape)
+        submodel = edgetailor.split(model, "full", shape)
         values = submodel.cut(from_model(model))
         for signature in submodel.program.signatures:
             fed = {}

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import toolkit
+import edgetailor
 from device_agent.formats.manifest import Port, Train
 from device_agent.profiling.calibration import calibrate
 from exporters.onnx.graph_workload import graph_work
@@ -151,8 +151,8 @@ def prepare(name: str, spec: str, folder: Path) -> Judged:
 
 def write_graphs(model: Model, spec: str, folder: Path) -> Workload:
     torch.manual_seed(0)
-    training = toolkit.TrainingConfig(batch_size=BATCH, learning_rate=1e-4)
-    submodel = toolkit.split(model.make(), spec, model.shape, training)
+    training = edgetailor.TrainingConfig(batch_size=BATCH, learning_rate=1e-4)
+    submodel = edgetailor.split(model.make(), spec, model.shape, training)
     signatures = {signature.name: signature for signature in submodel.program.signatures}
     steps = [s for i in submodel.program.schedule if isinstance(i, Train) for s in i.steps]
     state: dict[str, np.ndarray] = {}

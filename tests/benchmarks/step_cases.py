@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
-import toolkit
+import edgetailor
 from exporters.programs.capture import capture
 from toolkit import models
 from toolkit.families.low_rank import FAMILY as LOW_RANK
@@ -37,10 +37,10 @@ class Case:
     momentum: float = MOMENTUM
 
     def submodel(self) -> Submodel:
-        training = toolkit.TrainingConfig(
+        training = edgetailor.TrainingConfig(
             batch_size=BATCH, learning_rate=RATE, momentum=self.momentum
         )
-        return toolkit.split(self.model(), self.spec, self.sample_shape, training)
+        return edgetailor.split(self.model(), self.spec, self.sample_shape, training)
 
     def problem(self) -> tuple[nn.Module, Tensor, Tensor]:
         """A global model, samples and labels, the same in every process."""

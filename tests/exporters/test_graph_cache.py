@@ -23,7 +23,7 @@ from exporters.export import Format, compile_graphs, export
 from exporters.graph_cache import GraphCache, cache_folder, default_cache
 from exporters.memory.onnx_footprint import Footprint
 from exporters.programs import program_identity
-from exporters.programs.program import Program, ProgramSignature, Tensors, samples
+from exporters.programs.program import Program, ProgramSignature, Tensors, samples_port
 from exporters.programs.program_identity import graphs_key
 from exporters.programs.tracing import trace
 from exporters.runtime_graph import Graph
@@ -182,7 +182,9 @@ def test_a_callers_own_function_has_no_key(folder: Path) -> None:
     def double(feeds: Tensors) -> dict[str, Tensor]:
         return {"output": 2 * feeds["x"]}
 
-    signature = ProgramSignature("double", (samples((3,)),), (samples((3,), "output"),), double)
+    signature = ProgramSignature(
+        "double", (samples_port((3,)),), (samples_port((3,), "output"),), double
+    )
     program = Program("double", (3,), 3, (signature,), (), ())
     assert graphs_key(program, program.signatures, "onnx") is None
     assert compile_graphs(program)["double"].operators == 1

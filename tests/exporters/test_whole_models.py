@@ -14,7 +14,7 @@ from torch.func import functional_call, grad_and_value
 from torch.fx.graph import CodeGen
 from torch.nn import functional
 
-import toolkit
+import edgetailor
 from device_agent.runtime.runtime_choice import Session, open_session
 from exporters.export import compile_graphs
 from exporters.programs.capture import capture
@@ -79,8 +79,8 @@ def opened(program: Program, signature: ProgramSignature, format: str, folder: P
 
 
 def split_full(model: nn.Module, shape: tuple[int, ...]) -> Submodel:
-    training = toolkit.TrainingConfig(batch_size=BATCH, learning_rate=RATE, momentum=MOMENTUM)
-    return toolkit.split(model, "full", shape, training)
+    training = edgetailor.TrainingConfig(batch_size=BATCH, learning_rate=RATE, momentum=MOMENTUM)
+    return edgetailor.split(model, "full", shape, training)
 
 
 def train_signature(submodel: Submodel) -> ProgramSignature:

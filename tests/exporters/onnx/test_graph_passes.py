@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import toolkit
+import edgetailor
 from exporters.onnx.graph_passes import accumulate_products, cancel_permutations, shorten
 from exporters.programs.program import ProgramSignature
 from exporters.programs.tracing import operators, trace
@@ -18,8 +18,8 @@ aten = torch.ops.aten
 
 def step_of(momentum: float, weight_decay: float) -> ProgramSignature:
     model = nn.Sequential(nn.Flatten(), nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 3))
-    training = toolkit.TrainingConfig(momentum=momentum, weight_decay=weight_decay)
-    return toolkit.split(model, "full", (20,), training).program.signatures[0]
+    training = edgetailor.TrainingConfig(momentum=momentum, weight_decay=weight_decay)
+    return edgetailor.split(model, "full", (20,), training).program.signatures[0]
 
 
 def drawn(signature: ProgramSignature) -> list[Tensor]:

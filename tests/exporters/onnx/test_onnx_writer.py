@@ -4,8 +4,8 @@ import onnx
 import torch
 from onnx import shape_inference
 
-import toolkit
-from exporters.memory.liveness import IN_PLACE
+import edgetailor
+from exporters.memory.in_place_operators import IN_PLACE
 from exporters.onnx.onnx_writer import to_onnx
 from foreign_models import FOREIGN
 
@@ -14,8 +14,8 @@ def test_shapes_are_known_wherever_an_operator_may_write_over_its_input() -> Non
     """ONNX Runtime takes other memory where its inference gives a size a name of its own."""
     torch.manual_seed(0)
     model = FOREIGN["stock-transformer"]
-    submodel = toolkit.split(
-        model.build(), "full", model.shape, toolkit.TrainingConfig(batch_size=4)
+    submodel = edgetailor.split(
+        model.build(), "full", model.shape, edgetailor.TrainingConfig(batch_size=4)
     )
     (train,) = (s for s in submodel.program.signatures if s.name == "train")
     graph = shape_inference.infer_shapes(onnx.load_from_string(to_onnx(train))).graph
