@@ -20,7 +20,7 @@ Field = str | int | float | bool
 def fields(**values: Field) -> dict[str, dict[str, Field]]:
     """Values that the JSON log adds to a message.
 
-    Example:
+    Examples:
         >>> fields(round=3)
         {'fields': {'round': 3}}
 

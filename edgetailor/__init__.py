@@ -2,7 +2,7 @@
 
 Every name is loaded when it is first used: `import edgetailor` loads neither torch nor numpy.
 
-Example:
+Examples:
     >>> import edgetailor as et
     >>> "split" in dir(et)
     True

@@ -76,7 +76,7 @@ def compile_graphs(
         ExportError: A signature cannot be lowered (the message names signature and operator), or
             the writer's library is not installed.
 
-    Example:
+    Examples:
         >>> submodel = split(model, "low-rank:0.25", (3, 32, 32))
         >>> compile_graphs(submodel.program)["train"].file
         'train.onnx'
@@ -176,7 +176,7 @@ def export(
             `OUT.failed-verification`; any other error leaves nothing behind.
         InputError: The bundle cannot be written to `out`.
 
-    Example:
+    Examples:
         >>> submodel = split(model, "full", (3, 32, 32))
         >>> base = GlobalModel(model.state_dict())
         >>> export(submodel.program, submodel.cut(base), "bundle", base=base.fingerprint())

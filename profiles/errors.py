@@ -12,7 +12,7 @@ class EdgeTailorError(Exception):
         values: The values that the message names, as JSON can hold them.
         exit_code: The exit code of a command that ends with this error.
 
-    Example:
+    Examples:
         >>> error = SpecError("Unknown family 'x'.", code="spec.unknown-family", family="x")
         >>> error.code, error.values
         ('spec.unknown-family', {'family': 'x'})

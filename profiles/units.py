@@ -27,7 +27,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         InputError: `text` is not a size, or has no unit.
 
-    Example:
+    Examples:
         >>> parse_bytes("1.5kB"), parse_bytes("2 KiB")
         (1500, 2048)
     """
@@ -63,7 +63,7 @@ def parse_duration(text: str) -> float:
     Raises:
         InputError: `text` is not a time span.
 
-    Example:
+    Examples:
         >>> parse_duration("1.5h")
         5400.0
     """

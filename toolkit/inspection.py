@@ -96,7 +96,7 @@ def inspect(
         SpecError: A spec is wrong, or not possible for this model.
         ModelError: The model cannot be recorded.
 
-    Example:
+    Examples:
         >>> import edgetailor as et
         >>> model = et.load_model("toolkit.models:digits_cnn")
         >>> [full, half] = et.inspect(model, (1, 8, 8), ["full", "slice:units.2"], batch=16)

@@ -58,7 +58,7 @@ def evaluate(
         ModelError: If the model cannot take the samples, or the loss does not fit its output.
         InputError: If the labels do not fit the model's output.
 
-    Example:
+    Examples:
         >>> from toolkit.models import mnist_dnn
         >>> x = np.zeros((8, 1, 28, 28), np.float32)
         >>> evaluate(mnist_dnn(), x, np.zeros(8, np.int64), "zeros").samples

@@ -29,7 +29,7 @@ def split(
         SpecError: If the spec is wrong, or asks for something that the model cannot give.
         ModelError: If the model cannot be recorded.
 
-    Example:
+    Examples:
         >>> from toolkit.models import mnist_dnn
         >>> submodel = split(mnist_dnn(), "low-rank:0.5,keep=0", (1, 28, 28))
         >>> submodel.counts.params

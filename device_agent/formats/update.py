@@ -256,7 +256,7 @@ def read_update(folder: str | Path) -> tuple[UpdateRecord, dict[str, np.ndarray]
         UpdateError: A file is missing, damaged or of another version, or the tensors differ from
             those that the record describes.
 
-    Example:
+    Examples:
         >>> import edgetailor as et
         >>> record, tensors = et.read_update("update")  # doctest: +SKIP
         >>> record.samples  # doctest: +SKIP

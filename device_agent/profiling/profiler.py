@@ -68,7 +68,7 @@ def profile_bundle(
     Raises:
         BundleError: The bundle cannot be read or run.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> import edgetailor as et
         >>> model = et.load_model("toolkit.models:digits_cnn")

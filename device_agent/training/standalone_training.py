@@ -67,7 +67,7 @@ def train(
         UpdateError: The training diverged.
         InputError: `out` or `personal` cannot be used. Nothing was changed.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> import edgetailor as et
         >>> import numpy as np

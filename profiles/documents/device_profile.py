@@ -66,7 +66,7 @@ def load_device(reference: str) -> DeviceProfile:
     Raises:
         InputError: There is no such file or profile, or this version cannot read it.
 
-    Example:
+    Examples:
         >>> load_device("raspberry-pi-4-2gb").cores
         4
     """

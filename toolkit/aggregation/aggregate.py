@@ -79,7 +79,7 @@ def aggregate(
         UpdateError: If an update does not fit `model`, or if there is none.
         InputError: If `strategy` returns tensors that do not fit the model.
 
-    Example:
+    Examples:
         >>> import torch
         >>> model = GlobalModel({"w": torch.zeros(2)})
         >>> aggregate(model, [])

@@ -34,7 +34,7 @@ class AggregationPolicy:
     Raises:
         InputError: If a value cannot be used.
 
-    Example:
+    Examples:
         >>> AggregationPolicy(weights="uniform").weight(samples=100, strength=0.5)
         1.0
     """

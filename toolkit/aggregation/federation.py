@@ -39,7 +39,7 @@ class Federation:
         ModelError: If the model cannot be loaded.
         InputError: If the weights file cannot be used.
 
-    Example:
+    Examples:
         >>> from toolkit.submodels.hyperparameters import TrainingConfig
         >>> federation = Federation("toolkit.models:digits_cnn", (1, 8, 8), TrainingConfig())
         >>> str(federation.submodel("width:0.5").spec)

@@ -67,7 +67,7 @@ def recover(
     Raises:
         UpdateError: If the update does not fit the model.
 
-    Example:
+    Examples:
         >>> import numpy as np, torch
         >>> from device_agent.formats.manifest import FileEntry, TensorEntry
         >>> model = GlobalModel({"w": torch.zeros(3)})

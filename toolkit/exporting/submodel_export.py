@@ -35,7 +35,7 @@ def export(
         VerificationError: If graph and PyTorch differ by more than the tolerance.
         InputError: If `out` cannot be written.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> import edgetailor as et
         >>> model = et.load_model("toolkit.models:digits_cnn")

@@ -46,7 +46,7 @@ def plan(
         InputError: If the profile cannot be read, or says nothing about memory and no limit is
             given.
 
-    Example:
+    Examples:
         >>> import edgetailor as et
         >>> model = et.load_model("toolkit.models:mnist_dnn")
         >>> planned = et.plan(

@@ -35,7 +35,7 @@ class GlobalModel:
     Raises:
         ModelError: If a tensor has a name that the file reserves for kept factors.
 
-    Example:
+    Examples:
         >>> weights = GlobalModel({"layer.weight": torch.zeros(2, 3)})
         >>> from_bytes(weights.save(), "the same weights").tensors["layer.weight"].shape
         torch.Size([2, 3])
@@ -76,7 +76,7 @@ class GlobalModel:
 def from_model(model: nn.Module) -> GlobalModel:
     """The current weights of `model`, copied.
 
-    Example:
+    Examples:
         >>> from toolkit.models import mnist_dnn
         >>> sorted(from_model(mnist_dnn()).tensors)
         ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']

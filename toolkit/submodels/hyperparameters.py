@@ -42,7 +42,7 @@ class TrainingConfig:
     Raises:
         InputError: If training cannot use a value.
 
-    Example:
+    Examples:
         >>> TrainingConfig(epochs=2, optimizer="adam").batch_size
         32
     """

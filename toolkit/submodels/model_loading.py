@@ -29,7 +29,7 @@ def load_model(reference: str, weights_file: str | Path | None = None, seed: int
         ModelError: If the reference does not name a callable that returns an `nn.Module`.
         InputError: If `weights_file` cannot be read or does not fit the model.
 
-    Example:
+    Examples:
         >>> load_model("toolkit.models:mnist_dnn").fc2
         Linear(in_features=100, out_features=10, bias=True)
     """
