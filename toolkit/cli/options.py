@@ -91,7 +91,7 @@ TRAINING = (
     click.option(
         "--masked",
         is_flag=True,
-        help="Leave out of the loss the classes that a device has no samples of.",
+        help="Set the logits of classes that a device has no samples of to zero.",
     ),
     click.option(
         "--optimizer",
