@@ -1,6 +1,7 @@
 """The cache of graphs: a hit gives the same bundle, and only what changes a graph changes a key."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from toolkit.submodels.global_model import from_model
 
 SPECS = (
     *("full", "low-rank:0.5,keep=0", "width:0.5", "pfedme", "cp:2.0"),
-    *("slice:classifier", "slice:classifier+low-rank:0.5"),
+    *("slice:classifier", "slice:hidden+low-rank:0.5"),
 )
 
 
@@ -132,11 +133,11 @@ def test_the_rate_of_dropout_changes_the_key_of_training() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", ["low-rank:0.4,keep=0", "width:0.25", "cp:3.0", "pfedme:lambda=3", "slice:classifier"]
+    "other", ["low-rank:0.4,keep=0", "width:0.25", "cp:3.0", "pfedme,penalty=3", "slice:classifier"]
 )
 def test_other_sizes_have_other_keys(other: str) -> None:
     specs = {"low-rank": "low-rank:0.5,keep=0", "pfedme": "pfedme", "slice": "full"}
-    family = other.partition(":")[0]
+    family = re.split("[:,]", other)[0]
     one = keys(program_of(specs.get(family, f"{family}:2.0" if family == "cp" else "width:0.5")))
     step = "train" if "train" in one else "personal_step"
     assert one[step] != keys(program_of(other))[step]
