@@ -22,8 +22,8 @@ import msgspec
 
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import Runtime
-from exporters.memory import onnx_footprint, tflite_memory_plan
-from exporters.memory.tflite_memory_plan import MemoryPlan
+from exporters.memory import onnx_footprint, tflite_footprint
+from exporters.memory.tflite_footprint import MemoryPlan
 from exporters.programs.program_identity import digest
 from exporters.runtime_graph import Graph, Graphs
 from exporters.verification import Verdict
@@ -142,7 +142,7 @@ def graph_of(stored: StoredGraph, entry: Entry) -> Graph:
         stored.size,
         partial(onnx_footprint.footprint, data)
         if stored.plan is None
-        else partial(tflite_memory_plan.footprint, stored.plan),
+        else partial(tflite_footprint.footprint, stored.plan),
         plan=stored.plan,
     )
 

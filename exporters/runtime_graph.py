@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from device_agent.formats.manifest import Runtime
 from exporters.memory.onnx_footprint import Footprint
-from exporters.memory.tflite_memory_plan import MemoryPlan
+from exporters.memory.tflite_footprint import MemoryPlan
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The rounds of a device that has joined: download, train and upload until the last round."""
 
 import logging
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.federation.device_state import DeviceState, default_state
 from device_agent.federation.owner_pauses import Pauses
+from device_agent.federation.polling import Polling, jittered
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.training_attempts import (
     MAX_FAILURES,
@@ -28,10 +28,6 @@ from device_agent.training.memory_limits import Usage, ceilings, check_idle
 from profiles.text_formatting import counted, have_joined, in_a_row
 
 log = logging.getLogger(__name__)
-FIRST_POLL_S = 0.25
-LONGEST_POLL_S = 2.0
-JITTER = 0.2
-"""Each wait is up to this share longer or shorter, so that a fleet does not ask all at once."""
 SKIP_ROUND_S = 3600.0
 """How long a round is skipped in which the training failed for good. Then it is tried again,
 because the round may be waiting for this device alone."""
@@ -82,7 +78,7 @@ def run(
 
     def rest(seconds: float) -> None:
         alive()
-        sleep(seconds * random.uniform(1 - JITTER, 1 + JITTER))
+        sleep(jittered(seconds))
 
     client = CoordinatorClient(
         identity.url, identity.secret, patience_s=patience_s, sleep=rest, alive=alive
@@ -136,8 +132,7 @@ class _Rounds:
             self._attempts.check_last()
         except TrainingFailedError as failed:
             self._handle_failure(failed)
-        # Rounds of a fast fleet follow one another closely, so polling starts fast and slows down.
-        sent, poll, joined = 0, FIRST_POLL_S, 0
+        sent, joined, polling = 0, 0, Polling(self._hooks.rest)
         while True:
             self._pauses.wait()
             work = self._client.work()
@@ -149,10 +144,9 @@ class _Rounds:
                 return sent
             if work.state == "train" and not self._is_skipped(work.round):
                 sent += self._take_part(work)
-                poll = FIRST_POLL_S
+                polling.restart()
             else:
-                self._hooks.rest(poll)
-                poll = min(2 * poll, LONGEST_POLL_S)
+                polling.wait()
 
     def _take_part(self, work: Work) -> bool:
         """Download, train and send. Returns whether the update was accepted."""

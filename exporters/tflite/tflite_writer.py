@@ -7,7 +7,7 @@ has no open batch. Weights are inputs, as in the ONNX graphs.
 from collections.abc import Sequence
 from functools import partial
 
-from exporters.memory.tflite_memory_plan import footprint
+from exporters.memory.tflite_footprint import footprint
 from exporters.programs.loop_bodies import to_scans
 from exporters.programs.program import Program, ProgramSignature, Report
 from exporters.programs.tracing import trace
@@ -25,7 +25,7 @@ from exporters.tflite import (
 )
 from exporters.tflite.flatbuffer import Subgraph, serialize, with_parts
 from exporters.tflite.lowering import LoweringRules, lower_signature
-from exporters.tflite.tflite_footprint import plan_of
+from exporters.tflite.subgraph_sizes import plan_of
 
 FILE = "model.tflite"
 FORMS: LoweringRules = {

@@ -77,9 +77,7 @@ class Federation:
             submodel = self.submodel(spec)
             if spec not in self._graphs:
                 self._graphs[spec] = compile_graphs(submodel.program)
-            program = scale_learning_rates(
-                submodel.program, self.training.round_decay ** (round_ - 1)
-            )
+            program = scale_learning_rates(submodel.program, self.training.rate_factor(round_))
             values = submodel.cut(self.model)
             graphs = with_constants(program, self._graphs[spec], values)
             self._bundles[spec, round_] = bundle_files(

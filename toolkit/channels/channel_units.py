@@ -1,4 +1,4 @@
-"""Which channels of which axes belong together, and which of them are kept.
+"""Which channels of which axes belong together.
 
 Every index of every axis has a *unit*, a number. If two indices must be kept or dropped together,
 they have the same unit: for example the same channel of both operands of an addition, or of the
@@ -6,9 +6,7 @@ output of a convolution and the input of the next one. Flattening repeats units,
 appends them.
 """
 
-import math
-from collections.abc import Iterable
-from fractions import Fraction
+from collections.abc import Iterable, Set
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -101,11 +99,8 @@ class Units:
         led = {FIXED, *links.values()}
         return [list(chain(links, unit)) for unit in free if unit not in led]
 
-    def kept(self, ratio: Fraction) -> "Kept":
-        """Keep the leading ceil(ratio * n) channels of every group of n."""
-        dropped = {
-            unit for group in self.groups() for unit in group[math.ceil(ratio * len(group)) :]
-        }
+    def without(self, dropped: Set[int]) -> "Kept":
+        """Keep all units but the roots in `dropped` and the units united with them."""
         roots = self.roots(np.arange(len(self.parents)))
         return Kept(np.array([unit not in dropped for unit in roots.tolist()]))
 

@@ -1,5 +1,6 @@
 """The network with fewer channels: choosing them, editing the graphs, slicing the tensors."""
 
+import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -12,7 +13,7 @@ from exporters.programs.captured import Captured
 from exporters.programs.recorded_graph import attribute, attributes_read, module_of
 from profiles.errors import SpecError
 from toolkit.channels.channel_tracking import track_channels
-from toolkit.channels.channel_units import Kept
+from toolkit.channels.channel_units import Kept, Units
 from toolkit.channels.operator_call import Layer, Requirement, TrackedChannels
 from toolkit.submodels.tensor_slices import Ranges, take_slice
 
@@ -34,6 +35,12 @@ class Narrowed:
     kept: Kept
 
 
+def leading_channels(units: Units, ratio: Fraction) -> Kept:
+    """Keep the leading ceil(ratio * n) channels of every group of n (HeteroFL, section 3)."""
+    groups = units.groups()
+    return units.without({unit for g in groups for unit in g[math.ceil(ratio * len(g)) :]})
+
+
 def narrow(captured: Captured, ratio: Fraction, spec: str) -> Narrowed:
     """Keep the leading ceil(ratio * n) channels of each group of n.
 
@@ -49,7 +56,7 @@ def narrow(captured: Captured, ratio: Fraction, spec: str) -> Narrowed:
         SpecError: If channels cannot be tracked through an operator, or none would be dropped.
     """
     tracked = track_channels(captured)
-    kept = tracked.units.kept(ratio)
+    kept = leading_channels(tracked.units, ratio)
     for requirement in tracked.requirements:
         if not requirement.is_met(kept):
             raise _untracked(requirement, spec)

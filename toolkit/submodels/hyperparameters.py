@@ -100,6 +100,10 @@ class TrainingConfig:
         if not 0 < self.round_decay <= 1:
             raise invalid("round_decay", self.round_decay, "above 0 and at most 1")
 
+    def rate_factor(self, round_: int) -> float:
+        """The factor of all learning rates in round `round_` (from 1)."""
+        return self.round_decay ** (round_ - 1)
+
     @property
     def labels(self) -> Dtype:
         """Type of the labels: int64 for classes, float32 for a regression."""

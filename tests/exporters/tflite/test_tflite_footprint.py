@@ -14,13 +14,14 @@ from ai_edge_litert.interpreter import (  # type: ignore[import-not-found]
 )
 
 from exporters.memory.liveness import Buffer
-from exporters.memory.tflite_memory_plan import (
+from exporters.memory.tflite_footprint import (
     arena_bytes,
     buffers,
+    footprint,
     tensor_sizes,
 )
 from exporters.tflite.flatbuffer import Subgraph, Tensor, serialize
-from exporters.tflite.tflite_footprint import footprint, plan_of
+from exporters.tflite.subgraph_sizes import plan_of
 from profiles.cost_model.memory_rule import LITERT
 
 BATCH, WIDTH = 4, 16
@@ -56,7 +57,7 @@ def row(width: int) -> int:
 
 
 def test_a_chain_holds_two_tensors_and_its_ports() -> None:
-    found = footprint(doubled("chain", 4), 4, BATCH)
+    found = footprint(plan_of(doubled("chain", 4), 4), BATCH)
     assert found.arena == row(64) + row(128)
     assert found.planned == row(16) + row(128) + row(256)
     held = 2 * (row(16) + row(256))
@@ -68,7 +69,7 @@ def test_a_call_takes_its_own_tensors_while_it_runs() -> None:
     graph, part = begun("calls"), doubled("part", 2)
     (once,) = graph.call(part, [graph.inputs["x"]])
     graph.outputs["y"] = joined(graph, once, once)
-    assert footprint(graph, 4, BATCH).arena == row(64) + row(32)
+    assert footprint(plan_of(graph, 4), BATCH).arena == row(64) + row(32)
 
 
 @given(st.data())

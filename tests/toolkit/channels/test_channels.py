@@ -12,6 +12,7 @@ from edgetailor import split
 from narrow_models import Attention
 from refusals import refused
 from toolkit.channels.channel_units import Axis, Units
+from toolkit.channels.narrowing import leading_channels
 
 
 class Lambda(nn.Module):
@@ -98,7 +99,7 @@ def test_what_cannot_be_tracked_is_refused(name: str) -> None:
 
 
 def counts(units: Units, ratio: str, *axes: Axis) -> list[int]:
-    kept = units.kept(Fraction(ratio))
+    kept = leading_channels(units, Fraction(ratio))
     return [kept.count(axis) for axis in axes]
 
 
@@ -110,7 +111,7 @@ def test_a_concatenation_that_another_layer_is_added_to_keeps_its_pieces() -> No
     units.join(both[:4], one)
     units.join(both[4:], other)
     assert counts(units, "1/2", one, other, both) == [2, 3, 5]
-    assert units.kept(Fraction(1, 2)).ranges(both) == ((0, 2), (4, 7))
+    assert leading_channels(units, Fraction(1, 2)).ranges(both) == ((0, 2), (4, 7))
 
 
 def test_what_is_the_same_as_something_fixed_stays() -> None:
@@ -118,7 +119,7 @@ def test_what_is_the_same_as_something_fixed_stays() -> None:
     axis = units.new_axis(9)
     units.add_computed(axis)
     units.pin(axis[3:5])
-    assert units.kept(Fraction(1, 2)).ranges(axis) == ((0, 2), (3, 7))
+    assert leading_channels(units, Fraction(1, 2)).ranges(axis) == ((0, 2), (3, 7))
 
 
 def test_what_no_layer_computes_stays() -> None:
@@ -131,4 +132,4 @@ def test_the_leading_ones_are_kept_rounded_up(ratio: str, left: int) -> None:
     units = Units()
     axis = units.new_axis(100)
     units.add_computed(axis)
-    assert units.kept(Fraction(ratio)).ranges(axis) == ((0, left),)
+    assert leading_channels(units, Fraction(ratio)).ranges(axis) == ((0, left),)

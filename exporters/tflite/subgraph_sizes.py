@@ -1,11 +1,9 @@
-"""Reads a memory plan off a TFLite subgraph, while its sizes are still expressions of the batch."""
+"""The sizes of a TFLite subgraph's tensors, while they are still expressions of the batch."""
 
 import sympy
 from ai_edge_litert import schema_py_generated as schema
 
-from exporters.memory import tflite_memory_plan
-from exporters.memory.onnx_footprint import Footprint
-from exporters.memory.tflite_memory_plan import (
+from exporters.memory.tflite_footprint import (
     BATCH,
     Expression,
     MemoryPlan,
@@ -20,11 +18,6 @@ WIDTHS = {
     schema.TensorType.INT32: 4,
     schema.TensorType.BOOL: 1,
 }
-
-
-def footprint(subgraph: Subgraph, operators: int, batch: int) -> Footprint:
-    """The memory that `subgraph` needs for `batch` samples, in a file of so many `operators`."""
-    return tflite_memory_plan.footprint(plan_of(subgraph, operators), batch)
 
 
 def plan_of(subgraph: Subgraph, file_operators: int = 0) -> MemoryPlan:

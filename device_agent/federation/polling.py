@@ -1,0 +1,34 @@
+"""How often a waiting device asks the coordinator for work."""
+
+import random
+from collections.abc import Callable
+
+SHORTEST_S = 0.25
+LONGEST_S = 2.0
+JITTER = 0.2
+"""Each wait is up to this share longer or shorter, so that a fleet does not ask all at once."""
+
+
+def jittered(seconds: float) -> float:
+    """`seconds`, up to JITTER longer or shorter."""
+    return seconds * random.uniform(1 - JITTER, 1 + JITTER)
+
+
+class Polling:
+    """Waits between two questions, each twice as long as the one before.
+
+    Rounds of a fast fleet follow one another closely, so polling starts fast and slows down.
+    """
+
+    def __init__(self, sleep: Callable[[float], None]) -> None:
+        self._sleep = sleep
+        self.restart()
+
+    def restart(self) -> None:
+        """Start again with the shortest wait."""
+        self._next_s = SHORTEST_S
+
+    def wait(self) -> None:
+        """Wait until the next question."""
+        self._sleep(self._next_s)
+        self._next_s = min(2 * self._next_s, LONGEST_S)
