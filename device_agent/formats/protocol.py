@@ -169,13 +169,14 @@ class DeviceStatus:
 class RoundResult:
     """The quality of the global model on held-out data after `round` (0: before training).
 
-    `accuracy` is None for a regression.
+    `accuracy` is None for a regression. `left_out` says why an update could not be used, by device.
     """
 
     round: int
     accuracy: float | None
     loss: float
     updates: int
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def quality(self) -> str:
         """Accuracy and loss as text."""

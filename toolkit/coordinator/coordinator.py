@@ -290,15 +290,15 @@ class Coordinator:
             new = self.rounds.check(device.id, round_, record.bundle, digest)
             manifest = self._manifest(device)
         if new:
-            uploaded = self.store.upload(device.id)
-            # Without the lock, because it reads the whole file: hence the second `check` below.
-            upload_validation.check_upload(device.id, record, manifest, uploaded, self.store.blobs)
-            with self.lock:
-                self.rounds.check(device.id, round_, record.bundle, digest)
-                self.store.add_update(round_, device.id, record.file.sha256, body)
-                self.rounds.take(device.id, round_, record.bundle, digest)
-                activity = self.activity[device.id]
-                activity.loss, activity.missed = record.loss_last, None
+            with self.store.checking(device.id) as sent:
+                # Without the lock, because it reads the whole file: hence the second `check`.
+                upload_validation.check_upload(device.id, record, manifest, sent, self.store.blobs)
+                with self.lock:
+                    self.rounds.check(device.id, round_, record.bundle, digest)
+                    self.store.add_update(round_, device.id, record.file.sha256, body)
+                    self.rounds.take(device.id, round_, record.bundle, digest)
+                    activity = self.activity[device.id]
+                    activity.loss, activity.missed = record.loss_last, None
             self.changed.set()
         return Receipt(round=round_)
 
@@ -328,6 +328,7 @@ class Coordinator:
         """The whole fleet, now."""
         trained = self.store.rounds_trained()
         devices, now = self.store.registry.devices(), self.clock()
+        history = self.store.history()
         with self.lock:
             return Status(
                 state=self.rounds.phase,
@@ -335,10 +336,12 @@ class Coordinator:
                 rounds=self.rounds.total,
                 expected_devices=self.rounds.expected,
                 devices=[
-                    self.activity[d.id].status(d, self.submodel(d), trained.get(d.id, 0), now)
+                    self.activity[d.id].status(
+                        d, self.submodel(d), trained.get(d.id, 0), now, history[-1:]
+                    )
                     for d in devices
                 ],
-                history=self.store.history(),
+                history=history,
                 kinds=len(self.config.devices),
                 kinds_ready=sum(map(self._is_ready, self.config.devices)),
                 preparing=list(self.preparations.values()),

@@ -3,24 +3,21 @@
 import json
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
 
-import msgspec
 import numpy as np
 
 from device_agent.formats.atomic_files import shown, write_file
 from device_agent.formats.manifest import MANIFEST, Dtype
 from device_agent.formats.protocol import Preparation, RoundResult
-from device_agent.formats.tensor_files import read_tensors
-from device_agent.formats.update import UpdateRecord
 from device_agent.training.array_files import as_array, read_arrays
 from device_agent.training.data_checks import check_arrays
 from profiles.errors import EdgeTailorError
 from profiles.text_formatting import counted
 from toolkit.coordinator.coordinator import STARTED, Coordinator
+from toolkit.coordinator.round_aggregation import Model, RoundAggregation
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.device_registry import hashed
 
@@ -29,27 +26,6 @@ logger = logging.getLogger(__name__)
 MODEL = "global.safetensors"
 TICK_S = 0.5
 """How often deadlines are checked, in seconds."""
-
-Update = tuple[UpdateRecord, dict[str, np.ndarray]]
-
-
-class Model(Protocol):
-    """The part of a global model that the rounds need; `Federation` is one."""
-
-    def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
-        """The files of the bundle for the current round `round_`: name to content."""
-
-    def fold(self, updates: Iterable[Update]) -> None:
-        """Fold updates into the global model."""
-
-    def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float | None, float]:
-        """Accuracy (None for a regression) and loss of the global model on samples."""
-
-    def save(self) -> bytes:
-        """The whole state."""
-
-    def load(self, data: bytes) -> None:
-        """Restore a state that `save` returned."""
 
 
 class RoundWorker:
@@ -119,8 +95,8 @@ class RoundWorker:
                 logger.info("Continuing with round %d of %d.", rounds.done + 1, rounds.total)
             self._log_end()
         else:
-            self._check(0)
-            self._keep(0, 0)
+            self._check_initial()
+            self._keep(0, 0, {})
 
     def _prepared(self) -> bool:
         """Whether every bundle of the next round is made."""
@@ -164,52 +140,15 @@ class RoundWorker:
     def _fold(self) -> None:
         coordinator = self._coordinator
         round_ = coordinator.rounds.round
-        devices = [device for device, _, _ in coordinator.store.updates(round_)]
-        try:
-            self._aggregate(round_, devices)
-        except EdgeTailorError:
-            devices = self._aggregate_sound(round_, devices)
-        self._keep(round_, len(devices))
+        folding = RoundAggregation(self._model, coordinator.store, self._held_out, round_)
+        updates = folding.run()
+        self._quality = folding.quality
+        for device, reason in folding.left_out.items():
+            logger.warning("Round %d: left out the update of %s: %s", round_, device, reason)
+        self._keep(round_, updates, folding.left_out)
         with coordinator.lock:
             coordinator.rounds.folded()
             coordinator.bundles = {}
-
-    def _aggregate(self, round_: int, devices: Collection[str]) -> None:
-        """Fold the updates of `devices`. Raises EdgeTailorError if the model then diverges."""
-        self._model.fold(self._updates(round_, devices))
-        self._check(round_)
-
-    def _aggregate_sound(self, round_: int, devices: Sequence[str]) -> list[str]:
-        """Fold only the updates that alone do not make the model diverge; returns their devices.
-
-        Raises EdgeTailorError if no update or every update is such a one.
-        """
-        sound = [device for device in devices if self._is_sound(round_, device)]
-        self._restore_model()
-        if not sound or len(sound) == len(devices):
-            self._aggregate(round_, devices)  # raises again
-        self._aggregate(round_, sound)
-        others = ", ".join(device for device in devices if device not in sound)
-        logger.warning(
-            "Round %d: left out %s, whose updates make the global model diverge.",
-            round_,
-            others,
-        )
-        return sound
-
-    def _is_sound(self, round_: int, device: str) -> bool:
-        self._restore_model()
-        try:
-            self._aggregate(round_, [device])
-        except EdgeTailorError:
-            return False
-        return True
-
-    def _restore_model(self) -> None:
-        """Restore the model as it was before this round."""
-        data = self._coordinator.store.model()
-        assert data is not None
-        self._model.load(data)
 
     def _log_end(self) -> None:
         rounds = self._coordinator.rounds
@@ -217,31 +156,25 @@ class RoundWorker:
             model = shown(self._coordinator.config.state / MODEL)
             logger.info("All rounds are done; global model: %s. Stop with Ctrl-C.", model)
 
-    def _updates(self, round_: int, devices: Collection[str]) -> Iterator[Update]:
-        """The updates of `devices` in a round, one in memory at a time."""
-        store = self._coordinator.store
-        for device, sha256, body in store.updates(round_):
-            if device in devices:
-                record = msgspec.json.decode(body, type=UpdateRecord)
-                yield record, read_tensors(store.blobs.path(sha256))
-
-    def _check(self, round_: int) -> None:
-        """Evaluate the global model. Raises EdgeTailorError if it has diverged."""
+    def _check_initial(self) -> None:
+        """Evaluate the initial model. Raises EdgeTailorError if its loss is not finite."""
         self._quality = self._model.evaluate(*self._held_out)
         loss = self._quality[1]
         if not is_finite(loss):
             raise EdgeTailorError(
-                f"The global model diverged: its loss after round {round_} is {loss}. Lower "
-                "learning_rate in [training] and start again with another `state` folder.",
+                f"The loss of the initial model is {loss}: give other `weights`, or check the "
+                "`held_out` samples.",
                 code="federation.diverged",
-                round=round_,
+                loss=loss,
             )
 
-    def _keep(self, round_: int, updates: int) -> None:
+    def _keep(self, round_: int, updates: int, left_out: Mapping[str, str]) -> None:
         """Keep the global model after `round_`, with its quality."""
         data = self._model.save()
         accuracy, loss = self._quality
-        result = RoundResult(round=round_, accuracy=accuracy, loss=loss, updates=updates)
+        result = RoundResult(
+            round=round_, accuracy=accuracy, loss=loss, updates=updates, left_out=dict(left_out)
+        )
         self._coordinator.store.add_result(result, data)
         self._publish(data)
         total = self._coordinator.rounds.total

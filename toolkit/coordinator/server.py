@@ -27,7 +27,8 @@ from toolkit.coordinator.http.connection_limits import Connection, raise_descrip
 from toolkit.coordinator.http.http_api import create_app
 from toolkit.coordinator.http.request_limits import RequestLimits
 from toolkit.coordinator.http.server_socket import GRACE_S, answer_preparing, bind, url_of
-from toolkit.coordinator.round_worker import Model, RoundWorker, read_held_out
+from toolkit.coordinator.round_aggregation import Model
+from toolkit.coordinator.round_worker import RoundWorker, read_held_out
 from toolkit.coordinator.startup_message import OPERATOR, startup_message, token_file
 from toolkit.coordinator.storage.coordinator_store import Store
 

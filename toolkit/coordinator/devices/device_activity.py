@@ -1,8 +1,9 @@
 """What each device was last seen doing, and the status that shows it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from device_agent.formats.protocol import DeviceStatus
+from device_agent.formats.protocol import DeviceStatus, RoundResult
 from toolkit.coordinator.storage.device_registry import Device
 
 WORKING = ("downloading", "training", "uploading")
@@ -30,10 +31,19 @@ class DeviceActivity:
     missed: int | None = None
 
     def status(
-        self, device: Device, submodel: str, rounds_trained: int, now: float
+        self,
+        device: Device,
+        submodel: str,
+        rounds_trained: int,
+        now: float,
+        last: Sequence[RoundResult],
     ) -> DeviceStatus:
-        """The status of `device`, which trains `submodel`, at the time `now`."""
+        """The status of `device`, which trains `submodel`, at the time `now`.
+
+        `last` holds the result of the last round, if there is one.
+        """
         late = None if self.missed is None else f"missed the deadline of round {self.missed}"
+        unused = next((_left_out(device.id, result) for result in last), None)
         return DeviceStatus(
             device=device.id,
             name=device.name,
@@ -44,6 +54,12 @@ class DeviceActivity:
             bytes_down=device.bytes_down,
             bytes_up=device.bytes_up,
             idle_s=now - self.seen_at,
-            note=self.note or late or device.trouble,
+            note=self.note or late or unused or device.trouble,
             round=self.round if self.state in WORKING else None,
         )
+
+
+def _left_out(device: str, result: RoundResult) -> str | None:
+    """Why the update of `device` is not in the model of the last round; None if it is."""
+    reason = result.left_out.get(device)
+    return reason and f"its update of round {result.round} was left out: {reason}"

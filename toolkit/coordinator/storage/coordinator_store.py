@@ -4,7 +4,9 @@ A file is on disk before a row refers to it, and a row is deleted before its fil
 that is killed at any moment can therefore continue.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -44,6 +46,7 @@ class Store:
         self._database = Database(folder / DATABASE)
         self.blobs = Blobs(folder / FILES)
         self.registry = Registry(self._database)
+        self._checked: list[str] = []
 
     def close(self) -> None:
         """Close the database, so that another process may open the folder."""
@@ -121,6 +124,21 @@ class Store:
             found = row.fetchone()
         return None if found is None else str(found[0])
 
+    @contextmanager
+    def checking(self, device: str) -> Iterator[str | None]:
+        """SHA-256 of the tensors that `device` sent last, or None. They stay during the block.
+
+        Without this, tensors that the device sends meanwhile would remove those being checked.
+        """
+        with self._database.exclusively():
+            sha256 = self.upload(device)
+            self._checked.append(sha256 or "")
+        try:
+            yield sha256
+        finally:
+            with self._database.exclusively():
+                self._checked.remove(sha256 or "")
+
     def add_update(self, round_: int, device: str, sha256: str, record: bytes) -> None:
         """Keep an update of `round_`: the hash of its tensors and its update.json."""
         with self._database.transaction() as db:
@@ -173,8 +191,11 @@ class Store:
             entry = self.blobs.put(model)
             with self._database.transaction() as db:
                 db.execute(
-                    "INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?, ?)",
-                    (result.round, result.accuracy, result.loss, result.updates, entry.sha256),
+                    "INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?, ?, ?)",
+                    (
+                        *(result.round, result.accuracy, result.loss, result.updates),
+                        *(entry.sha256, json.dumps(result.left_out)),
+                    ),
                 )
             self._drop_files()
 
@@ -182,9 +203,12 @@ class Store:
         """The results so far, from round 0."""
         with self._database.transaction() as db:
             rows = db.execute(
-                "SELECT round, accuracy, loss, updates FROM history ORDER BY round"
+                "SELECT round, accuracy, loss, updates, left_out FROM history ORDER BY round"
             ).fetchall()
-        return [RoundResult(round=r, accuracy=a, loss=x, updates=n) for r, a, x, n in rows]
+        return [
+            RoundResult(round=r, accuracy=a, loss=x, updates=n, left_out=json.loads(out))
+            for r, a, x, n, out in rows
+        ]
 
     def model(self) -> bytes | None:
         """The latest global model, or None. Raises InputError if its file is damaged."""
@@ -213,7 +237,7 @@ class Store:
                 "WHERE round > (SELECT coalesce(max(round), 0) FROM history) "
                 "UNION SELECT * FROM (SELECT model FROM history ORDER BY round DESC LIMIT 1)"
             ).fetchall()
-        self.blobs.keep_only({row[0] for row in rows})
+        self.blobs.keep_only({*(row[0] for row in rows), *self._checked})
 
 
 def _check_whole(folder: Path) -> None:

@@ -34,7 +34,8 @@ CREATE TABLE updates (
     PRIMARY KEY (round, device));
 CREATE TABLE history (
     round INTEGER PRIMARY KEY, accuracy REAL, loss REAL NOT NULL,
-    updates INTEGER NOT NULL, model TEXT NOT NULL);
+    updates INTEGER NOT NULL, model TEXT NOT NULL,
+    left_out TEXT NOT NULL);  -- JSON: why an update was not used, by device
 """
 
 

@@ -1,0 +1,150 @@
+"""Updates that were accepted and cannot be folded: left out with the reason, and nothing ends."""
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from device_agent.formats.atomic_files import fingerprint_file
+from device_agent.formats.update import TENSORS, write_update
+from toolkit.coordinator.round_aggregation import DAMAGED
+from toolkit.coordinator.rounds import upload_validation
+from vector_fleet import (
+    SIZE,
+    VectorModel,
+    configured,
+    enrol,
+    joined,
+    running,
+    send,
+    task,
+    trained,
+)
+
+Spoil = Callable[[Path], object]
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1  # another finite number
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, flipped, lambda path: path.write_bytes(b"?")])
+def test_tensors_that_are_lost_after_they_were_accepted(tmp_path: Path, spoil: Spoil) -> None:
+    config, told = configured(tmp_path), list[str]()
+    with running(config, VectorModel(), told.append) as server:
+        links = enrol(server, tmp_path)
+        for number, (name, link) in enumerate(links.items(), 1):
+            _, record, update = trained(link, tmp_path / name)
+            shutil.rmtree(update)
+            write_update(update, record, {"w": np.full(SIZE, number, np.float32)})
+            if name == "board-1":  # the round closes with its update
+                lost = fingerprint_file(tmp_path / "desktop-2" / "update" / TENSORS).sha256
+                spoil(config.state / "files" / lost)
+            send(link, 1, update)
+        assert task(links["desktop-1"]).round == 2
+        status = server.coordinator.status()
+    assert [line for line in told if line.startswith("Round 1")] == [
+        f"Round 1: left out the update of desktop-2: {DAMAGED}",
+        "Round 1 of 3: accuracy 0.5000, loss 2.0000, from 2 updates",
+    ]
+    assert (status.history[1].updates, status.history[1].left_out) == (2, {"desktop-2": DAMAGED})
+    assert [device.note for device in status.devices] == [
+        None, f"its update of round 1 was left out: {DAMAGED}", None,
+    ]  # fmt: skip
+    # The mean of 1 and 3, from desktop-1 and board-1.
+    assert load_file(config.state / "global.safetensors")["w"].tolist() == [2.0] * SIZE
+    history = json.loads((config.state / "history.json").read_text())["history"]
+    assert history[1]["left_out"] == {"desktop-2": DAMAGED}
+    with running(config) as again:
+        assert again.coordinator.status().history == status.history
+
+
+@pytest.mark.parametrize("those", [["board-1"], ["desktop-1", "desktop-2", "board-1"]])
+def test_updates_by_which_the_model_diverges(tmp_path: Path, those: list[str]) -> None:
+    config, told = configured(tmp_path), list[str]()
+    with running(config, VectorModel(), told.append) as server:
+        links = enrol(server, tmp_path)
+        for name, link in links.items():
+            send(link, 1, trained(link, tmp_path / name)[2])
+        for name, link in links.items():
+            _, record, update = trained(link, tmp_path / f"{name}-2")
+            if name in those:
+                shutil.rmtree(update)
+                write_update(update, record, {"w": np.full(SIZE, 3e38, np.float32)})
+            send(link, 2, update)
+        assert task(links["board-1"]).round == 3
+        left_out = server.coordinator.status().history[2].left_out
+    assert sorted(left_out) == sorted(those)
+    assert all("this update is inf" in reason for reason in left_out.values())
+    expected = 2.0 if len(those) == 1 else 1.0  # without any update the model stays as it was
+    assert load_file(config.state / "global.safetensors")["w"].tolist() == [expected] * SIZE
+    assert told[-1] == (
+        f"Round 2 of 3: accuracy 0.5000, loss {expected:.4f}, from "
+        + ("2 updates" if len(those) == 1 else "0 updates")
+    )
+
+
+def test_updates_that_diverge_only_together(tmp_path: Path) -> None:
+    class Touchy(VectorModel):
+        """Diverges when it folds more than one update."""
+
+        def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+            return 0.5, np.inf if self.folded[-1:] > [1] else float(self.weights.mean())
+
+        def load(self, data: bytes) -> None:
+            super().load(data)
+            self.folded.append(0)
+
+    with running(configured(tmp_path), Touchy()) as server:
+        links = enrol(server, tmp_path)
+        for name, link in links.items():
+            send(link, 1, trained(link, tmp_path / name)[2])
+        assert task(links["board-1"]).round == 2
+        last = server.coordinator.status().history[-1]
+    assert (last.updates, last.loss, sorted(last.left_out)) == (0, 0.0, sorted(links))
+
+
+def test_tensors_sent_during_the_check_of_an_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second upload that finishes meanwhile does not remove what the update names."""
+    checking, sent = threading.Event(), threading.Event()
+    check = upload_validation.check_upload
+
+    def slow(device: str, *arguments: object) -> None:
+        check(device, *arguments)  # type: ignore[arg-type]
+        if device == "desktop-1":
+            checking.set()
+            assert sent.wait(10)
+
+    config = configured(tmp_path)
+    with running(config) as server:
+        links = enrol(server, tmp_path)
+        link = links["desktop-1"]
+        _, _, update = trained(link, tmp_path / "a")
+        (tmp_path / "other").write_bytes(b"other tensors")
+        monkeypatch.setattr(upload_validation, "check_upload", slow)
+        posting = threading.Thread(target=send, args=(link, 1, update))
+        posting.start()
+        assert checking.wait(10)
+        joined(server, tmp_path / "0").send_tensors(1, tmp_path / "other")
+        sent.set()
+        posting.join(10)
+        # A third one, now that the update is accepted, removes only the second.
+        (tmp_path / "third").write_bytes(b"more tensors")
+        link.send_tensors(1, tmp_path / "third")
+        kept = {path.name for path in (config.state / "files").iterdir()}
+        assert fingerprint_file(update / TENSORS).sha256 in kept
+        assert fingerprint_file(tmp_path / "other").sha256 not in kept
+        for name in ("desktop-2", "board-1"):
+            send(links[name], 1, trained(links[name], tmp_path / name)[2])
+        assert task(link).round == 2
+        last = server.coordinator.status().history[-1]
+    assert (last.updates, last.left_out) == (3, {})
