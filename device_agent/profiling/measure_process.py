@@ -3,8 +3,6 @@
 import sys
 import tempfile
 import time
-from array import array
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,19 +11,13 @@ import numpy as np
 from device_agent.formats.bundle import Bundle, open_bundle, training_of
 from device_agent.formats.manifest import SAFE_LIMIT, SAMPLES, Record, label_dtype, labels_of
 from device_agent.profiling.measure_messages import Measurement, Request, Task
-from device_agent.system import process_memory, sensors
+from device_agent.profiling.sustained_run import Action, seconds_of, sustain
+from device_agent.system import process_memory
 from device_agent.training.local_data import LocalData
 from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
-from profiles.documents.bundle_profile import WARM_UP, Memory, Point, Sustained
-from profiles.documents.timing_statistics import duration
+from profiles.documents.bundle_profile import WARM_UP, Memory, Sustained
 from profiles.errors import EdgeTailorError
-
-Action = Callable[[], object]
-POINTS = 60
-"""Number of intervals that a sustained run is reported in. Each is at least one second long."""
-MINUTE_S = 60.0
-"""Length of the windows at the start and the end of a sustained run that are compared."""
 
 
 def synthetic(bundle: Bundle, samples: int) -> LocalData:
@@ -126,13 +118,6 @@ def source_of(task: Task, bundle: Bundle) -> str:
     return training_of(bundle).source
 
 
-def seconds_of(action: Action) -> float:
-    """Duration of one run of `action` in seconds."""
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
-
-
 def measure(request: Request) -> Measurement | Sustained:
     """Measure in this process, which must have done nothing else before.
 
@@ -158,59 +143,6 @@ def measure(request: Request) -> Measurement | Sustained:
         peak = process_memory.peak_bytes() if resettable else None
         found = Memory(idle=idle, peak_bytes=peak, held=process_memory.pages())
     return Measurement(cold_start_s=cold_start_s, first_s=first_s, seconds=seconds, memory=found)
-
-
-def sustain(action: Action, lasting_s: float, sysfs: Path) -> Sustained:
-    """Repeat `action` for `lasting_s` seconds, but at least twice."""
-    starts, durations = array("d"), array("d")
-    interval_s = max(lasting_s / POINTS, 1.0)
-    readings: dict[int, tuple[float | None, int | None]] = {}
-    start = time.perf_counter()
-    while (begun := time.perf_counter() - start) < lasting_s or len(durations) < 2:
-        durations.append(seconds_of(action))
-        starts.append(begun)
-        interval = int(begun // interval_s)
-        if interval not in readings:
-            readings[interval] = sensors.temperature_c(sysfs), sensors.clock_hz(sysfs)
-    return summarise(np.asarray(starts), np.asarray(durations), interval_s, readings)
-
-
-def summarise(
-    starts: np.ndarray,
-    durations: np.ndarray,
-    interval_s: float,
-    readings: dict[int, tuple[float | None, int | None]],
-) -> Sustained:
-    """Summarise a sustained run.
-
-    Args:
-        starts: Start of each step, in seconds after the start of the run.
-        durations: Duration of each step in seconds.
-        interval_s: Length in seconds of the intervals to report.
-        readings: Temperature and clock rate in each interval in which a step started.
-
-    Returns:
-        The first and the last step times, and the step times in each interval.
-    """
-    total = float(starts[-1] + durations[-1])
-    # A run shorter than two minutes is compared half by half.
-    window = min(MINUTE_S, total / 2)
-    late = starts + durations > total - window
-    return Sustained(
-        duration_s=total,
-        window_s=window,
-        first=duration(durations[starts < window]),
-        last=duration(durations[late]),
-        points=tuple(
-            Point(
-                at_s=number * interval_s,
-                step=duration(durations[starts // interval_s == number]),
-                temperature_c=temperature,
-                clock_hz=clock,
-            )
-            for number, (temperature, clock) in readings.items()
-        ),
-    )
 
 
 if __name__ == "__main__":

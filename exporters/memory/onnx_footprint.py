@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import onnx
 
-from exporters.memory.arena import arena_bytes
 from exporters.memory.liveness import Buffer, liveness
+from exporters.memory.onnx_arena import arena_bytes
 from profiles.cost_model.memory_rule import ONNX, run_growth
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import onnx
 from onnx_ir import Graph, Node
 
-from exporters.memory.arena import arena_bytes
 from exporters.memory.liveness import bodies, execution_order, graph_liveness, is_view
+from exporters.memory.onnx_arena import arena_bytes
 from exporters.memory.static_shapes import at_batch, shape_of
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature

@@ -27,8 +27,8 @@ from torch.fx import GraphModule
 from torch.onnx import OnnxExporterError, ONNXProgram
 
 from device_agent.formats.manifest import Port
+from exporters.decompositions.convolution_choice import ONNX_RUNTIME
 from exporters.decompositions.multiply_add import SYMBOLIC_FACTORS
-from exporters.decompositions.transposed_convolution import ONNX_RUNTIME
 from exporters.memory.in_place_operators import IN_PLACE
 from exporters.memory.onnx_footprint import footprint
 from exporters.onnx.graph_passes import shorten

@@ -173,13 +173,13 @@ def open_size(size: Size) -> bool:
     return not isinstance(size, int)
 
 
-def serialize(subgraphs: Mapping[str, Subgraph]) -> bytes:
+def serialize(subgraphs: Mapping[str, Subgraph], description: str = "") -> bytes:
     """One TFLite file with a signature for each subgraph, by name."""
     everything = with_parts(subgraphs.values())
     codes = sorted({code for subgraph in everything for code, _ in subgraph.operators})
     model = schema.ModelT()
     model.version = SCHEMA_VERSION
-    model.description = "edgetailor"
+    model.description = description
     model.operatorCodes = [operator_code(code) for code in codes]
     model.buffers = [schema.BufferT()]  # by convention the first one is empty
     stored: dict[bytes, int] = {}

@@ -17,10 +17,10 @@ from torch._decomp import get_decompositions
 
 from exporters.decompositions import convolution
 from exporters.decompositions.average_pooling import corrected, windows
+from exporters.decompositions.convolution_choice import UNTRANSPOSED
 from exporters.decompositions.decomposition import Decompositions
 from exporters.decompositions.strided_slices import cut, stuff
 from exporters.decompositions.traced_constants import constant
-from exporters.decompositions.transposed_convolution import UNTRANSPOSED
 from exporters.tflite import composed_operators
 
 aten = torch.ops.aten

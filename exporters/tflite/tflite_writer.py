@@ -28,6 +28,8 @@ from exporters.tflite.lowering import LoweringRules, lower_signature
 from exporters.tflite.subgraph_sizes import plan_of
 
 FILE = "model.tflite"
+DESCRIPTION = "edgetailor"
+"""What the files say about their origin."""
 FORMS: LoweringRules = {
     **elementwise.FORMS,
     **shape.FORMS,
@@ -53,7 +55,7 @@ def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
     for signature in program.signatures:
         report(f"lowering {signature.name}")
         subgraphs[signature.name] = to_subgraph(signature)
-    data = serialize(subgraphs)
+    data = serialize(subgraphs, DESCRIPTION)
     operators = sum(len(part.operators) for part in with_parts(subgraphs.values()))
     graphs = {}
     for name, own in subgraphs.items():
@@ -63,7 +65,7 @@ def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
             FILE,
             data,
             operators=len(own.operators),
-            size=len(serialize({name: own})),
+            size=len(serialize({name: own}, DESCRIPTION)),
             footprint=partial(footprint, plan),
             plan=plan,
         )
@@ -75,4 +77,4 @@ def to_tflite(signatures: Sequence[ProgramSignature]) -> bytes:
 
     Raises ExportError naming the signature and the operator that has no TFLite form.
     """
-    return serialize({s.name: to_subgraph(s) for s in signatures})
+    return serialize({s.name: to_subgraph(s) for s in signatures}, DESCRIPTION)

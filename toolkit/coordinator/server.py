@@ -1,6 +1,5 @@
 """`edgetailor serve`: a coordinator bound to its socket, with its tokens and its workers."""
 
-import json
 import logging
 import secrets
 import signal
@@ -9,7 +8,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -29,6 +27,7 @@ from toolkit.coordinator.http.request_limits import RequestLimits
 from toolkit.coordinator.http.server_socket import GRACE_S, answer_preparing, bind, url_of
 from toolkit.coordinator.round_aggregation import Model
 from toolkit.coordinator.round_worker import RoundWorker, read_held_out
+from toolkit.coordinator.settings_check import check_same_settings
 from toolkit.coordinator.startup_message import OPERATOR, startup_message, token_file
 from toolkit.coordinator.storage.coordinator_store import Store
 
@@ -206,35 +205,13 @@ def federation(config: CoordinatorConfig) -> "Federation":
 def _coordinator(
     config: CoordinatorConfig, store: Store, planner: SubmodelPlanner | None
 ) -> Coordinator:
-    _check_same_federation(config, store)
+    check_same_settings(config, store)
     for kind in config.devices:
         token = _token(token_file(config.state, kind.name))
         store.registry.set_token(kind.name, token, kind.count, config.token_days)
     coordinator = restore(config, store, time.monotonic, planner)
     coordinator.operator_token = _token(config.state / OPERATOR)
     return coordinator
-
-
-def _check_same_federation(config: CoordinatorConfig, store: Store) -> None:
-    """Raise InputError if the state folder belongs to a federation with other settings."""
-    now = {
-        "model": config.model,
-        "input_shape": list(config.input_shape),
-        "seed": config.seed,
-        "training": asdict(config.training),
-        "devices": [
-            kind.model_dump(exclude={"fallback"}, exclude_none=True) for kind in config.devices
-        ],
-    }
-    before = json.loads(store.set_once("federation", json.dumps(now)))
-    changed = [key for key in now if now[key] != before[key]]
-    if changed:
-        raise InputError(
-            f"{config.state} holds a federation with another `{changed[0]}`: set it back to "
-            f"{json.dumps(before[changed[0]])}, or set another `state` folder.",
-            code="state.other-federation",
-            key=changed[0],
-        )
 
 
 def _token(path: Path) -> str:

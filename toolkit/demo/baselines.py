@@ -119,7 +119,7 @@ def _rounds(
 
 
 def _train(bundle: Path, data: Path, out: Path, seed: int) -> Received:
-    train_bundle(bundle, data, out, TrainingOptions(threads=1, seed=seed))
+    train_bundle(bundle, data, out, TrainingOptions(threads=demo_settings.THREADS, seed=seed))
     return read_update(out)
 
 

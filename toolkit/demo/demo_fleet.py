@@ -15,7 +15,7 @@ from toolkit.coordinator.startup_message import OPERATOR, token_file
 from toolkit.demo import demo_settings
 from toolkit.demo.child_processes import Child, Processes
 from toolkit.demo.demo_folder import DemoFolder
-from toolkit.demo.demo_settings import Member
+from toolkit.demo.demo_settings import THREADS, Member
 from toolkit.demo.live_display import Show
 
 SERVER = "toolkit.cli"
@@ -120,7 +120,7 @@ def join_arguments(folder: DemoFolder, member: Member, url: str) -> list[object]
 def run_arguments(folder: DemoFolder, member: Member, seed: int) -> list[object]:
     """Arguments of `edgetailor-agent` that take part in the rounds as `member`."""
     data, state = folder.data_of(member.name), folder.state_of(member.name)
-    return ["run", "--data", data, "--state", state, "--threads", 1, "--seed", seed]
+    return ["run", "--data", data, "--state", state, "--threads", THREADS, "--seed", seed]
 
 
 def _relative(path: Path, folder: DemoFolder) -> str:

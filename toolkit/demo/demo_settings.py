@@ -24,6 +24,8 @@ LARGER_BATCH = 128
 """At this size activations need more memory than weights, as they do in most trainings."""
 LARGER_SPECS = ("full", "cp:2.0", "low-rank:0.5", "slice:convs.2")
 """Submodels of the larger model, of the families of the fleet. Only their memory is measured."""
+THREADS = 1
+"""Threads of each training: the demo has more processes than most machines have cores."""
 HELD_OUT = 0.2
 """Share of the digits that no device gets. Models are evaluated on them."""
 ALPHA = 0.5

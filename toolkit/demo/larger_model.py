@@ -47,7 +47,7 @@ def _peak_above_idle(folder: DemoFolder, processes: Processes, name: str) -> int
     """Bytes that the most demanding phase of a bundle's training adds; None if not measurable."""
     document = folder.profiles / f"larger-model-{name}.json"
     bundle = folder.larger_model / name
-    arguments = ["profile", bundle, "--threads", 1, "--runs", RUNS, "--json"]
+    arguments = ["profile", bundle, "--threads", demo_settings.THREADS, "--runs", RUNS, "--json"]
     child = processes.start(f"profile-larger-model-{name}", AGENT, arguments, stdout=document)
     processes.finish([child], LIMIT_S)
     profile = read_profile(document)

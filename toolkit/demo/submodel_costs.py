@@ -10,7 +10,7 @@ from toolkit.demo import demo_settings
 from toolkit.demo.child_processes import Processes
 from toolkit.demo.demo_fleet import AGENT
 from toolkit.demo.demo_folder import DemoFolder
-from toolkit.demo.demo_settings import Member
+from toolkit.demo.demo_settings import THREADS, Member
 from toolkit.inspection import Inspection, inspect
 from toolkit.submodels.model_loading import load_model
 
@@ -46,7 +46,7 @@ def measure(
 
 def _profile(folder: DemoFolder, processes: Processes, kind: str) -> Profile:
     document: Path = folder.profiles / f"{kind}.json"
-    arguments = ["profile", folder.bundles / kind, "--threads", 1, "--json"]
+    arguments = ["profile", folder.bundles / kind, "--threads", THREADS, "--json"]
     child = processes.start(f"profile-{kind}", AGENT, arguments, stdout=document)
     processes.finish([child], LIMIT_S)
     return read_profile(document)

@@ -1,4 +1,4 @@
-"""The families: each module here is one way to cut a model.
+"""The families, one module each: ways to cut a model, such as low-rank (FedHM) and cp (TDPFed).
 
 A family is one file with two names: `FORM`, the specs that it accepts, and `FAMILY`, an object that
 fulfils `submodels/family.py`. Nothing else has to be registered. `full.py` is the smallest.

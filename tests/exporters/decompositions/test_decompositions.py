@@ -14,8 +14,8 @@ from torch.fx import GraphModule
 
 from device_agent.formats.manifest import Port
 from exporters import decompositions
+from exporters.decompositions.convolution_choice import ONNX_RUNTIME, UNTRANSPOSED
 from exporters.decompositions.decomposition import Decompositions
-from exporters.decompositions.transposed_convolution import ONNX_RUNTIME, UNTRANSPOSED
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.losses import cross_entropy
 from exporters.programs.optimizers import SGD, Adam, Optimizer

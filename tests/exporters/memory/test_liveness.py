@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from exporters.memory.arena import GRAIN, arena_bytes
 from exporters.memory.liveness import Buffer, execution_order, liveness
+from exporters.memory.onnx_arena import GRAIN, arena_bytes
 from exporters.memory.onnx_footprint import footprint
 from profiles.cost_model.memory_rule import ONNX
 from refusals import refused

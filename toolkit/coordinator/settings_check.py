@@ -1,0 +1,30 @@
+"""A state folder continues one federation: the settings that define it must not change."""
+
+import json
+from dataclasses import asdict
+
+from profiles.errors import InputError
+from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.storage.coordinator_store import Store
+
+
+def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
+    """Raise InputError if the state folder belongs to a federation with other settings."""
+    now = {
+        "model": config.model,
+        "input_shape": list(config.input_shape),
+        "seed": config.seed,
+        "training": asdict(config.training),
+        "devices": [
+            kind.model_dump(exclude={"fallback"}, exclude_none=True) for kind in config.devices
+        ],
+    }
+    before = json.loads(store.set_once("federation", json.dumps(now)))
+    changed = [key for key in now if now[key] != before[key]]
+    if changed:
+        raise InputError(
+            f"{config.state} holds a federation with another `{changed[0]}`: set it back to "
+            f"{json.dumps(before[changed[0]])}, or set another `state` folder.",
+            code="state.other-federation",
+            key=changed[0],
+        )
