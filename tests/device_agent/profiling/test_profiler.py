@@ -18,8 +18,8 @@ from commands import environment
 from device_agent.formats.bundle import open_bundle, structure, training_of
 from device_agent.profiling.measure_messages import Task, tasks
 from device_agent.profiling.measure_process import make_action, prepare_run
-from device_agent.profiling.sustained_run import summarise
 from device_agent.profiling.profiler import profile_bundle, require_stable
+from device_agent.profiling.sustained_run import summarise
 from device_agent.runtime.runtime_choice import Session
 from log_messages import logged
 from made_profiles import full
