@@ -53,7 +53,9 @@ class PreparingError(UnreachableError):
 
 def is_permanent(error: Exception) -> bool:
     """Whether the same request would always fail, so that waiting does not help."""
-    return isinstance(error, SSLError | LocationValueError) or _not_http(error)
+    if isinstance(error, SSLError):
+        return not isinstance(_tls_error(error), ssl.SSLEOFError)  # the connection was cut
+    return isinstance(error, LocationValueError) or _not_http(error)
 
 
 def nothing_was_sent(error: Exception) -> bool:

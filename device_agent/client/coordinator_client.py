@@ -28,12 +28,15 @@ from device_agent.client.client_errors import (
 )
 from device_agent.client.replies import (
     RefusedError,
+    check_not_cut,
     check_words,
+    is_delimited,
     not_a_coordinator,
     raise_refusal,
     read_reply,
 )
 from device_agent.client.retries import FIRST_WAIT_S, LONGEST_WAIT_S, REPORT_S
+from device_agent.client.whole_answers import connections
 from device_agent.formats.atomic_files import naming
 from device_agent.formats.protocol import (
     API,
@@ -95,13 +98,12 @@ class CoordinatorClient:
         self.join_unanswered = False
         self._alive = alive
         self._patience_s, self._sleep = patience_s, sleep
-        self._pool = urllib3.PoolManager(
-            headers={
+        # This class repeats requests: it waits longer than urllib3 does, and logs each wait.
+        self._pool = connections(
+            {
                 "Authorization": f"Bearer {check_secret(secret)}",
                 "User-Agent": "edgetailor-agent",
-            },
-            # This class repeats requests: it waits longer than urllib3 does, and logs each wait.
-            retries=False,
+            }
         )
 
     def join(self, request: Callable[[], JoinRequest]) -> JoinReply:
@@ -254,9 +256,11 @@ class CoordinatorClient:
         timeout: urllib3.Timeout | float = TIMEOUT,
     ) -> T:
         response = self._send(method, path, body, timeout=timeout)
+        data = read_reply(response, self.url)
         try:
-            return decode_json(read_reply(response, self.url), reply)
+            return decode_json(data, reply)
         except MalformedError as error:
+            check_not_cut(response, data)
             raise not_a_coordinator(self.url, f"{method} {path}: {error}") from None
 
     def _upload(self, path: str, source: Path) -> None:
@@ -302,6 +306,8 @@ class CoordinatorClient:
                 self._alive()
         except HTTPError as error:
             raise UnreachableError(f"cannot be reached ({reason(error)})", sent=True) from None
+        if size < offer.size and not is_delimited(response):
+            raise UnreachableError("cannot be reached (the connection broke off)", sent=True)
         if size != offer.size or digest.hexdigest() != offer.sha256:
             raise ClientError(
                 f"{offer.name} from {self.url} differs from the offer: expected {offer.size} bytes "

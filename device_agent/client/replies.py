@@ -74,6 +74,21 @@ def read_reply(response: urllib3.BaseHTTPResponse, url: str) -> bytes:
     return data
 
 
+def is_delimited(response: urllib3.BaseHTTPResponse) -> bool:
+    """Whether the answer says where its body ends. Otherwise the end of the connection ends it."""
+    return response.length_remaining is not None or response.chunked
+
+
+def check_not_cut(response: urllib3.BaseHTTPResponse, data: bytes) -> None:
+    """Check that an answer with the body `data`, which is not valid JSON, may be complete.
+
+    Raises:
+        UnreachableError: It is empty or began as JSON, and ended with the connection.
+    """
+    if data[:1] in (b"", b"{") and not is_delimited(response):
+        raise UnreachableError("cannot be reached (the connection broke off)", sent=True)
+
+
 def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, request: str) -> NoReturn:
     """Raise the error for an answer that is not a success.
 
@@ -88,8 +103,9 @@ def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, request: str) ->
         RefusedError: It refused the request.
         ClientError: The answer is not a coordinator's.
     """
+    data = read_reply(response, url)
     try:
-        problem = decode_json(read_reply(response, url), Problem)
+        problem = decode_json(data, Problem)
     except MalformedError:
         problem = None
     if problem is not None and problem.code == PREPARING:
@@ -98,6 +114,8 @@ def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, request: str) ->
         raise UnreachableError(f"has a problem (HTTP {response.status})", sent=True)
     if problem is None:
         to = response.get_redirect_location()
+        if not to:
+            check_not_cut(response, data)
         target = f" to {one_line(to, MESSAGE_LENGTH)}" if to else ""
         raise not_a_coordinator(url, f"{request} returned HTTP {response.status}{target}")
     # The message goes to a terminal: control characters could move its cursor.

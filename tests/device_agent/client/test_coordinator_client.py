@@ -348,16 +348,17 @@ def test_answers_of_other_programs(answer: bytes, code: str, message: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("answer", "code", "message"),
     [
-        (b"", "the connection was closed during the handshake"),
-        (b"\x15\x03\x01\x00\x02\x02\x28", "handshake failure"),
+        # It may have been cut, so requests other than a join are repeated.
+        (b"", "client.no-answer-to-join", "the connection was closed during the handshake"),
+        (b"\x15\x03\x01\x00\x02\x02\x28", "client.connection-failed", "handshake failure"),
     ],
 )
-def test_tls_handshakes_that_fail(answer: bytes, message: str) -> None:
-    with answering(answer) as port, refused("client.connection-failed") as error:
+def test_tls_handshakes_that_fail(answer: bytes, code: str, message: str) -> None:
+    with answering(answer) as port, refused(code) as error:
         link(f"https://127.0.0.1:{port}")[0].join(request)
-    assert message in str(error.value.values["reason"])
+    assert message in str(error.value)
     assert "_ssl.c" not in str(error.value)
 
 

@@ -1,0 +1,61 @@
+"""Connections that notice an answer that was cut within its headers.
+
+Python's HTTP client takes the end of the connection for the end of the headers: an answer that a
+proxy cuts there looks like a whole answer of another program.
+"""
+
+from http.client import HTTPResponse, RemoteDisconnected
+from typing import BinaryIO, cast
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+
+
+class _WholeLines:
+    """Lines of `file`. The end of the file within a line, or in place of one, is an error."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.close = file.close
+
+    def readline(self, limit: int) -> bytes:
+        line = self._file.readline(limit)
+        # A line that is too long has no end either; the caller refuses it.
+        if not line.endswith(b"\n") and len(line) < limit:
+            raise RemoteDisconnected("the answer was cut within its headers")
+        return line
+
+
+class _Response(HTTPResponse):
+    def begin(self) -> None:
+        """Read the status and all headers. Raises RemoteDisconnected if they are cut."""
+        file = self.fp
+        self.fp = cast(BinaryIO, _WholeLines(file))
+        try:
+            super().begin()
+        finally:
+            if self.fp is not None:  # closed after a line that is not a status
+                self.fp = file
+
+
+class _Connection(HTTPConnection):
+    response_class = _Response
+
+
+class _SecureConnection(HTTPSConnection):
+    response_class = _Response
+
+
+class _Pool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
+
+
+def connections(headers: dict[str, str]) -> urllib3.PoolManager:
+    """Connections for requests with `headers`. They repeat nothing by themselves."""
+    made = urllib3.PoolManager(headers=headers, retries=False)
+    made.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
+    return made

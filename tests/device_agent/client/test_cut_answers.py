@@ -1,0 +1,116 @@
+"""Answers that are cut anywhere: the request is repeated, with the usual waits."""
+
+import hashlib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from urllib3.exceptions import SSLError
+
+from device_agent.client.client_errors import is_permanent
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.client.replies import RefusedError
+from device_agent.formats.protocol import FileOffer, Work
+
+BODY = b'{"state": "wait", "round": 12, "files": []}'
+PROBLEM = b'{"code": "round.closed", "message": "Round 1 is closed."}'
+FILE = b"\r\n\r\n0\r\n\r\n" * 5
+
+
+def head(status: str, *more: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", "date: Sun, 22 Nov 2026 12:00:00 GMT", *more]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def sized(status: str, body: bytes) -> bytes:
+    return head(status, f"Content-Length: {len(body)}") + body
+
+
+def chunked(*pieces: bytes) -> bytes:
+    body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, b""))
+    return head("200 OK", "Transfer-Encoding: chunked") + body
+
+
+@contextmanager
+def answering(answers: list[bytes]) -> Iterator[str]:
+    """A server that gives each connection the next answer and closes it."""
+
+    def serve(listening: socket.socket) -> None:
+        for answer in answers:
+            other, _ = listening.accept()
+            with other:
+                received = b""
+                # All of it: closing with unread bytes would discard the answer on its way.
+                while not received.endswith((b"\r\n\r\n", b"\r\n\r\n{}")) or _lacks_body(received):
+                    received += other.recv(1 << 16)
+                other.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        thread.join(10)
+        assert not thread.is_alive()  # every answer was asked for
+
+
+def _lacks_body(request: bytes) -> bool:
+    return b"Content-Length: 2\r\n" in request and not request.endswith(b"{}")
+
+
+def cut(answer: bytes, whole: int) -> Iterator[tuple[bytes, CoordinatorClient, list[float]]]:
+    """A client for each way to cut `answer` before its byte `whole`; then it comes in full."""
+    parts = [answer[:end] for end in range(whole)]
+    with answering([one for part in parts for one in (part, answer)]) as url:
+        for part in parts:
+            slept: list[float] = []
+            yield part, CoordinatorClient(url, "secret", sleep=slept.append), slept
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        sized("200 OK", BODY),
+        head("200 OK") + BODY,  # ends with the connection
+        chunked(BODY[:20], BODY[20:]),
+        head("100 Continue") + sized("200 OK", BODY),
+    ],
+)
+def test_answers_cut_at_every_byte(answer: bytes) -> None:
+    whole = answer.index(BODY[20:]) + len(BODY[20:])
+    for part, client, slept in cut(answer, whole):
+        assert client.work() == Work(state="wait", round=12), part
+        assert slept == [1], part
+
+
+@pytest.mark.parametrize("answer", [sized("409 Conflict", PROBLEM), head("409 Conflict") + PROBLEM])
+def test_refusals_cut_at_every_byte(answer: bytes) -> None:
+    for part, client, slept in cut(answer, len(answer)):
+        with pytest.raises(RefusedError) as caught:
+            client.send_update(1, b"{}")
+        assert (caught.value.code, slept) == ("round.closed", [1]), part
+
+
+def test_an_answer_without_a_body_cut_at_every_byte() -> None:
+    answer = head("204 No Content")
+    for part, client, slept in cut(answer, len(answer)):
+        client.leave()
+        assert slept == [1], part
+
+
+@pytest.mark.parametrize("answer", [sized("200 OK", FILE), head("200 OK") + FILE, chunked(FILE)])
+def test_files_cut_at_every_byte(answer: bytes, tmp_path: Path) -> None:
+    offer = FileOffer(name="a", size=len(FILE), sha256=hashlib.sha256(FILE).hexdigest())
+    whole = answer.index(FILE) + len(FILE)
+    for part, client, slept in cut(answer, whole):
+        client.download(offer, tmp_path / "a")
+        assert (tmp_path / "a").read_bytes() == FILE, part
+        assert slept == [1], part
+
+
+def test_only_a_tls_connection_that_was_cut_is_repeated() -> None:
+    assert not is_permanent(SSLError(ssl.SSLEOFError(8, "EOF occurred in violation of protocol")))
+    assert is_permanent(SSLError(ssl.SSLCertVerificationError(1, "self-signed certificate")))
