@@ -5,6 +5,7 @@ proxy cuts there looks like a whole answer of another program.
 """
 
 from http.client import HTTPResponse, RemoteDisconnected
+from io import BufferedReader
 from typing import BinaryIO, cast
 
 import urllib3
@@ -30,7 +31,7 @@ class _Response(HTTPResponse):
     def begin(self) -> None:
         """Read the status and all headers. Raises RemoteDisconnected if they are cut."""
         file = self.fp
-        self.fp = cast(BinaryIO, _WholeLines(file))
+        self.fp = cast(BufferedReader, _WholeLines(file))
         try:
             super().begin()
         finally:
