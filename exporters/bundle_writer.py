@@ -66,6 +66,7 @@ def bundle_files(
             stored[entry.name] = value.detach().contiguous()
     files = {graph.file: graph.data for graph in graphs.values()}
     files[WEIGHTS] = save(stored)
+    # The largest batch decides how much memory the device needs.
     batch = max((i.batch_size for i in program.schedule if isinstance(i, Train)), default=1)
     manifest = Manifest(
         version=FORMAT_VERSION,

@@ -118,10 +118,10 @@ def compile_unit(
 
 
 def lower(program: Program, report: Report, format: Format) -> dict[str, Graph]:
-    """The graphs of `program`, whatever the cache holds; raises as `compile_graphs`."""
+    """The graphs of `program`, without the cache; raises as `compile_graphs`."""
     if format == "onnx":
         return onnx_writer.compile_graphs(program, report)
-    try:
+    try:  # the writer needs packages of the extra `tflite`
         from exporters.tflite import tflite_writer
     except ImportError as error:
         raise ExportError(
@@ -182,6 +182,7 @@ def export(
         >>> export(submodel.program, submodel.cut(base), "bundle", base=base.fingerprint())
     """
     out = Path(out)
+    # Refuse both places now, not after minutes of lowering.
     check_bundle_place(out, force)
     kept = out.with_name(f"{out.name}.failed-verification")
     if check is not False:

@@ -74,7 +74,7 @@ class GraphCache:
         return {name: graph_of(stored, entry) for name, stored in entry.graphs.items()}
 
     def store(self, key: str, graphs: Graphs) -> None:
-        """Keep `graphs` under `key`. Does nothing if the disk refuses: an export can do without."""
+        """Keep `graphs` under `key`. Does nothing if the disk refuses: the cache is optional."""
         first = next(iter(graphs.values()))
         entry = Entry(
             runtime=first.runtime,
@@ -110,7 +110,8 @@ class GraphCache:
         except (OSError, msgspec.MsgspecError):
             return None
         with suppress(OSError):
-            os.utime(path)  # the time of the last use decides what `shrink` deletes
+            # `shrink` deletes by the time of last use. Many systems do not update access times.
+            os.utime(path)
         return found
 
     def write(self, name: str, value: Entry | StoredVerdict) -> None:
@@ -121,7 +122,7 @@ class GraphCache:
 
     def shrink(self) -> None:
         """Delete the least recently used files until the folder is within its limit."""
-        with suppress(OSError):
+        with suppress(OSError):  # another process may delete the same files
             stats = [(file, file.stat()) for file in os.scandir(self.folder) if file.is_file()]
             excess = sum(stat.st_size for _, stat in stats) - self.limit_bytes
             for file, stat in sorted(stats, key=lambda item: item[1].st_mtime_ns):
@@ -132,7 +133,7 @@ class GraphCache:
 
 
 def graph_of(stored: StoredGraph, entry: Entry) -> Graph:
-    """The graph of one signature; its footprint is computed when it is asked for."""
+    """The graph of one signature; its footprint is computed on demand."""
     data = entry.files[stored.file]
     return Graph(
         entry.runtime,

@@ -19,7 +19,7 @@ TOLERANCE = 5e-3
 graph, a value within rounding of a ReLU's kink can move a deep net's gradient by 1e-3."""
 
 THREADS = 0
-"""Zero means as many as there are cores."""
+"""0 means one thread for each core."""
 
 NUDGE = 1e-6
 NUDGES = 4
@@ -237,7 +237,7 @@ def example(
         return torch.randint(labels_of(program.classes), shape, generator=generator)
     if port.state is not None and port.state in values:
         return values[port.state].detach()
-    if port.kind == "classes":
+    if port.kind == "classes":  # one class is absent, so that the mask has an effect
         return (torch.arange(shape[0]) > 0).float()
     if port.kind == "seed":
         return torch.randint(2**31 - 1, shape, generator=generator)
@@ -264,6 +264,7 @@ def relative_error(came: Tensor, expected: Tensor, before: Tensor | None = None)
     if not np.isfinite(difference):
         return float("inf")
     size: float = right.norm().item()
+    # The norm of a tensor whose elements are all as large as ROUNDING.
     floor: float = ROUNDING * max(1.0, expected.numel()) ** 0.5
     if before is None:
         return difference / max(size, floor)

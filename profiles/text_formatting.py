@@ -56,6 +56,7 @@ def format_bytes(count: float | None) -> str:
         return NOT_MEASURABLE
     if round(count) < 1000:
         return f"{count:.0f} B"
+    # Compare the rounded figure: 999,960 bytes are 1.0 MB, not 1000.0 kB.
     for unit in ("kB", "MB", "GB"):
         count /= 1000
         if round(count, 1) < 1000:

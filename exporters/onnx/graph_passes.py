@@ -39,13 +39,17 @@ def accumulate_products(graph: GraphModule) -> None:
                         (scaled.args[0], *product.args),
                         {"beta": scaled.args[1]},
                     )
+                # Later passes and the export read shape and type from `meta`.
                 fused.meta = dict(node.meta)
                 node.replace_all_uses_with(fused)
                 break
 
 
 def is_scaled(node: object) -> bool:
-    """Whether `node` is a tensor times a number and has one reader."""
+    """Whether `node` is a tensor times a number and has one reader.
+
+    A second reader would need the product itself, so fusing it would save nothing.
+    """
     return (
         isinstance(node, Node)
         and node.target is aten.mul.Tensor

@@ -1,4 +1,4 @@
-"""Reads the work and memory of a run off an ONNX graph, for the planner's predictions."""
+"""Computes the work and memory of a run from an ONNX graph, for the planner's predictions."""
 
 import math
 from collections import Counter
@@ -19,7 +19,7 @@ from profiles.cost_model.workload import FREE, LOOP, Operation, SignatureWork, k
 def signature_work(
     signature: ProgramSignature, batch: int, times: int = 1, graph: bytes | None = None
 ) -> SignatureWork:
-    """What a run of `signature` does, read off its ONNX graph.
+    """The work of a run of `signature`, computed from its ONNX graph.
 
     Args:
         signature: Of a program.
@@ -50,6 +50,7 @@ def graph_work(
     whole = onnx.load_from_string(graph).graph
     model = at_batch(onnx.load_from_string(graph), batch)
     alive = graph_liveness(model.graph)
+    # The agent provides the memory of outputs, so they are not in the arena.
     results = {value.name for value in whole.output}
     found = Counter(of_graph(model.graph))
     return SignatureWork(

@@ -46,6 +46,7 @@ from exporters.runtime_graph import Graph
 from profiles.errors import EdgeTailorError, ExportError
 
 OPSET = 18
+"""The opset of torch.onnx's own translations; others would need a conversion."""
 IR_VERSION = 10
 """The newest version that onnxruntime 1.19 reads."""
 
@@ -113,7 +114,7 @@ def to_onnx(signature: ProgramSignature) -> bytes:
         return written(signature)
     except EdgeTailorError:
         raise
-    except Exception as error:  # torch and onnx raise whatever they meet
+    except Exception as error:  # torch and onnx raise errors of many types
         raise_if_interrupted(error)
         reason = source_lines.first_line(error)
         raise ExportError(
@@ -124,7 +125,7 @@ def to_onnx(signature: ProgramSignature) -> bytes:
 
 
 def written(signature: ProgramSignature) -> bytes:
-    """Lower `signature`; errors of torch and onnx are not translated yet."""
+    """Lower `signature`. Errors of torch and onnx reach the caller."""
     program = exported(
         shorten(trace(signature, {**ONNX_RUNTIME, **SYMBOLIC_FACTORS})), signature.inputs
     )
@@ -134,11 +135,14 @@ def written(signature: ProgramSignature) -> bytes:
     except OnnxExporterError as error:
         raise no_form(signature, str(error.__cause__ or error)) from error
     fold_constants(lowered.model, output_size_limit=FOLDED_NUMBERS)
+    # Subexpressions count as common only if they read the same values. So identities and
+    # duplicates of constants are removed first.
     Sequential(
         IdentityEliminationPass(),
         DeduplicateInitializersPass(),
         CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),
+        # Common subexpressions must be gone: they would merge the second copies again.
         *(RecomputeActivations(p.name) for p in signature.outputs if p.kind == "metric"),
     )(lowered.model)
     finish_scans(lowered.model)
@@ -147,7 +151,7 @@ def written(signature: ProgramSignature) -> bytes:
 
 
 def no_form(signature: ProgramSignature, reason: str) -> ExportError:
-    """The error for what torch.onnx refuses; its `reason` may name the operator."""
+    """The error for a signature that torch.onnx refuses; its `reason` may name the operator."""
     named = re.search(r"target=torch\.ops\.\w+\.(\w+)", reason)
     if named is None:
         first = reason.strip().splitlines()[0]
@@ -168,7 +172,7 @@ def no_form(signature: ProgramSignature, reason: str) -> ExportError:
 
 
 def lower_either_way(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
-    """Lower `program` as it is; if that fails, with torch.onnx's own decompositions."""
+    """Lower `program` without further decompositions; if that fails, with those of torch.onnx."""
     try:
         return lower(Decomposed.of(program), signature)
     except OnnxExporterError:
@@ -225,6 +229,7 @@ def finish(model: onnx.ModelProto, signature: ProgramSignature) -> bytes:
     del model.metadata_props[:]
     for graph in graphs_of(model.graph):
         strip(graph)
+    # Only the program may decide the bytes of the file, not the version of torch.
     model.graph.name = signature.name
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "edgetailor", ""

@@ -38,6 +38,7 @@ class RecomputeActivations(InPlacePass):
         dropped = []
         for node in forward:
             value = node.outputs[0]
+            # A copy saves memory only if the forward pass reads the value as well.
             if value in kept and not behind.issuperset(value.consumers()):
                 kept.remove(value)
                 if cost(value, kept) <= LIMIT:

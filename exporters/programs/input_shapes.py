@@ -36,7 +36,7 @@ def wrong_input_shape(model: nn.Module, sample_shape: tuple[int, ...]) -> ModelE
         The error, or None if all layers that ran fit their input.
     """
     embeds = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
-    # Any other exception has a reason that is not looked for here.
+    # Other exceptions have other causes, which this function does not explain.
     with torch.no_grad(), suppress(Exception):
         samples = torch.zeros(BATCH, *sample_shape, dtype=torch.int64 if embeds else torch.float32)
         twin = copy.deepcopy(model)

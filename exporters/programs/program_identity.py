@@ -2,7 +2,7 @@
 
 A graph depends on a signature's ports, on everything that its function can reach, and on the code
 that traces and lowers it. The key covers all three. Tracing itself takes a third of an export, so
-the key is read off the function and not off the traced graph.
+the key is computed from the function and not from the traced graph.
 """
 
 import functools
@@ -43,7 +43,7 @@ VALUES = (
     *(type(None), bool, int, float, complex, str, bytes),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch._ops.OpOverload),
 )
-"""Types whose `repr` says everything."""
+"""Types whose `repr` describes a value completely."""
 
 
 FUNCTIONS = (functools.partial, MethodType, FunctionType, BuiltinFunctionType, type)
@@ -74,14 +74,18 @@ def graphs_key(program: Program, signatures: Sequence[ProgramSignature], format:
         parts = [part for s in signatures for part in walk.signature(s)]
     except UnknownObjectError:
         return None
-    # Verification draws labels and samples within these limits.
+    # A cached verdict depends on these limits: verification draws labels and samples within them.
     limits = (program.classes, program.sample_limit)
+    # Only packages that the functions use: changes of others keep the cache valid.
     sources = [sources_digest(package) for package in sorted({*ALWAYS, *walk.packages})]
     return digest([format, repr(limits), environment(), *sources, *parts])
 
 
 class Walk:
-    """Describes whatever a function can reach, as text; `packages` are those of the code met."""
+    """Describes all objects that a function can reach, as text.
+
+    `packages` collects our own packages that contain their code.
+    """
 
     def __init__(self, inputs: frozenset[str]) -> None:
         """`inputs` are the names of tensors that signatures read as inputs."""
@@ -91,7 +95,7 @@ class Walk:
         self.seen: dict[int, tuple[int, object]] = {}
 
     def signature(self, signature: ProgramSignature) -> Iterator[str]:
-        """Everything that the graph of `signature` follows from; `source` only serves messages."""
+        """Everything that determines the graph; `signature.source` only serves error messages."""
         yield signature.name
         yield from self.parts((signature.inputs, signature.outputs))
         yield from self.parts(signature.function)
@@ -101,9 +105,9 @@ class Walk:
         if isinstance(value, VALUES):
             yield f"{type(value).__name__} {value!r}"
             return
-        # Equal plain values may be one object in one process and two in the next.
+        # Python may share equal immutable objects or not, so their identity means nothing.
         if not isinstance(value, tuple | frozenset | msgspec.Struct):
-            if id(value) in self.seen:  # also ends cycles, as of functions that call themselves
+            if id(value) in self.seen:  # this also ends cycles, for example of recursive functions
                 yield f"seen {self.seen[id(value)][0]}"
                 return
             self.seen[id(value)] = (len(self.seen), value)
@@ -111,7 +115,7 @@ class Walk:
         yield from self.contents(value)
 
     def contents(self, value: Any) -> Iterator[str]:
-        """What `value` consists of, by its type."""
+        """The description of the parts of `value`, by its type."""
         if isinstance(value, Tensor):
             yield from tensor_parts(value)
         elif isinstance(value, GraphModule):
@@ -125,7 +129,7 @@ class Walk:
         elif isinstance(value, set | frozenset):
             if not all(isinstance(item, VALUES) for item in value):
                 raise UnknownObjectError
-            # Their order changes from process to process.
+            # The order of a set differs between processes, because hashes of text do.
             yield from sorted(f"{type(item).__name__} {item!r}" for item in value)
         elif isinstance(value, FUNCTIONS):
             yield from self.callable(value)
@@ -133,14 +137,14 @@ class Walk:
             yield from self.instance(value)
 
     def mapping(self, value: Mapping[Any, Any]) -> Iterator[str]:
-        """Keys and values in order; of the model's own tensors the shape alone."""
+        """Keys and values in order; the model's own tensors without their numbers."""
         yield str(len(value))
         for key, item in value.items():
             yield from self.parts(key)
             yield from self.named(key, item)
 
     def named(self, name: object, value: Any) -> Iterator[str]:
-        """The description of what is called `name`; its numbers count only if it is no input."""
+        """The description of `value`; without its numbers if `name` is an input of the graphs."""
         if isinstance(value, Tensor) and name in self.inputs:
             yield f"input {value.dtype} {tuple(value.shape)}"
         else:
@@ -157,7 +161,7 @@ class Walk:
             raise UnknownObjectError
 
     def callable(self, value: Any) -> Iterator[str]:
-        """A function's code and whatever it has bound."""
+        """A function's code and the values that are bound to it."""
         if isinstance(value, functools.partial):
             yield from self.parts((value.func, value.args, value.keywords))
         elif isinstance(value, MethodType):
@@ -174,7 +178,7 @@ class Walk:
 
     def instance(self, value: Any) -> Iterator[str]:
         """The class and the fields of an object of our own packages."""
-        if package_of(type(value)) not in OWN:  # others' objects may hold what changes
+        if package_of(type(value)) not in OWN:  # unknown objects may hide changing state
             raise UnknownObjectError
         yield self.place(type(value))
         if isinstance(value, msgspec.Struct):
@@ -213,20 +217,21 @@ def tensor_parts(tensor: Tensor) -> Iterator[str]:
 
 
 def code_parts(code: CodeType) -> Iterator[str]:
-    """What tells two functions of one source file apart."""
+    """A description that distinguishes the functions of one source file."""
     yield f"{code.co_firstlineno} {code.co_code.hex()} {code.co_names}"
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from code_parts(constant)
-        elif not isinstance(constant, frozenset):  # the source file has them, in a fixed order
+        # The `repr` of a frozenset differs between processes. The digest of the sources covers it.
+        elif not isinstance(constant, frozenset):
             yield repr(constant)
 
 
 def contents_of(cell: Any) -> Any:
-    """What a function's variable from outside holds."""
+    """The value of a variable that a function takes from its surroundings."""
     try:
         return cell.cell_contents
-    except ValueError:  # it is assigned after the function is made
+    except ValueError:  # not assigned yet
         raise UnknownObjectError from None
 
 
@@ -241,7 +246,7 @@ def digest(parts: Iterable[str]) -> str:
 
 @functools.cache
 def sources_digest(package: str) -> str:
-    """SHA-256 of all Python sources of a package of ours."""
+    """SHA-256 of all Python sources of one of our packages."""
     folder = Path(str(sys.modules[package].__file__)).parent
     return digest(
         text
@@ -251,8 +256,9 @@ def sources_digest(package: str) -> str:
 
 
 def environment() -> str:
-    """What a graph depends on outside the program and our own code."""
-    capability = torch.backends.cpu.get_cpu_capability()  # it chooses among PyTorch's kernels
+    """Versions and properties of this machine that graphs and verdicts depend on."""
+    # PyTorch chooses its kernels by this.
+    capability = torch.backends.cpu.get_cpu_capability()
     return repr((library_versions(), platform.machine(), capability, torch.get_default_dtype()))
 
 

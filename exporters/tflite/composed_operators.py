@@ -1,4 +1,4 @@
-"""What TFLite has no operator for, in operators that all writers know."""
+"""Decompositions of operators that TFLite does not have, into operators that all writers have."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +16,14 @@ aten = torch.ops.aten
 
 
 HALF_PI = (1.5703125, 4.837512969970703e-4, 7.549789948768648e-8)
-"""Its first digits, few enough that a small multiple is exact in float32; the next; the rest."""
+"""pi / 2 in three parts. The first has so few digits that small multiples are exact in float32."""
 
 
 def tan(x: Tensor) -> Tensor:
-    """sin(r) / cos(r) with r = x - n pi / 2 next to zero; -cos(r) / sin(r) where n is odd.
+    """sin(r) / cos(r), or -cos(r) / sin(r) if n is odd, with r = x - n pi / 2 closest to zero.
 
-    At x itself cos is off by a float32's rounding of 1, which is much where it is next to 0.
+    cos(x) has an absolute error of about float32's rounding of 1. Near a zero of cos, this is a
+    large relative error, so that sin(x) / cos(x) is inaccurate there.
     """
     n = torch.round(x * (2 / math.pi))
     r = x
@@ -60,7 +61,10 @@ def log2(x: Tensor) -> Tensor:
 
 
 def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int] = ()) -> Tensor:
-    """The last `shift` elements of each axis come first. NotImplemented for all axes as one."""
+    """Move the last `shift` elements of each axis to the front.
+
+    Returns NotImplemented without `axes`, which asks for a roll of the flattened tensor.
+    """
     if not axes:
         return NotImplemented  # type: ignore[no-any-return]
     for shift, axis in zip(shifts, axes, strict=True):
@@ -72,7 +76,10 @@ def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int] = ()) -> Tensor:
 
 
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Elements whose column - row is `offset`, as the last axis: each row's sum, others 0."""
+    """The elements with column - row = `offset`, as the last axis.
+
+    They are the sums of the rows of `x` with all other elements set to 0.
+    """
     moved = x.movedim((dim1, dim2), (-2, -1))
     rows, columns = (int(n) for n in moved.shape[-2:])
     on_it = torch.arange(columns) - torch.arange(rows).unsqueeze(1) == offset
@@ -82,15 +89,16 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 
 
 def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    """Windows of `size` along `dim`, their elements as the last axis."""
+    """Windows of `size` elements along `dim`, `step` apart; their elements are the last axis."""
     count = (int(x.shape[dim]) - size) // step + 1
     return torch.stack([cut(x, dim, place, step, count) for place in range(size)], -1)
 
 
 def reflection_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
-    """`x` with its mirror image beyond both ends of the last axes, which are not repeated.
+    """Pad the last axes with mirror images, which do not repeat the elements at the ends.
 
-    `padding` is (front, behind) of the last axis, then of the one before; none is negative.
+    `padding` is (front, behind) of the last axis, then of the one before. Returns NotImplemented
+    for a negative width.
     """
     if min(padding) < 0:
         return NotImplemented  # type: ignore[no-any-return]
@@ -107,7 +115,7 @@ def reflection_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
 
 
 def reflection_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
-    """What was mirrored is mirrored back and added; `padding` as in `reflection_pad`."""
+    """Mirror the gradient of the padding back and add it; `padding` is as in `reflection_pad`."""
     if min(padding) < 0:
         return NotImplemented  # type: ignore[no-any-return]
     for number, (front, behind) in enumerate(zip(padding[::2], padding[1::2], strict=True)):
@@ -133,7 +141,10 @@ def group_norm(
     groups: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y = (x - mean) / sqrt(var + eps) * w + b over each group of a sample; mean, 1 / sqrt(..)."""
+    """y = (x - mean) / sqrt(var + eps) * w + b, with mean and variance of each group of a sample.
+
+    Returns y, mean and 1 / sqrt(var + eps).
+    """
     grouped = x.reshape(samples, groups, channels // groups * places)
     centred = grouped - grouped.mean(2, keepdim=True)
     inverse = torch.rsqrt((centred * centred).mean(2, keepdim=True) + eps)
@@ -152,9 +163,10 @@ def max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The largest of shifted slices, where the window is dilated; else NotImplemented.
+    """Max pooling with a dilated window: the maximum of shifted slices.
 
-    Three axes are one image. Indices are zeros: nothing here reads them.
+    Returns NotImplemented for windows without dilation. An `x` of three axes is one image. The
+    indices are zeros, because no operator here reads them.
     """
     if x.dim() == 3:
         window = (kernel, stride, padding, dilation, ceil_mode)
@@ -179,26 +191,27 @@ def max_pool(
         for row, column in product(range(kernel[0]), range(kernel[1]))
     ]  # fmt: skip
     best = reduce(torch.maximum, slices)
+    # Writers need a tensor for every result, although no operator reads this one.
     return best, torch.zeros_like(best, dtype=torch.int64)
 
 
 def largest(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The largest element along an axis and where the first of them is."""
+    """The maximum along an axis and the index of its first occurrence."""
     return x.amax(dim, keepdim=keepdim), x.argmax(dim, keepdim=keepdim)
 
 
 def smallest(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The smallest element along an axis and where the first of them is."""
+    """The minimum along an axis and the index of its first occurrence."""
     return x.amin(dim, keepdim=keepdim), x.argmin(dim, keepdim=keepdim)
 
 
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """`source` in the shape and type of `x`."""
+    """`source` with the shape and type of `x`."""
     return source.to(x.dtype).expand(x.shape)
 
 
-def unchecked(condition: Tensor, message: str) -> None:
-    """No check of the data: a graph cannot raise."""
+def drop_assertion(condition: Tensor, message: str) -> None:
+    """Drop an assertion about the data: a graph cannot raise an error."""
 
 
 FORMS: Decompositions = {
@@ -220,5 +233,5 @@ FORMS: Decompositions = {
     aten.max.dim: largest,
     aten.min.dim: smallest,
     aten.copy.default: copy,
-    aten._assert_async.msg: unchecked,
+    aten._assert_async.msg: drop_assertion,
 }

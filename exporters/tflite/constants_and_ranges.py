@@ -1,4 +1,4 @@
-"""Operators that make tensors of known numbers: constants, and ranges that may follow the batch."""
+"""Lowering of operators that create constants and ranges; a range may depend on the batch."""
 
 from typing import Any
 
@@ -6,39 +6,39 @@ import numpy as np
 import torch
 
 from exporters.tflite import elementwise
-from exporters.tflite.lowering import Lowering, LoweringRules, Number, counted
+from exporters.tflite.lowering import Lowering, LoweringRules, Number, integer_range
 from exporters.tflite.values import UnsupportedError, Value
 
 aten = torch.ops.aten
 
 
 def full(lowering: Lowering, size: object, number: Number, **options: object) -> Value:
-    """One number at every place, held once."""
+    """A tensor filled with one number, which is stored once."""
     rank = len(lowering.shape)
     values = np.full([1] * rank, number, lowering.dtype)
     return Value.plain(lowering.graph.constant(values)).expanded(lowering.shape)
 
 
 def full_like(lowering: Lowering, x: Value, number: Number, **options: object) -> Value:
-    """One number at every place of the shape of `x`."""
+    """A tensor of the shape of `x`, filled with one number."""
     return full(lowering, None, number)
 
 
 def scalar_tensor(lowering: Lowering, number: Number, **options: object) -> Value:
-    """A number."""
+    """A number as a tensor without axes."""
     return full(lowering, None, number)
 
 
 def arange(
     lowering: Lowering, start: Number, end: Any, step: Number = 1, **options: object
 ) -> Value:
-    """Numbers `step` apart; as many as a multiple of the batch where `end` is one."""
+    """Numbers from `start` up to `end`, `step` apart; `end` may be a multiple of the batch size."""
     if all(isinstance(n, int | float) for n in (start, end, step)):
         numbers = np.arange(start, end, step).astype(lowering.dtype)
         return Value.plain(lowering.graph.constant(numbers))
     if start != 0 or step != 1:
-        raise UnsupportedError("a range as long as the batch that does not count from 0")
-    return elementwise.cast(lowering, Value.plain(counted(lowering, end)))
+        raise UnsupportedError("a range over the batch that does not count from 0 in steps of 1")
+    return elementwise.cast(lowering, Value.plain(integer_range(lowering, end)))
 
 
 FORMS: LoweringRules = {

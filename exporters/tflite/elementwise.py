@@ -1,4 +1,4 @@
-"""Arithmetic, comparisons and activations, number by number."""
+"""Lowering of elementwise operators: arithmetic, comparisons, activations."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,10 +12,11 @@ from exporters.tflite.values import IMAGE, Value
 
 aten = torch.ops.aten
 Single = Callable[..., Value]
-"""A form of an operator that has one output."""
+"""A lowering rule of an operator with one output."""
 
 ERF_LIMIT = 4.0
-# Rational approximation of erf on [-4, 4] by x * P(x^2) / Q(x^2), as in Eigen; error below 3e-7.
+# Rational approximation of erf on [-4, 4]: x * P(x^2) / Q(x^2), as in Eigen; error below 3e-7.
+# TFLite has no operator for erf.
 ERF_ABOVE = (
     -2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
     -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02,
@@ -34,16 +35,18 @@ def apply(
     dtype: str | None = None,
     **settings: object,
 ) -> Value:
-    """The operator `code` on values that repeat along axes that they lack, in one common layout.
+    """Emit the operator `code` on `values`, broadcast against each other, in one common layout.
 
-    The largest one's layout is taken, of equals that of convolutions; the others follow, which is
-    free where they are vectors.
+    The layout is that of the largest value; among equals, the layout of images wins. To convert
+    the others costs nothing if they are vectors.
     """
     lead = max(values, key=lambda value: (elements(value), value.order == IMAGE))
-    rank = max(len(v.held) for v in values)
-    shape = broadcast([v.held for v in values], rank)
+    rank = max(len(v.stored_shape) for v in values)
+    shape = broadcast([v.stored_shape for v in values], rank)
     if len(lead.order) < rank:
-        lead = lowering.reshaped(unexpanded(lead), (*[1] * (rank - len(lead.held)), *lead.held))
+        lead = lowering.reshaped(
+            unexpanded(lead), (*[1] * (rank - len(lead.stored_shape)), *lead.stored_shape)
+        )
     tensors = [aligned(lowering, v, lead.order) for v in values]
     arranged: list[Size] = [0] * rank
     for axis, place in enumerate(lead.order):
@@ -53,38 +56,39 @@ def apply(
 
 
 def elements(value: Value) -> tuple[int, int, int]:
-    """How much a tensor holds: open axes count most, then elements, then axes."""
-    known = math.prod(n for n in value.held if isinstance(n, int))
-    return sum(map(open_size, value.held)), known, len(value.held)
+    """Sort key for the size of a tensor: number of open axes, then of elements, then of axes."""
+    known = math.prod(n for n in value.stored_shape if isinstance(n, int))
+    return sum(map(open_size, value.stored_shape)), known, len(value.stored_shape)
 
 
 def unexpanded(value: Value) -> Value:
-    """`value` as small as its tensor is."""
-    return Value(value.tensor, value.held, value.order)
+    """`value` in the shape of its tensor, before it was broadcast."""
+    return Value(value.tensor, value.stored_shape, value.order)
 
 
 def aligned(lowering: Lowering, value: Value, order: tuple[int, ...]) -> Tensor:
-    """The tensor of `value` in the layout `order`, which may have more axes."""
+    """The tensor of `value` in the layout `order`; missing leading axes are added."""
     if not value.order:
         return value.tensor
     if len(value.order) < len(order):
-        shape = (*[1] * (len(order) - len(value.held)), *value.held)
+        shape = (*[1] * (len(order) - len(value.stored_shape)), *value.stored_shape)
         value = lowering.reshaped(unexpanded(value), shape)
     return lowering.arranged(value, order)
 
 
 def broadcast(shapes: Sequence[Sequence[Size]], rank: int) -> tuple[Size, ...]:
-    """The common shape."""
+    """The shape that `shapes` broadcast to."""
     padded = [(*[1] * (rank - len(shape)), *shape) for shape in shapes]
     return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True))
 
 
 def binary(code: str, options: str | None, dtype: str | None = None) -> Single:
-    """An operator of two values or of a value and a number; `alpha` scales the second."""
+    """A rule for two operands, values or numbers; `alpha` scales the second one."""
 
     def form(lowering: Lowering, a: Any, b: Any, *, alpha: Number = 1) -> Value:
         kind = next(v.tensor.dtype for v in (a, b) if isinstance(v, Value))
         kinds = [v.tensor.dtype for v in (a, b) if isinstance(v, Value)]
+        # TFLite neither promotes types nor computes with booleans.
         if len(set(kinds)) == 2 or ("bool" in kinds and not code.startswith("LOGICAL")):
             kind = next((k for k in ("float32", "int64") if k in kinds), lowering.dtype)
             a, b = (numeric(lowering, v, kind) for v in (a, b))
@@ -97,14 +101,14 @@ def binary(code: str, options: str | None, dtype: str | None = None) -> Single:
 
 
 def numeric(lowering: Lowering, operand: Any, dtype: str) -> Any:
-    """An operand in another type, in which true is 1."""
+    """Cast a value to `dtype`, where true becomes 1; return other operands unchanged."""
     if isinstance(operand, Value) and operand.tensor.dtype != dtype:
         return apply(lowering, "CAST", [operand], "CastOptions", dtype)
     return operand
 
 
 def typed(lowering: Lowering, operand: Any, dtype: str) -> Value:
-    """An operand as a value; numbers that depend on the batch are computed."""
+    """An operand as a value; numbers that depend on the batch are computed at run time."""
     if isinstance(operand, Value):
         return operand
     if not isinstance(operand, bool | int | float):
@@ -113,7 +117,7 @@ def typed(lowering: Lowering, operand: Any, dtype: str) -> Value:
 
 
 def unary(code: str, options: str | None = None) -> Single:
-    """An operator of one value."""
+    """A rule for one operand."""
 
     def form(lowering: Lowering, x: Value) -> Value:
         return apply(lowering, code, [x], options)
@@ -122,7 +126,7 @@ def unary(code: str, options: str | None = None) -> Single:
 
 
 def reversed_binary(code: str, options: str | None) -> Single:
-    """An operator whose first operand is a number."""
+    """A rule for an operator whose first operand is a number."""
 
     def form(lowering: Lowering, number: Number, x: Value) -> Value:
         return apply(lowering, code, [lowering.scalar(number, x.tensor.dtype), x], options)
@@ -131,7 +135,7 @@ def reversed_binary(code: str, options: str | None) -> Single:
 
 
 def power(lowering: Lowering, x: Value, exponent: Number) -> Value:
-    """x^exponent; squares and roots have operators of their own."""
+    """x^exponent; a square is a product, and a square root has its own operator."""
     if exponent == 2:
         return apply(lowering, "MUL", [x, x], "MulOptions")
     if exponent == 0.5:
@@ -145,17 +149,17 @@ def reciprocal(lowering: Lowering, x: Value) -> Value:
 
 
 def where(lowering: Lowering, condition: Value, a: Value, b: Value) -> Value:
-    """Elements of `a` where the condition holds and of `b` elsewhere."""
+    """Elements of `a` where the condition is true, elements of `b` elsewhere."""
     return apply(lowering, "SELECT_V2", [condition, a, b], "SelectV2Options", a.tensor.dtype)
 
 
 def gelu(lowering: Lowering, x: Value, *, approximate: str = "none") -> Value:
-    """GELU, exact or by tanh."""
+    """GELU, exact or approximated by tanh."""
     return apply(lowering, "GELU", [x], "GeluOptions", approximate=approximate == "tanh")
 
 
 def erf(lowering: Lowering, x: Value) -> Value:
-    """erf(x) = x * P(x^2) / Q(x^2) for x held to [-4, 4], beyond which float32 has 1."""
+    """erf(x) = x * P(x^2) / Q(x^2), with x clamped to [-4, 4]: beyond it, erf is 1 in float32."""
 
     def const(number: float) -> Value:
         return lowering.scalar(number, "float32")
@@ -178,7 +182,7 @@ def erf(lowering: Lowering, x: Value) -> Value:
 def clamp(
     lowering: Lowering, x: Value, low: Number | None = None, high: Number | None = None
 ) -> Value:
-    """`x` held between two numbers."""
+    """`x` clamped to [low, high]; None means no limit."""
     for code, bound in (("MAXIMUM", low), ("MINIMUM", high)):
         if bound is not None:
             limit = lowering.scalar(bound, x.tensor.dtype)
@@ -187,7 +191,7 @@ def clamp(
 
 
 def relu(lowering: Lowering, x: Value) -> Value:
-    """max(x, 0), which is `x` where that is one already."""
+    """max(x, 0); returns `x` if it is the result of another RELU."""
     if x.tensor.index in lowering.rectified:
         return x
     found = apply(lowering, "RELU", [x])
@@ -196,14 +200,14 @@ def relu(lowering: Lowering, x: Value) -> Value:
 
 
 def hardtanh(lowering: Lowering, x: Value, low: Number = -1, high: Number = 1) -> Value:
-    """`x` held between two numbers, at once for -1 and 1."""
+    """`x` clamped to [low, high]; TFLite has an operator for [-1, 1]."""
     if (low, high) == (-1, 1):
         return apply(lowering, "RELU_N1_TO_1", [x])
     return clamp(lowering, x, low, high)
 
 
 def greater(lowering: Lowering, a: Any, b: Any) -> Value:
-    """Where a > b."""
+    """a > b. Remembers the operands, because `cast` can avoid the comparison."""
     found = COMPARE(lowering, a, b)
     if isinstance(a, Value) and isinstance(b, Value) and a.tensor.dtype == "float32":
         lowering.greater[found] = a, b
@@ -211,9 +215,10 @@ def greater(lowering: Lowering, a: Any, b: Any) -> Value:
 
 
 def cast(lowering: Lowering, x: Value, **options: object) -> Value:
-    """`x` in the node's type; a device and a memory format are no concern of a graph.
+    """Cast `x` to the node's type. Other options, such as a device, do not apply to a graph.
 
-    Whether a > b is min(relu(a - b), 1) rounded up as float32: XNNPACK takes that, no comparison.
+    XNNPACK has no comparisons. A comparison a > b that becomes float32 is therefore computed as
+    ceil(min(relu(a - b), 1)).
     """
     if x.tensor.dtype == lowering.dtype:
         return x

@@ -176,6 +176,7 @@ def open_size(size: Size) -> bool:
 def serialize(subgraphs: Mapping[str, Subgraph], description: str = "") -> bytes:
     """One TFLite file with a signature for each subgraph, by name."""
     everything = with_parts(subgraphs.values())
+    # Sorted, because the order of a set would change the bytes of the file.
     codes = sorted({code for subgraph in everything for code, _ in subgraph.operators})
     model = schema.ModelT()
     model.version = SCHEMA_VERSION
@@ -234,6 +235,7 @@ def signature(name: str, place: int, subgraph: Subgraph) -> Any:
 def operator_code(code: int) -> Any:
     """The file's entry for one kind of operator."""
     made = schema.OperatorCodeT()
+    # Readers use the larger of the two fields.
     made.builtinCode = code
     made.deprecatedBuiltinCode = min(code, NEWEST_OLD_CODE)
     made.version = VERSIONS.get(code, 1)

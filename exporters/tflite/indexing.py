@@ -1,4 +1,4 @@
-"""Operators that read or add to places of a tensor which other tensors name."""
+"""Lowering of operators that read or update elements at positions given by index tensors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def embedding(lowering: Lowering, weight: Value, indices: Value, *options: Any) -> Value:
-    """Rows of a table."""
+    """The rows `indices` of the table `weight`."""
     tensor = lowering.emit(
         "GATHER",
         [lowering.dense(weight), lowering.dense(indices)],
@@ -26,10 +26,10 @@ def embedding(lowering: Lowering, weight: Value, indices: Value, *options: Any) 
 
 
 def index(lowering: Lowering, x: Value, indices: Sequence[Value | None]) -> Value:
-    """Elements of neighbouring axes that the `indices` of those axes name."""
+    """ATen's indexing with index tensors for adjacent axes; None leaves an axis whole."""
     axes = [axis for axis, given in enumerate(indices) if given is not None]
     if axes != list(range(axes[0], axes[-1] + 1)):
-        raise UnsupportedError("indices of axes that are apart")
+        raise UnsupportedError("indices of axes that are not adjacent")
     others = [axis for axis in range(len(x.shape)) if axis not in axes]
     dense = lowering.dense(x.permuted([*axes, *others]))
     given = [value for value in indices if value is not None]
@@ -49,10 +49,10 @@ def index(lowering: Lowering, x: Value, indices: Sequence[Value | None]) -> Valu
 
 
 def coordinates(lowering: Lowering, indices: Sequence[Value], shape: tuple[Size, ...]) -> Tensor:
-    """The indices of each place of `shape` side by side."""
+    """The broadcast `indices` as coordinates (*shape, number of indices) for GATHER_ND."""
     parts = []
     for value in indices:
-        small = Value(value.tensor, value.held, value.order)
+        small = Value(value.tensor, value.stored_shape, value.order)
         lead = len(shape) - len(small.shape)
         whole = lowering.reshaped(small, (*[1] * lead, *small.shape)).expanded(shape)
         parts.append(lowering.reshape(lowering.dense(whole), (*shape, 1)))
@@ -74,10 +74,13 @@ def index_put(
     values: Value,
     accumulate: bool = False,
 ) -> Value:
-    """`x` with `values` added where the `indices` of neighbouring axes say."""
+    """`x` with `values` added at the positions `indices` of adjacent axes.
+
+    SCATTER_ND adds up equal positions, but takes int32 only and starts from zeros.
+    """
     axes = [axis for axis, given in enumerate(indices) if given is not None]
     if not accumulate or axes != list(range(axes[0], axes[-1] + 1)):
-        raise UnsupportedError("index_put that replaces, or of axes that are apart")
+        raise UnsupportedError("index_put that replaces elements or whose axes are not adjacent")
     given = [value for value in indices if value is not None]
     others = [axis for axis in range(len(x.shape)) if axis not in axes]
     order = [*axes, *others]
@@ -91,10 +94,10 @@ def index_put(
     )
     rest = tuple(x.shape[axis] for axis in others)
     target = (*(x.shape[axis] for axis in axes), *rest)
-    # Values stand where `index` would have put them: the axes ahead of the indexed ones first.
+    # `values` has the axis order of the result of `index`: axes before the indexed ones come first.
     full_shape = (*rest[: axes[0]], *shape, *rest[axes[0] :])
     lead = len(full_shape) - len(values.shape)
-    small = Value(values.tensor, values.held, values.order)
+    small = Value(values.tensor, values.stored_shape, values.order)
     whole = lowering.reshaped(small, (*[1] * lead, *small.shape)).expanded(full_shape)
     inner = list(range(axes[0], axes[0] + len(shape)))
     whole = whole.permuted([*inner, *(n for n in range(len(full_shape)) if n not in inner)])
@@ -111,7 +114,7 @@ def index_put(
 
 
 def index_select(lowering: Lowering, x: Value, axis: int, indices: Value) -> Value:
-    """Elements of one axis that `indices` names."""
+    """The elements `indices` of one axis."""
     axis %= len(x.shape)
     return index(lowering, x, [*[None] * axis, indices])
 

@@ -18,7 +18,7 @@ from exporters.programs.loop_bodies import Body, stored
 from exporters.programs.operator_support import suggest_alternative
 from exporters.programs.program import ProgramSignature
 from exporters.programs.source_lines import place_of_operator
-from exporters.tflite.flatbuffer import Size, Subgraph, Tensor, open_size
+from exporters.tflite.flatbuffer import TYPES, Size, Subgraph, Tensor, open_size
 from exporters.tflite.values import Layouts, UnsupportedError, Value
 from profiles.errors import ExportError
 
@@ -191,7 +191,7 @@ def as_float(lowering: Lowering, number: Any) -> Tensor:
     if isinstance(number, Value):
         return number.tensor
     if number is None:
-        raise UnsupportedError("it reads where the largest elements are, as max unpooling does")
+        raise UnsupportedError("it reads the indices of max pooling, as max unpooling does")
     if isinstance(number, float) or not open_size(number):
         return lowering.graph.constant(np.asarray(number, np.float32))
     (symbol,) = number.free_symbols
@@ -200,6 +200,7 @@ def as_float(lowering: Lowering, number: Any) -> Tensor:
         "CAST", [lowering.reshape(lowering.batch, ())], (), "CastOptions", "float32"
     )
     total: Tensor | None = None
+    # Horner's rule: coefficients come from the highest power to the constant.
     for factor in sympy.Poly(number, symbol).all_coeffs():
         if total is not None:
             total = lowering.emit("MUL", [total, batch], (), "MulOptions")
@@ -218,14 +219,14 @@ def batch_of(lowering: Lowering, tensor: Tensor) -> Tensor | None:
     if not axes:
         return None
     shape = lowering.emit(
-        "SHAPE", [tensor], (len(tensor.shape),), "ShapeOptions", "int32", outType=2
+        "SHAPE", [tensor], (len(tensor.shape),), "ShapeOptions", "int32", outType=TYPES["int32"]
     )
     ends = [lowering.integers([n]) for n in (axes[0], 1)]
     return lowering.emit("SLICE", [shape, *ends], (1,), "SliceOptions")
 
 
-def counted(lowering: Lowering, count: Size) -> Tensor:
-    """The numbers 0 to `count` - 1 as int32."""
+def integer_range(lowering: Lowering, count: Size) -> Tensor:
+    """The numbers from 0 to `count` - 1 as int32."""
     if not open_size(count):
         return lowering.graph.constant(np.arange(int(count), dtype=np.int32))
     start, step = (lowering.graph.constant(np.asarray(n, np.int32)) for n in (0, 1))
@@ -241,6 +242,7 @@ def finish(lowering: Lowering, results: Sequence[Value]) -> None:
         constant = lowering.graph.data[tensor.index] is not None
         if tensor.index in taken or constant:
             zero = lowering.graph.constant(np.zeros((), tensor.dtype))
+            # `copy` is no option of ADD. It keeps two copies of one tensor from being merged.
             tensor = lowering.graph.operator(
                 "ADD", [tensor, zero], tensor.dtype, tensor.shape, "AddOptions", copy=port.name
             )

@@ -1,4 +1,4 @@
-"""Matrix products, convolutions, pooling: what runs over channels, and the norm made of them."""
+"""Lowering of matrix products, convolutions, max pooling and batch normalisation."""
 
 import math
 from collections.abc import Sequence
@@ -14,21 +14,22 @@ from exporters.tflite.lowering import Lowering, LoweringRules
 from exporters.tflite.values import IMAGE, UnsupportedError, Value, product
 
 aten = torch.ops.aten
-LEAST_PLACES = 64
-"""Places a sample from which on a product for each sample pays."""
+MIN_POSITIONS = 64
+"""Positions per sample from which one product per sample is faster than one for all samples."""
 
 
 def matmul(lowering: Lowering, a: Value, b: Value) -> Value:
-    """Product of matrices, or of as many as the axes ahead say; factors may stay transposed.
+    """Product of matrices or batches of matrices; factors may stay transposed.
 
-    A sum over places of all samples is quicker as one product a sample, which are then added up;
-    not so where the places of a sample are apart, as after a loop over time.
+    A product that sums over the positions of all samples, such as a weight gradient, is faster as
+    one product per sample and a sum over samples. This applies only if the positions of a sample
+    are adjacent in memory; after a loop over time they are not.
     """
-    a, b = lowering.full(a), lowering.full(b)
+    a, b = lowering.materialized(a), lowering.materialized(b)
     places = a.shape[-1]
     if len(a.shape) == 2 and open_size(places) and not a.in_order:
         each, samples = sympy.sympify(places).as_coeff_Mul()
-        if each >= LEAST_PLACES:
+        if each >= MIN_POSITIONS:
             a = lowering.reshaped(a, (a.shape[0], samples, int(each))).permuted([1, 0, 2])
             b = lowering.reshaped(b, (samples, int(each), b.shape[1]))
             return reductions.SUM(lowering, Value.plain(batched(lowering, a, b)), [0])
@@ -36,7 +37,7 @@ def matmul(lowering: Lowering, a: Value, b: Value) -> Value:
 
 
 def batched(lowering: Lowering, a: Value, b: Value, result: Sequence[Size] | None = None) -> Tensor:
-    """One product for each of the axes ahead; a factor may have size one there."""
+    """A batched matrix product. A factor may have size one in the batch axes."""
     (left, left_turned), (right, right_turned) = factor(lowering, a), factor(lowering, b)
     return lowering.emit(
         "BATCH_MATMUL",
@@ -49,7 +50,7 @@ def batched(lowering: Lowering, a: Value, b: Value, result: Sequence[Size] | Non
 
 
 def factor(lowering: Lowering, x: Value) -> tuple[Tensor, bool]:
-    """The tensor of a factor, and whether its last two axes are exchanged."""
+    """The tensor of a factor, and whether its last two axes are transposed."""
     rank = len(x.order)
     turned = (*range(rank - 2), rank - 1, rank - 2)
     if x.order == turned:
@@ -76,11 +77,14 @@ def convolution(
     output_padding: list[int],
     groups: int,
 ) -> Value:
-    """A convolution of one or two dimensions with its padding written out."""
+    """A convolution with one or two spatial dimensions, with its padding as an operator.
+
+    TFLite's paddings SAME and VALID do not express ATen's padding.
+    """
     if transposed or len(x.shape) not in (3, 4):
         raise UnsupportedError("a transposed or three-dimensional convolution")
     result = whole = lowering.shape
-    if len(x.shape) == 3:
+    if len(x.shape) == 3:  # TFLite has convolutions of images only: use a height of 1
         x = lowering.reshaped(x, (*x.shape[:2], 1, x.shape[2]))
         weight = lowering.reshaped(weight, (*weight.shape[:2], 1, weight.shape[2]))
         stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
@@ -105,7 +109,7 @@ def grouped(
     groups: int,
     result: Sequence[Size],
 ) -> Tensor:
-    """The convolution of an image that is padded already, one group after the other."""
+    """The convolution of a padded image, one group after the other."""
     batch, outputs, high, wide = result
     inputs = image.shape[3]
     settings = {
@@ -116,7 +120,7 @@ def grouped(
         "dilationWFactor": dilation[1],
     }
     if groups == inputs and groups > 1:
-        # One input channel a group: (1, kh, kw, outputs), whose channels go input by input.
+        # One input channel per group. Filters are (1, kh, kw, outputs), sorted by input channel.
         filters = lowering.dense(weight.permuted([1, 2, 3, 0]))
         return lowering.emit(
             "DEPTHWISE_CONV_2D",
@@ -128,7 +132,7 @@ def grouped(
         )
     filters = lowering.dense(weight.permuted([2, 3, 1, 0]))
     parts = [
-        by_rows(lowering, own_image, own_filters, stride, dilation, (batch, high, wide))
+        convolution_by_rows(lowering, own_image, own_filters, stride, dilation, (batch, high, wide))
         for own_image, own_filters in zip(
             split(lowering, image, 3, groups), split(lowering, filters, 3, groups), strict=True
         )
@@ -140,7 +144,7 @@ def grouped(
     )
 
 
-def by_rows(
+def convolution_by_rows(
     lowering: Lowering,
     image: Tensor,
     filters: Tensor,
@@ -150,9 +154,9 @@ def by_rows(
 ) -> Tensor:
     """A convolution as one matrix product for each row of its kernel.
 
-    `image` is (N, H, W, I), `filters` (kh, kw, I, O). The windows of one row are laid side by side,
-    kw slices of the image. TFLite's own convolution is several times slower where the weights are
-    no constants: XNNPACK, which multiplies here, does not take it.
+    `image` is (N, H, W, I), `filters` (kh, kw, I, O). The kw slices of the image that one kernel
+    row reads are concatenated along the channels. TFLite's own convolution is several times slower
+    if the weights are not constants, because XNNPACK then rejects it; XNNPACK runs these products.
     """
     batch, high, wide = result
     rows, columns, _, outputs = filters.shape
@@ -171,7 +175,7 @@ def by_rows(
     elif stride[0] > 1:
         rows_of = [window(strip, 1, number, high) for number in range(int(rows))]
     else:
-        return at_once(lowering, strip, w, dilation[0], result)
+        return convolution_in_one_product(lowering, strip, w, dilation[0], result)
     total: Value | None = None
     for number, left in enumerate(rows_of):
         left = lowering.reshaped(left, (product(left.shape[:3]), left.shape[3]))
@@ -183,16 +187,17 @@ def by_rows(
     return lowering.reshape(total.tensor, (batch, high, wide, outputs))
 
 
-def at_once(
+def convolution_in_one_product(
     lowering: Lowering,
     strip: Value,
     filters: Value,
     dilation: int,
     result: tuple[Size, Size, Size],
 ) -> Tensor:
-    """All rows of a kernel in one product, whose parts are added as far down as their rows are.
+    """A convolution of vertical stride 1 as one product for all rows of its kernel.
 
-    `strip` is (N, lines, W, kw I), `filters` (kh, kw, I, O).
+    `strip` is (N, lines, W, kw I), `filters` (kh, kw, I, O). The product holds, for every line, the
+    results of all kh kernel rows. Result line h is the sum of kernel row r at line h + r dilation.
     """
     batch, high, wide = result
     rows, columns, inputs, outputs = (int(n) for n in filters.shape)
@@ -212,12 +217,12 @@ def at_once(
 
 
 def zeros(lowering: Lowering, count: int) -> Tensor:
-    """The bias of a convolution without one."""
+    """A bias of zeros: DEPTHWISE_CONV_2D requires one."""
     return lowering.graph.constant(np.zeros(count, np.float32))
 
 
 def split(lowering: Lowering, tensor: Tensor, axis: int, groups: int) -> list[Tensor]:
-    """Equal parts of one axis."""
+    """Split one axis into `groups` equal parts."""
     if groups == 1:
         return [tensor]
     size = int(tensor.shape[axis]) // groups
@@ -236,7 +241,7 @@ def max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Value, None]:
-    """Largest of each window; the indices are left out, nothing here reads them."""
+    """The maximum of each window. No operator here reads the indices, so they are None."""
     if any(n != 1 for n in dilation):
         raise UnsupportedError("a dilated pooling window")
     kernel = pair(kernel)
@@ -245,9 +250,11 @@ def max_pool(
     x = Value(lowering.dense(x, IMAGE), x.shape, IMAGE)
     widths = [[0, 0]]
     for axis in (0, 1):
+        # In ceil mode, the last window may end behind the padding.
         span = (int(result[2 + axis]) - 1) * stride[axis] + kernel[axis]
         behind = span - int(x.shape[2 + axis]) - padding[axis]
         widths.append([padding[axis], max(behind, 0)])
+    # Padding with -inf never is the maximum; with zeros it would be, among negative numbers.
     image = shape.padded(lowering, x, [*widths, [0, 0]], -math.inf).tensor
     batch, channels, high, wide = result
     tensor = lowering.emit(
@@ -265,7 +272,7 @@ def max_pool(
 
 
 def pair(sizes: Sequence[int]) -> list[int]:
-    """Both sizes of a square one."""
+    """Repeat a single size for both axes."""
     return list(sizes) * 2 if len(sizes) == 1 else list(sizes)
 
 

@@ -1,4 +1,4 @@
-"""Operators along axes: sums, means, extremes, softmax."""
+"""Lowering of operators along axes: sums, means, extremes, softmax, cumulative sums."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def reduction(code: str) -> Single:
-    """A sum, mean or extreme over some axes (default: all)."""
+    """A rule for a sum, mean or extreme over some axes (default: all)."""
 
     def form(
         lowering: Lowering,
@@ -27,12 +27,13 @@ def reduction(code: str) -> Single:
         rank = len(x.shape)
         axes = [axes] if isinstance(axes, int) else axes
         gone = [a % rank for a in axes] if axes else list(range(rank))
-        x = lowering.full(cast(lowering, x) if code in ("SUM", "MEAN") else x)
+        # ATen sums booleans as integers, and may be asked for another type.
+        x = lowering.materialized(cast(lowering, x) if code in ("SUM", "MEAN") else x)
         if not rank:
             return x
         places = sorted(x.order[a] for a in gone)
         if code in ("SUM", "MEAN"):
-            x = Value(shortened(lowering, code, x.tensor, places[1:]), x.shape, x.order)
+            x = Value(reduce_singly(lowering, code, x.tensor, places[1:]), x.shape, x.order)
         shape = [1 if p in places else n for p, n in enumerate(x.tensor.shape)]
         order = x.order
         if not keep:
@@ -47,11 +48,11 @@ def reduction(code: str) -> Single:
     return form
 
 
-def shortened(lowering: Lowering, code: str, tensor: Tensor, places: Sequence[int]) -> Tensor:
-    """Sums or means over one axis after the other, from the last on, each left at size one.
+def reduce_singly(lowering: Lowering, code: str, tensor: Tensor, places: Sequence[int]) -> Tensor:
+    """Sums or means over one axis after the other, the last one first; each keeps size one.
 
-    XNNPACK adds up all numbers of a sum in turn, and what it has so far is rounded every time: over
-    all places of a batch that is as much as flips ten ReLUs of a ResNet-20's six million.
+    XNNPACK adds all numbers of a sum to one total and rounds it after each addition. Over all
+    positions of a batch, this error flips the masks of ten of a ResNet-20's six million ReLUs.
     """
     for place in reversed(places):
         sizes = [1 if axis == place else size for axis, size in enumerate(tensor.shape)]
@@ -61,7 +62,7 @@ def shortened(lowering: Lowering, code: str, tensor: Tensor, places: Sequence[in
 
 
 def over_last(code: str, options: str, **settings: Any) -> Single:
-    """An operator over one axis that TFLite knows for the last axis only."""
+    """A rule for an operator over one axis that TFLite has for the last axis only."""
 
     def form(lowering: Lowering, x: Value, axis: int, half: bool = False) -> Value:
         rank = len(x.shape)
@@ -74,7 +75,7 @@ def over_last(code: str, options: str, **settings: Any) -> Single:
 
 
 def cumsum(lowering: Lowering, x: Value, axis: int, **options: object) -> Value:
-    """Sums of all elements so far along one axis."""
+    """Cumulative sums along one axis."""
     tensor = lowering.dense(x)
     place = lowering.graph.constant(np.asarray(axis % len(x.shape), np.int32))
     return Value.plain(lowering.emit("CUMSUM", [tensor, place], tensor.shape, "CumsumOptions"))

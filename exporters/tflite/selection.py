@@ -1,4 +1,4 @@
-"""Operators that choose elements by the data: order, largest ones, places that tensors name."""
+"""Lowering of operators that select elements by the data: sort, top k, argmax, gather, scatter."""
 
 from collections.abc import Sequence
 
@@ -9,20 +9,20 @@ from ai_edge_litert import schema_py_generated as schema
 from exporters.tflite import elementwise, shape
 from exporters.tflite.elementwise import Single
 from exporters.tflite.flatbuffer import Size, Tensor
-from exporters.tflite.lowering import Lowering, LoweringRules, counted
+from exporters.tflite.lowering import Lowering, LoweringRules, integer_range
 from exporters.tflite.values import UnsupportedError, Value, product
 
 aten = torch.ops.aten
 
 
-def behind(value: Value, axis: int) -> Value:
-    """`value` with `axis` as its last one."""
+def axis_to_last(value: Value, axis: int) -> Value:
+    """Move `axis` to the end."""
     axis %= len(value.shape)
     return value.permuted([*(a for a in range(len(value.shape)) if a != axis), axis])
 
 
-def back(value: Value, axis: int) -> Value:
-    """`value` with its last axis as `axis`."""
+def last_to_axis(value: Value, axis: int) -> Value:
+    """Move the last axis to `axis`: the inverse of `axis_to_last`."""
     rank = len(value.shape)
     axis %= rank
     return value.permuted([*range(axis), rank - 1, *range(axis, rank - 1)])
@@ -36,8 +36,11 @@ def top(
     largest: bool = True,
     ordered: bool = True,
 ) -> tuple[Value, Value]:
-    """The `count` largest or smallest elements along `axis`, in order, and where they are."""
-    x = behind(x, axis)
+    """The `count` largest or smallest elements along `axis`, sorted, and their indices.
+
+    TOPK_V2 finds the largest elements of the last axis; the smallest are those of -x.
+    """
+    x = axis_to_last(x, axis)
     tensor = lowering.dense(x)
     if not largest:
         tensor = lowering.emit("NEG", [tensor], tensor.shape)
@@ -51,24 +54,24 @@ def top(
     if not largest:
         found = lowering.emit("NEG", [found], sizes)
     places = lowering.emit("CAST", [places], sizes, "CastOptions", "int64")
-    return back(Value.plain(found), axis), back(Value.plain(places), axis)
+    return last_to_axis(Value.plain(found), axis), last_to_axis(Value.plain(places), axis)
 
 
 def sort(
     lowering: Lowering, x: Value, axis: int = -1, descending: bool = False
 ) -> tuple[Value, Value]:
-    """All elements along `axis` in order, and where they were."""
+    """All elements along `axis`, sorted, and their indices."""
     return top(lowering, x, int(x.shape[axis]), axis, descending)
 
 
-def place_of(code: str) -> Single:
-    """Where along an axis (default: of all elements) the first extreme is."""
+def arg_extreme(code: str) -> Single:
+    """A rule for the index of the first maximum or minimum along an axis (default: all axes)."""
 
     def form(lowering: Lowering, x: Value, axis: int | None = None, keep: bool = False) -> Value:
         result = lowering.shape
         if axis is None:
             x, axis = lowering.reshaped(x, (product(x.shape),)), 0
-        tensor = lowering.dense(behind(x, axis))
+        tensor = lowering.dense(axis_to_last(x, axis))
         last = lowering.graph.constant(np.asarray(len(tensor.shape) - 1, np.int32))
         kind = schema.TensorType.INT64
         options = f"{code.title().replace('_', '')}Options"
@@ -80,19 +83,19 @@ def place_of(code: str) -> Single:
     return form
 
 
-def fitted(lowering: Lowering, x: Value, sizes: Sequence[Size], but: int) -> Value:
-    """`x` cut to `sizes` along all axes but one."""
+def cropped(lowering: Lowering, x: Value, sizes: Sequence[Size], skipped: int) -> Value:
+    """`x` cropped to `sizes` along all axes except `skipped`; -1 skips none."""
     for axis, size in enumerate(sizes):
-        if axis != but and x.shape[axis] != size:
+        if axis != skipped and x.shape[axis] != size:
             x = shape.cut(lowering, x, axis, 0, int(size))
     return x
 
 
 def gather(lowering: Lowering, x: Value, axis: int, index: Value, **options: object) -> Value:
-    """The elements along `axis` that `index` names at each place."""
+    """ATen's gather: element `index[..]` along `axis`, for each position of `index`."""
     axis %= len(x.shape)
-    x = behind(fitted(lowering, x, index.shape, axis), axis)
-    index = behind(index, axis)
+    x = axis_to_last(cropped(lowering, x, index.shape, axis), axis)
+    index = axis_to_last(index, axis)
     lead = product(index.shape[:-1])
     rows = lowering.reshaped(x, (lead, x.shape[-1]))
     places = lowering.reshaped(index, (lead, index.shape[-1]))
@@ -104,30 +107,34 @@ def gather(lowering: Lowering, x: Value, axis: int, index: Value, **options: obj
         axis=1,
         batchDims=1,
     )
-    return back(lowering.reshaped(Value.plain(found), index.shape), axis)
+    return last_to_axis(lowering.reshaped(Value.plain(found), index.shape), axis)
 
 
 def scatter_add(lowering: Lowering, x: Value, axis: int, index: Value, source: Value) -> Value:
-    """`x` with `source` added at the places along `axis` that `index` names."""
+    """`x` with `source` added at the positions `index` along `axis`."""
     return elementwise.ADD(lowering, x, scattered(lowering, x, axis, index, source))
 
 
 def scatter(lowering: Lowering, x: Value, axis: int, index: Value, source: Value) -> Value:
-    """`source` at the places along `axis` that `index` names, each once, and zeros elsewhere."""
-    if any(lowering.graph.data[x.tensor.index] or b"\1"):
-        raise UnsupportedError("scatter into what is not zeros")
+    """`source` at the positions `index` along `axis`, zeros elsewhere. No index may occur twice.
+
+    TFLite's SCATTER_ND adds to zeros, so that `x` must be a constant of zeros.
+    """
+    if any(lowering.graph.data[x.tensor.index] or b"\1"):  # None: not a constant
+        raise UnsupportedError("scatter into a tensor that is not zeros")
     return scattered(lowering, x, axis, index, source)
 
 
 def scattered(lowering: Lowering, x: Value, axis: int, index: Value, source: Value) -> Value:
-    """Sums of `source` at the places that `index` names of a tensor as large as `x`."""
+    """Sums of `source` at the positions `index` along `axis`, in zeros of the shape of `x`."""
     axis %= len(x.shape)
-    if fitted(lowering, x, index.shape, axis).shape != x.shape:
-        raise UnsupportedError("indices for a part of the other axes")
-    source = behind(fitted(lowering, source, index.shape, -1), axis)
-    x, index = behind(x, axis), behind(index, axis)
+    if cropped(lowering, x, index.shape, axis).shape != x.shape:
+        raise UnsupportedError("indices that do not cover the other axes")
+    source = axis_to_last(cropped(lowering, source, index.shape, -1), axis)
+    x, index = axis_to_last(x, axis), axis_to_last(index, axis)
     lead, count = product(index.shape[:-1]), index.shape[-1]
-    rows = lowering.reshape(counted(lowering, lead), (lead, 1, 1))
+    # SCATTER_ND takes complete coordinates as int32: pair each index with the number of its row.
+    rows = lowering.reshape(integer_range(lowering, lead), (lead, 1, 1))
     columns = lowering.dense(lowering.reshaped(index, (lead, count, 1)))
     columns = lowering.emit("CAST", [columns], columns.shape, "CastOptions", "int32")
     both: list[Tensor] = [lowering.broadcast(rows, columns.shape), columns]
@@ -141,14 +148,14 @@ def scattered(lowering: Lowering, x: Value, axis: int, index: Value, source: Val
         "ScatterNdOptions",
         values.dtype,
     )
-    return back(lowering.reshaped(Value.plain(sums), x.shape), axis)
+    return last_to_axis(lowering.reshaped(Value.plain(sums), x.shape), axis)
 
 
 FORMS: LoweringRules = {
     aten.topk.default: top,
     aten.sort.default: sort,
-    aten.argmax.default: place_of("ARG_MAX"),
-    aten.argmin.default: place_of("ARG_MIN"),
+    aten.argmax.default: arg_extreme("ARG_MAX"),
+    aten.argmin.default: arg_extreme("ARG_MIN"),
     aten.gather.default: gather,
     aten.scatter_add.default: scatter_add,
     aten.scatter.src: scatter,

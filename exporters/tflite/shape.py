@@ -1,4 +1,4 @@
-"""Operators that move, cut and join elements."""
+"""Lowering of operators that rearrange, slice, concatenate and pad."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,27 +10,28 @@ from exporters.tflite.lowering import Lowering, LoweringRules, Number
 from exporters.tflite.values import UnsupportedError, Value, product
 
 aten = torch.ops.aten
-FARTHEST = 2**31 - 1
-FEW = 5
-"""As many parts and axes as are handled as they are."""
+MAX_AXES = 5
+"""Largest rank of a slice or concatenation; above it, axes are merged."""
+SHORT_AXIS = 5
+"""Largest axis that `flip` reverses with slices."""
 PAD_AXES = 5
-"""As many axes as TFLite pads."""
+"""Largest rank of TFLite's PAD."""
 
 
 def same(lowering: Lowering, x: Value, **options: object) -> Value:
-    """`x` itself: values never change, so that a copy is not needed."""
+    """Return `x`: values never change, so a copy is not needed."""
     return x
 
 
 def clone(lowering: Lowering, x: Value, memory_format: object = None) -> Value:
-    """`x` itself, with its elements in order where that is asked for."""
-    if memory_format is torch.contiguous_format and x.held == x.shape:
+    """Return `x`, with its elements in ATen's order if the clone asks for contiguous memory."""
+    if memory_format is torch.contiguous_format and x.stored_shape == x.shape:
         return Value.plain(lowering.dense(x))
     return x
 
 
 def view(lowering: Lowering, x: Value, size: object) -> Value:
-    """`x` in the node's shape."""
+    """`x` reshaped to the node's shape."""
     return lowering.reshaped(x, lowering.shape)
 
 
@@ -40,17 +41,18 @@ def permute(lowering: Lowering, x: Value, axes: Sequence[int]) -> Value:
 
 
 def expand(lowering: Lowering, x: Value, size: object, **options: object) -> Value:
-    """`x` repeated to the node's shape, new axes first."""
+    """`x` broadcast to the node's shape; new axes come first."""
     lead = len(lowering.shape) - len(x.shape)
     if lead:
-        small = Value(x.tensor, x.held, x.order)
-        x = lowering.reshaped(small, (*[1] * lead, *x.held))
+        small = Value(x.tensor, x.stored_shape, x.order)
+        x = lowering.reshaped(small, (*[1] * lead, *x.stored_shape))
     return x.expanded(lowering.shape)
 
 
 def repeat(lowering: Lowering, x: Value, times: Sequence[int]) -> Value:
-    """`x` side by side with itself, `times` along each axis; as often as the batch says by
-    expanding a new axis ahead.
+    """`x` repeated `times` along each axis.
+
+    If a number of repetitions depends on the batch, a new axis before each axis is expanded.
     """
     whole = lowering.shape
     lead = (*[1] * (len(times) - len(x.shape)), *x.shape)
@@ -73,7 +75,7 @@ def slice_(
     end: int | None = None,
     step: int = 1,
 ) -> Value:
-    """Every `step`-th element of one axis from `start` to ahead of `end`."""
+    """Every `step`-th element of one axis, from `start` up to but not including `end`."""
     size = x.shape[axis % len(x.shape)]
     if not start and step == 1 and lowering.shape == x.shape:
         return x
@@ -84,8 +86,8 @@ def slice_(
 
 
 def cut(lowering: Lowering, x: Value, axis: int, first: int, last: int, step: int = 1) -> Value:
-    """Every `step`-th element of one axis from `first` to ahead of `last`."""
-    x = lowering.full(x)
+    """Every `step`-th element of one axis, from `first` up to but not including `last`."""
+    x = lowering.materialized(x)
     axis %= len(x.shape)
     place, count = x.order[axis], len(range(first, last, step))
     tensor = x.tensor
@@ -99,8 +101,8 @@ def cut(lowering: Lowering, x: Value, axis: int, first: int, last: int, step: in
 def strided(lowering: Lowering, x: Value, axis: int, first: int, count: int, step: int) -> Tensor:
     """The tensor of every `step`-th element of one axis.
 
-    `step` neighbours become one, `step` times as wide in the axis behind, so that a plain part
-    remains to be taken: XNNPACK has no other.
+    XNNPACK has slices of step 1 only. `step` neighbouring elements are therefore merged into the
+    next axis, (n, m) to (n / step, step * m), and a contiguous slice of both axes is the result.
     """
     place = x.order[axis]
     widths = [[0, 0] for _ in x.order]
@@ -109,7 +111,7 @@ def strided(lowering: Lowering, x: Value, axis: int, first: int, count: int, ste
     sizes = [*tensor.shape, 1]
     whole, behind = int(sizes[place]), sizes[place + 1]
     if open_size(behind):
-        raise UnsupportedError("a strided part ahead of the batch")
+        raise UnsupportedError("a strided slice of the axis before the batch")
     merged = [*sizes[:place], whole // step, step * int(behind), *sizes[place + 2 :]]
     if place + 1 < len(x.order):
         merged.pop()
@@ -123,9 +125,12 @@ def strided(lowering: Lowering, x: Value, axis: int, first: int, count: int, ste
 
 
 def part(lowering: Lowering, tensor: Tensor, ends: Mapping[int, tuple[int, int]]) -> Tensor:
-    """From the first to ahead of the last element along some axes; others go together."""
+    """Slice some axes of `tensor`; `ends` maps an axis to (first, last), without `last`.
+
+    Above MAX_AXES axes, the axes before and after a single sliced one are merged.
+    """
     rank = len(tensor.shape)
-    if rank > FEW and len(ends) == 1:
+    if rank > MAX_AXES and len(ends) == 1:
         ((place, (first, last)),) = ends.items()
         whole = tensor.shape
         flat = (product(whole[:place]), whole[place], product(whole[place + 1 :]))
@@ -135,6 +140,7 @@ def part(lowering: Lowering, tensor: Tensor, ends: Mapping[int, tuple[int, int]]
     sizes = list(tensor.shape)
     for place, (first, last) in ends.items():
         begins[place], lasts[place], sizes[place] = first, last, last - first
+    # The masks select whole axes: the end of an open axis is unknown here.
     others = sum(1 << place for place in range(rank) if place not in ends)
     return lowering.emit(
         "STRIDED_SLICE",
@@ -147,13 +153,13 @@ def part(lowering: Lowering, tensor: Tensor, ends: Mapping[int, tuple[int, int]]
 
 
 def select(lowering: Lowering, x: Value, axis: int, index: int) -> Value:
-    """One element of an axis, which goes."""
+    """One element of an axis; the result lacks this axis."""
     size = int(x.shape[axis])
     return lowering.reshaped(cut(lowering, x, axis, index % size, index % size + 1), lowering.shape)
 
 
 def concatenate(lowering: Lowering, values: Sequence[Value], axis: int = 0) -> Value:
-    """Values one after the other along `axis`, in the first one's layout."""
+    """Concatenate `values` along `axis`, in the layout of the first one."""
     if len(values) == 1:
         return values[0]
     axis %= len(values[0].shape)
@@ -162,7 +168,7 @@ def concatenate(lowering: Lowering, values: Sequence[Value], axis: int = 0) -> V
     tensors = [lowering.dense(v, order) for v in values]
     sizes = list(tensors[0].shape)
     sizes[place] = total([t.shape[place] for t in tensors])
-    if len(sizes) > FEW:
+    if len(sizes) > MAX_AXES:
         ahead = product(sizes[:place])
         behind = product(sizes[place + 1 :])
         tensors = [lowering.reshape(t, (ahead, t.shape[place], behind)) for t in tensors]
@@ -184,7 +190,10 @@ def total(sizes: Sequence[Size]) -> Size:
 
 
 def pad(lowering: Lowering, x: Value, pads: Sequence[int], number: Number = 0) -> Value:
-    """`number` around the last axes, (front, behind) from the last one on; negative ones cut."""
+    """Pad with `number`; `pads` are (front, behind) of the last axis, then of the one before.
+
+    Negative widths crop.
+    """
     rank = len(x.shape)
     ends = {rank - 1 - n // 2: (pads[n], pads[n + 1]) for n in range(0, len(pads), 2)}
     for axis, (front, behind) in ends.items():
@@ -199,13 +208,13 @@ def pad(lowering: Lowering, x: Value, pads: Sequence[int], number: Number = 0) -
 
 
 def padded(lowering: Lowering, x: Value, widths: Sequence[Sequence[int]], number: Number) -> Value:
-    """`x` with `widths` (front, behind) of `number` around the axes of its tensor.
+    """Pad each axis of the tensor of `x` by its `widths` (front, behind) with `number`.
 
-    Neighbours that are not padded go together as one axis: TFLite pads five at most.
+    TFLite pads at most PAD_AXES axes, so adjacent axes without padding are merged.
     """
     if not any(map(any, widths)):
         return x
-    x = lowering.full(x)
+    x = lowering.materialized(x)
     held = x.tensor.shape
     wide = [n + sum(w) for n, w in zip(held, widths, strict=True)]
     groups: list[list[int]] = []
@@ -230,14 +239,14 @@ def padded(lowering: Lowering, x: Value, widths: Sequence[Sequence[int]], number
 
 
 def flip(lowering: Lowering, x: Value, axes: Sequence[int]) -> Value:
-    """`x` backwards along `axes`, one after the other; a short axis, as a kernel's, by its parts.
+    """Reverse `x` along `axes`.
 
-    XNNPACK takes those, but no REVERSE_V2.
+    A short axis, such as a kernel's, is reversed with slices: XNNPACK has no REVERSE_V2.
     """
-    x = lowering.full(x)
+    x = lowering.materialized(x)
     for axis in axes:
         size = x.shape[axis]
-        if open_size(size) or int(size) > FEW:
+        if open_size(size) or int(size) > SHORT_AXIS:
             place = x.order[axis % len(x.order)]
             tensor = lowering.emit(
                 "REVERSE_V2",

@@ -21,7 +21,7 @@ WIDTHS = {
 
 
 def plan_of(subgraph: Subgraph, file_operators: int = 0) -> MemoryPlan:
-    """The memory plan of `subgraph`, and of the subgraphs that it calls, in a file of so many."""
+    """Memory plan of `subgraph` and the subgraphs that it calls, in a file of `file_operators`."""
     parts = list({id(part): part for _, part in subgraph.calls}.values())
     places = {id(part): place for place, part in enumerate(parts)}
     called = {id(options): places[id(part)] for options, part in subgraph.calls}
@@ -46,7 +46,7 @@ def plan_of(subgraph: Subgraph, file_operators: int = 0) -> MemoryPlan:
 
 
 def expression(size: int | sympy.Expr) -> Expression:
-    """`size` as numbers and words; its only symbol is the batch."""
+    """`size` as nested tuples of numbers and names; its only symbol is the batch."""
     size = sympy.sympify(size)
     if size.is_Symbol:
         return BATCH

@@ -1,8 +1,7 @@
 """Decompositions for the TFLite writer alone.
 
-Forms that XNNPACK runs fast, and replacements for what TFLite has no operator for.
-
-They come ahead of the table that all writers share.
+Some use operators that XNNPACK runs fast; others replace operators that TFLite does not have. They
+override the table that all writers share.
 """
 
 import math
@@ -27,10 +26,12 @@ aten = torch.ops.aten
 
 
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: convolution.Window) -> Tensor:
-    """dW as one matrix product a sample, added up: (rows * O, places) times (places, columns * I).
+    """dW as a sum over samples of (rows * O, positions) times (positions, columns * I).
 
-    Places are those of the padded image's rows. The windows of a row lie side by side on the right,
-    `grad` as often as the kernel has rows on the left, each time as many places further down.
+    Positions are those of the padded image's lines. The right factor holds, at each position, the
+    pixels of one kernel row side by side. The left factor holds one copy of `grad` per kernel row,
+    shifted down by the lines between that row and the first. If the vertical stride is above 1,
+    each kernel row has its own product.
     """
     outputs, inputs, rows, columns = weight.shape
     if window.groups > 1:
@@ -48,7 +49,7 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: convolution
     strip = torch.cat(
         [cut(image, 2, n * window.dilation[1], window.stride[1], wide) for n in range(columns)], 3
     )
-    # In this order before it is repeated: XNNPACK turns the left factor of a product by a copy.
+    # XNNPACK copies a transposed left factor. Transpose `grad` once, before it is repeated.
     grads = grad.reshape(batch, outputs, high * wide)
     grads = grads.clone(memory_format=torch.contiguous_format)
     if window.stride[0] > 1:
@@ -81,11 +82,12 @@ def average_pool(
     *,
     axes: int,
 ) -> Tensor:
-    """The mean of each window: shifted slices added up, over the elements that count."""
+    """The mean of each window: the sum of shifted slices, divided by `corrected`'s divisors."""
     along = windows(x, kernel, list(stride), list(padding), ceil_mode, axes)
     total: Tensor = aten.constant_pad_nd(
         x, [n for w in reversed(along) for n in (w.front, w.behind)]
     )
+    # Sum along one axis after the other: kh + kw additions for each mean instead of kh * kw.
     for axis, w in enumerate(along, x.dim() - axes):
         total = reduce(torch.add, [cut(total, axis, n, w.step, w.count) for n in range(w.kernel)])
     means = total * (1 / math.prod(w.kernel for w in along))
@@ -93,10 +95,11 @@ def average_pool(
 
 
 def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
-    """dX = grad where z = relu(x - threshold) > 0, 0 elsewhere: min(z, 1) rounded up.
+    """dX = grad * ceil(min(z, 1)) with z = relu(x - threshold): grad if x > threshold, else 0.
 
-    XNNPACK has these, but neither comparisons nor signs: what it does not take splits its graph,
-    and everything that is ready runs, and is kept, before the split.
+    XNNPACK has these operators, but neither comparisons nor sign. An operator that XNNPACK lacks
+    splits its graph; all operators that are ready then run before the split and keep their results
+    in memory.
     """
     above = torch.relu(x - threshold if threshold else x)
     return grad * torch.ceil(aten.hardtanh(above, -1.0, 1.0))
@@ -104,6 +107,7 @@ def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
 
 def log_softmax(x: Tensor, axis: int, half_to_float: bool) -> Tensor:
     """z - log(sum(exp(z))) with z = x - max(x)."""
+    # exp of numbers up to 0 cannot overflow.
     moved = x - x.amax(axis, keepdim=True)
     return moved - torch.log(torch.exp(moved).sum(axis, keepdim=True))
 
@@ -119,7 +123,7 @@ def expm1(x: Tensor) -> Tensor:
 
 
 def split(x: Tensor, sizes: Sequence[int], axis: int = 0) -> list[Tensor]:
-    """Parts of `sizes`, one after the other."""
+    """Split one axis into consecutive parts of `sizes`."""
     starts = [sum(sizes[:n]) for n in range(len(sizes))]
     return [cut(x, axis, start, 1, size) for start, size in zip(starts, sizes, strict=True)]
 
@@ -132,9 +136,9 @@ def slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> Tensor:
-    """`x` with `part` in the place of a slice: what is ahead of it, the part, what is behind.
+    """`x` with a slice replaced by `part`: a concatenation with the elements before and after it.
 
-    A part of every `step`-th element gets zeros between them, which `x` replaces.
+    If `step` is above 1, `part` is spread out with zeros and selected at its positions.
     """
     if step == 1 and not start and (end is None or end >= sys.maxsize):
         return part
@@ -162,7 +166,7 @@ def var(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> Tensor:
-    """Sum of (x - mean)^2 over `axes`, by their number of elements less `correction` (1)."""
+    """Variance: the sum of (x - mean)^2 over `axes` / (number of elements - `correction` or 1)."""
     return var_mean(x, axes, correction=correction, keepdim=keepdim)[0]
 
 
@@ -173,7 +177,7 @@ def var_mean(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Variance, see `var`, and mean."""
+    """The variance (see `var`) and the mean."""
     axes = list(axes) if axes else list(range(x.dim()))
     mean = x.mean(axes, keepdim=True)
     centred = x - mean
@@ -185,16 +189,16 @@ def var_mean(
     return found, mean if keepdim else x.mean(axes)
 
 
-PYTORCHS = (
+DECOMPOSED_BY_PYTORCH = (
     aten.native_layer_norm.default,
     aten.leaky_relu.default,
     aten.elu.default,
     aten.linalg_vector_norm.default,
 )
-"""What PyTorch itself can write in operators that TFLite has."""
+"""Operators that PyTorch's own decompositions express with operators that TFLite has."""
 
 FORMS: Decompositions = {
-    **cast(Decompositions, get_decompositions(PYTORCHS)),
+    **cast(Decompositions, get_decompositions(DECOMPOSED_BY_PYTORCH)),
     **UNTRANSPOSED,
     **composed_operators.FORMS,
     aten.avg_pool2d.default: partial(average_pool, axes=2),

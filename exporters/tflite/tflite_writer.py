@@ -1,7 +1,7 @@
 """Lowers traced signatures to one TFLite file with a named signature for each.
 
-The file has only TFLite's own operators, without Flex. They are written here because litert-torch
-has no open batch. Weights are inputs, as in the ONNX graphs.
+The file has only TFLite's own operators, without Flex. This package writes them itself, because
+litert-torch cannot leave the batch size open. Weights are inputs, as in the ONNX graphs.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ FORMS: LoweringRules = {
 
 
 def to_subgraph(signature: ProgramSignature) -> Subgraph:
-    """Lower one signature. Raises ExportError naming an operator without a TFLite form."""
+    """Lower one signature. Raises ExportError if an operator has no TFLite form."""
     graph = trace(signature, tflite_decompositions.FORMS)
     to_scans(graph, tflite_decompositions.FORMS)
     return lower_signature(graph, signature, FORMS)
@@ -73,8 +73,8 @@ def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
 
 
 def to_tflite(signatures: Sequence[ProgramSignature]) -> bytes:
-    """A TFLite file of `signatures`, whose inputs and outputs have the ports' names.
+    """Write `signatures` as a TFLite file; inputs and outputs have the names of the ports.
 
-    Raises ExportError naming the signature and the operator that has no TFLite form.
+    Raises ExportError with the names of a signature and of its operator without a TFLite form.
     """
     return serialize({s.name: to_subgraph(s) for s in signatures}, DESCRIPTION)

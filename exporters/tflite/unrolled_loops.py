@@ -48,7 +48,7 @@ def loop(
     """Write one loop; returns the last states, then the outputs (T, ..), as PyTorch's `scan`."""
     current: Tensors = [lowering.dense(value) for value in states]
     same = [lowering.dense(value) for value in constants]
-    read = list(zip(*(taken_apart(lowering, x) for x in inputs), strict=True))
+    read = list(zip(*(unpack_rows(lowering, x) for x in inputs), strict=True))
     if body.backward:
         read.reverse()
     parts: dict[int, Part] = {}
@@ -62,7 +62,7 @@ def loop(
         written += found
     if body.backward:
         written.reverse()
-    whole = [put_together(lowering, column) for column in zip(*written, strict=True)]
+    whole = [pack_rows(lowering, column) for column in zip(*written, strict=True)]
     return [Value.plain(tensor) for tensor in (*current, *whole)]
 
 
@@ -92,7 +92,7 @@ def part_of(
     return Part(inner.graph.pruned(), where[0], where[1:])
 
 
-def taken_apart(lowering: Lowering, value: Value) -> list[Tensor]:
+def unpack_rows(lowering: Lowering, value: Value) -> list[Tensor]:
     """The rows of `value` along its first axis, each a tensor."""
     whole = lowering.dense(value)
     length = whole.shape[0]
@@ -116,7 +116,7 @@ def taken_apart(lowering: Lowering, value: Value) -> list[Tensor]:
     return lowering.rows[whole.index]
 
 
-def put_together(lowering: Lowering, rows: Tensors) -> Tensor:
+def pack_rows(lowering: Lowering, rows: Tensors) -> Tensor:
     """`rows` as one tensor along a new first axis; a loop that reads it takes the rows instead."""
     whole = lowering.emit(
         "PACK",

@@ -1,9 +1,9 @@
-"""Values of a traced graph while it becomes TFLite operators.
+"""Values of a traced graph during lowering: a TFLite tensor, its layout and its ATen shape.
 
-TFLite's images are channels last, ATen's channels first. A value therefore carries its layout: a
-permutation of an ATen value costs nothing until an operator needs its axes in order, and an image
-stays channels last from one convolution to the next. Broadcast values stay as small as they are
-until an operator needs all of their elements.
+TFLite's images are channels last, ATen's are channels first. Each value therefore carries its
+layout. A permute changes the layout only; elements move when an operator needs the axes in order.
+An image stays channels last from one convolution to the next. A broadcast value keeps its small
+tensor until an operator needs all elements.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ import sympy
 from exporters.tflite.flatbuffer import Size, Subgraph, Tensor, open_size
 
 IMAGE = (0, 3, 1, 2)
-"""Where (N, C, H, W) are in TFLite's images (N, H, W, C)."""
+"""Axes of TFLite's images (N, H, W, C) at which (N, C, H, W) are stored."""
 
-SMALL = 4096
-"""Elements up to which ones are stored."""
+MAX_STORED_ONES = 4096
+"""Largest constant of ones that a broadcast may add to the file, in elements."""
 
 
 class UnsupportedError(Exception):
-    """An operator used in a way that has no TFLite form; says how it is used.
+    """An operator is used in a way that has no TFLite form. The message names the use.
 
-    The writer adds the operator, its place and what to do, as an ExportError.
+    `lowering.call` turns it into an ExportError with the operator, its place and a remedy.
     """
 
 
@@ -33,7 +33,8 @@ class UnsupportedError(Exception):
 class Value:
     """An ATen value whose axis `a` is axis `order[a]` of `tensor`.
 
-    `shape` is ATen's; where the tensor's axis has size one instead, the value repeats along it.
+    `shape` is ATen's. If an axis has another size there and size one in the tensor, the value
+    repeats along that axis.
     """
 
     tensor: Tensor
@@ -42,49 +43,50 @@ class Value:
 
     @classmethod
     def plain(cls, tensor: Tensor) -> "Value":
-        """The value that `tensor` holds as it is."""
+        """The value with the axes and elements of `tensor`."""
         return cls(tensor, tensor.shape, tuple(range(len(tensor.shape))))
 
     @property
-    def held(self) -> tuple[Size, ...]:
-        """Sizes of the tensor in ATen's order of the axes."""
+    def stored_shape(self) -> tuple[Size, ...]:
+        """Sizes of the tensor's axes, in ATen's order."""
         return tuple(self.tensor.shape[place] for place in self.order)
 
     @property
     def in_order(self) -> bool:
-        """Whether the tensor's axes are ATen's."""
+        """Whether the tensor stores the axes in ATen's order."""
         return self.order == tuple(range(len(self.order)))
 
     def permuted(self, axes: Sequence[int]) -> "Value":
-        """ATen's permute: nothing moves."""
+        """ATen's permute. No element moves."""
         axes = [a % len(self.order) for a in axes]
         return Value(
             self.tensor, tuple(self.shape[a] for a in axes), tuple(self.order[a] for a in axes)
         )
 
     def expanded(self, shape: Sequence[Size]) -> "Value":
-        """ATen's expand to `shape` of the same rank: nothing is copied."""
+        """ATen's expand to `shape` of the same rank. No element is copied."""
         return Value(self.tensor, tuple(shape), self.order)
 
 
 class Layouts:
-    """Brings values into the layout that an operator needs, on one subgraph."""
+    """Converts values of one subgraph to the layouts that operators need."""
 
     def __init__(self, graph: Subgraph) -> None:
         self.graph = graph
         self.batch: Tensor | None = None  # int32 of one element
-        self._before: dict[int, Tensor] = {}  # what a reshaped tensor was before
+        self._before: dict[int, Tensor] = {}  # index of a reshape's result -> the reshaped tensor
 
     def integers(self, values: Sequence[int]) -> Tensor:
-        """A constant list of int32."""
+        """A constant vector of int32."""
         return self.graph.constant(np.asarray(values, np.int32).reshape(len(values)))
 
     def reshape(self, tensor: Tensor, shape: Sequence[Size]) -> Tensor:
-        """`tensor` with other sizes; at most one of them is open. Reshapes in a row are one."""
+        """Reshape `tensor`; at most one size may be open. Consecutive reshapes become one."""
         tensor = self._before.get(tensor.index, tensor)
         if tuple(shape) == tensor.shape:
             return tensor
         if sum(map(open_size, shape)) > 1:
+            # RESHAPE computes one unknown size, which the file marks with -1.
             raise UnsupportedError("a reshape to two sizes that depend on the batch")
         sizes = [-1 if open_size(n) else int(n) for n in shape]
         made = self.graph.operator(
@@ -99,9 +101,10 @@ class Layouts:
         return made
 
     def transpose(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
-        """`tensor` with axis `axes[i]` as axis i; a reshape where only axes of size one move.
+        """Transpose `tensor`: axis `axes[i]` becomes axis i.
 
-        Axes that stay neighbours move as one: XNNPACK takes six.
+        If only axes of size one move, the result is a reshape. Axes that stay adjacent are merged
+        and move as one, because XNNPACK transposes at most six axes.
         """
         shape = [tensor.shape[a] for a in axes]
         runs: list[list[int]] = []
@@ -126,14 +129,14 @@ class Layouts:
         return self.reshape(moved, shape)
 
     def arranged(self, value: Value, order: Sequence[int]) -> Tensor:
-        """The tensor of `value` with ATen's axis a as axis `order[a]`, still unexpanded."""
+        """The stored tensor of `value`, not expanded, with ATen's axis a as axis `order[a]`."""
         axes = [0] * len(order)
         for axis, place in enumerate(order):
             axes[place] = value.order[axis]
         return self.transpose(value.tensor, axes)
 
     def dense(self, value: Value, order: Sequence[int] | None = None) -> Tensor:
-        """The tensor of `value`, all elements, in `order` (default: ATen's)."""
+        """The tensor with all elements of `value`, in the layout `order` (default: ATen's)."""
         order = tuple(range(len(value.shape))) if order is None else order
         tensor = self.arranged(value, order)
         shape: list[Size] = [0] * len(order)
@@ -141,18 +144,19 @@ class Layouts:
             shape[place] = value.shape[axis]
         return self.broadcast(tensor, shape)
 
-    def full(self, value: Value) -> Value:
-        """`value` with all of its elements, in the layout it has."""
+    def materialized(self, value: Value) -> Value:
+        """Store all elements of `value`; its layout does not change."""
         return Value(self.dense(value, value.order), value.shape, value.order)
 
     def broadcast(self, tensor: Tensor, shape: Sequence[Size]) -> Tensor:
-        """`tensor` repeated to `shape`, which has the same rank; by ones where that is small.
+        """Repeat `tensor` to `shape`, which has the same rank.
 
-        XNNPACK takes no BROADCAST_TO.
+        XNNPACK has no BROADCAST_TO, so small float32 results are a product with ones.
         """
         if tensor.shape == tuple(shape):
             return tensor
-        if not any(map(open_size, shape)) and tensor.dtype == "float32" and product(shape) <= SMALL:
+        fixed = not any(map(open_size, shape))
+        if fixed and tensor.dtype == "float32" and product(shape) <= MAX_STORED_ONES:
             ones = self.graph.constant(np.ones([int(n) for n in shape], np.float32))
             return self.graph.operator("MUL", [tensor, ones], "float32", shape, "MulOptions")
         return self.graph.operator(
@@ -164,7 +168,7 @@ class Layouts:
         )
 
     def sizes(self, shape: Sequence[Size]) -> Tensor:
-        """`shape` as a list of int32, computed where it is open."""
+        """`shape` as a vector of int32; open sizes are computed at run time."""
         if not any(map(open_size, shape)):
             return self.integers([int(n) for n in shape])
         parts = [self.open_size(n) if open_size(n) else self.integers([int(n)]) for n in shape]
@@ -175,7 +179,7 @@ class Layouts:
         )
 
     def open_size(self, size: sympy.Expr) -> Tensor:
-        """A multiple of the batch as one int32."""
+        """A multiple of the batch size, as a vector of one int32."""
         (symbol,) = size.free_symbols
         factor = sympy.cancel(size / symbol)
         if not factor.is_Integer:
@@ -188,11 +192,11 @@ class Layouts:
         )
 
     def reshaped(self, value: Value, shape: Sequence[Size]) -> Value:
-        """ATen's reshape. Axes that are split or joined among themselves may stay permuted."""
-        if all(size == 1 for size in value.held):  # one number, however often it is repeated
+        """ATen's reshape. Blocks of axes that the tensor stores together may stay permuted."""
+        if all(size == 1 for size in value.stored_shape):  # one repeated number
             small = self.reshape(value.tensor, [1] * len(shape))
             return Value(small, tuple(shape), tuple(range(len(shape))))
-        value = self.full(value) if value.held != value.shape else value
+        value = self.materialized(value) if value.stored_shape != value.shape else value
         blocks = matching(value.shape, shape)
         if not all(adjacent(value, inner) for inner, _ in blocks):
             value = Value.plain(self.dense(value))
@@ -206,7 +210,10 @@ class Layouts:
 
 
 def adjacent(value: Value, axes: Sequence[int]) -> bool:
-    """Whether the tensor holds `axes` one after the other, but for axes of size one."""
+    """Whether the tensor stores `axes` in this order and next to each other.
+
+    Axes of size one are ignored.
+    """
     places = [value.order[a] for a in axes if value.shape[a] != 1]
     if not places:
         return True
@@ -216,15 +223,15 @@ def adjacent(value: Value, axes: Sequence[int]) -> bool:
 
 
 def first_place(value: Value, axes: Sequence[int]) -> int:
-    """Where the tensor holds the first of `axes`; ahead of all others where there are none."""
+    """The tensor's axis that stores the first of `axes`; -1, to sort first, if `axes` is empty."""
     return value.order[axes[0]] if axes else -1
 
 
 def matching(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], list[int]]]:
-    """The smallest runs of axes of `old` and `new` that hold the same number of elements.
+    """Divide the axes of `old` and `new` into the smallest blocks with equal numbers of elements.
 
-    Axes of size one are left out of `old`'s runs; those of `new` stay behind the axis ahead of
-    them, leading ones in a run of their own.
+    Axes of `old` of size one are in no block. An axis of `new` of size one joins the block of the
+    axis before it; leading ones form the first block.
     """
     blocks: list[tuple[list[int], list[int]]] = [([], [])]
     ahead = [axis for axis, size in enumerate(old) if size != 1]
@@ -243,18 +250,19 @@ def matching(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], 
 
 
 def inner_size(shape: Sequence[Size], axes: Sequence[int]) -> Size:
-    """Elements of the axes `axes` of `shape`."""
+    """Number of elements along `axes` of `shape`."""
     return product([shape[a] for a in axes])
 
 
 def smaller(one: Size, other: Size) -> bool:
-    """Whether `one` has fewer elements than `other`, for any batch large enough."""
+    """Whether `one` is less than `other` for every large batch."""
     quotient = sympy.cancel(sympy.sympify(one) / sympy.sympify(other))
+    # Open sizes are expressions, which Python cannot compare. A large batch decides.
     large = dict.fromkeys(quotient.free_symbols, 10**9)
     return bool(quotient.subs(large) < 1)
 
 
 def product(sizes: Sequence[Size]) -> Size:
-    """Product of `sizes`; an int where it can be."""
+    """Product of `sizes`: an int if it does not depend on the batch."""
     result = prod(sizes)
     return int(result) if isinstance(result, sympy.Integer) else result

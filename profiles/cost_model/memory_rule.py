@@ -113,6 +113,7 @@ def run_growth(runtime: RuntimeOverhead, inputs: int, outputs: int, arena: int, 
     """
     copies = (runtime.array_copies - 1) * (inputs + outputs)
     kept = copies + kept_bytes(arena, nodes, runtime.node_bytes)
+    # Alone, a signature shares no state with others: all of its inputs count here.
     alone = SignatureMemory(inputs=inputs, outputs=outputs, state=0, kept=kept)
     return training_growth([alone], 0, runtime.session_bytes)
 

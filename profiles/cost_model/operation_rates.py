@@ -25,6 +25,7 @@ NOISE = 0.05
 SLOPE = 0.5
 """Ridge penalty on the slopes of the plane, as a number of timings."""
 MOST_DOUBT = 0.5
+"""Largest relative error that cross-validation may report."""
 
 
 class Rates:
@@ -32,6 +33,7 @@ class Rates:
 
     def __init__(self, timings: Sequence[Timing]) -> None:
         self.kind = timings[0].kind
+        # np.interp needs increasing sizes.
         self.timings = sorted(timings, key=lambda t: (t.sizes, t.seconds))
 
     def seconds(self, sizes: Sequence[int]) -> float:
@@ -48,6 +50,7 @@ class Rates:
         sizes, seconds = zip(*((t.sizes[0], t.seconds) for t in self.timings), strict=True)
         if size > sizes[-1]:
             return float(seconds[-1] * size / sizes[-1])
+        # Below the first timing, np.interp returns its time, which is an upper bound there.
         return float(np.exp(np.interp(math.log(size), np.log(sizes), np.log(seconds))))
 
     @cached_property

@@ -118,6 +118,7 @@ def preference(candidate: Candidate) -> tuple[float, float, float, int, str]:
     """The sort key that puts the better candidate first."""
     step = candidate.step.upper if candidate.step is not None else 0.0
     memory = candidate.memory.upper
+    # The spec decides last, so that the order of `candidates` has no influence.
     return (-candidate.strength, memory, step, candidate.traffic, candidate.submodel)
 
 

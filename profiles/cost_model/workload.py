@@ -141,6 +141,7 @@ def kind_of(operator: str, inputs: Shapes, outputs: Shapes) -> str:
         return "accumulated"
     if kind in ("arithmetic", "division", "extreme", "comparison") and len(inputs) > 1:
         sizes = [math.prod(shape) for shape in inputs[:2]]
+        # One number, a broadcast and equal shapes have kernels of different speed.
         if min(sizes) == 1 < max(sizes):
             return "scaling" if kind == "arithmetic" else kind
         if kind == "arithmetic" and math.prod(outputs[0]) > min(sizes):

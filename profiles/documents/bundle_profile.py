@@ -309,6 +309,7 @@ def _first_line(path: Path) -> str | None:
 def _read(path: Path) -> str:
     """Text of a file without control characters; empty if it cannot be read."""
     try:
+        # Texts of the device tree end with a zero byte.
         return re.sub(f"(?!\\n)[{CONTROLS}]", " ", path.read_text(errors="replace"))
     except OSError:
         return ""

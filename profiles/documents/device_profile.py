@@ -71,6 +71,7 @@ def load_device(reference: str) -> DeviceProfile:
         4
     """
     path = Path(reference)
+    # A file without these suffixes comes before a built-in profile of the same name.
     if path.suffix not in (".json", ".toml") and not path.exists():
         path = BUILT_IN / f"{reference}.toml"
         if not path.exists():

@@ -54,6 +54,7 @@ def merge(profiles: Sequence[Profile]) -> Profile:
     return msgspec.structs.replace(
         first,
         method=msgspec.structs.replace(first.method, runs=sum(p.method.runs for p in profiles)),
+        # Times in UTC and ISO 8601 sort as text.
         measured_at=max(profile.measured_at for profile in profiles),
         phases=phases,
         after=profiles[-1].after,
