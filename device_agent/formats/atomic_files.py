@@ -139,6 +139,7 @@ def write_folder(
             # A folder that is not empty cannot be replaced by a rename, so move the old one away.
             old = Path(tempfile.mkdtemp(dir=staging, prefix=f".{out.name}.old."))
             os.replace(out, old / "was")
+            # A kill here leaves no `out`; both folders are complete in `staging`.
             os.replace(made, out)
             shutil.rmtree(old)
         else:

@@ -86,6 +86,7 @@ def open_bundle(folder: Path) -> Bundle:
     path = folder / MANIFEST
     data = manifest_bytes(folder)
     manifest = read_manifest(data, path)
+    # First, because it refuses file names that lead out of the folder.
     check_consistent(manifest, path)
     for name, expected in manifest.files.items():
         check_file(folder / name, expected.size, expected.sha256)

@@ -30,6 +30,7 @@ MOST_NUMBERS = 2**40
 
 def check_consistent(manifest: Manifest, origin: Path) -> None:
     """Raise BundleError for the first contradiction in the manifest of the file `origin`."""
+    # The order matters: `_training` looks up signatures that `_schedule` has found to exist.
     for check in (_files, _tensors, _ports, _schedule, _training):
         for error in check(manifest, origin):
             raise error

@@ -13,9 +13,9 @@ both sides always agree. All messages are JSON over HTTP, usable from a browser'
     POST /v1/leave                   secret       ->
     GET  /v1/status                  secret or operator token -> Status
 
-Tokens and secrets travel as `Authorization: Bearer ...`. Every refusal is a Problem. While a
-coordinator starts, it answers 503 with the code PREPARING to every request; while it still looks
-at submodels, to joins of devices that it plans for. It has done nothing then: ask again.
+Tokens and secrets travel as `Authorization: Bearer ...`. Every refusal is a Problem. A coordinator
+that is starting answers every request with 503 and the code PREPARING. While it plans submodels, it
+answers the same to joins of devices that it plans for. The request had no effect: send it again.
 
 The Ed25519 key pair that a device makes identifies it, and the device signs its join. It does not
 sign later requests: a signature would require reading the body of a streamed upload twice. They
@@ -75,6 +75,7 @@ class JoinRequest:
 def join_text(token: str, public_key: str, timestamp: int) -> bytes:
     """The text that the signature of a JoinRequest with the join token `token` covers."""
     digest = hashlib.sha256(token.encode()).hexdigest()
+    # The first line keeps a signature of another purpose from being used for a join.
     return f"edgetailor-join-1\n{digest}\n{public_key}\n{timestamp}\n".encode()
 
 

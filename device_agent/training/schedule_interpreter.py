@@ -1,4 +1,4 @@
-"""Runs the schedule of a bundle: its signatures and instructions, whatever the submodel family."""
+"""Runs the schedule of a bundle: its signatures and instructions, for every submodel family."""
 
 import logging
 import math

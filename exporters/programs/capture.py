@@ -165,7 +165,7 @@ def record_current_mode(
             "batch. Choose with torch.where, or move the decision out of the model.",
             code="model.data-dependent-code",
         ) from error
-    except Exception as error:  # torch raises whatever the model's own code raises
+    except Exception as error:  # the model's own code may raise any error
         raise_if_interrupted(error)
         if isinstance(error, UserError) and error.error_type is UserErrorType.CONSTRAINT_VIOLATION:
             raise fixed_batch_error(str(error)) from error

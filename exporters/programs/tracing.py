@@ -68,7 +68,7 @@ def trace(signature: ProgramSignature, decompositions: Decompositions | None = N
             )(*inputs)
     except EdgeTailorError:
         raise
-    except Exception as error:  # torch raises whatever the traced code raises
+    except Exception as error:  # the traced code may raise any error
         raise_if_interrupted(error)
         reason = source_lines.first_line(error)
         raise ExportError(

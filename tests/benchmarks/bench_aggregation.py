@@ -3,8 +3,8 @@
     PYTHONPATH=.:tests python tests/benchmarks/bench_aggregation.py --updates 1000
 
 Updates are tensor files in the page cache, read one at a time as the coordinator does. numpy reads
-the same files and adds them up as they are, without recovering anything; both take turns, so that
-they meet the same load. The peak is that of a process of its own, from before the model is made.
+the same files and adds them up without recovering anything. Both take turns, so that
+they meet the same load. The peak is measured in a separate process, from before the model is built.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Training steps of exported graphs against PyTorch eager: time, memory, and what slices save.
 
-Every peer runs in a process of its own; they take turns, one step each, so that whatever else the
-machine does meets both alike. All start from the same weights and batch, and their first losses
-must agree. Run `make bench-step`; options: --case NAME, --runtime NAME, --threads N, --steps N.
+Every peer runs in its own process. They take turns, one step each, so that other load of the
+machine affects all alike. All start from the same weights and batch, and their first losses must
+agree. Run `make bench-step`; options: --case NAME, --runtime NAME, --threads N, --steps N.
 `make bench-retired` adds onnxruntime-training 1.19.2, the last one, and trains by plain SGD.
 """
 

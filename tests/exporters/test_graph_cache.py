@@ -88,7 +88,7 @@ def traced(program: Program) -> dict[str, tuple[str, list[Tensor]]]:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_weights_change_neither_key_nor_graph(spec: str) -> None:
-    """Two models with other numbers: whatever the key leaves out must be an input of the graphs."""
+    """Two models with other weights: weights that the key omits must be inputs of the graphs."""
     one, other = program_of(spec), program_of(spec, Net())
     assert keys(one) == keys(other)
     graphs, twins = traced(one), traced(other)

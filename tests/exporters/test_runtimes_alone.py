@@ -65,7 +65,7 @@ def test_the_code_in_the_docs_trains_as_pytorch(
 
 @pytest.mark.parametrize("format", ["tflite", "onnx"])
 def test_a_single_sample_is_predicted_and_judged(format: Format, seed: int, tmp_path: Path) -> None:
-    """The batch is open from one up where nothing is trained, whatever graphs are traced with."""
+    """Graphs that do not train take any batch from 1, although tracing uses another size."""
     torch.manual_seed(seed)
     model = smooth_cnn()
     bundle = tmp_path / "bundle"

@@ -1,4 +1,4 @@
-"""What the demo compares its fleet with: every device full, and every device on its own.
+"""The demo's two baselines: a fleet of full models, and devices that train alone.
 
 Both run in one process without a network, on the bundles and with the training code that agents
 use. Run it as `python -m toolkit.demo.baselines FOLDER ROUNDS SEED FULL_TOO`; it prints one JSON

@@ -39,7 +39,7 @@ def digits() -> Samples:
     return Samples((x / WHITE).astype(np.float32).reshape(-1, 1, 8, 8), y.astype(np.int64))
 
 
-def deal(
+def split_samples(
     labels: np.ndarray, devices: int, held_out: float, alpha: float, seed: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Split samples into held-out ones and a part for each device.

@@ -27,7 +27,7 @@ def display(devices: Sequence[str], start: float) -> Iterator[Show]:
     if not console.is_terminal or console.is_dumb_terminal:
         yield Lines().show
         return
-    picture = Picture(devices, start)
+    picture = FleetTable(devices, start)
     with Live(picture, console=console, transient=True):
         yield picture.show
 
@@ -42,7 +42,7 @@ class Lines:
     def show(self, status: Status) -> None:
         """Log what is new in `status`."""
         for result in status.history[self._told :]:
-            logger.info(told(result, status.rounds))
+            logger.info(round_line(result, status.rounds))
         # The first round starts once the last graph is ready, perhaps before the next poll.
         ready = status.kinds if status.round else status.kinds_ready
         if ready > self._ready:
@@ -51,7 +51,7 @@ class Lines:
         self._told = len(status.history)
 
 
-class Picture:
+class FleetTable:
     """The round, the elapsed time and a row for each device, in the order of `devices`."""
 
     def __init__(self, devices: Sequence[str], start: float) -> None:
@@ -78,7 +78,7 @@ class Picture:
         return table
 
 
-def told(result: RoundResult, rounds: int) -> str:
+def round_line(result: RoundResult, rounds: int) -> str:
     """A finished round as a line of text."""
     head = f"Round {result.round} of {rounds}" if result.round else "Before training"
     return f"{head}: accuracy {result.accuracy:.1%}, loss {result.loss:.4f}"

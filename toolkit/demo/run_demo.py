@@ -56,7 +56,7 @@ def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) 
     folder.create(force)
     job = Job(folder, demo_settings.members(demo_settings.fleet(all_full)), rounds, seed)
     with interruptible(), Processes(folder.logs) as processes:
-        held_out, samples = job.deal_out()
+        held_out, samples = job.distribute_data()
         status = job.federate(processes)
         profiles = job.measure(processes)
         baselines, memory = job.compare(processes, all_full)
@@ -87,11 +87,11 @@ class Job:
     seed: int
     start: float = field(default_factory=time.monotonic)
 
-    def deal_out(self) -> tuple[int, list[int]]:
+    def distribute_data(self) -> tuple[int, list[int]]:
         """Write the data files. Returns the number of held-out samples, and of each device's."""
         logger.info(f"Distributing the digits over {len(self.members)} devices")
         digits = digits_data.digits()
-        held_out, parts = digits_data.deal(
+        held_out, parts = digits_data.split_samples(
             digits.y, len(self.members), demo_settings.HELD_OUT, demo_settings.ALPHA, self.seed
         )
         digits[held_out].save(self.folder.held_out)

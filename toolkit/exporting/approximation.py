@@ -50,6 +50,7 @@ def fit(submodel: Submodel, values: Mapping[str, Tensor], weights: GlobalModel) 
     for name, value in composed.items():
         dense = value.dense() if isinstance(value, Product) else value
         lost[name] = float((weights.tensors[name] - dense).norm())
+        # A weight of zeros has no norm to divide by.
         norms[name] = max(float(weights.tensors[name].norm()), 1e-30)
     worst = max(lost, key=lambda name: lost[name] / norms[name])
     total = sum(norm**2 for norm in norms.values()) ** 0.5

@@ -138,6 +138,7 @@ def export_bundle(request: Request) -> Exported:
     check_places(request.out, request.save_weights, request.force)
     origin = load_origin(request)
     exported = export_from(origin, request)
+    # Last, so that a full disk here leaves a complete bundle.
     save_weights(origin, request)
     return exported
 
@@ -168,7 +169,7 @@ def export_from(origin: Origin, request: Request, log: Log = logger) -> Exported
     """Export the submodel of `request`, cut from `origin`. Raises like `export_bundle`."""
     log.info("splitting %s", request.spec)
     submodel = (
-        origin.full
+        origin.full  # recording a model takes seconds, so it is not split again
         if request.spec == "full"
         else split(origin.model, request.spec, request.sample_shape, request.training)
     )
@@ -189,6 +190,7 @@ def export_from(origin: Origin, request: Request, log: Log = logger) -> Exported
         report=log.info,
         cache=request.cache,
     )
+    # A device computes its memory from the manifest. Use what was written.
     manifest = (request.out / MANIFEST).read_bytes()
     return Exported(
         out=request.out,

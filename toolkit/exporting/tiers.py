@@ -47,6 +47,7 @@ def export_tiers(request: Request, tiers: Sequence[Tier]) -> list[TierResult]:
         ModelError: The model cannot be loaded. Nothing is written.
     """
     requests = [replace(request, spec=t.submodel, out=request.out / t.name) for t in tiers]
+    # Refuse a wrong place before the first export: an export takes seconds to minutes.
     for own in requests:
         check_places(own.out, own.save_weights, own.force)
     origin = load_origin(request)
@@ -63,7 +64,7 @@ def export_tiers(request: Request, tiers: Sequence[Tier]) -> list[TierResult]:
 
 
 class TierLog(logging.LoggerAdapter[logging.Logger]):
-    """Puts the tier's name ahead of every message."""
+    """Prefixes every message with the name of its tier."""
 
     def process(
         self, msg: object, kwargs: MutableMapping[str, Any]

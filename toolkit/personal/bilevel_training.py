@@ -64,8 +64,8 @@ class BiLevelSettings:
 def personal_optimizer(training: TrainingConfig) -> Optimizer:
     """The optimizer of the personal model: Nesterov's momentum in place of SGD's (TDPFed eq. 15).
 
-    It has no proximal term, as the objective already contains lambda's. Its steps are counted apart
-    from those of the local model's optimizer.
+    It has no proximal term, because the objective already contains lambda's. It counts its steps
+    separately from the local model's optimizer.
     """
     own = replace(training, proximal=0.0)
     if own.optimizer == "sgd" and own.momentum > 0:
@@ -170,6 +170,7 @@ def bilevel_submodel(
     frozen = (*static, *dense_tensor_entries(captured, captured.frozen, "frozen"))
     optimizer = personal_optimizer(training)
 
+    # The graph computes with the personal copies of parameters. Buffers exist once.
     def names(name: str) -> str:
         return personal_name(name) if name in captured.parameters else name
 
@@ -244,7 +245,7 @@ def bilevel_submodel(
         spec=spec,
         program=program,
         counts=Counts(
-            params=own + shared,
+            params=own + shared,  # a device trains both models
             activations=count_activations(captured.training, training.batch_size),
             macs=count_macs(captured.training, training.batch_size),
             exchanged=shared + sum(element_count(e.shape) for e in buffers),

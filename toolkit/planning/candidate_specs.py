@@ -35,6 +35,7 @@ def specs(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> Iterat
     yield from (f"width:{ratio:g}" for ratio in WIDTHS)
     cuts = [f"slice:{point.module}" for point in useful_cuts(model, sample_shape, batch)]
     yield from cuts
+    # Every second cut: each candidate costs an export, and neighbours differ little.
     yield from (f"{cut}+low-rank:{INSIDE:g}" for cut in cuts[::2])
     yield from (f"cp:{rate:g}" for rate in RATES)
     yield "pfedme"

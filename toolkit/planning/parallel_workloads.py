@@ -1,8 +1,8 @@
-"""The workloads of all candidates of one model, found by several processes at once.
+"""The workloads of all candidates of one model, computed by several processes.
 
-Exporting a submodel takes seconds to a minute on one core, and no export depends on another one.
-All of it happens in processes of its own, because torch's tracing is not safe in two threads: a
-server exports bundles at the same time.
+Exporting a submodel takes seconds to a minute on one core, and exports are independent. They run in
+separate processes, because a server exports bundles at the same time and torch's tracing is not
+safe in two threads.
 """
 
 import functools
@@ -33,7 +33,7 @@ from toolkit.submodels.model_loading import load_global
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.2
-"""How often a request to stop is noticed, in seconds."""
+"""How often the search checks for a request to stop, in seconds."""
 
 T = TypeVar("T")
 
@@ -88,8 +88,8 @@ class Search:
     def run(self) -> tuple[list[Known], tuple[Impossible, ...]]:
         """Find the workloads, in the cache or by exporting the submodels.
 
-        If all submodels are too large, the smallest is exported nevertheless, so that a refused
-        device can be told what it lacks.
+        If all submodels are too large, the smallest is still exported, so that a refused device
+        learns how much memory it lacks.
 
         Returns:
             The workloads, and the submodels that the model cannot give.
@@ -102,7 +102,7 @@ class Search:
         try:
             self._search(found, self.processes)
         except BrokenProcessPool:
-            # Several exports at once may need more memory than one after the other.
+            # Parallel exports need more memory than one at a time.
             logger.warning("A process that exports submodels was killed: going on with one.")
             try:
                 self._search(found, 1)
@@ -151,7 +151,7 @@ class Search:
         """Add what `_examined` finds for the specs `new` to `found`."""
         running: dict[Future[Found], str] = {}
         for number, spec in enumerate(new, 1):
-            # No more than run at once, so that the number that is shown is being worked on.
+            # Submit only as many as run at once, so that progress shows exports that have begun.
             while len(running) >= count:
                 self._collect(running, found)
             logger.info("Exporting %s (%d of %d).", spec, number, len(new))
@@ -178,7 +178,7 @@ class Search:
 
 @contextmanager
 def _pool(count: int) -> Iterator[ProcessPoolExecutor]:
-    """Up to `count` processes. They end with the block, whatever they are doing then."""
+    """Up to `count` processes. They end with the block, also in the middle of a task."""
     # Not forked: this process has threads, and a lock that one of them holds would stay locked.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
@@ -212,7 +212,7 @@ def _workloads(source: ModelSource) -> Workloads:
 
 
 def _remembered(source: ModelSource, candidates: tuple[str, ...] | None) -> dict[str, Found | None]:
-    """The candidates, with what the cache has of each."""
+    """The candidates with their results in the cache."""
     workloads = _workloads(source)
     every = specs(workloads.model, source.sample_shape, source.training.batch_size)
     return {spec: workloads.remembered(spec) for spec in candidates or every}

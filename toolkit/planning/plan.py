@@ -59,11 +59,11 @@ def plan_for(
         InputError: There is no budget for memory, and the profile does not state the memory.
         SpecError: A spec is wrong for every model.
     """
-    known, impossible = looked_at(workloads, specs)
+    known, impossible = find_workloads(workloads, specs)
     return decide(device, known, impossible, budgets or Budgets(), today or datetime.date.today())
 
 
-def looked_at(
+def find_workloads(
     workloads: Workloads, specs: Iterable[str]
 ) -> tuple[list[Known], tuple[Impossible, ...]]:
     """The workloads of `specs`, and the specs that are impossible.

@@ -112,6 +112,7 @@ def why(row: Row, chosen: Candidate | None, written: Written = as_option) -> str
 def budget(resource: str, needed: float) -> str:
     """The smallest budget that allows `needed`, rounded up and written as in an option."""
     if resource == "step-time":
+        # Three significant digits, rounded up: a smaller budget would refuse the candidate.
         places = 2 - math.floor(math.log10(needed))
         return f"{math.ceil(needed * 10**places) / 10**places:g}"
     return bytes_as_option(needed)

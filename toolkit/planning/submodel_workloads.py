@@ -100,7 +100,7 @@ class Workloads:
         if known is not None:
             return known
         try:
-            known = self.look_at(split(self.model, spec, self.sample_shape, self.training))
+            known = self.compute(split(self.model, spec, self.sample_shape, self.training))
         except EdgeTailorError as error:
             known = Impossible(submodel=spec, reason=str(error))
         if self.cache is not None:
@@ -113,7 +113,7 @@ class Workloads:
         """The file of `spec` in the folder `cache`."""
         return cache / f"{digest([self.key, spec])}.json"
 
-    def look_at(self, submodel: Submodel) -> Known:
+    def compute(self, submodel: Submodel) -> Known:
         """Strength and workload of `submodel`. Raises ExportError if it cannot be exported."""
         program, batch = submodel.program, self.training.batch_size
         signatures = {signature.name: signature for signature in program.signatures}

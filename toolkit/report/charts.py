@@ -60,6 +60,7 @@ def draw_png(report: Report) -> bytes:
         f"One batch of {about.batch_size} on {name_of(report)}",
         x=0.018, ha="left", fontsize=13, weight="bold", color=INK,
     )  # fmt: skip
+    # matplotlib would read a `$` in a name as the start of a formula.
     heading.set_parse_math(False)
     memory, time = drawn.subplots(2, 1)
     draw_memory(memory, report)
@@ -224,6 +225,7 @@ def svg(drawn: Figure, name: str, described: str) -> str:
         The element. Its colours are variables of the page's style.
     """
     made = io.StringIO()
+    # Without a date and with a fixed salt, the same report gives the same bytes.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         save(drawn, made, format="svg", transparent=True, metadata={"Date": None})
     text = made.getvalue()

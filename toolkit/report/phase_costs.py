@@ -116,6 +116,7 @@ def cost_of(profile: Profile) -> Cost:
     forward, train = profile.forward.median_s, profile.train.median_s
     stages = sum(phase.steady.median_s for phase in profile.of_role("stage"))
     parts: list[tuple[Part, float]] = [("stages", stages)] if profile.of_role("stage") else []
+    # Noise can make the forward pass slower than the step that contains it. No part is negative.
     return Cost(
         profile=profile,
         memory=memory,
@@ -148,6 +149,7 @@ def stacked_memory(profile: Profile) -> tuple[tuple[tuple[Part, int], ...], str 
             tops[part] = peak, phase
     if not tops:
         return (), None
+    # Idle processes of different phases differ slightly. The lowest keeps every part positive.
     below = min(idles)
     stack: list[tuple[Part, int]] = [("idle", below)]
     for part, (peak, _) in sorted(tops.items(), key=lambda item: item[1][0]):

@@ -13,7 +13,7 @@ from profiles.text_formatting import format_bytes, format_seconds
 
 DIFF_VERSION = 1
 SHORTEST_S = 1e-9
-"""A figure below this is treated as zero: growth relative to it means nothing."""
+"""A figure below this is treated as zero: its relative growth is meaningless."""
 Verdict = Literal["same", "better", "worse", "within spread", "unstable"]
 
 
@@ -126,6 +126,7 @@ def _changes(before: Profile, after: Profile, allowed: float) -> Iterator[Change
         times = one.steady, other.steady
         medians = times[0].median_s, times[1].median_s
         verdict = _verdict(*medians, allowed, _apart(times))
+        # Noise can hide growth, so an unstable time is never called worse.
         if one.name in unstable and medians[1] > medians[0] * (1 + allowed):
             verdict = "unstable"
         yield Change(label(one), "s", *medians, verdict)

@@ -109,7 +109,7 @@ class SpecForm:
     exchanges_layers: bool = False
 
     def check(self, spec: Spec) -> None:
-        """Raise SpecError if `spec` has a wrong size or option; its inner spec is not looked at."""
+        """Raise SpecError if `spec` has a wrong size or option. Ignores its inner spec."""
         if self.size is not None:
             self.size.read(spec)
         elif spec.size is not None:

@@ -1,4 +1,4 @@
-"""Opening a bundle: whatever is wrong with it is found and named before anything runs."""
+"""Opening a bundle: every fault is found and named before anything runs."""
 
 import json
 import re

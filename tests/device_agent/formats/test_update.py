@@ -68,7 +68,7 @@ WRONG = {
 
 
 def forge(folder: Path, tensors: Arrays, **changes: object) -> Path:
-    """An update folder whose hash is right, whatever is in it."""
+    """An update folder with a correct hash, for valid and invalid content."""
     data = save(tensors)
     record = json.loads(msgspec.json.encode(WRITTEN))
     entry = fingerprint(data)

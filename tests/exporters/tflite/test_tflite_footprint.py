@@ -52,7 +52,7 @@ def doubled(name: str, times: int) -> Subgraph:
 
 
 def row(width: int) -> int:
-    """Bytes of a batch of so many numbers a sample."""
+    """Bytes of a batch whose samples have this many numbers."""
     return BATCH * width * 4
 
 

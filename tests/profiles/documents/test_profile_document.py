@@ -125,7 +125,7 @@ def test_profiles_of_other_versions(
 
 
 def changed(place: str, value: object) -> bytes:
-    """A sound document but for the `value` at `place`, keys and numbers with dots between."""
+    """A valid document, except for `value` at `place`: keys and indices, separated by dots."""
     document = msgspec.to_builtins(full())
     *way, last = [int(key) if key.isdecimal() else key for key in place.split(".")]
     inner = document

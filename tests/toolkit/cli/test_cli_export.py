@@ -69,7 +69,7 @@ OUTSIDE = "inside the bundle {}: give a place outside it."
 def test_weights_that_cannot_be_saved(
     folder: Path, out: str, saved: str, message: str, force: list[str]
 ) -> None:
-    """Refused before the model, which is none, is looked for."""
+    """The refusal comes before the search for the model, which does not exist."""
     if out != "there" or force:
         (folder / "there").mkdir()
     arguments = ("--input-shape", "1", "--out", out, "--save-weights", saved, *force)

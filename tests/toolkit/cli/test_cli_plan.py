@@ -71,7 +71,7 @@ def test_the_strongest_that_fits_is_chosen(desk: Path) -> None:
     assert looked[0] == "4 of 4 submodels to export, seconds to a minute each"
     assert looked[1].startswith("results are kept in")
     assert looked[-4:] == [f"exporting {spec} ({n} of 4)" for n, spec in enumerate(SPECS, 1)]
-    # What was looked at is remembered, and what is not possible too, whatever the rate.
+    # The cache keeps results and impossible submodels, also for another learning rate.
     for options in ((), ("--learning-rate", "1", "--epochs", "3")):
         again = plan(desk, "--memory", "88MB", "--step-time", "0.0004", *options)
         assert again.stdout.splitlines()[:-1] == CHOSEN.splitlines()[:-1]

@@ -33,7 +33,7 @@ from toolkit.demo.demo_charts import draw, draw_accuracy, draw_memory, draw_traf
 from toolkit.demo.demo_fleet import config_text
 from toolkit.demo.demo_folder import DemoFolder
 from toolkit.demo.demo_result import DemoResult, DeviceReport, TrainingMemory
-from toolkit.demo.live_display import Lines, Picture, stage
+from toolkit.demo.live_display import FleetTable, Lines, stage
 from toolkit.demo.run_demo import run_demo
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,7 +58,7 @@ with interruptible(), Processes(Path(sys.argv[1])) as processes:
 def test_every_sample_is_held_out_or_on_exactly_one_device(
     labels: np.ndarray, devices: int, alpha: float, seed: int
 ) -> None:
-    held_out, parts = digits_data.deal(labels, devices, 0.2, alpha, seed)
+    held_out, parts = digits_data.split_samples(labels, devices, 0.2, alpha, seed)
     assert len(parts) == devices
     assert min(map(len, parts)) >= digits_data.LEAST
     assert len(held_out) == round(0.2 * len(labels))
@@ -67,14 +67,14 @@ def test_every_sample_is_held_out_or_on_exactly_one_device(
 
 @given(labels=LABELS, seed=st.integers(0, 2**40))
 def test_a_seed_gives_the_same_split_again(labels: np.ndarray, seed: int) -> None:
-    one, other = (digits_data.deal(labels, 4, 0.2, 0.5, seed) for _ in range(2))
+    one, other = (digits_data.split_samples(labels, 4, 0.2, 0.5, seed) for _ in range(2))
     assert np.array_equal(one[0], other[0])
     assert all(np.array_equal(a, b) for a, b in zip(one[1], other[1], strict=True))
 
 
 def test_another_seed_gives_another_split() -> None:
     y = digits_data.digits().y
-    one, other = (digits_data.deal(y, 8, 0.2, 0.5, seed)[1] for seed in (0, 1))
+    one, other = (digits_data.split_samples(y, 8, 0.2, 0.5, seed)[1] for seed in (0, 1))
     assert [len(part) for part in one] != [len(part) for part in other]
 
 
@@ -82,7 +82,7 @@ def test_a_small_alpha_gives_each_device_few_classes() -> None:
     y = digits_data.digits().y
     shares = [
         np.mean([np.bincount(y[part]).max() / len(part) for part in parts])
-        for parts in (digits_data.deal(y, 8, 0.2, alpha, 0)[1] for alpha in (0.5, 100.0))
+        for parts in (digits_data.split_samples(y, 8, 0.2, alpha, 0)[1] for alpha in (0.5, 100.0))
     ]
     assert shares[0] > 2 * shares[1]
 
@@ -395,7 +395,7 @@ def test_all_graphs_are_told_of_though_the_first_round_begins_with_the_last(
 
 
 def test_the_picture_has_a_line_for_each_device() -> None:
-    picture = Picture(["board-1", "board-2"], time.monotonic())
+    picture = FleetTable(["board-1", "board-2"], time.monotonic())
     picture.show(status(2, *result().history[:2]))
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(picture)

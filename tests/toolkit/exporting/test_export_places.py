@@ -1,4 +1,4 @@
-"""Where `edgetailor export` may write: what is no bundle is not lost, nothing half-made is left."""
+"""Where `edgetailor export` may write: it replaces only bundles and leaves no incomplete files."""
 
 import errno
 import os
@@ -48,7 +48,7 @@ OCCUPIED: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("case", OCCUPIED)
 def test_force_replaces_bundles_only(folder: Path, case: str) -> None:
-    """Refused before the model, which is none, is looked for."""
+    """The refusal comes before the search for the model, which does not exist."""
     out, make, message = OCCUPIED[case]
     make(folder / "out")
     options = ("nets:nothing", "--input-shape", "1", "--out", out)

@@ -172,7 +172,7 @@ def test_mistakes_in_a_file_of_tiers(tmp_path: Path, before: str, after: str, me
     ],
 )
 def test_families_that_cannot_be(folder: Path, arguments: list[str], message: str) -> None:
-    """Refused before the model, which is none, is looked for."""
+    """The refusal comes before the search for the model, which does not exist."""
     (folder / "family" / "cp-2.0").mkdir(parents=True)
     options = ("nets:nothing", "--input-shape", "1", "--out", "family", *arguments)
     assert re.search(message, refused(folder, "export", *options))

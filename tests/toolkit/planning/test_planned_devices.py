@@ -26,7 +26,7 @@ from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError
 from toolkit.coordinator.devices.submodel_assignment import Planner
 from toolkit.coordinator.server import Server
-from toolkit.planning.plan import candidate, looked_at
+from toolkit.planning.plan import candidate, find_workloads
 from toolkit.planning.submodel_workloads import Known, Workloads
 from vector_fleet import (
     CONFIG,
@@ -63,7 +63,7 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
     model, _ = tiny_model()
     cache = tmp_path_factory.mktemp("cache")
     workloads = Workloads(model, SAMPLE_SHAPE, TRAINING, cache=cache)
-    known, impossible = looked_at(workloads, ["full", "width:0.5", "slice:no-such-layer"])
+    known, impossible = find_workloads(workloads, ["full", "width:0.5", "slice:no-such-layer"])
     assert [one.submodel for one in impossible] == ["slice:no-such-layer"]
     return Planner(tuple(known), impossible)
 
