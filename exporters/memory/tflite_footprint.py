@@ -149,7 +149,8 @@ def arena_bytes(buffers: Iterable[Buffer]) -> int:
     They place the largest buffer first. Each goes into the smallest gap that holds it among the
     buffers that are alive at the same time, or behind all of them.
     """
-    placed = np.empty((0, 4), np.int64)  # offset, end, birth, death; by offset
+    # Rows (offset, end, birth, death), sorted by offset, so that gaps lie between neighbours.
+    placed = np.empty((0, 4), np.int64)
     for buffer in sorted(buffers, key=lambda b: (-b.size, b.birth)):
         there = placed[(placed[:, 2] <= buffer.death) & (placed[:, 3] >= buffer.birth)]
         starts = np.maximum.accumulate(np.concatenate([[0], there[:, 1]]))

@@ -69,6 +69,7 @@ def count_correct_classes(logits: Tensor, labels: Tensor) -> Tensor:
     classes = logits.shape[1]
     places = torch.arange(classes).to(logits.dtype)
     largest = logits == logits.amax(1, keepdim=True)
+    # `classes` is above every index, so that the minimum is the first of the largest logits.
     chosen = torch.where(largest, places, float(classes)).amin(1)
     return (chosen == labels.to(logits.dtype)).to(logits.dtype).sum()
 

@@ -53,7 +53,7 @@ def factor(lowering: Lowering, x: Value) -> tuple[Tensor, bool]:
     """The tensor of a factor, and whether its last two axes are transposed."""
     rank = len(x.order)
     turned = (*range(rank - 2), rank - 1, rank - 2)
-    if x.order == turned:
+    if x.order == turned:  # BATCH_MATMUL transposes a factor itself
         return x.tensor, True
     return lowering.dense(x), False
 
@@ -130,6 +130,7 @@ def grouped(
             depthMultiplier=int(outputs) // groups,
             **settings,
         )
+    # (kh, kw, I, O): the first axis is the row that `convolution_by_rows` takes.
     filters = lowering.dense(weight.permuted([2, 3, 1, 0]))
     parts = [
         convolution_by_rows(lowering, own_image, own_filters, stride, dilation, (batch, high, wide))
@@ -172,7 +173,7 @@ def convolution_by_rows(
     strip = shape.concatenate(lowering, slices, 3)
     if rows == 1:
         rows_of = [window(strip, 1, 0, high)]
-    elif stride[0] > 1:
+    elif stride[0] > 1:  # a single product would also compute the lines that the stride skips
         rows_of = [window(strip, 1, number, high) for number in range(int(rows))]
     else:
         return convolution_in_one_product(lowering, strip, w, dilation[0], result)
@@ -287,6 +288,7 @@ def batch_norm(
     eps: float,
 ) -> tuple[Value, None, None]:
     """x * scale + shift with scale = w / sqrt(var + eps) and shift = b - mean * scale."""
+    # Combine the coefficients of each channel first, so that only two operators run on images.
     scale = elementwise.apply(lowering, "RSQRT", [elementwise.ADD(lowering, var, eps)])
     if weight is not None:
         scale = elementwise.MUL(lowering, scale, weight)

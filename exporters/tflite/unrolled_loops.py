@@ -51,7 +51,7 @@ def loop(
     read = list(zip(*(unpack_rows(lowering, x) for x in inputs), strict=True))
     if body.backward:
         read.reverse()
-    parts: dict[int, Part] = {}
+    parts: dict[int, Part] = {}  # by number of steps: full parts, and the rest at the end
     written: list[Tensors] = []
     for start in range(0, len(read), STEPS):
         rows = read[start : start + STEPS]
@@ -85,6 +85,7 @@ def part_of(
         written.append([inner.dense(value) for value in results[len(states) :]])
     last = [inner.dense(value) for value in current]
     given = [tensor.index for tensor in inner.graph.inputs.values()]
+    # A result that is an input is no output: the caller already has its tensor.
     made = {t.index: t for row in (last, *written) for t in row if t.index not in given}
     inner.graph.outputs = {f"y{n}": tensor for n, tensor in enumerate(made.values())}
     places = {index: n for n, index in enumerate((*made, *given))}

@@ -101,7 +101,7 @@ def config_text(folder: DemoFolder, kinds: Iterable[DeviceKind], rounds: int, se
         "rounds": rounds,
         "held_out": _relative(folder.held_out, folder),
         "state": _relative(folder.coordinator, folder),
-        "port": 0,
+        "port": 0,  # any free port: the coordinator writes its address to a file
         "seed": seed,
     }
     lines = [*_table(top), "", "[training]", *_table(asdict(demo_settings.TRAINING))]

@@ -15,6 +15,7 @@ from toolkit.inspection import Inspection, inspect
 from toolkit.submodels.model_loading import load_model
 
 LIMIT_S = 120.0
+"""The longest that one profile may take, in seconds."""
 
 
 def keep_bundles(folder: DemoFolder, members: Iterable[Member]) -> None:
