@@ -5,9 +5,9 @@ verdict, `<key>.verdict`, says that these very graphs passed verification. The k
 `program_identity.py`) covers everything that the graphs follow from, so an entry never expires;
 the least recently used ones are deleted when the folder grows beyond LIMIT_BYTES.
 
-Several processes can share the folder: files are replaced in one step, and whatever is missing,
-damaged or of another version counts as absent and is written again. The hash finds damage, not
-malice: keep the folder as private as the sources.
+Several processes can share the folder: files are replaced in one step. A file that is damaged or of
+another version counts as absent and is written again. The hash detects damage, not tampering: keep
+the folder as private as the sources.
 """
 
 import hashlib

@@ -143,8 +143,8 @@ def call(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
         name = target._schema.name if isinstance(target, OpOverload) else str(target)
         where = place_of_operator(signature.source, name)
         raise ExportError(
-            f"Signature {signature.name!r}: {target}{where} has no TFLite form as it is used "
-            f"here: {error}. Export it with --format onnx, or use another layer.",
+            f"Signature {signature.name!r}: {target}{where} has no TFLite form for this use: "
+            f"{error}. Export it with --format onnx, or use another layer.",
             code="export.unsupported-operator",
             signature=signature.name,
             operator=name,
@@ -191,7 +191,7 @@ def as_float(lowering: Lowering, number: Any) -> Tensor:
     if isinstance(number, Value):
         return number.tensor
     if number is None:
-        raise UnsupportedError("it reads the indices of max pooling, as max unpooling does")
+        raise UnsupportedError("the indices of max pooling, which max unpooling reads")
     if isinstance(number, float) or not open_size(number):
         return lowering.graph.constant(np.asarray(number, np.float32))
     (symbol,) = number.free_symbols

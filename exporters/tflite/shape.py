@@ -80,7 +80,7 @@ def slice_(
     if not start and step == 1 and lowering.shape == x.shape:
         return x
     if open_size(size):
-        raise UnsupportedError("a part of the batch")
+        raise UnsupportedError("a slice of the batch")
     first, last, _ = slice(start, end, step).indices(int(size))
     return cut(lowering, x, axis, first, last, step)
 

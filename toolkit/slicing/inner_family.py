@@ -36,7 +36,7 @@ class InnerFamily:
         cutter: Cuts `model`.
         batch: Samples in a batch.
         rewrite: What the second family does with the layers of a slice.
-        may_keep_all: Whether the second family's size lets it leave every layer as it is.
+        may_keep_all: Whether the second family's size lets it leave every layer unchanged.
     """
 
     spec: Spec
