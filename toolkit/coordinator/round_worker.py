@@ -1,15 +1,13 @@
 """The worker thread of the rounds: it makes bundles, aggregates and evaluates."""
 
-import json
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
-from device_agent.formats.atomic_files import shown, write_file
+from device_agent.formats.atomic_files import shown
 from device_agent.formats.manifest import MANIFEST, Dtype
 from device_agent.formats.protocol import Preparation, RoundResult
 from device_agent.training.array_files import as_array, read_arrays
@@ -20,10 +18,11 @@ from toolkit.coordinator.coordinator import STARTED, Coordinator
 from toolkit.coordinator.round_aggregation import Model, RoundAggregation
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.device_registry import hashed
+from toolkit.coordinator.storage.published_files import publish
+from toolkit.coordinator.storage.recoverable import MODEL
 
 logger = logging.getLogger(__name__)
 
-MODEL = "global.safetensors"
 TICK_S = 0.5
 """How often deadlines are checked, in seconds."""
 
@@ -60,7 +59,7 @@ class RoundWorker:
 
     def _run(self) -> None:
         try:
-            self._resume()
+            self.resume()
             while not self._stopping.is_set():
                 self._turn()
                 self._coordinator.changed.wait(TICK_S)
@@ -85,7 +84,8 @@ class RoundWorker:
             self._log_end()
             coordinator.changed.set()
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
+        """Load and publish the latest model, or keep and publish the first one."""
         data = self._coordinator.store.model()
         if data is not None:
             self._model.load(data)
@@ -183,11 +183,8 @@ class RoundWorker:
 
     def _publish(self, model: bytes) -> None:
         """Write global.safetensors and history.json, for people and other programs."""
-        state = self._coordinator.config.state
-        write_file(state / MODEL, model)
-        results = [asdict(result) for result in self._coordinator.store.history()]
-        document = {"version": 1, "history": results}
-        write_file(state / "history.json", json.dumps(document, indent=1).encode() + b"\n")
+        store = self._coordinator.store
+        publish(store.folder, model, store.history(), store.models())
 
 
 def read_held_out(

@@ -113,8 +113,13 @@ class Server:
         self._socket = listening or bind(config.host, config.port, origin)
         try:
             self._store = Store(config.state)
+        except BaseException:
+            self._socket.close()
+            raise
+        try:
             self.coordinator = _coordinator(config, self._store, planner)
         except BaseException:
+            self._store.close()
             self._socket.close()
             raise
         self.url = url_of(self._socket, config.host)
@@ -136,11 +141,15 @@ class Server:
         try:
             self._uvicorn.run(sockets=[self._socket])
         finally:
-            self._socket.close()
-            self._store.close()
+            self.close()
         failure = self._round_worker.failure or self._planner_failure
         if failure is not None:
             raise failure
+
+    def close(self) -> None:
+        """Close the socket and the state folder. `run` does it at its end."""
+        self._socket.close()
+        self._store.close()
 
     def stop(self) -> None:
         """Let `run` return. May be called from any thread."""
@@ -206,11 +215,13 @@ def _coordinator(
     config: CoordinatorConfig, store: Store, planner: SubmodelPlanner | None
 ) -> Coordinator:
     check_same_settings(config, store)
-    for kind in config.devices:
-        token = _token(token_file(config.state, kind.name))
+    # All are read before the first is kept: a damaged one is refused and nothing is changed.
+    operator = _token(config.state / OPERATOR)
+    tokens = [_token(token_file(config.state, kind.name)) for kind in config.devices]
+    for kind, token in zip(config.devices, tokens, strict=True):
         store.registry.set_token(kind.name, token, kind.count, config.token_days)
     coordinator = restore(config, store, time.monotonic, planner)
-    coordinator.operator_token = _token(config.state / OPERATOR)
+    coordinator.operator_token = operator
     return coordinator
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from device_agent.formats.atomic_files import fingerprint_file, write_file
+from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import FileEntry
+from toolkit.coordinator.storage.recoverable import has_hash
 
 _PART = ".part-"
 
@@ -71,10 +72,7 @@ class Blobs:
 
     def is_whole(self, sha256: str) -> bool:
         """Whether the file with this hash exists and is undamaged."""
-        try:
-            return fingerprint_file(self.path(sha256)).sha256 == sha256
-        except OSError:
-            return False
+        return has_hash(self.path(sha256), sha256)
 
     def put(self, data: bytes) -> FileEntry:
         """Keep `data`. Repeating it changes nothing."""

@@ -1,10 +1,12 @@
 """The coordinator's state on disk: a database, and a folder of files named by their hashes.
 
 A file is on disk before a row refers to it, and a row is deleted before its file is. A coordinator
-that is killed at any moment can therefore continue.
+that is killed at any moment can therefore continue. `folder_check.py` finds files that were lost or
+damaged while no coordinator ran.
 """
 
 import json
+import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,16 +22,19 @@ from profiles.errors import InputError
 from toolkit.coordinator.storage.blobs import Blobs, IncomingFile
 from toolkit.coordinator.storage.database import Database
 from toolkit.coordinator.storage.device_registry import Registry
+from toolkit.coordinator.storage.federation_marker import Marker, read_marker
+from toolkit.coordinator.storage.folder_check import DATABASE, check_folder
+from toolkit.coordinator.storage.folder_lock import FolderLock
+from toolkit.coordinator.storage.recoverable import FILES, MODEL
 
 Bundle = dict[str, FileEntry]
-DATABASE = "state.sqlite3"
-FILES = "files"
 
 
 class Store:
     """The state folder of one federation.
 
-    Raises InputError if another process has it open, or if it is not a complete state folder.
+    Raises InputError, and changes nothing, if another process has it open or if it held a
+    federation that cannot be continued.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,15 +47,39 @@ class Store:
                 code="state.not-a-folder",
                 path=str(folder),
             ) from None
-        _check_whole(folder)
-        self._database = Database(folder / DATABASE)
+        self.folder = folder
+        self._lock = FolderLock(folder)
+        try:
+            check_folder(folder)
+            self._database = Database(folder / DATABASE)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._database.on_milestone = self._write_marker
         self.blobs = Blobs(folder / FILES)
         self.registry = Registry(self._database)
         self._checked: list[str] = []
+        self._recover()
 
     def close(self) -> None:
         """Close the database, so that another process may open the folder."""
         self._database.close()
+        self._lock.release()
+
+    def _write_marker(self, connection: sqlite3.Connection) -> None:
+        Marker.of(connection).write(self.folder)
+
+    def _recover(self) -> None:
+        """Make again what a kill or a damage has left out and what can be made from the rest."""
+        with self._database.transaction() as db:
+            marker = Marker.of(db)
+            pending = db.execute("SELECT sha256 FROM uploads EXCEPT SELECT sha256 FROM updates")
+            lost = [(sha256,) for (sha256,) in pending if not self.blobs.is_whole(sha256)]
+            db.executemany("DELETE FROM uploads WHERE sha256 = ?", lost)
+        if marker != read_marker(self.folder):
+            marker.write(self.folder)
+        if marker.model is not None and not self.blobs.is_whole(marker.model):
+            self.blobs.put((self.folder / MODEL).read_bytes())
 
     def set_once(self, key: str, value: str) -> str:
         """Keep `value` under `key` unless there is one. Returns the value that is kept."""
@@ -189,7 +218,7 @@ class Store:
         """Keep the global model after a round, with its quality."""
         with self._database.exclusively():
             entry = self.blobs.put(model)
-            with self._database.transaction() as db:
+            with self._database.milestone() as db:
                 db.execute(
                     "INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?, ?, ?)",
                     (
@@ -210,23 +239,25 @@ class Store:
             for r, a, x, n, out in rows
         ]
 
+    def models(self) -> dict[int, str]:
+        """The SHA-256 of the global model after each round."""
+        with self._database.transaction() as db:
+            return dict(db.execute("SELECT round, model FROM history ORDER BY round").fetchall())
+
     def model(self) -> bytes | None:
         """The latest global model, or None. Raises InputError if its file is damaged."""
-        with self._database.exclusively():
-            with self._database.transaction() as db:
-                row = db.execute("SELECT model FROM history ORDER BY round DESC LIMIT 1")
-                found = row.fetchone()
-            if found is None:
-                return None
-            path = self.blobs.path(found[0])
-            if not self.blobs.is_whole(found[0]):
-                raise InputError(
-                    f"{path}, the global model, is missing or damaged. Put a copy back: "
-                    "global.safetensors in the state folder is one if its SHA-256 is that name.",
-                    code="state.damaged-model",
-                    path=str(path),
-                )
-            return path.read_bytes()
+        models = self.models()
+        if not models:
+            return None
+        path = self.blobs.path(models[max(models)])
+        if not self.blobs.is_whole(path.name):
+            raise InputError(
+                f"{path}, the global model, was damaged or removed while the coordinator ran. Put "
+                "a copy back and start it again.",
+                code="state.damaged-model",
+                path=str(path),
+            )
+        return path.read_bytes()
 
     def _drop_files(self) -> None:
         """Remove files without a row, and updates that are already in the global model."""
@@ -238,16 +269,3 @@ class Store:
                 "UNION SELECT * FROM (SELECT model FROM history ORDER BY round DESC LIMIT 1)"
             ).fetchall()
         self.blobs.keep_only({*(row[0] for row in rows), *self._checked})
-
-
-def _check_whole(folder: Path) -> None:
-    """Raise InputError if the database is gone: the federation would silently start over."""
-    database, files = folder / DATABASE, folder / FILES
-    gone = not database.exists() or (database.is_file() and not database.stat().st_size)
-    if gone and files.is_dir() and any(files.iterdir()):
-        raise InputError(
-            f"{folder} holds the files of a federation, but {DATABASE} is missing or empty. Put a "
-            "copy of it back, or set another `state` folder.",
-            code="state.no-database",
-            path=str(folder),
-        )

@@ -122,7 +122,7 @@ class Registry:
                 than the key's device.
         """
         secret = secrets.token_urlsafe(32)
-        with self._database.transaction() as db:
+        with self._database.milestone() as db:
             allowed = _token(db, token)
             known = _device_of(db, public_key)
             if known is None:
@@ -175,7 +175,7 @@ class Registry:
 
     def leave(self, device: str) -> None:
         """Free the place of `device`; its record stays."""
-        with self._database.transaction() as db:
+        with self._database.milestone() as db:
             db.execute("UPDATE devices SET has_left = 1 WHERE id = ?", (device,))
 
     def note_trouble(self, device: str, trouble: str, fallback_from: int | None) -> None:

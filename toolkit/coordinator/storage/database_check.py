@@ -1,0 +1,84 @@
+"""Checks of a database file that change nothing on disk."""
+
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+
+from profiles.errors import InputError
+from toolkit.coordinator.storage import content_digest, schema
+from toolkit.coordinator.storage.federation_marker import Marker
+from toolkit.coordinator.storage.recoverable import recoverable
+
+JOURNAL = "-journal"
+"""What SQLite adds to the name of a database for the file with which it undoes a transaction."""
+
+
+def check_database(path: Path) -> Marker | None:
+    """Check the file at `path`, which no process may have open, and return the marker it gives.
+
+    None if there is no database yet, as after a kill in its first transaction.
+
+    Raises:
+        InputError: If the file is damaged, incomplete or of another version.
+    """
+    if not path.exists():
+        return None
+    journal = path.with_name(path.name + JOURNAL)
+    try:
+        if not journal.exists() or not journal.stat().st_size:
+            return _checked(path)
+        # SQLite undoes the transaction that a kill has interrupted as soon as it opens the file.
+        with tempfile.TemporaryDirectory(prefix="edgetailor-") as folder:
+            for one in (path, journal):
+                shutil.copy(one, folder)
+            _connect(Path(folder) / path.name, "rw").close()
+            return _checked(Path(folder) / path.name)
+    # SQLite's messages quote the file, which may then not be UTF-8.
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path} is damaged or not a database of this program ({error}). Nothing was changed. "
+            f"{recoverable(path.parent)}",
+            code="state.damaged",
+            path=str(path.parent),
+        ) from None
+
+
+def _checked(path: Path) -> Marker | None:
+    connection = _connect(path, "ro&immutable=1")
+    try:
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if not tables and not version:
+            return None
+        _check_version(path.parent, version)
+        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(" ".join(found.split()))
+        if schema.statements(connection) != schema.expected_statements():
+            raise sqlite3.DatabaseError("its tables are not those of this program")
+        if not content_digest.matches(connection):
+            raise sqlite3.DatabaseError("its rows are not those that were written")
+        return Marker.of(connection)
+    finally:
+        connection.close()
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True)
+    content_digest.install(connection)
+    if mode == "rw":
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return connection
+
+
+def _check_version(folder: Path, version: int) -> None:
+    if version != schema.SCHEMA_VERSION:
+        raise InputError(
+            f"{folder} was written by another version of edgetailor: its state has version "
+            f"{version}, this program reads {schema.SCHEMA_VERSION}. Serve it with the version "
+            "that wrote it, or set another `state` folder.",
+            code="state.other-version",
+            version=version,
+            supported=schema.SCHEMA_VERSION,
+        )

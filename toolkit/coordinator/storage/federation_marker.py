@@ -1,0 +1,57 @@
+"""A small file beside the database that says which federation it has to be and how far it was.
+
+A database that is missing, of another federation or older than its marker is then noticed. The
+marker follows each milestone: a join, a departure, the opening and the end of a round.
+"""
+
+import hashlib
+import json
+import sqlite3
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from device_agent.formats.atomic_files import write_file
+
+MARKER = "federation.json"
+CURRENT_MODEL = "SELECT round, model FROM history ORDER BY round DESC LIMIT 1"
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The federation `id` after its milestone number `generation`.
+
+    `round` is the last one that is over and `model` the SHA-256 of its model; None before round 0.
+    """
+
+    id: str
+    generation: int
+    round: int | None
+    model: str | None
+
+    @classmethod
+    def of(cls, connection: sqlite3.Connection) -> Self:
+        """The marker that belongs to this database."""
+        meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+        found = connection.execute(CURRENT_MODEL).fetchone()
+        return cls(meta["id"], int(meta["generation"]), *(found or (None, None)))
+
+    def write(self, folder: Path) -> None:
+        """Write the marker of the state folder `folder`."""
+        fields = asdict(self)
+        document = {"version": 1, **fields, "check": _check(fields)}
+        write_file(folder / MARKER, json.dumps(document, indent=1).encode() + b"\n")
+
+
+def read_marker(folder: Path) -> Marker | None:
+    """The marker of `folder`; None if it is missing or damaged."""
+    try:
+        document = json.loads((folder / MARKER).read_bytes())
+        fields = {key: document[key] for key in Marker.__dataclass_fields__}
+        return Marker(**fields) if document["check"] == _check(fields) else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _check(fields: dict[str, object]) -> str:
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]

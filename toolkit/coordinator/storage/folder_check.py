@@ -1,0 +1,91 @@
+"""The check of a state folder before it is served. It changes nothing.
+
+Whatever is missing or damaged either can be made again from what is left, or is refused: a folder
+that held a federation never begins a new one.
+"""
+
+import logging
+from pathlib import Path
+
+from profiles.errors import InputError
+from toolkit.coordinator.storage.database_check import check_database
+from toolkit.coordinator.storage.federation_marker import MARKER, Marker, read_marker
+from toolkit.coordinator.storage.recoverable import (
+    FILES,
+    HISTORY,
+    MODEL,
+    has_hash,
+    recoverable,
+)
+
+logger = logging.getLogger(__name__)
+
+DATABASE = "state.sqlite3"
+WRITTEN_LATER = (MARKER, MODEL, HISTORY, "address")
+"""Files that `serve` writes once there is a database."""
+
+
+def check_folder(folder: Path) -> None:
+    """Check the state folder `folder`, which no process may be using.
+
+    Raises:
+        InputError: If it held a federation that cannot be continued, or one of another version.
+    """
+    found, marker = check_database(folder / DATABASE), read_marker(folder)
+    if found is None:
+        _check_new(folder)
+        return
+    if marker is None and (folder / MARKER).exists():
+        logger.warning("%s is damaged. It is written again.", folder / MARKER)
+    if marker is not None:
+        _check_not_older(folder, found, marker)
+    if found.model is not None and not any(
+        has_hash(path, found.model) for path in (folder / FILES / found.model, folder / MODEL)
+    ):
+        raise InputError(
+            f"{folder / FILES / found.model}, the model of round {found.round}, is missing or "
+            f"damaged, and {MODEL} is no copy of it. Nothing was changed. Put a copy back, or go "
+            f"back to another round (`edgetailor rounds`, `edgetailor rollback`). "
+            f"{recoverable(folder)}",
+            code="state.damaged-model",
+            path=str(folder / FILES / found.model),
+            round=found.round,
+        )
+
+
+def _check_new(folder: Path) -> None:
+    """Raise InputError unless a new federation may begin in `folder`."""
+    files = folder / FILES
+    left = [name for name in WRITTEN_LATER if (folder / name).exists()]
+    if files.is_dir() and any(files.iterdir()):
+        left.append(FILES)
+    if left:
+        raise InputError(
+            f"{folder} held a federation ({', '.join(left)} are left), but {DATABASE} is missing "
+            f"or empty. Nothing was changed. {recoverable(folder)}",
+            code="state.no-database",
+            path=str(folder),
+        )
+
+
+def _check_not_older(folder: Path, found: Marker, marker: Marker) -> None:
+    if found.id != marker.id:
+        raise InputError(
+            f"{folder / DATABASE} is the database of another federation than the other files of "
+            f"the folder ({MARKER}). Nothing was changed. Put the right one back, or set another "
+            "`state` folder.",
+            code="state.other-database",
+            path=str(folder),
+        )
+    if found.generation < marker.generation:
+        raise InputError(
+            f"{folder / DATABASE} is older than the other files of the folder: it ends with round "
+            f"{found.round}, {MARKER} says round {marker.round}; or devices have joined since. "
+            "Nothing was changed. Put the newer one back. To go on from the old one, remove "
+            f"{MARKER}: later rounds and devices that joined later are then lost. "
+            f"{recoverable(folder)}",
+            code="state.older-database",
+            path=str(folder),
+            round=found.round,
+            expected_round=marker.round,
+        )

@@ -1,0 +1,35 @@
+"""The files of the state folder that are for people and other programs."""
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from device_agent.formats.atomic_files import fingerprint, fingerprint_file, write_file
+from device_agent.formats.protocol import RoundResult
+from toolkit.coordinator.storage.recoverable import HISTORY, MODEL
+
+logger = logging.getLogger(__name__)
+
+
+def publish(
+    folder: Path, model: bytes, results: Sequence[RoundResult], models: Mapping[int, str]
+) -> None:
+    """Write global.safetensors and history.json.
+
+    A global.safetensors that is none of `models` (round -> SHA-256) is moved aside, not replaced:
+    it may be newer than the database.
+    """
+    path, wanted = folder / MODEL, fingerprint(model).sha256
+    found = fingerprint_file(path).sha256 if path.exists() else None
+    if found is not None and found not in models.values():
+        aside = folder / f"{path.stem}-{found[:12]}{path.suffix}"
+        os.replace(path, aside)
+        logger.warning("%s is the model of no round here: moved to %s.", path, aside.name)
+    if found != wanted:
+        write_file(path, model)
+    entries = [{**asdict(one), "model": models[one.round]} for one in results]
+    document = {"version": 1, "history": entries}
+    write_file(folder / HISTORY, json.dumps(document, indent=1).encode() + b"\n")

@@ -1,0 +1,62 @@
+"""The tables of the coordinator's database."""
+
+import sqlite3
+
+from toolkit.coordinator.storage import content_digest
+
+SCHEMA_VERSION = 2
+"""Kept in the file as `PRAGMA user_version`. Raise it with every change of TABLES."""
+TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE tokens (
+    kind TEXT PRIMARY KEY, hash TEXT NOT NULL, count INTEGER NOT NULL,
+    made REAL NOT NULL,  -- seconds since 1970
+    days REAL NOT NULL);
+CREATE TABLE devices (
+    id TEXT PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, secret TEXT NOT NULL,
+    public_key TEXT NOT NULL,
+    machine TEXT NOT NULL,  -- JSON
+    submodel TEXT,  -- NULL if the kind of device names it
+    has_left INTEGER NOT NULL DEFAULT 0,
+    fallback_from INTEGER,  -- the first round with the kind's fallback
+    trouble TEXT,
+    bytes_down INTEGER NOT NULL DEFAULT 0, bytes_up INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE bundles (
+    round INTEGER, submodel TEXT, name TEXT, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
+    PRIMARY KEY (round, submodel, name));
+CREATE TABLE uploads (device TEXT PRIMARY KEY, sha256 TEXT NOT NULL);
+CREATE TABLE updates (
+    round INTEGER, device TEXT, sha256 TEXT NOT NULL, record BLOB NOT NULL,
+    PRIMARY KEY (round, device));
+CREATE TABLE history (
+    round INTEGER PRIMARY KEY, accuracy REAL, loss REAL NOT NULL,
+    updates INTEGER NOT NULL, model TEXT NOT NULL,
+    left_out TEXT NOT NULL);  -- JSON: why an update was not used, by device
+"""
+
+
+def create(connection: sqlite3.Connection) -> None:
+    """Make all tables in one transaction: a process that is killed here leaves none or all."""
+    tables = sqlite3.connect(":memory:")
+    tables.executescript(TABLES)
+    triggers = content_digest.schema(tables)
+    tables.close()
+    connection.executescript(
+        f"BEGIN; {TABLES} {triggers} PRAGMA user_version={SCHEMA_VERSION}; "
+        "INSERT INTO meta VALUES ('id', lower(hex(randomblob(16)))), ('generation', '0'); COMMIT;"
+    )
+
+
+def statements(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """The tables and triggers of `connection` with the SQL that made them."""
+    return connection.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
+
+
+def expected_statements() -> list[tuple[str, str]]:
+    """What `statements` gives for a database that `create` made."""
+    connection = sqlite3.connect(":memory:")
+    content_digest.install(connection)
+    create(connection)
+    found = statements(connection)
+    connection.close()
+    return found
