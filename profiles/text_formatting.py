@@ -1,7 +1,9 @@
 """Text for people: one function for each quantity, and messages of other programs."""
 
+import difflib
 import math
 import textwrap
+from collections.abc import Iterable
 
 WIDTH = 80
 NOT_MEASURABLE = "not measurable"
@@ -22,6 +24,17 @@ def in_a_row(times: int) -> str:
 def have_joined(joined: int, expected: int) -> str:
     """How many devices have joined: 1 of 3 devices has joined."""
     return f"{joined} of {counted(expected, 'device')} {'has' if joined == 1 else 'have'} joined"
+
+
+def did_you_mean(came: str, known: Iterable[str], most: int = 1) -> str:
+    """The end of a sentence about the unknown word `came`: the closest of `known`, at most `most`.
+
+    Examples:
+        >>> did_you_mean("lowrank", ["full", "low-rank"]), did_you_mean("x", ["full"])
+        (": did you mean 'low-rank'?", '.')
+    """
+    close = difflib.get_close_matches(came, list(known), n=most)
+    return f": did you mean {' or '.join(map(repr, close))}?" if close else "."
 
 
 def one_line(text: str, most: int | None = None) -> str:

@@ -1,7 +1,8 @@
 """Reading TOML files into typed tables. Every mistake is one sentence with file and key."""
 
+import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date, time
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -10,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from profiles.errors import InputError, SpecError
+from profiles.text_formatting import did_you_mean
 from toolkit.families import family_named
-from toolkit.submodels.spec import parse_spec
+from toolkit.submodels.spec import as_number, parse_spec
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """Pydantic's names for an unknown key, in a table and in a dataclass."""
@@ -25,6 +27,8 @@ WANTED = {
     **dict.fromkeys(("tuple_type", "too_short"), "a list of one or more"),
 }
 """What the value of a key must be, by pydantic's name of the error."""
+SIMPLE: dict[type, str] = {int: "an integer", float: "a number", bool: "true or false"}
+"""What the value of a key must be, by the type of its field."""
 LONGEST = 80
 """The most characters of a value that a message repeats."""
 
@@ -84,13 +88,16 @@ def read_table(path: Path, kind: type[Kind], keys: Callable[[Place], list[str]])
     """
     content = _read(path)
     try:
-        return kind.model_validate(content)
+        made = kind.model_validate(content)
     except ValidationError as error:
         raise _mistake(path, _first(error), keys) from None
     except InputError as error:
         raise InputError(
             f"{path}: {error}", **{"code": error.code, "path": str(path), **error.values}
         ) from None
+    for place, value, wanted in _converted(content, made):
+        raise _wrong_type(path, _key(place), value, wanted)
+    return made
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -119,12 +126,12 @@ def _first(error: ValidationError) -> ErrorDetails:
 
 def _mistake(path: Path, error: ErrorDetails, keys: Callable[[Place], list[str]]) -> InputError:
     """The error for one of pydantic's."""
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
-    key = key.removeprefix(".")
+    key = _key(error["loc"])
     known = keys(error["loc"])
     if error["type"] in UNKNOWN:
         return InputError(
-            f"{path}: unknown key `{key}`. The keys here are {', '.join(known)}.",
+            f"{path}: unknown key `{key}`{did_you_mean(str(error['loc'][-1]), known)} The keys "
+            f"here are {', '.join(known)}.",
             code="config.unknown-key",
             path=str(path),
             key=key,
@@ -138,17 +145,54 @@ def _mistake(path: Path, error: ErrorDetails, keys: Callable[[Place], list[str]]
             key=key,
         )
     if error["type"] in WANTED:
-        return InputError(
-            f"{path}: `{key}` is {_shown(error['input'])}; it must be {WANTED[error['type']]}.",
-            code="config.wrong-type",
-            path=str(path),
-            key=key,
-        )
+        return _wrong_type(path, key, error["input"], WANTED[error["type"]])
     problem = error["msg"].removeprefix("Value error, ").rstrip(".")
+    if error["type"] == "literal_error":
+        choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
+        problem += did_you_mean(str(error["input"]), choices)
     value = f"`{key}` is {_shown(error['input'])}: " if key else ""
     return InputError(
-        f"{path}: {value}{problem}.", code="config.bad-value", path=str(path), key=key
+        f"{path}: {value}{problem}{'' if problem.endswith(('.', '?')) else '.'}",
+        code="config.bad-value",
+        path=str(path),
+        key=key,
     )
+
+
+def _wrong_type(path: Path, key: str, value: object, wanted: str) -> InputError:
+    return InputError(
+        f"{path}: `{key}` is {_shown(value)}; it must be {wanted}.",
+        code="config.wrong-type",
+        path=str(path),
+        key=key,
+    )
+
+
+def _key(place: Place) -> str:
+    """The path of a key as text, for example `devices[0].name`."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return "".join(parts).removeprefix(".")
+
+
+def _converted(
+    content: object, made: object, place: Place = ()
+) -> Iterator[tuple[Place, object, str]]:
+    """Find the values that pydantic converted to a number or truth value, and what they must be.
+
+    It reads "3" as 3 and true as 1. In TOML a value has a type, so these are mistakes. A size
+    such as "256MB" is not one: it is meant to be text.
+    """
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from _converted(value, getattr(made, key), (*place, key))
+    elif isinstance(content, list):
+        assert isinstance(made, tuple)
+        for number, (value, one) in enumerate(zip(content, made, strict=True)):
+            yield from _converted(value, one, (*place, number))
+    elif type(made) in SIMPLE and type(content) is not type(made):
+        is_size = type(made) is int and isinstance(content, str) and as_number(content) is None
+        if not is_size and (type(content), type(made)) != (int, float):
+            yield place, content, SIMPLE[type(made)]
 
 
 def _shown(value: object) -> str:

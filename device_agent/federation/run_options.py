@@ -10,6 +10,7 @@ from typing import Any, Self
 from device_agent.federation.owner_limits import NO_LIMITS, OwnerLimits
 from device_agent.training.training_options import DEFAULT_OPTIONS, TrainingOptions
 from profiles.errors import InputError
+from profiles.text_formatting import did_you_mean
 
 TEXT_OPTIONS = {"data", "state", "quiet_hours"}
 SWITCHES = {"only_when_charging", "log_json"}
@@ -99,7 +100,8 @@ def read_options(path: Path) -> dict[str, Any]:
     unknown = sorted(found.keys() - set(OPTION_NAMES))
     if unknown:
         raise InputError(
-            f"{path}: unknown option `{unknown[0]}`. The options are {', '.join(OPTION_NAMES)}.",
+            f"{path}: unknown option `{unknown[0]}`{did_you_mean(unknown[0], OPTION_NAMES)} "
+            f"The options are {', '.join(OPTION_NAMES)}.",
             code="option.unknown",
             path=str(path),
             option=unknown[0],

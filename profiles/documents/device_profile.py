@@ -14,6 +14,7 @@ from profiles.documents.bundle_profile import Machine, Text
 from profiles.documents.calibration_record import CALIBRATION_VERSION, Bytes, Calibration, Size
 from profiles.errors import InputError
 from profiles.json_decoding import decode_json
+from profiles.text_formatting import did_you_mean
 
 DEVICE_VERSION = 1
 BUILT_IN = Path(__file__).parents[1] / "devices"
@@ -76,8 +77,9 @@ def load_device(reference: str) -> DeviceProfile:
         path = BUILT_IN / f"{reference}.toml"
         if not path.exists():
             raise InputError(
-                f"There is no device profile {reference!r}: give a file that `edgetailor-agent "
-                f"calibrate --out FILE` wrote, or one of {', '.join(built_in())}.",
+                f"There is no device profile {reference!r}{did_you_mean(reference, built_in(), 3)} "
+                "Give a file that `edgetailor-agent calibrate --out FILE` wrote, or one of "
+                f"{', '.join(built_in())}.",
                 code="profile.unknown-device",
                 device=reference,
             )

@@ -11,8 +11,8 @@ from device_agent.formats.atomic_files import check_file_place
 from device_agent.formats.update import RECORD
 from profiles.errors import InputError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy, Factors, Weights
-from toolkit.cli.early_checks import check_readable
-from toolkit.cli.options import repeated
+from toolkit.cli.early_checks import check_weights
+from toolkit.cli.options import Choice, repeated
 
 
 @click.command()
@@ -23,7 +23,7 @@ from toolkit.cli.options import repeated
 )
 @click.option(
     "--weights",
-    type=click.Choice(get_args(Weights)),
+    type=Choice(get_args(Weights)),
     default=AggregationPolicy.weights,
     show_default=True,
     help="Weight of an update in the mean; softmax is FedHM's, over the submodels' strengths.",
@@ -36,7 +36,7 @@ from toolkit.cli.options import repeated
 )
 @click.option(
     "--factors",
-    type=click.Choice(get_args(Factors)),
+    type=Choice(get_args(Factors)),
     default=AggregationPolicy.factors,
     show_default=True,
     help="For cp: average the factors (afm) or the composed tensors (act).",
@@ -79,7 +79,7 @@ def aggregate(
     policy = AggregationPolicy(weights, temperature, factors, beta)
     check_file_place(out, force)
     check_order(global_file, updates, context)
-    check_readable(global_file)
+    check_weights(global_file)
 
     from toolkit.aggregation import aggregate_files
     from toolkit.cli import aggregate_table

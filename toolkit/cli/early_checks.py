@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from device_agent.training.data_functions import is_reference
-from profiles.errors import DataError, InputError, SpecError
+from profiles.errors import DataError, SpecError
 from toolkit.families import check_spec
 from toolkit.submodels.model_reference import check_reference
+from toolkit.submodels.weights_file import unreadable
 
 
 def check_model(reference: str, weights: Path | None = None) -> None:
@@ -18,17 +19,15 @@ def check_model(reference: str, weights: Path | None = None) -> None:
     """
     check_reference(reference)
     if weights is not None:
-        check_readable(weights)
+        check_weights(weights)
 
 
-def check_readable(path: Path) -> None:
-    """Raise InputError if the file `path` cannot be opened."""
+def check_weights(path: Path) -> None:
+    """Raise InputError if the weights file `path` cannot be opened."""
     try:
         path.open("rb").close()
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read: {error.strerror}.", code="file.unreadable", file=str(path)
-        ) from None
+        raise unreadable(path, error) from None
 
 
 def check_data(source: str) -> None:
@@ -41,10 +40,9 @@ def check_data(source: str) -> None:
         )
 
 
-def check_specs(specs: Iterable[str]) -> None:
-    """Raise SpecError for the first spec that no model could satisfy."""
-    for spec in specs:
-        check_spec(spec)
+def check_specs(specs: Iterable[str]) -> list[str]:
+    """The specs without spaces. Raises SpecError for the first that no model could satisfy."""
+    return [str(check_spec(spec)) for spec in specs]
 
 
 def check_some_spec(specs: Iterable[str]) -> None:

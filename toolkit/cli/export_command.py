@@ -8,7 +8,7 @@ from typing import Literal
 import click
 
 from toolkit.cli.early_checks import check_model, check_specs
-from toolkit.cli.options import LIST_AS_JSON, WithList, model_options, training_options
+from toolkit.cli.options import LIST_AS_JSON, Choice, WithList, model_options, training_options
 from toolkit.exporting.output_places import check_places
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.terminal_output import show_stages
@@ -47,7 +47,7 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["onnx", "tflite"]),
+    type=Choice(["onnx", "tflite"]),
     default="onnx",
     show_default=True,
     help="onnx for ONNX Runtime, tflite for LiteRT.",
@@ -118,9 +118,9 @@ def export(
 
     if specs and tiers_file is not None:
         raise click.UsageError("Give --submodel or --tiers, not both.")
-    check_specs(specs)
-    several = tiers_file is not None or len(specs) > 1
-    wanted = tiers_of(specs or ["full"]) if tiers_file is None else read_tiers(tiers_file)
+    submodels = check_specs(specs)
+    several = tiers_file is not None or len(submodels) > 1
+    wanted = tiers_of(submodels or ["full"]) if tiers_file is None else read_tiers(tiers_file)
     for tier in wanted:
         check_places(out / tier.name if several else out, save_weights, force)
     check_model(model, weights)
@@ -134,7 +134,7 @@ def export(
     request = model_export.Request(
         model=model,
         sample_shape=input_shape,
-        spec=specs[0] if specs else "full",
+        spec=submodels[0] if submodels else "full",
         out=out,
         weights=weights,
         seed=seed,

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
+from profiles.text_formatting import did_you_mean
 from toolkit.submodels.hyperparameters import Loss, Optimizer, TrainingConfig
 
 LIST_AS_JSON = f"{__name__}.list_as_json"
@@ -34,6 +35,15 @@ class Shape(click.ParamType[tuple[int, ...]]):
                 f"Invalid shape {value!r}: write a sample's sizes, for example 3,32,32.", param, ctx
             )
         return shape
+
+
+class Choice(click.Choice[str]):
+    """One of several words. An unknown word is refused with the closest of them."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """See click."""
+        message = super().get_invalid_choice_message(value, ctx)
+        return message.removesuffix(".") + did_you_mean(str(value), self.choices)
 
 
 def model_options(command: Decorated) -> Decorated:
@@ -67,7 +77,7 @@ def model_options(command: Decorated) -> Decorated:
 
 loss_option = click.option(
     "--loss",
-    type=click.Choice(get_args(Loss)),
+    type=Choice(get_args(Loss)),
     default=TrainingConfig.loss,
     show_default=True,
     help="Loss to minimise; mse is for regressions.",
@@ -95,7 +105,7 @@ TRAINING = (
     ),
     click.option(
         "--optimizer",
-        type=click.Choice(get_args(Optimizer)),
+        type=Choice(get_args(Optimizer)),
         default=TrainingConfig.optimizer,
         show_default=True,
         help="Optimizer of the training step.",

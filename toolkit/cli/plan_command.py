@@ -146,7 +146,7 @@ def plan(
     from profiles.documents.device_profile import load_device
 
     device = load_device(profile)
-    check_specs(specs)
+    submodels = check_specs(specs)
     check_model(model, weights)
 
     show_stages()
@@ -165,7 +165,7 @@ def plan(
     planned = plan.plan_for(
         device,
         workloads,
-        specs or all_specs(loaded, input_shape, batch),
+        submodels or all_specs(loaded, input_shape, batch),
         Budgets(memory=memory, step=step_time, traffic=bandwidth),
     )
     if as_json:

@@ -15,8 +15,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from profiles.errors import SpecError
+from profiles.text_formatting import did_you_mean
 from toolkit.submodels.spec import Spec, parse_spec
-from toolkit.submodels.spec_form import Number, Option, SpecForm, Text, did_you_mean
+from toolkit.submodels.spec_form import Number, Option, SpecForm, Text
 
 if TYPE_CHECKING:
     from toolkit.submodels.family import Family

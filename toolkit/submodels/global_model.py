@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from profiles.errors import InputError, ModelError
 from toolkit.factorization.factorizer import Factorizer
+from toolkit.submodels.weights_file import unreadable
 
 KEPT = "kept|"
 
@@ -135,9 +136,7 @@ def from_file(path: str | Path) -> GlobalModel:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read: {error.strerror}.", code="file.unreadable", file=str(path)
-        ) from None
+        raise unreadable(path, error) from None
     return from_bytes(data, str(path))
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from profiles.errors import ModelError
+from profiles.text_formatting import did_you_mean
 from toolkit.submodels import global_model
 from toolkit.submodels.global_model import GlobalModel
-from toolkit.submodels.spec_form import did_you_mean
+from toolkit.submodels.model_reference import parse_reference
 
 
 def load_model(reference: str, weights_file: str | Path | None = None, seed: int = 0) -> nn.Module:
@@ -63,14 +64,7 @@ def load_weights(model: nn.Module, weights_file: str | Path) -> GlobalModel:
 
 def build_model(reference: str, seed: int) -> nn.Module:
     """Build the model that `reference` names. Raises ModelError if it does not name one."""
-    module_name, colon, name = reference.partition(":")
-    if not (module_name and colon and name):
-        raise ModelError(
-            f"Invalid model {reference!r}: write package.module:callable, for example "
-            "toolkit.models:resnet20.",
-            code="model.invalid-reference",
-            model=reference,
-        )
+    module_name, name = parse_reference(reference)
     # Installed commands do not have the current folder on the path, unlike `python -m`.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

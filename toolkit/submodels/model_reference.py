@@ -20,6 +20,25 @@ MOST_NAMES = 12
 """The most names that a message lists when no name of the module is similar."""
 
 
+def parse_reference(reference: str) -> tuple[str, str]:
+    """Split `package.module:callable` into module and callable.
+
+    Raises:
+        ModelError: The text is not a reference, or it names a file in place of a module.
+    """
+    module_name, colon, name = reference.partition(":")
+    if not (module_name and colon and name):
+        raise ModelError(
+            f"Invalid model {reference!r}: write package.module:callable, for example "
+            "toolkit.models:resnet20.",
+            code="model.invalid-reference",
+            model=reference,
+        )
+    if os.sep in module_name or module_name.endswith(".py"):
+        raise _file_as_module(reference, module_name, name)
+    return module_name, name
+
+
 def check_reference(reference: str) -> None:
     """Refuse a misspelt `package.module:callable` without importing the module.
 
@@ -32,14 +51,7 @@ def check_reference(reference: str) -> None:
         ModelError: The text is not a reference, no such module exists, or the module's source
             does not define the callable. The message suggests similar names.
     """
-    module_name, colon, name = reference.partition(":")
-    if not (module_name and colon and name):
-        raise ModelError(
-            f"Invalid model {reference!r}: write package.module:callable, for example "
-            "toolkit.models:resnet20.",
-            code="model.invalid-reference",
-            model=reference,
-        )
+    module_name, name = parse_reference(reference)
     found = _find_module(reference, module_name)
     source = None if found is None else _source_of(found)
     if found is None or source is None:
@@ -55,6 +67,22 @@ def check_reference(reference: str) -> None:
         model=reference,
         module=module_name,
         callable=name,
+    )
+
+
+def _file_as_module(reference: str, file: str, name: str) -> ModelError:
+    """The error for a reference to a file, with the reference to write in its place."""
+    path = Path(os.path.relpath(file).removesuffix(".py"))
+    first = ""
+    if path.parts[0] == os.pardir:
+        path, first = Path(path.name), f"change to the folder {os.path.dirname(file)} and "
+    suggested = f"{'.'.join(path.parts)}:{name}"
+    return ModelError(
+        f"Invalid model {reference!r}: it names a file, but a model is named by its module. To "
+        f"use this file, {first}write {suggested}.",
+        code="model.invalid-reference",
+        model=reference,
+        suggested=suggested,
     )
 
 

@@ -3,6 +3,7 @@
 full    low-rank:0.25    low-rank:0.25,keep=3    slice:0.42    slice:blocks.3    cp:2.0
 
 A plus sign combines two families: slice:0.42+low-rank:0.25 factorizes the layers of a slice.
+Spaces around the signs are allowed.
 
 This module only reads the text. `spec_form.py` checks a spec against what its family accepts.
 Neither imports torch.
@@ -64,13 +65,13 @@ def parse_spec(text: str) -> Spec:
         text: The spec, for example `low-rank:0.25,keep=3`.
 
     Returns:
-        The parsed spec; `str` of it gives `text` back.
+        The parsed spec; `str` of it gives `text` back, without spaces around the signs.
 
     Raises:
         SpecError: If the text is malformed.
     """
-    outer, plus, inner = text.strip().partition("+")
-    if plus and not inner:
+    outer, plus, inner = text.partition("+")
+    if plus and not inner.strip():
         raise SpecError(
             f"Invalid spec {text!r}: write a second family after the plus sign, for example "
             "low-rank:0.25.",
@@ -83,11 +84,19 @@ def parse_spec(text: str) -> Spec:
 
 def _parse_single(part: str, text: str) -> Spec:
     """Read `part` of the spec `text`, the part of one family."""
-    head, *rest = part.split(",")
-    family, colon, size = head.partition(":")
+    head, *rest = (word.strip() for word in part.split(","))
+    family, colon, size = (word.strip() for word in head.partition(":"))
     options: dict[str, str] = {}
-    for option in rest:
-        name, equals, value = option.partition("=")
+    for before, option in zip([head, *rest], rest, strict=False):
+        if before[-1:].isdigit() and option.isdigit():
+            raise SpecError(
+                f"Invalid number '{before},{option}' in {text!r}: write decimals with a point, "
+                f"'{before}.{option}'.",
+                code="spec.decimal-comma",
+                spec=text,
+                suggested=f"{before}.{option}",
+            )
+        name, equals, value = (word.strip() for word in option.partition("="))
         if not (name and equals and value) or name in options:
             raise SpecError(
                 f"Invalid option {option!r} in {text!r}: write each option once, as name=value.",

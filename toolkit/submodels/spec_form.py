@@ -3,12 +3,11 @@
 Nothing here imports torch. A command can therefore refuse a typing error before it loads a model.
 """
 
-import difflib
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from profiles.errors import SpecError
+from profiles.text_formatting import did_you_mean
 from toolkit.submodels.spec import Spec, as_number
 
 
@@ -148,12 +147,6 @@ class SpecForm:
                 option=name,
             )
         return known[name]
-
-
-def did_you_mean(came: str, known: Iterable[str]) -> str:
-    """The end of a sentence about the unknown word `came`: the closest of `known`, if any."""
-    close = difflib.get_close_matches(came, list(known), n=1)
-    return f": did you mean {close[0]!r}?" if close else "."
 
 
 def _missing_size(spec: Spec, meaning: str, example: str) -> SpecError:

@@ -122,7 +122,7 @@ def test_options_that_cannot_be(folder: Path, arguments: list[str], message: str
     ("kind", "message"),
     [
         ("missing", r"^w cannot be read: No such file"),
-        ("folder", r"^w cannot be read: Is a directory"),
+        ("folder", r"^w is a folder, but the weights of the global model are one file\."),
         ("text", r"^w is not a safetensors file"),
         ("truncated", r"^w is not a safetensors file"),
         ("nan", r"^w: .*'classifier\.bias' holds a number that is not finite"),

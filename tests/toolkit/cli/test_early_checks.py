@@ -9,6 +9,7 @@ import pytest
 from commands import ROOT, refusal, run
 from refusals import refused
 from toolkit.cli.early_checks import check_some_spec, check_specs
+from toolkit.submodels.model_loading import load_model
 from toolkit.submodels.model_reference import check_reference
 
 SHAPE = ("--input-shape", "1,6,6")
@@ -58,7 +59,8 @@ def test_a_typo_is_refused_without_torch(
 
 
 def test_specs_that_no_model_could_satisfy() -> None:
-    check_specs(["full", "low-rank:0.25", "slice:0.42+low-rank:0.25"])
+    specs = ["full", "low-rank:0.25", "slice:0.42+low-rank:0.25"]
+    assert check_specs([*specs[:2], "slice:0.42 + low-rank: 0.25"]) == specs
     check_some_spec(["lowrank:0.25", "full"])
     for check in (check_specs, check_some_spec):
         with refused("spec.unknown-family", family="lowrank"):
@@ -167,6 +169,27 @@ def test_no_module_is_run(here: Path) -> None:
         check_reference("loud.nest:tiny")
     assert "Did you mean nets?" in str(caught.value)
     assert "loud" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("path", "suggested"),
+    [
+        ("mynet.py", "mynet:net"),
+        ("./models/mynet.py", "models.mynet:net"),
+        ("models/mynet", "models.mynet:net"),
+        ("../mynet.py", "mynet:net"),
+    ],
+)
+def test_a_file_in_place_of_a_module(here: Path, path: str, suggested: str) -> None:
+    for check in (check_reference, load_model):
+        with refused("model.invalid-reference", suggested=suggested) as caught:
+            check(f"{path}:net")
+        assert ("change to the folder .. and" in str(caught.value)) == path.startswith("..")
+
+
+def test_an_absolute_path_below_the_current_folder(here: Path) -> None:
+    with refused("model.invalid-reference", suggested="mynet:net"):
+        check_reference(f"{here / 'mynet.py'}:net")
 
 
 @pytest.mark.parametrize("reference", ["", "nets", "nets:", ":tiny"])

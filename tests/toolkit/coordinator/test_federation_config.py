@@ -44,12 +44,32 @@ def test_a_state_folder_in_use_or_of_another_fleet(tmp_path: Path) -> None:
             "rounds = 3\nround = 4",
             "config.unknown-key",
             "round",
-            "keys here are model",
+            "unknown key `round`: did you mean 'rounds'? The keys here are model",
         ),
         ("rounds = 3", "", "config.missing-key", "rounds", "keys here are model"),
         ("rounds = 3", "round = 3", "config.unknown-key", "round", "are model"),
         ("submodel", "submodels", "config.unknown-key", "devices[0].submodels", "name, submodel,"),
         ("rounds = 3", "rounds = 'x'", "config.wrong-type", "rounds", "'x'; it must be an integer"),
+        ("rounds = 3", "rounds = 'ten'", "config.wrong-type", "rounds", "`rounds` is 'ten'; it"),
+        ("rounds = 3", "rounds = '3'", "config.wrong-type", "rounds", "'3'; it must be an integer"),
+        ("rounds = 3", "rounds = true", "config.wrong-type", "rounds", "true; it must be an int"),
+        ("rounds = 3", "rounds = 3.0", "config.wrong-type", "rounds", "3.0; it must be an int"),
+        ("[2]", "['2']", "config.wrong-type", "input_shape[0]", "'2'; it must be an integer"),
+        ("count = 2", "count = '2'", "config.wrong-type", "devices[0].count", "'2'; it must be"),
+        (
+            "epochs = 1",
+            "learning_rate = '0.1'",
+            "config.wrong-type",
+            "training.learning_rate",
+            "'0.1'; it must be a number",
+        ),
+        (
+            "epochs = 1",
+            "masked = 'yes'",
+            "config.wrong-type",
+            "training.masked",
+            "'yes'; it must be true or false",
+        ),
         ("rounds = 3", "rounds = 1.5", "config.wrong-type", "rounds", "1.5; it must be an integer"),
         (
             "rounds = 3",
@@ -72,7 +92,14 @@ def test_a_state_folder_in_use_or_of_another_fleet(tmp_path: Path) -> None:
             "[aggregation]\nweights = 'equal'\n[training]",
             "config.bad-value",
             "aggregation.weights",
-            "'equal': Input should be 'samples', 'uniform' or 'softmax'",
+            "'equal': Input should be 'samples', 'uniform' or 'softmax'.",
+        ),
+        (
+            "epochs = 1",
+            "loss = 'cross_entropy'",
+            "config.bad-value",
+            "training.loss",
+            "or 'mse': did you mean 'cross-entropy'?",
         ),
         (
             "[training]",
@@ -114,6 +141,12 @@ def test_the_aggregation_table(tmp_path: Path) -> None:
     table = '[aggregation]\nweights = "softmax"\ntemperature = inf\nfactors = "act"\nbeta = 1.8\n'
     config = configured(tmp_path, CONFIG.replace("[training]", f"{table}[training]"))
     assert config.aggregation == AggregationPolicy("softmax", math.inf, "act", 1.8)
+
+
+def test_a_whole_number_for_a_fraction_and_a_size_in_text(tmp_path: Path) -> None:
+    table = 'submodel = "auto"\nmemory = "2 kB"\nstep_time = 1'
+    config = configured(tmp_path, CONFIG.replace('submodel = "full"', table))
+    assert (config.devices[0].memory, config.devices[0].step_time) == (2000, 1)
 
 
 def test_paths_start_from_the_file(tmp_path: Path) -> None:

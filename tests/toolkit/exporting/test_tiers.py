@@ -139,7 +139,7 @@ def test_submodels_name_their_folders() -> None:
         (
             "submodel",
             "model",
-            r"unknown key `tiers\[0\]\.model`\. The keys here are name, submodel",
+            r"`tiers\[0\]\.model`: did you mean 'submodel'\? The keys here are name, submodel\.$",
         ),
         ("[[tiers]]", "[[devices]]", "unknown key `devices`. The keys here are tiers"),
         ("[[tiers]]", "tiers = ", "is not a TOML file"),

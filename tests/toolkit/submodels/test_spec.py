@@ -45,6 +45,24 @@ def test_malformed_specs_are_refused_by_name(text: str) -> None:
         parse_spec(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "suggested"),
+    [("low-rank:0,5", "low-rank:0.5"), ("slice:0.5+low-rank:0.5,decay=0,5", "decay=0.5")],
+)
+def test_a_decimal_comma_is_refused_with_the_number_to_write(text: str, suggested: str) -> None:
+    with refused("spec.decimal-comma", suggested=suggested):
+        parse_spec(text)
+
+
+def test_spaces_around_the_signs_are_left_out() -> None:
+    spec = parse_spec("slice : blocks.6 , skip = 1 + low-rank: 0.5")
+    assert spec == Spec("slice", "blocks.6", {"skip": "1"}, Spec("low-rank", "0.5"))
+    assert str(spec) == "slice:blocks.6,skip=1+low-rank:0.5"
+    for text in (" ", "full + ", " + full", "full: ", "full, "):
+        with refused("spec.malformed"):
+            parse_spec(text)
+
+
 def test_a_family_inside_another() -> None:
     spec = parse_spec("slice:0.42,skip=2+low-rank:0.25,keep=1")
     assert spec == Spec("slice", "0.42", {"skip": "2"}, Spec("low-rank", "0.25", {"keep": "1"}))
