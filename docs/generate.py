@@ -94,7 +94,7 @@ def literal(node: ast.expr | None) -> str | None:
 
 @cache
 def protocol_codes() -> dict[str, str]:
-    """Codes that agent and coordinator compare, by the names of their constants."""
+    """Codes and messages that agent and coordinator share, by the names of their constants."""
     tree = ast.parse((ROOT / "device_agent/formats/protocol.py").read_text("utf-8"))
     return {
         target.id: node.value.value
@@ -112,6 +112,8 @@ def template(node: ast.expr) -> str:
             return text
         case ast.JoinedStr(values=values):
             return "".join(map(template, values))
+        case ast.Name(id=name):
+            return protocol_codes().get(name, "")
         case ast.FormattedValue(value=value):
             return f"{{{placeholder(value)}}}"
         case ast.BinOp(left=left, op=ast.Add(), right=right):

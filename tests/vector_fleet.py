@@ -34,7 +34,7 @@ from toolkit.coordinator.coordinator import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
 from toolkit.coordinator.server import Server
 
-AGENT_DOCS = Path(__file__).resolve().parents[1] / "docs" / "guides" / "agent.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 SIZE = 1000
 ROUNDS = 3
 CONFIG = """
@@ -218,10 +218,18 @@ def enrol(server: Server, folder: Path) -> dict[str, CoordinatorClient]:
 
 
 def documented(code: str) -> re.Pattern[str]:
-    """A pattern for the message of this code, which docs/guides/agent.md must list."""
-    rows = AGENT_DOCS.read_text().splitlines()
+    """The messages that docs/reference/errors.md gives for `code`, each name in braces as any text.
+
+    docs/guides/agent.md must list the code as well.
+    """
+    rows = (DOCS / "guides" / "agent.md").read_text().splitlines()
     assert sum(row.startswith(f"| `{code}` |") for row in rows) == 1
-    return re.compile(r"[A-Z'].*\S")
+    errors = (DOCS / "reference" / "errors.md").read_text()
+    section = errors.split(f"\n### `{code}`\n")[1].partition("\n#")[0]
+    messages = re.findall(r"^- (.*)$", section, re.M)
+    assert messages, f"errors.md has no message for {code}"
+    patterns = (".+".join(map(re.escape, re.split(r"\{[^}]*\}", one))) for one in messages)
+    return re.compile("|".join(f"(?:{pattern})\\Z" for pattern in patterns))
 
 
 Fleet = tuple[Server, dict[str, CoordinatorClient]]

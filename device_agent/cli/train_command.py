@@ -51,7 +51,7 @@ def train(
     If the training is interrupted or killed, the same command continues it.
 
     \b
-    edgetailor-agent train bundles/phone --data local.npz --out update
+        edgetailor-agent train bundles/phone --data local.npz --out update
     """
     from device_agent.training.standalone_training import train as train_alone
 

@@ -149,6 +149,9 @@ def _coordinator(url: str, known: Identity | None, token: str | None) -> Iterato
     yield _token(said) if token is not None else _membership(said, known)
 
 
+NO_JOIN_TOKEN = "It reads the status: it is the operator's token, or the secret of a device."
+
+
 def _decoded(data: bytes, status: int) -> Problem | Status:
     return decode_json(data, Problem) if status >= 300 else decode_json(data, Status)
 
@@ -159,7 +162,7 @@ def _token(said: Problem | Status) -> Finding:
     if isinstance(said, Problem) and said.code == NOT_AUTHORISED:
         message = UNKNOWN_TOKEN  # the coordinator took it for a device's secret
     else:
-        message = said.message if isinstance(said, Problem) else "It is the secret of a device."
+        message = said.message if isinstance(said, Problem) else NO_JOIN_TOKEN
     return Finding.fail("token", message, "ask the operator of the coordinator for a join token")
 
 

@@ -126,8 +126,27 @@ class DeviceState:
         """Write device.json, readable by the owner only."""
         write_file(self._identity, encode(identity), mode=0o600)
 
+    @contextmanager
+    def created(self) -> Iterator[None]:
+        """Create the folder, and check that it can be written before a join uses up a token.
+
+        If the block fails, folders that were created and are empty are removed again.
+
+        Raises:
+            InputError: The folder cannot be made or written.
+        """
+        missing = [one for one in (self.folder, *self.folder.parents) if not one.exists()]
+        try:
+            self.check_writable()
+            yield
+        except BaseException:
+            with suppress(OSError):  # it holds the key of a join whose answer was lost
+                for made in missing:
+                    made.rmdir()
+            raise
+
     def check_writable(self) -> None:
-        """Check that device.json can be written, before a join uses up a token.
+        """Check that files can be written to the folder, which is created if need be.
 
         Raises:
             InputError: The folder cannot be made or written.

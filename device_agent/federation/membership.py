@@ -86,11 +86,10 @@ def join(
         log.info("%s has joined %s already, as %s.", known.name, url, known.device)
         return known
     client = CoordinatorClient(url, token, patience_s=patience_s)
-    folder.check_writable()
     moving = known is not None and not same
     # The old key stays until the new coordinator has accepted this device.
     key = folder.replacing_key if moving else folder.key
-    with folder.locked():
+    with folder.created(), folder.locked():
         identity = _enrol(client, token, name, key, lambda: measure(name, state))
         if known is not None and moving:
             _tell_old(known)

@@ -28,16 +28,16 @@ def main_group() -> None:
     A submodel SPEC is a family and its size. Options follow after commas:
 
     \b
-    full                      the whole model
-    low-rank:0.25             rank ratio; keep=, decay=
-    slice:0.42                largest capacity; skip=
-    slice:blocks.3            first trained module; skip=
-    slice:0.42+low-rank:0.25  a slice of low-rank layers
-    cp:2.0                    compression rate; penalty=, personal-steps=,
-                              factor-steps=, factor-rate=
-    width:0.5                 channel ratio
-    pfedme                    the whole model and a personal one; penalty=,
-                              personal-steps=, local-rate=
+        full                      the whole model
+        low-rank:0.25             rank ratio; keep=, decay=
+        slice:0.42                largest capacity; skip=
+        slice:blocks.3            first trained module; skip=
+        slice:0.42+low-rank:0.25  a slice of low-rank layers
+        cp:2.0                    compression rate; penalty=, personal-steps=,
+                                  factor-steps=, factor-rate=
+        width:0.5                 channel ratio
+        pfedme                    the whole model and a personal one; penalty=,
+                                  personal-steps=, local-rate=
     """
 
 

@@ -69,8 +69,8 @@ def aggregate(
     devices that trained it. --weights sets the weights.
 
     \b
-    edgetailor aggregate global.safetensors update-1 update-2 \\
-        --out next.safetensors
+        edgetailor aggregate global.safetensors update-1 update-2 \\
+            --out next.safetensors
     """
     if not updates:
         raise click.UsageError(

@@ -29,8 +29,8 @@ def evaluate(
     Prints the accuracy and the mean loss. A regression has no accuracy.
 
     \b
-    edgetailor evaluate toolkit.models:resnet20 --weights next.safetensors \\
-        --input-shape 3,32,32 --data held_out.npz
+        edgetailor evaluate toolkit.models:resnet20 --weights next.safetensors \\
+            --input-shape 3,32,32 --data held_out.npz
     """
     check_model(model, weights)
     check_data(data)

@@ -109,9 +109,9 @@ def export(
     is the highest of all.
 
     \b
-    edgetailor export toolkit.models:resnet20 --input-shape 3,32,32 \\
-        --submodel low-rank:0.25 --out bundles/phone \\
-        --save-weights global.safetensors
+        edgetailor export toolkit.models:resnet20 --input-shape 3,32,32 \\
+            --submodel low-rank:0.25 --out bundles/phone \\
+            --save-weights global.safetensors
     """
     # Needs pydantic, which would slow down the help of every command.
     from toolkit.exporting.tier_files import read_tiers, tiers_of

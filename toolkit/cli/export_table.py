@@ -9,6 +9,10 @@ from toolkit.exporting.model_export import Exported, SignatureCost
 from toolkit.exporting.tiers import TierResult
 from toolkit.terminal_output import filled, table
 
+BUNDLE_TITLES = ("params", "peak memory", "size", "error")
+WEIGHT_TITLES = ("params", "weights")
+EARLIER = "from an earlier export of the same graphs; --verify compares them again"
+
 
 def show_export(exported: Exported, batch: int) -> None:
     """Print the signatures of a bundle, its verification and its folder."""
@@ -40,25 +44,30 @@ def show_export(exported: Exported, batch: int) -> None:
     if exported.reused:
         count, of = exported.reused, len(exported.signatures)
         which = "" if count == of else f"{count} of {of} "
-        earlier = ", verified earlier" if exported.verified_earlier else ""
-        console.print(f"graphs: {which}reused from the cache{earlier}")
+        console.print(f"graphs: {which}reused from the cache")
     if exported.verdict is None:
         console.print("not verified (--no-verify)")
     else:
         console.print(exported.verdict.result, markup=False)
         console.print(f"  {exported.verdict.worst}", markup=False)
+        if exported.verified_earlier:
+            console.print(f"  {EARLIER}")
     console.print(f"bundle: {exported.out}", markup=False)
 
 
 def show_tiers(tiers: Sequence[TierResult]) -> None:
     """Print a row for each bundle, then the errors of those that failed."""
-    rows = table("bundle", "submodel", "params", "peak memory", "size", "error")
+    exported = [one.exported for one in tiers if one.exported is not None]
+    sized = any(found.bytes is not None for found in exported)
+    figures, titles = (bundle_figures, BUNDLE_TITLES) if sized else (weight_figures, WEIGHT_TITLES)
+    rows = table("bundle", "submodel", *titles)
     rows.columns[1].justify = "left"
     for one in tiers:
         rows.add_row(one.tier.name, one.tier.submodel, *figures(one))
     console = Console(highlight=False)
     console.print(rows)
-    exported = [one.exported for one in tiers if one.exported is not None]
+    if any(found.bundle_sha256 is None for found in exported):
+        console.print("dry run: nothing was written")
     if any(found.signatures for found in exported):
         console.print("peak memory: predicted, of the whole training, above the idle agent")
     explain_unknown([one for found in exported for one in found.signatures])
@@ -66,23 +75,30 @@ def show_tiers(tiers: Sequence[TierResult]) -> None:
         console.print(
             "error: of the worst tensor, relative to its norm, against PyTorch in float64"
         )
+    reused = [t.tier.name for t in tiers if t.exported is not None and t.exported.verified_earlier]
+    if reused:
+        print(filled(f"error of {', '.join(reused)}: {EARLIER}", console.width, indent="  "))
     for one in tiers:
         if one.error is not None:
             reason = f"{one.tier.name}: {one.error}"
             print(filled(reason, console.width, indent="  "))
 
 
-def figures(one: TierResult) -> tuple[str, str, str, str]:
-    """Parameters, peak memory, size and error of a bundle; empty if not known."""
-    if one.exported is None:
-        return "", "", "", "failed"
+def bundle_figures(one: TierResult) -> tuple[str, str, str, str]:
+    """The cells below BUNDLE_TITLES; empty if the bundle failed."""
     found = one.exported
-    params = f"{found.inspection.params:,}"
-    if found.bytes is None:
-        return params, "", format_bytes(found.inspection.bytes), "dry run"
+    if found is None:
+        return "", "", "", "failed"
     error = "not verified" if found.verdict is None else f"{found.verdict.error:.1e}"
     peak_bytes = found.training and found.training[0]
-    return params, peak(peak_bytes), format_bytes(found.bytes), error
+    return f"{found.inspection.params:,}", peak(peak_bytes), format_bytes(found.bytes), error
+
+
+def weight_figures(one: TierResult) -> tuple[str, str]:
+    """The cells below WEIGHT_TITLES, which a dry run knows; empty if the bundle failed."""
+    if one.exported is None:
+        return "", "failed"
+    return f"{one.exported.inspection.params:,}", format_bytes(one.exported.inspection.bytes)
 
 
 def peak(predicted: int | None) -> str:

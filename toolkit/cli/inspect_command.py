@@ -39,8 +39,8 @@ def inspect(
     those of the full model.
 
     \b
-    edgetailor inspect toolkit.models:resnet20 --input-shape 3,32,32 \\
-        --submodel full --submodel slice:blocks.3
+        edgetailor inspect toolkit.models:resnet20 --input-shape 3,32,32 \\
+            --submodel full --submodel slice:blocks.3
     """
     check_some_spec(specs)
     check_model(model, weights)

@@ -140,8 +140,8 @@ def plan(
     exit code is 5. The figures of each graph are kept in ~/.cache/edgetailor.
 
     \b
-    edgetailor plan toolkit.models:resnet20 --input-shape 3,32,32 \\
-        --profile device.json --memory 120MB --step-time 500ms
+        edgetailor plan toolkit.models:resnet20 --input-shape 3,32,32 \\
+            --profile device.json --memory 120MB --step-time 500ms
     """
     from profiles.documents.device_profile import load_device
 

@@ -107,8 +107,8 @@ def report(
     two profiles of one submodel.
 
     \b
-    edgetailor-agent profile bundles/full --out full.json
-    edgetailor report full.json slice.json --budget 256MB --out report.html
+        edgetailor-agent profile bundles/full --out full.json
+        edgetailor report full.json slice.json --budget 256MB --out report.html
     """
     from device_agent.formats.atomic_files import check_file_place
     from profiles.documents.profile_reading import read_profile

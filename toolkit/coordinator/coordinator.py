@@ -41,7 +41,7 @@ from toolkit.coordinator.devices.join_validation import (
     shortened,
 )
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
-from toolkit.coordinator.refusals import RefusalError, conflict, not_authorised
+from toolkit.coordinator.refusals import RefusalError, conflict, forbidden, not_authorised
 from toolkit.coordinator.rounds import upload_validation
 from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.storage.blobs import IncomingFile
@@ -117,6 +117,8 @@ class Coordinator:
                     token, name, request.public_key, machine, lambda kind: self._plan(kind, request)
                 )
             except RefusalError as refusal:
+                if refusal.code == TOKEN_UNKNOWN and self._is_operator(token):
+                    raise self._operator_joins() from None
                 if refusal.code == USED_UP and self.rounds.phase == "finished":
                     raise self._finished() from None
                 raise
@@ -151,6 +153,14 @@ class Coordinator:
                 code=PREPARING,
             )
         return self.planner.submodel(kind, profile)
+
+    def _operator_joins(self) -> RefusalError:
+        tokens = " or ".join(f"tokens/{kind.name}.token" for kind in self.config.devices)
+        return forbidden(
+            "This is the operator's token, which only reads the status. Join with a join token: "
+            f"{tokens} in the coordinator's state folder.",
+            code="join.operator-token",
+        )
 
     def _finished(self) -> RefusalError:
         return conflict(
@@ -313,8 +323,11 @@ class Coordinator:
 
     def check_reader(self, token: str) -> None:
         """Raise RefusalError (401) unless `token` is the operator's or an enrolled device's."""
-        if not secrets.compare_digest(hashed(token), hashed(self.operator_token)):
+        if not self._is_operator(token):
             self.authenticate(token)
+
+    def _is_operator(self, token: str) -> bool:
+        return secrets.compare_digest(hashed(token), hashed(self.operator_token))
 
     def note_preparation(self, task: str, preparation: Preparation | None) -> None:
         """Show in the status what is being made for `task`; None when it is done."""

@@ -124,3 +124,25 @@ def test_a_masked_loss_is_asked_for_by_an_option(folder: Path) -> None:
         for name in ("plain", "masked")
     }
     assert kinds["masked"] - kinds["plain"] == {"classes"}
+
+
+REUSED = r"""full: 340 trained parameters, capacity 1\.00, 1\.4 kB of weights
+signature +operators +MACs +graph +peak memory
+(?:(?:train|predict|evaluate) .*\n){3}for a batch of 4; .*
+training: .*
+graphs: reused from the cache
+verified: relative error \d\.\de-\d\d \(tolerance 5e-03, seed \d+\)
+  worst tensor: .*
+(?P<earlier>  from an earlier export of the same graphs; --verify compares them again
+)?bundle: (?:second|third)
+"""
+
+
+def test_a_verdict_of_an_earlier_export_is_said_to_be_one(folder: Path) -> None:
+    assert edgetailor("export", *TINY, "--out", "first", cwd=folder).code == 0
+    for out, options, earlier in (("second", (), True), ("third", ("--verify",), False)):
+        done = edgetailor("export", *TINY, "--out", out, *options, cwd=folder)
+        found = re.fullmatch(REUSED, done.stdout)
+        assert found, done.stdout
+        assert (found["earlier"] is not None) == earlier
+        assert max(map(len, done.stdout.splitlines())) <= 80

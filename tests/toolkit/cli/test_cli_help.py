@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import EXIT_CODES, edgetailor, run
+from commands import EXIT_CODES, ROOT, edgetailor, run
 from toolkit.families import spec_forms
 from toolkit.submodels.spec import parse_spec
 
@@ -20,11 +20,17 @@ def test_help_lists_commands_and_exit_codes(tmp_path: Path) -> None:
     assert "..." not in done.stdout.replace("[ARGS]...", "")  # no summary is cut off
 
 
+def test_the_reference_lists_the_exit_codes() -> None:
+    page = (ROOT / "docs" / "reference" / "edgetailor.md").read_text()
+    rows = re.findall(r"^    (\d+) +(.*)$", EXIT_CODES, re.M)
+    assert rows == re.findall(r"^\| (\d+) \| (.*) \|$", page, re.M)
+
+
 def test_help_lists_families_and_their_options(tmp_path: Path) -> None:
     done = edgetailor("--help", cwd=tmp_path)
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    specs = [line.split()[0] for line in lines if re.match("  [a-z]\\S+  +[a-z]", line)]
+    specs = [line.split()[0] for line in lines if re.match(" {6}[a-z]\\S+  +[a-z]", line)]
     assert {parse_spec(spec).family for spec in specs} == {form.family for form in spec_forms()}
     assert "slice:0.42+low-rank:0.25" in specs
     options = {word for form in spec_forms() for word in re.findall(r"\S+=", form.summary)}

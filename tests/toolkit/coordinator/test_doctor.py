@@ -86,6 +86,12 @@ def test_tokens(fleet: Fleet) -> None:
         "This join token is unknown here: give the content of one of the .token files that "
         "`edgetailor serve` names when it starts.",
     )
+    assert found(server.url, None, (server.config.state / "operator.token").read_text().strip())[
+        "token"
+    ][:2] == (
+        "FAIL",
+        "It reads the status: it is the operator's token, or the secret of a device.",
+    )
     assert found(server.url, None, "two words")["token"] == (
         "FAIL",
         "A token is one word of ASCII characters. Give the file that `edgetailor serve` wrote, "

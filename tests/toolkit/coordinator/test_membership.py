@@ -120,6 +120,17 @@ def test_requests_that_are_not_the_key_holders(
     assert server.coordinator.status().devices == []
 
 
+@pytest.mark.parametrize("before", [[], ["new"], ["new", "new/state"]])
+def test_a_refused_join_leaves_no_new_folder(
+    server: Server, tmp_path: Path, before: list[str]
+) -> None:
+    for folder in before:
+        (tmp_path / folder).mkdir()
+    with raises_code("join.unknown-token"):
+        join(server.url, "guess", "desk", tmp_path / "new" / "state")
+    assert [name for name in ("new", "new/state") if (tmp_path / name).exists()] == before
+
+
 def test_a_request_signed_for_another_token(server: Server) -> None:
     request = DeviceKey.new().join_request(token(server.config, "desktop"), "desk", MACHINE)
     answer = ask(server, request, token(server.config, "board"))
@@ -140,6 +151,7 @@ def test_what_join_says_can_be_looked_up(tmp_path: Path, monkeypatch: pytest.Mon
         board, desktop = token(config, "board"), token(config, "desktop")
         assert ask(server, key.join_request(board, "desk", MACHINE), board).status == 200
         refused(server, key, "guess")
+        refused(server, key, (config.state / "operator.token").read_text().strip())
         refused(server, key, desktop)
         refused(server, DeviceKey.new(), board)
         refused(server, key, board, timestamp=0)
@@ -152,8 +164,12 @@ def test_what_join_says_can_be_looked_up(tmp_path: Path, monkeypatch: pytest.Mon
         refused(server, DeviceKey.new(), desktop)
     assert set(said) == {
         "join.unknown-token", "join.other-kind", "join.used-up-token", "join.bad-signature",
-        "join.skewed-clock", "join.expired-token",
+        "join.skewed-clock", "join.expired-token", "join.operator-token",
     }  # fmt: skip
+    assert said["join.operator-token"] == (
+        "This is the operator's token, which only reads the status. Join with a join token: "
+        "tokens/desktop.token or tokens/board.token in the coordinator's state folder."
+    )
     for code, message in said.items():
         assert documented(code).match(message), (code, message)
 
