@@ -239,7 +239,10 @@ def test_nothing_is_measured_for_a_federation_that_is_over(
         (f"{PHONE}memory = true\n", r"`devices\[0\]\.memory` is true"),
         (f"{PHONE}bandwidth = 9\n", r"`devices\[0\]\.bandwidth` is 9: Invalid size '9': write"),
         (f"{PHONE}step_time = 0\n", r"`devices\[0\]\.step_time` is 0"),
-        (f"{PHONE}step_tme = 1\n", r"unknown key `devices\[0\]\.step_tme`\. .*memory, step_time"),
+        (
+            f"{PHONE}step_tme = 1\n",
+            r"unknown key `devices\[0\]\.step_tme`: did you mean 'step_time'\? .*memory, step_time",
+        ),
     ],
 )
 def test_what_a_configuration_cannot_mean(tmp_path: Path, kind: str, message: str) -> None:
