@@ -33,6 +33,7 @@ from exporters.memory.in_place_operators import IN_PLACE
 from exporters.memory.onnx_footprint import footprint
 from exporters.onnx.graph_passes import shorten
 from exporters.onnx.onnx_translations import TRANSLATIONS
+from exporters.onnx.operator_table import build_once
 from exporters.onnx.recomputation import RecomputeActivations
 from exporters.onnx.scan_loops import finish_scans, separate_outputs
 from exporters.programs import source_lines
@@ -181,6 +182,7 @@ def lower_either_way(program: ExportedProgram, signature: ProgramSignature) -> O
 
 def lower(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
     """Translate with torch.onnx, without its optimizer, which takes longer than everything else."""
+    build_once()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lowered = torch.onnx.export(
