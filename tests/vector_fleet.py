@@ -64,15 +64,15 @@ MACHINE = {
 
 
 class VectorModel:
-    """A global model of SIZE numbers; training on a device adds the mean of its samples."""
+    """A global model of `size` numbers; training on a device adds the mean of its samples."""
 
-    def __init__(self) -> None:
-        self.weights = np.zeros(SIZE, np.float32)
+    def __init__(self, size: int = SIZE) -> None:
+        self.weights = np.zeros(size, np.float32)
         self.folded: list[int] = []
 
     def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
         table = (
-            TensorEntry(name="w", role="parameter", dtype="float32", shape=(SIZE,)),
+            TensorEntry(name="w", role="parameter", dtype="float32", shape=self.weights.shape),
             TensorEntry(name="mine", role="personal", dtype="float32", shape=(1,), stored=False),
         )
         files = {WEIGHTS: save({"w": self.weights}), "train.onnx": b"graph of " + submodel.encode()}

@@ -5,14 +5,12 @@ ClientError             The coordinator cannot be reached, or is another program
 RefusedError            It refused the request, with a reason. This is an UpdateError.
 """
 
-import hashlib
 import logging
-import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from types import MappingProxyType
+from typing import TypeVar
 
 import msgspec
 import urllib3
@@ -30,14 +28,13 @@ from device_agent.client.replies import (
     RefusedError,
     check_not_cut,
     check_words,
-    is_delimited,
     not_a_coordinator,
     raise_refusal,
     read_reply,
 )
 from device_agent.client.retries import FIRST_WAIT_S, LONGEST_WAIT_S, REPORT_S
+from device_agent.client.transfers import Download, UploadOfFile
 from device_agent.client.whole_answers import connections
-from device_agent.formats.atomic_files import naming
 from device_agent.formats.protocol import (
     API,
     Fallback,
@@ -58,7 +55,7 @@ T = TypeVar("T")
 TIMEOUT = urllib3.Timeout(connect=10.0, read=60.0)
 PROGRESS_TIMEOUT_S = 5.0
 """Timeout of requests that training makes in between: it must not wait long for them."""
-PIECE_BYTES = 1 << 18
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class CoordinatorClient:
@@ -178,7 +175,8 @@ class CoordinatorClient:
         Raises:
             ClientError: Size or SHA-256 differ from the offer.
         """
-        self._with_retries(lambda: self._download(offer, to))
+        download = Download(self._send, self.url, offer, to, self._alive)
+        self._with_retries(download.attempt, done=lambda: download.done)
 
     def send_tensors(self, round_: int, path: Path) -> None:
         """Upload update.safetensors, streamed from the disk.
@@ -186,7 +184,8 @@ class CoordinatorClient:
         Raises:
             RefusedError: The coordinator does not take it.
         """
-        self._with_retries(lambda: self._upload(f"/rounds/{round_}/tensors", path))
+        upload = UploadOfFile(self._send, self._ask, f"/rounds/{round_}/tensors", path, self._alive)
+        self._with_retries(upload.attempt, done=lambda: upload.done)
 
     def send_update(self, round_: int, record: bytes) -> Receipt:
         """Upload update.json. Its tensors must have been sent before.
@@ -198,14 +197,25 @@ class CoordinatorClient:
             lambda: self._ask("POST", f"/rounds/{round_}/update", Receipt, record)
         )
 
-    def _with_retries(self, attempt: Callable[[], T], repeat: bool = True) -> T:
-        """Repeat `attempt` until the coordinator answers, or for `patience_s` seconds."""
-        wait, waited, logged_at = FIRST_WAIT_S, 0.0, 0.0
+    def _with_retries(
+        self,
+        attempt: Callable[[], T],
+        repeat: bool = True,
+        done: Callable[[], int] = lambda: 0,
+    ) -> T:
+        """Repeat `attempt` until the coordinator answers, or for `patience_s` seconds.
+
+        `done` counts the bytes of a transfer that need not be sent again. The waits start again at
+        the shortest whenever it grows.
+        """
+        wait, waited, logged_at, most = FIRST_WAIT_S, 0.0, 0.0, done()
         while True:
             try:
                 return self._when_ready(attempt, self._patience_s if repeat else float("inf"))
             except UnreachableError as failure:
                 problem = f"Coordinator at {self.url} {failure}"
+                if done() > most:
+                    wait, waited, logged_at, most = FIRST_WAIT_S, 0.0, 0.0, done()
                 if failure.sent and not repeat:
                     raise ClientError(
                         f"{problem} after the request was sent, so the coordinator may have "
@@ -263,62 +273,6 @@ class CoordinatorClient:
             check_not_cut(response, data)
             raise not_a_coordinator(self.url, f"{method} {path}: {error}") from None
 
-    def _upload(self, path: str, source: Path) -> None:
-        with source.open("rb") as file:
-            size = source.stat().st_size
-            self._send("PUT", path, self._pieces(file), size=size).release_conn()
-
-    def _pieces(self, file: BinaryIO) -> Iterator[bytes]:
-        while piece := file.read(PIECE_BYTES):
-            self._alive()
-            yield piece
-
-    def _download(self, offer: FileOffer, to: Path) -> None:
-        response = self._send("GET", f"/files/{offer.sha256}")
-        to.parent.mkdir(parents=True, exist_ok=True)
-        # A temporary file in the same folder: os.replace is atomic only within one file system.
-        handle, part = tempfile.mkstemp(dir=to.parent, prefix=".part-")
-        try:
-            with naming(to), os.fdopen(handle, "wb") as file:
-                self._receive(response, offer, file.write)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, to)
-        finally:
-            Path(part).unlink(missing_ok=True)
-            response.close()
-
-    def _receive(
-        self,
-        response: urllib3.BaseHTTPResponse,
-        offer: FileOffer,
-        write: Callable[[bytes], object],
-    ) -> None:
-        size, digest = 0, hashlib.sha256()
-        try:
-            for piece in response.stream(PIECE_BYTES):
-                size += len(piece)
-                # Another program may send without end: stop before the disk is full.
-                if size > offer.size:
-                    break
-                digest.update(piece)
-                write(piece)
-                self._alive()
-        except HTTPError as error:
-            raise UnreachableError(f"cannot be reached ({reason(error)})", sent=True) from None
-        if size < offer.size and not is_delimited(response):
-            raise UnreachableError("cannot be reached (the connection broke off)", sent=True)
-        if size != offer.size or digest.hexdigest() != offer.sha256:
-            raise ClientError(
-                f"{offer.name} from {self.url} differs from the offer: expected {offer.size} bytes "
-                f"with SHA-256 {offer.sha256[:12]}, received {size} with "
-                f"{digest.hexdigest()[:12]}. Check whether a proxy between this device and the "
-                "coordinator alters files.",
-                code="client.altered-file",
-                file=offer.name,
-                url=self.url,
-            )
-
     def _send(
         self,
         method: str,
@@ -326,6 +280,7 @@ class CoordinatorClient:
         body: bytes | Iterator[bytes] | None = None,
         *,
         size: int | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
         timeout: urllib3.Timeout | float = TIMEOUT,
     ) -> urllib3.BaseHTTPResponse:
         """Make one request and return its answer, which is a success. The body is not read yet.
@@ -335,17 +290,18 @@ class CoordinatorClient:
             path: The path below the API's root.
             body: The body, or its pieces.
             size: Size of a body in pieces, in bytes.
+            headers: More headers.
             timeout: Timeout of the request.
         """
-        headers = {"Content-Type": "application/json"}
+        about = {"Content-Type": "application/json"}
         if size is not None:
-            headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+            about = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
         try:
             response = self._pool.request(
                 method,
                 f"{self.url}{API}{path}",
                 body=body,
-                headers={**self._pool.headers, **headers},
+                headers={**self._pool.headers, **about, **headers},
                 timeout=timeout,
                 preload_content=False,
                 # A redirect would send the secret to another address.

@@ -20,6 +20,9 @@ from device_agent.formats.protocol import (
     OTHER_BUNDLE,
     PREPARING,
     ROUND_CLOSED,
+    UPLOAD_ALTERED,
+    UPLOAD_OFFSET,
+    UPLOAD_SUPERSEDED,
     JoinReply,
     Problem,
 )
@@ -38,6 +41,8 @@ LONGEST_RETRY_S = 60.0
 """How often a coordinator that is starting is asked: by default, and at least."""
 ROUND_OVER = frozenset({ROUND_CLOSED, OTHER_BUNDLE, ALREADY_SENT, NO_SUCH_FILE})
 """Codes of refusals that mean that the rounds continued without this device."""
+SEND_AGAIN = frozenset({UPLOAD_OFFSET, UPLOAD_SUPERSEDED, UPLOAD_ALTERED})
+"""Codes of refusals of an upload that the next attempt, which asks what has come, can mend."""
 
 
 class RefusedError(UpdateError):
@@ -110,6 +115,8 @@ def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, request: str) ->
         problem = None
     if problem is not None and problem.code == PREPARING:
         raise PreparingError("is still preparing", _retry_s(response))
+    if problem is not None and problem.code in SEND_AGAIN:
+        raise UnreachableError(f"did not take this part of the upload ({problem.code})", sent=True)
     if response.status in RETRIED_STATUSES:
         raise UnreachableError(f"has a problem (HTTP {response.status})", sent=True)
     if problem is None:

@@ -3,7 +3,8 @@
 device.json            url, id, secret, name, submodel (readable by the owner only)
 device.key             the device's private key (readable by the owner only)
 replacing.key          the new key while the device moves to another coordinator
-files/                 files of the current bundle by SHA-256: unchanged files are downloaded once
+files/                 files of the current bundle by SHA-256, each downloaded once; .part-* are
+                       unfinished downloads
 bundle/  update/       the current bundle and the update trained from it
 attempts.json          number of failed trainings in a row (see training_attempts.py)
 personal.safetensors   personal tensors, which never leave the device
@@ -20,6 +21,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from device_agent.client.transfers import PART
 from device_agent.formats.atomic_files import fingerprint_file, write_file
 from device_agent.formats.manifest import MANIFEST, FileEntry, Manifest, Struct, encode
 from device_agent.formats.protocol import FileOffer
@@ -251,11 +253,12 @@ class DeviceState:
         """
         offers = list(offers)
         _check_offers(offers)
+        # First, so that unfinished downloads of rounds that closed do not fill the disk.
+        self._remove_other_files({offer.sha256 for offer in offers})
         for offer in offers:
             # The hash of a cached file is computed again: a failing disk may have altered it.
             if not self._has(offer):
                 fetch(offer, self._files / offer.sha256)
-        self._remove_other_files({offer.sha256 for offer in offers})
         self._link_files(offers)
         return next(offer.sha256 for offer in offers if offer.name == MANIFEST)
 
@@ -265,8 +268,8 @@ class DeviceState:
         return path.exists() and fingerprint_file(path) == expected
 
     def _remove_other_files(self, wanted: set[str]) -> None:
-        for path in self._files.iterdir():
-            if path.name not in wanted:
+        for path in self._files.glob("*"):
+            if path.name.removeprefix(PART) not in wanted:
                 path.unlink()
 
     def _link_files(self, offers: list[FileOffer]) -> None:

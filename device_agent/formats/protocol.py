@@ -7,11 +7,16 @@ both sides always agree. All messages are JSON over HTTP, usable from a browser'
     GET  /v1/work                    secret       -> Work
     GET  /v1/files/{sha256}          secret       -> bytes of one file of the offered bundle
     POST /v1/progress                secret       Progress ->
-    PUT  /v1/rounds/{round}/tensors  secret       bytes of update.safetensors ->
+    GET  /v1/rounds/{round}/tensors/{sha256}  secret  -> Upload
+    PUT  /v1/rounds/{round}/tensors/{sha256}  secret  bytes of update.safetensors ->
     POST /v1/rounds/{round}/update   secret       update.json -> Receipt
     POST /v1/problems                secret       SubmodelFailure -> Fallback
     POST /v1/leave                   secret       ->
     GET  /v1/status                  secret or operator token -> Status
+
+Transfers resume. A GET of a file takes `Range: bytes=N-` with the file's hash as `If-Range`. Before
+a PUT of tensors a device asks for their Upload, and sends the bytes after `received` with the
+header `Upload-Offset`. One upload at a time is open for a device: the last request wins.
 
 Tokens and secrets travel as `Authorization: Bearer ...`. Every refusal is a Problem. A coordinator
 that is starting answers every request with 503 and the code PREPARING. While it plans submodels, it
@@ -46,6 +51,12 @@ ROUND_CLOSED = "round.closed"
 """Code of the Problem for an update of a round that takes none from this device now."""
 OTHER_BUNDLE = "round.other-bundle"
 """Code of the Problem for an update that was not trained from the offered bundle."""
+UPLOAD_OFFSET = "upload.other-offset"
+"""Code of the Problem (409) for a part of an upload that does not follow what has come."""
+UPLOAD_SUPERSEDED = "upload.superseded"
+"""Code of the Problem (409) for an upload that a later request of the same device has ended."""
+UPLOAD_ALTERED = "upload.altered"
+"""Code of the Problem (409) for an upload whose content has another hash. It was discarded."""
 ALREADY_SENT = "round.already-sent"
 """Code of the Problem for a second, different update for one round."""
 NO_SUCH_FILE = "round.no-such-file"
@@ -119,6 +130,14 @@ class Progress:
     state: Literal["downloading", "training", "uploading", "waiting", "paused"]
     loss: float | None = None
     note: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """How many bytes of a device's tensors the coordinator has, or that it has them all."""
+
+    received: int
+    complete: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from device_agent.formats.protocol import (
     Receipt,
     Status,
     SubmodelFailure,
+    Upload,
     Work,
 )
 from profiles.documents.device_profile import DeviceProfile
@@ -44,7 +45,6 @@ from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.refusals import RefusalError, conflict, forbidden, not_authorised
 from toolkit.coordinator.rounds import upload_validation
 from toolkit.coordinator.rounds.round_state import Rounds
-from toolkit.coordinator.storage.blobs import IncomingFile
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
 from toolkit.coordinator.storage.device_registry import (
     TOKEN_UNKNOWN,
@@ -53,6 +53,7 @@ from toolkit.coordinator.storage.device_registry import (
     hashed,
     label,
 )
+from toolkit.coordinator.storage.incoming_files import IncomingFile
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +221,6 @@ class Coordinator:
             bundle = self.bundles.get(self.submodel(device), {})
         for entry in bundle.values():
             if entry.sha256 == sha256:
-                self.store.registry.count_fetched(device.id, entry.size)
                 return self.store.blobs.path(sha256), entry.size
         raise RefusalError(
             f"{device.id} is offered no file {sha256[:12]} now: its round is over.",
@@ -228,6 +228,10 @@ class Coordinator:
             code=NO_SUCH_FILE,
             device=device.id,
         )
+
+    def count_fetched(self, device: Device, size: int) -> None:
+        """Add `size` to the bytes that `device` has fetched."""
+        self.store.registry.count_fetched(device.id, size)
 
     def progress(self, device: Device, progress: Progress) -> None:
         """Note what `device` is doing."""
@@ -265,6 +269,7 @@ class Coordinator:
         with self.lock:
             self.store.registry.leave(device.id)
             self.rounds.leave(device.id)
+            self.store.incoming.drop(device.id)
             self.activity[device.id] = DeviceActivity(self.clock(), "left")
             self._log_membership(device, "has left")
         self.changed.set()
@@ -273,19 +278,39 @@ class Coordinator:
         taken, places = len(self.rounds.devices), self.rounds.expected
         logger.info("%s %s: %d of %s taken.", label(device), what, taken, counted(places, "place"))
 
-    def open_upload(self, device: Device, round_: int) -> IncomingFile:
-        """A file for the tensors of `device`, limited to what its bundle can need.
+    def upload(self, device: Device, round_: int, sha256: str) -> Upload:
+        """How much of the tensors with this hash has come. Ends a request that still sends them.
 
         Raises RefusalError (409) if the round takes no update from this device.
+        """
+        self._check_round(device, round_)
+        complete = self.store.upload(device.id) == sha256
+        received = 0 if complete else self.store.incoming.received(device.id, sha256)
+        return Upload(received=received, complete=complete)
+
+    def open_upload(self, device: Device, round_: int, sha256: str, offset: int) -> IncomingFile:
+        """The file for the tensors of `device` after their first `offset` bytes.
+
+        It is limited to what the device's bundle can need. Raises RefusalError (409) if the round
+        takes no update from this device, or if other than `offset` bytes have come.
         """
         with self.lock:
             self.rounds.check_round(device.id, round_)
             manifest = self._manifest(device)
-        return IncomingFile(self.store.blobs.folder, upload_validation.size_limit(manifest))
+        limit = upload_validation.size_limit(manifest)
+        return self.store.incoming.open(device.id, sha256, offset, limit)
 
-    def keep_upload(self, device: Device, received: IncomingFile) -> None:
-        """Keep the received tensors until their update.json comes."""
+    def keep_upload(self, device: Device, round_: int, received: IncomingFile) -> None:
+        """Keep the received tensors until their update.json comes.
+
+        Raises RefusalError (409) if they were altered, or if the round has closed.
+        """
+        self._check_round(device, round_)
         self.store.keep_upload(device.id, received)
+
+    def _check_round(self, device: Device, round_: int) -> None:
+        with self.lock:
+            self.rounds.check_round(device.id, round_)
 
     def take_update(self, device: Device, round_: int, body: bytes) -> Receipt:
         """Take the update that `body` (its update.json) describes. It may be sent again.

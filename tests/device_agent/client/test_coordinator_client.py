@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -227,13 +226,11 @@ def test_a_download_is_complete_and_correct_or_absent(server: Server, tmp_path: 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full")
-def test_a_full_disk_names_the_file(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_names_the_file(server: Server, tmp_path: Path) -> None:
     offer = FileOffer(name="a", size=4, sha256=hashlib.sha256(b"data").hexdigest())
     server.answers = lambda method, path: (200, b"data")
-    full = os.open("/dev/full", os.O_WRONLY)
-    monkeypatch.setattr("tempfile.mkstemp", lambda **where: (full, str(tmp_path / ".part")))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / ".part-a").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device") as error:
         link(server.url)[0].download(offer, tmp_path / "files" / "a")
     assert error.value.filename == str(tmp_path / "files" / "a")
@@ -259,11 +256,23 @@ def test_a_download_that_breaks_off_is_tried_again(tmp_path: Path, said: list[st
     assert "(the connection broke off); next try in 1 s" in said[0]
 
 
-def test_tensors_are_sent_unaltered(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "t").write_bytes(b"tensors" * 100_000)
-    server.answers = lambda method, path: (204, b"")
+@pytest.mark.parametrize("received", [0, 300, 700_000, 700_001])
+def test_only_the_missing_tensors_are_sent(server: Server, tmp_path: Path, received: int) -> None:
+    data = b"tensors" * 100_000
+    (tmp_path / "t").write_bytes(data)
+    have = json.dumps({"received": received}).encode()
+    server.answers = lambda method, path: (200, have) if method == "GET" else (204, b"")
     link(server.url)[0].send_tensors(3, tmp_path / "t")
-    assert server.asked == [("PUT", "/v1/rounds/3/tensors", b"tensors" * 100_000)]
+    path = f"/v1/rounds/3/tensors/{hashlib.sha256(data).hexdigest()}"
+    rest = data if received > len(data) else data[received:]
+    assert server.asked == [("GET", path, b""), ("PUT", path, rest)]
+
+
+def test_tensors_that_have_come_are_not_sent_again(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "t").write_bytes(b"tensors")
+    server.answers = lambda method, path: (200, b'{"received": 0, "complete": true}')
+    link(server.url)[0].send_tensors(3, tmp_path / "t")
+    assert [method for method, _, _ in server.asked] == ["GET"]
 
 
 def test_peek_never_delays_training(server: Server, said: list[str]) -> None:

@@ -239,7 +239,7 @@ def test_a_body_that_does_not_come(
     server: Server, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_limits, "BODY_S", 0.3)
-    for method, path in (("POST", "/v1/devices"), ("PUT", "/v1/rounds/0/tensors")):
+    for method, path in (("POST", "/v1/devices"), ("PUT", f"/v1/rounds/0/tensors/{64 * '0'}")):
         made = connected(server)
         made.sendall(head(method, path, secret, "Content-Length: 9") + b"{")
         status, problem = answered(made)

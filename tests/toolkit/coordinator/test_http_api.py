@@ -82,7 +82,8 @@ def test_the_api_describes_itself(fleet: Fleet) -> None:
         ("post", "/v1/progress"),
         ("post", "/v1/problems"),
         ("post", "/v1/leave"),
-        ("put", "/v1/rounds/{round}/tensors"),
+        ("get", "/v1/rounds/{round}/tensors/{sha256}"),
+        ("put", "/v1/rounds/{round}/tensors/{sha256}"),
         ("post", "/v1/rounds/{round}/update"),
         ("get", "/v1/status"),
     }

@@ -123,3 +123,4 @@ def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     expected = np.full(1000, ROUNDS, np.float32)
     np.testing.assert_array_equal(load_file(config.state / "global.safetensors")["w"], expected)
     assert not list((config.state / "files").glob(".*"))
+    assert not list((config.state / "incoming").glob(".*"))

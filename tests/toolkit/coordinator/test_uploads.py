@@ -128,7 +128,7 @@ def test_uploads_are_cut_off_over_the_limit(fleet: Fleet, tmp_path: Path) -> Non
     with refused("update.too-large") as caught:
         links["desktop-1"].send_tensors(1, tmp_path / "big")
     assert f"at most {4 * SIZE + (64 << 10)} bytes" in str(caught.value)
-    assert not list((server.config.state / "files").glob(".*"))
+    assert not list((server.config.state / "incoming").iterdir())
 
 
 def test_the_same_update_again_is_fine_and_another_is_not(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ import asyncio
 import resource
 from contextlib import suppress
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import Receive
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 HEADERS_S = 20.0
 """How long a connection may take to send the headers of a request, in seconds."""
@@ -45,6 +46,19 @@ class Connection(H11Protocol):
         if self._timeout is not None:
             self._timeout.cancel()
         self._timeout = None
+
+
+def undelivered(receive: Receive) -> bytes:
+    """What had come of a body when its connection broke off, once.
+
+    uvicorn reports the end of a connection at once and drops what the app had not received yet.
+    """
+    cycle = getattr(receive, "__self__", None)
+    if not isinstance(cycle, RequestResponseCycle):
+        return b""
+    left = bytes(cycle.body)
+    cycle.body.clear()
+    return left
 
 
 def most_connections() -> int:

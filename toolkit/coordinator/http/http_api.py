@@ -1,13 +1,14 @@
 """The coordinator over HTTP: the routes of device_agent/formats/protocol.py."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 import msgspec
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Header, Request
+from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -26,17 +27,18 @@ from device_agent.formats.protocol import (
     Receipt,
     Status,
     SubmodelFailure,
+    Upload,
     Work,
 )
 from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.http.byte_ranges import ByteRange, etag
 from toolkit.coordinator.http.server_socket import RETRY_S
 from toolkit.coordinator.http.strict_json import StrictRoute
 from toolkit.coordinator.refusals import RefusalError, cut_off, not_authorised
 from toolkit.coordinator.rounds.upload_validation import too_large
 from toolkit.coordinator.storage.device_registry import Device
 
-PIECE = 1 << 18
 SCHEMAS = "#/components/schemas/{name}"
 
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_S)}}
@@ -71,6 +73,7 @@ def _device(secret: Credentials, service: Service) -> Device:
 
 
 Caller = Annotated[Device, Depends(_device)]
+Sha256 = Annotated[str, PathParameter(pattern="^[0-9a-f]{64}$")]
 
 router = APIRouter(
     prefix=API,
@@ -118,20 +121,34 @@ def work(device: Caller, service: Service) -> Work:
 @router.get(
     "/files/{sha256}",
     summary="Fetch a file",
-    description="The bytes of one file of the bundle that this device is offered now.",
+    description="The bytes of one file of the bundle that this device is offered now. `Range: "
+    "bytes=N-` or `bytes=N-M`, with an `If-Range` that is absent or the file's `ETag`, fetches a "
+    "part of it. Other ranges are ignored.",
     response_class=StreamingResponse,
     responses={
         200: {"content": {"application/octet-stream": {}}},
+        206: {"content": {"application/octet-stream": {}}, "description": "The range"},
         404: {"model": Problem, "description": "This device is offered no such file now"},
+        416: {"model": Problem, "description": "The file ends before this range"},
     },
 )
-def file(sha256: str, device: Caller, service: Service) -> StreamingResponse:
-    """Stream one file."""
+def file(
+    sha256: str,
+    device: Caller,
+    service: Service,
+    range: Annotated[str | None, Header()] = None,
+    if_range: Annotated[str | None, Header()] = None,
+) -> StreamingResponse:
+    """Stream one file, or a range of it."""
     path, size = service.file(device, sha256)
+    part = ByteRange.of(range, if_range, etag(sha256), size)
+    opened = _opened(path)
+    service.count_fetched(device, part.length)
     return StreamingResponse(
-        _pieces(_opened(path)),
+        part.pieces(opened),
+        status_code=part.status,
         media_type="application/octet-stream",
-        headers={"Content-Length": str(size)},
+        headers={"Accept-Ranges": "bytes", "ETag": etag(sha256), **part.headers},
     )
 
 
@@ -143,12 +160,6 @@ def _opened(path: Path) -> BinaryIO:
         raise RefusalError(
             "The round of this file is over.", status=404, code=NO_SUCH_FILE
         ) from None
-
-
-def _pieces(opened: BinaryIO) -> Iterator[bytes]:
-    with opened:
-        while piece := opened.read(PIECE):
-            yield piece
 
 
 @router.post(
@@ -184,10 +195,24 @@ def leave(device: Caller, service: Service) -> None:
     service.leave(device)
 
 
+@router.get(
+    "/rounds/{round}/tensors/{sha256}",
+    summary="Ask how much of the tensors has come",
+    description="How many bytes of the tensors with this SHA-256 the coordinator has. A request of "
+    "this device that is still sending tensors is ended.",
+    responses=_conflict,
+)
+def upload(round: int, sha256: Sha256, device: Caller, service: Service) -> Upload:
+    """Say how much has come."""
+    return service.upload(device, round, sha256)
+
+
 @router.put(
-    "/rounds/{round}/tensors",
+    "/rounds/{round}/tensors/{sha256}",
     summary="Send the tensors",
-    description="The bytes of update.safetensors. The update counts once its update.json came.",
+    description="The bytes of update.safetensors, whose SHA-256 is in the path. `Upload-Offset` "
+    "continues an upload that broke off: the body has the bytes after that offset. A device has "
+    "one upload at a time; the last request wins. The update counts once its update.json came.",
     status_code=204,
     responses=_conflict | {413: {"model": Problem, "description": "More than the bundle needs"}},
     openapi_extra={
@@ -197,13 +222,22 @@ def leave(device: Caller, service: Service) -> None:
         }
     },
 )
-async def put_tensors(round: int, request: Request, device: Caller, service: Service) -> None:
+async def put_tensors(
+    round: int,
+    sha256: Sha256,
+    request: Request,
+    device: Caller,
+    service: Service,
+    upload_offset: Annotated[int, Header(ge=0)] = 0,
+) -> None:
     """Stream the tensors to disk."""
-    with await run_in_threadpool(service.open_upload, device, round) as received:
+    opened = await run_in_threadpool(service.open_upload, device, round, sha256, upload_offset)
+    with opened as received:
         async for piece in _body(request):
             if not received.write(piece):
+                received.discard()
                 raise too_large(received.limit)
-        await run_in_threadpool(service.keep_upload, device, received)
+        await run_in_threadpool(service.keep_upload, device, round, received)
 
 
 @router.post(

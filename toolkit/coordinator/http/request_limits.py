@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from device_agent.cli.console import write_traceback
 from profiles.errors import EdgeTailorError
+from toolkit.coordinator.http.connection_limits import undelivered
 from toolkit.coordinator.refusals import RefusalError, cut_off
 
 logger = logging.getLogger(__name__)
@@ -122,6 +123,9 @@ def _with_timeout(receive: Receive) -> Receive:
             message = await asyncio.wait_for(receive(), BODY_S)
         except TimeoutError:
             return {"type": "http.disconnect"}
+        left = undelivered(receive) if message["type"] == "http.disconnect" else b""
+        if left:
+            return {"type": "http.request", "body": left, "more_body": True}
         whole = not message.get("more_body", False)
         return message
 

@@ -2,59 +2,12 @@
 
 import hashlib
 import os
-import secrets
 from collections.abc import Set
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import FileEntry
 from toolkit.coordinator.storage.recoverable import has_hash
-
-_PART = ".part-"
-
-
-class IncomingFile:
-    """A file being received: at most `limit` bytes, counted and hashed as they come.
-
-    Use it in a `with` block. The file is removed at its end unless `Blobs.adopt` has taken it.
-    """
-
-    def __init__(self, folder: Path, limit: int) -> None:
-        self.limit = limit
-        self.size = 0
-        self.path = folder / f"{_PART}{secrets.token_hex(8)}"
-        self._digest = hashlib.sha256()
-        self._file = self.path.open("wb")
-
-    def write(self, piece: bytes) -> bool:
-        """Append `piece`. Returns False and writes nothing if that would exceed the limit."""
-        if self.size + len(piece) > self.limit:
-            return False
-        self.size += len(piece)
-        self._digest.update(piece)
-        self._file.write(piece)
-        return True
-
-    def finish(self) -> FileEntry:
-        """Flush the file to disk; returns its size in bytes and its SHA-256."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return FileEntry(size=self.size, sha256=self._digest.hexdigest())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._file.close()
-        self.path.unlink(missing_ok=True)
 
 
 class Blobs:
@@ -82,15 +35,13 @@ class Blobs:
             self._sync()
         return entry
 
-    def adopt(self, received: IncomingFile) -> FileEntry:
-        """Keep a received file."""
-        entry = received.finish()
-        os.replace(received.path, self.path(entry.sha256))
+    def adopt(self, path: Path, entry: FileEntry) -> None:
+        """Keep the file at `path`, which is on the disk, under its hash."""
+        os.replace(path, self.path(entry.sha256))
         self._sync()
-        return entry
 
     def keep_only(self, wanted: Set[str]) -> None:
-        """Remove every file whose hash is not in `wanted`, except files being received."""
+        """Remove every file whose hash is not in `wanted`, except files being written."""
         for path in self.folder.iterdir():
             if path.name not in wanted and not path.name.startswith("."):
                 path.unlink()

@@ -19,15 +19,17 @@ from device_agent.formats.update import UpdateRecord
 from profiles.documents.bundle_profile import Profile
 from profiles.documents.profile_reading import same_hardware
 from profiles.errors import InputError
-from toolkit.coordinator.storage.blobs import Blobs, IncomingFile
+from toolkit.coordinator.storage.blobs import Blobs
 from toolkit.coordinator.storage.database import Database
 from toolkit.coordinator.storage.device_registry import Registry
 from toolkit.coordinator.storage.federation_marker import Marker, read_marker
 from toolkit.coordinator.storage.folder_check import DATABASE, check_folder
 from toolkit.coordinator.storage.folder_lock import FolderLock
+from toolkit.coordinator.storage.incoming_files import IncomingFile, IncomingFiles
 from toolkit.coordinator.storage.recoverable import FILES, MODEL
 
 Bundle = dict[str, FileEntry]
+INCOMING = "incoming"
 
 
 class Store:
@@ -57,6 +59,7 @@ class Store:
             raise
         self._database.on_milestone = self._write_marker
         self.blobs = Blobs(folder / FILES)
+        self.incoming = IncomingFiles(folder / INCOMING)
         self.registry = Registry(self._database)
         self._checked: list[str] = []
         self._recover()
@@ -97,7 +100,8 @@ class Store:
     def set_bundles(
         self, round_: int, bundles: Mapping[str, Mapping[str, bytes]]
     ) -> dict[str, Bundle]:
-        """Keep the bundles of `round_` by submodel, and remove those of earlier rounds."""
+        """Keep the bundles of `round_` by submodel, and remove files of earlier rounds."""
+        self.incoming.clear()
         with self._database.exclusively():
             kept = {
                 submodel: {name: self.blobs.put(data) for name, data in files.items()}
@@ -136,8 +140,9 @@ class Store:
 
     def keep_upload(self, device: str, received: IncomingFile) -> FileEntry:
         """Keep the received tensors of `device`; they replace those that it sent before."""
+        entry = received.finish()
         with self._database.exclusively():
-            entry = self.blobs.adopt(received)
+            self.blobs.adopt(received.path, entry)
             with self._database.transaction() as db:
                 db.execute("INSERT OR REPLACE INTO uploads VALUES (?, ?)", (device, entry.sha256))
                 db.execute(

@@ -1,0 +1,154 @@
+"""Downloads and uploads of files in several attempts: each continues where the last one ended.
+
+What has come is checked by the file's SHA-256 at the end, so that a damaged part costs another
+transfer and is never used.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from device_agent.client.client_errors import UnreachableError, reason
+from device_agent.client.replies import is_delimited
+from device_agent.formats.atomic_files import fingerprint_file, naming
+from device_agent.formats.manifest import FileEntry
+from device_agent.formats.protocol import FileOffer, Upload
+from profiles.errors import ClientError
+
+PART = ".part-"
+"""How the name of an unfinished download begins; the name of the file follows."""
+PIECE_BYTES = 1 << 18
+PARTIAL_CONTENT = 206
+Send = Callable[..., urllib3.BaseHTTPResponse]
+"""`CoordinatorClient._send`."""
+Ask = Callable[..., Any]
+"""`CoordinatorClient._ask`."""
+
+
+class Download:
+    """A download of the file `offer` to `to`.
+
+    The unfinished file stays beside `to` for another attempt, also of another process.
+
+    Attributes:
+        done: The bytes of the unfinished file.
+    """
+
+    def __init__(
+        self, send: Send, url: str, offer: FileOffer, to: Path, alive: Callable[[], None]
+    ) -> None:
+        self._send, self._url, self._alive = send, url, alive
+        self._offer, self._to = offer, to
+        self._part = to.with_name(PART + to.name)
+        self._restarted = False
+
+    @property
+    def done(self) -> int:
+        """The bytes of the unfinished file."""
+        return self._part.stat().st_size if self._part.exists() else 0
+
+    def attempt(self) -> None:
+        """Fetch what is missing.
+
+        Raises:
+            UnreachableError: The connection broke off.
+            ClientError: The file differs from the offer.
+        """
+        self._to.parent.mkdir(parents=True, exist_ok=True)
+        begun = self.done
+        if begun < self._offer.size or not begun:
+            begun = self._fetch(begun)
+        found = fingerprint_file(self._part)
+        if found == FileEntry(size=self._offer.size, sha256=self._offer.sha256):
+            os.replace(self._part, self._to)
+            return
+        self._part.unlink()
+        if not begun or self._restarted:
+            raise self._altered(found)
+        self._restarted = True  # the part from before may have been damaged
+        self.attempt()
+
+    def _fetch(self, begun: int) -> int:
+        """Append what follows after `begun` bytes. Returns where the answer began: 0 for all."""
+        headers = {"Range": f"bytes={begun}-", "If-Range": f'"{self._offer.sha256}"'}
+        path = f"/files/{self._offer.sha256}"
+        response = self._send("GET", path, headers=headers if begun else {})
+        try:
+            if response.status != PARTIAL_CONTENT:
+                begun = 0
+            with naming(self._to), self._part.open("ab" if begun else "wb") as file:
+                self._receive(response, file, self._offer.size - begun)
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            response.close()
+        return begun
+
+    def _receive(self, response: urllib3.BaseHTTPResponse, file: BinaryIO, missing: int) -> None:
+        try:
+            # What one read returns, not whole pieces: of a piece that is cut nothing would be kept.
+            while piece := response.read1(PIECE_BYTES):
+                file.write(piece)
+                missing -= len(piece)
+                self._alive()
+                # Another program may send without end: stop before the disk is full.
+                if missing < 0:
+                    return
+        except HTTPError as error:
+            raise UnreachableError(f"cannot be reached ({reason(error)})", sent=True) from None
+        if missing and not is_delimited(response):
+            raise UnreachableError("cannot be reached (the connection broke off)", sent=True)
+
+    def _altered(self, found: FileEntry) -> ClientError:
+        offer = self._offer
+        return ClientError(
+            f"{offer.name} from {self._url} differs from the offer: expected {offer.size} bytes "
+            f"with SHA-256 {offer.sha256[:12]}, received {found.size} with {found.sha256[:12]}. "
+            "Check whether a proxy between this device and the coordinator alters files.",
+            code="client.altered-file",
+            file=offer.name,
+            url=self._url,
+        )
+
+
+class UploadOfFile:
+    """An upload of the file `source` to `path`, which the file's SHA-256 is appended to.
+
+    Attributes:
+        done: The bytes that the coordinator had before the last attempt.
+    """
+
+    def __init__(
+        self, send: Send, ask: Ask, path: str, source: Path, alive: Callable[[], None]
+    ) -> None:
+        self._send, self._ask, self._source, self._alive = send, ask, source, alive
+        self._file = fingerprint_file(source)
+        self._path = f"{path}/{self._file.sha256}"
+        self.done = 0
+
+    def attempt(self) -> None:
+        """Send what the coordinator does not have yet. Raises UnreachableError."""
+        upload: Upload = self._ask("GET", self._path, Upload)
+        if upload.complete:
+            return
+        self.done = upload.received
+        # More than the whole file cannot be its beginning: start again.
+        begin = upload.received if upload.received <= self._file.size else 0
+        with self._source.open("rb") as file:
+            file.seek(begin)
+            self._send(
+                "PUT",
+                self._path,
+                self._pieces(file),
+                size=self._file.size - begin,
+                headers={"Upload-Offset": str(begin)},
+            ).release_conn()
+
+    def _pieces(self, file: BinaryIO) -> Iterator[bytes]:
+        while piece := file.read(PIECE_BYTES):
+            self._alive()
+            yield piece

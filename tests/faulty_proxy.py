@@ -1,0 +1,118 @@
+"""A TCP proxy that cuts, delays and truncates what it carries."""
+
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+PIECE = 1 << 16
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER without waiting: closing resets the connection."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to one connection.
+
+    It ends after `up` bytes to the server or `down` bytes to the client, with a reset if `reset`.
+    Each piece comes `delay_s` seconds late.
+    """
+
+    up: int | None = None
+    down: int | None = None
+    reset: bool = False
+    delay_s: float = 0.0
+
+
+Plan = Callable[[], Fault]
+"""The fault of the next connection."""
+
+
+@dataclass
+class Carried:
+    """Bytes that went through, and how many connections were cut."""
+
+    up: int = 0
+    down: int = 0
+    connections: int = 0
+    cut: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@contextmanager
+def proxy(target: str, plan: Plan) -> Iterator[tuple[str, Carried]]:
+    """A proxy before the server at the URL `target`; its URL, and what it has carried."""
+    host, _, port = target.removeprefix("http://").partition(":")
+    carried = Carried()
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+
+        def accept() -> None:
+            while True:
+                try:
+                    client, _ = listening.accept()
+                    server = socket.create_connection((host, int(port)))
+                except OSError:
+                    if listening.fileno() < 0:
+                        return
+                    client.close()  # the server is away
+                    continue
+                fault = plan()
+                carried.connections += 1
+                for pair, way in (((client, server), "up"), ((server, client), "down")):
+                    arguments = (*pair, fault, way, carried)
+                    threading.Thread(target=_carry, args=arguments, daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", carried
+        # A shutdown, because closing alone does not end `accept`.
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def _carry(
+    source: socket.socket, to: socket.socket, fault: Fault, way: str, carried: Carried
+) -> None:
+    limit, sent = getattr(fault, way), 0
+    try:
+        while limit is None or sent < limit:
+            piece = source.recv(PIECE if limit is None else min(PIECE, limit - sent))
+            if not piece:
+                return
+            time.sleep(fault.delay_s)
+            to.sendall(piece)
+            sent += len(piece)
+            with carried.lock:
+                setattr(carried, way, getattr(carried, way) + len(piece))
+        with carried.lock:
+            carried.cut += 1
+        if fault.reset:
+            for one in (source, to):
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    except OSError:  # the other direction has ended the connection
+        return
+    finally:
+        for one in (source, to):
+            # Wakes the thread of the other direction, which keeps the connection open otherwise.
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RD if fault.reset else socket.SHUT_RDWR)
+            one.close()
+
+
+def at_random(seed: int, mean_up: int, mean_down: int, clean: float) -> Plan:
+    """Faults at random: a share of `clean` connections has none, the others end anywhere."""
+    draw, lock = random.Random(seed), threading.Lock()
+
+    def next_fault() -> Fault:
+        with lock:
+            delay_s = draw.choice((0.0, 0.0, 0.001, 0.01))
+            if draw.random() < clean:
+                return Fault(delay_s=delay_s)
+            reset = draw.random() < 0.3
+            if draw.random() < 0.5:
+                return Fault(int(draw.expovariate(1 / mean_up)), None, reset, delay_s)
+            return Fault(None, int(draw.expovariate(1 / mean_down)), reset, delay_s)
+
+    return next_fault

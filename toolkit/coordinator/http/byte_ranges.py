@@ -1,0 +1,71 @@
+"""The part of a file that a request asks for (RFC 9110, section 14)."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, Self
+
+from toolkit.coordinator.refusals import RefusalError
+
+PIECE = 1 << 18
+"""Bytes that are read from a file at a time."""
+_ONE_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
+
+
+def etag(sha256: str) -> str:
+    """The strong ETag of a file."""
+    return f'"{sha256}"'
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """`length` bytes from `start` of a file of `size` bytes; `whole` if no range was asked for."""
+
+    start: int
+    length: int
+    size: int
+    whole: bool
+
+    @classmethod
+    def of(cls, range_: str | None, if_range: str | None, tag: str, size: int) -> Self:
+        """What the headers Range and If-Range ask for of the file with the ETag `tag`.
+
+        A header that is not one range from a start is ignored, as the RFC allows. Raises
+        RefusalError (416) for a range after the file's end.
+        """
+        found = _ONE_RANGE.fullmatch(range_ or "")
+        first, last = (int(found[1]), int(found[2] or size)) if found else (0, 0)
+        if not found or if_range not in (None, tag) or first > last:
+            return cls(0, size, size, whole=True)
+        if first >= size:
+            raise RefusalError(
+                f"The range starts after byte {first}, and the file has {size} bytes: fetch the "
+                "whole file.",
+                status=416,
+                code="client.range-after-end",
+                size_bytes=size,
+            )
+        return cls(first, min(last, size - 1) + 1 - first, size, whole=False)
+
+    @property
+    def status(self) -> int:
+        """The HTTP status of the answer."""
+        return 200 if self.whole else 206
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that describe the body of the answer."""
+        headers = {"Content-Length": str(self.length)}
+        if not self.whole:
+            end = self.start + self.length - 1
+            headers["Content-Range"] = f"bytes {self.start}-{end}/{self.size}"
+        return headers
+
+    def pieces(self, opened: BinaryIO) -> Iterator[bytes]:
+        """The bytes of the range. Closes the file at the end."""
+        left = self.length
+        with opened:
+            opened.seek(self.start)
+            while left and (piece := opened.read(min(PIECE, left))):
+                left -= len(piece)
+                yield piece

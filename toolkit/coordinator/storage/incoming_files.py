@@ -1,0 +1,194 @@
+"""Files being received: at most one for each device, which a later request can continue."""
+
+import hashlib
+import os
+import re
+import secrets
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from device_agent.formats.manifest import FileEntry
+from device_agent.formats.protocol import UPLOAD_ALTERED, UPLOAD_OFFSET, UPLOAD_SUPERSEDED
+from toolkit.coordinator.refusals import conflict
+
+_PART = re.compile(r"(?P<device>.+)\.(?P<sha256>[0-9a-f]{64})")
+"""The names of files that can be continued."""
+
+
+class IncomingFile:
+    """A file of at most `limit` bytes whose SHA-256 shall be `sha256`, while a request sends it.
+
+    Use it in a `with` block. What has come stays on the disk for another request, unless it was
+    discarded. `path` is removed at the end of the block if it was finished and nobody moved it.
+
+    Attributes:
+        size: The bytes so far.
+    """
+
+    def __init__(self, path: Path, sha256: str, limit: int, before: "IncomingFile | None") -> None:
+        self.path, self.sha256, self.limit = path, sha256, limit
+        self._lock = threading.Lock()
+        self._ended = self._finished = False
+        self._file = path.open("ab")
+        self.size = path.stat().st_size
+        if before is not None and before.size != self.size:
+            before = None  # its last bytes did not reach the disk
+        self._digest: hashlib._Hash = _digest(path) if before is None else before._digest
+
+    def write(self, piece: bytes) -> bool:
+        """Append `piece`. Returns False and writes nothing if that would exceed the limit.
+
+        Raises RefusalError (409) if another request has taken over.
+        """
+        with self._lock:
+            self._check_open()
+            if self.size + len(piece) > self.limit:
+                return False
+            self._file.write(piece)
+            self._digest.update(piece)
+            self.size += len(piece)
+            return True
+
+    def finish(self) -> FileEntry:
+        """Flush the file to disk under a name of its own; returns its size and its SHA-256.
+
+        Raises RefusalError (409) if another request has taken over, or if the content has another
+        hash; it is discarded then.
+        """
+        with self._lock:
+            self._check_open()
+            self._ended = self._finished = True
+            own = self.path.with_name(f".{secrets.token_hex(8)}")
+            os.replace(self.path, own)
+            self.path = own
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        found = self._digest.hexdigest()
+        if found != self.sha256:
+            raise conflict(
+                f"The tensors came with SHA-256 {found[:12]} instead of {self.sha256[:12]}. They "
+                "were discarded: send them again from the start.",
+                code=UPLOAD_ALTERED,
+                size=self.size,
+            )
+        return FileEntry(size=self.size, sha256=found)
+
+    def end(self) -> None:
+        """Let no request write any more; what has come stays."""
+        with self._lock:
+            self._ended = True
+            with suppress(OSError):  # the disk is full: the next request sees what has come
+                self._file.close()
+
+    def discard(self) -> None:
+        """Remove what has come, unless another request has taken over."""
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                self.path.unlink(missing_ok=True)
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise conflict(
+                "Another request of this device sends its tensors now, so this one was ended.",
+                code=UPLOAD_SUPERSEDED,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.end()
+        if self._finished:
+            self.path.unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> "hashlib._Hash":
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256")
+
+
+class IncomingFiles:
+    """A folder with at most one file for each device. They survive a restart."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._last: dict[str, IncomingFile] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            if not _PART.fullmatch(path.name):  # its process was stopped between two renames
+                path.unlink()
+
+    def received(self, device: str, sha256: str) -> int:
+        """How many bytes of this file have come. Ends a request that is still sending."""
+        with self._lock:
+            self._end(device)
+            return self._size(device, sha256)
+
+    def open(self, device: str, sha256: str, offset: int, limit: int) -> IncomingFile:
+        """Continue a file after its first `offset` bytes, or begin it again at 0.
+
+        The last request wins: one that is still sending is ended, and another file is removed.
+
+        Raises RefusalError (409) if there are not `offset` bytes.
+        """
+        with self._lock:
+            before = self._end(device)
+            size = self._size(device, sha256)
+            if offset not in (0, size):
+                raise conflict(
+                    f"The coordinator has {size} bytes of these tensors, and the request continues "
+                    f"after {offset}. Ask how many it has, and send the rest.",
+                    code=UPLOAD_OFFSET,
+                    received_bytes=size,
+                    offset_bytes=offset,
+                )
+            path = self._folder / f"{device}.{sha256}"
+            self._remove(device, keep=path if offset else None)
+            same = before is not None and before.path == path and offset > 0
+            made = IncomingFile(path, sha256, limit, before if same else None)
+            self._last[device] = made
+            return made
+
+    def drop(self, device: str) -> None:
+        """Remove the file of `device`, and end the request that sends it."""
+        with self._lock:
+            self._end(device)
+            self._remove(device)
+
+    def clear(self) -> None:
+        """Remove all files, and end all requests."""
+        with self._lock:
+            for device in list(self._last):
+                self._end(device)
+            for path in self._folder.iterdir():
+                if _PART.fullmatch(path.name):
+                    path.unlink(missing_ok=True)
+
+    def _end(self, device: str) -> IncomingFile | None:
+        found = self._last.pop(device, None)
+        if found is not None:
+            found.end()
+        return found
+
+    def _size(self, device: str, sha256: str) -> int:
+        try:
+            return (self._folder / f"{device}.{sha256}").stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _remove(self, device: str, keep: Path | None = None) -> None:
+        for path in self._folder.iterdir():
+            found = _PART.fullmatch(path.name)
+            if found and found["device"] == device and path != keep:
+                path.unlink(missing_ok=True)
