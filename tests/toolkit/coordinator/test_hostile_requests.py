@@ -156,7 +156,7 @@ def test_paths_lead_nowhere_else(server: Server, secret: str, path: str, status:
 
 @pytest.mark.parametrize("round_", ["-1", "one", "9" * 30, "9" * 5000, "1.5", "%00"])
 def test_rounds_that_are_none(server: Server, secret: str, round_: str) -> None:
-    for method, what in (("PUT", "tensors"), ("POST", "update")):
+    for method, what in (("PUT", f"tensors/{64 * '0'}"), ("POST", "update")):
         status, _ = ask(server, method, f"/v1/rounds/{round_}/{what}", secret, b"{}")
         assert status in (409, 422)
 
@@ -230,7 +230,7 @@ def test_all_bodies_together_are_bounded(
     def others_are_served() -> bool:
         made = connected(server)
         made.sendall(head("POST", "/v1/devices", "nobody", "Content-Length: 90000") + bytes(90_000))
-        return answered(made)[0] == 422
+        return answered(made)[0] == 403
 
     assert_soon(others_are_served)
 

@@ -2,18 +2,15 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Header, Request
 from fastapi import Path as PathParameter
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from device_agent.formats.protocol import (
@@ -33,16 +30,13 @@ from device_agent.formats.protocol import (
 from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.http.byte_ranges import ByteRange, etag
-from toolkit.coordinator.http.server_socket import RETRY_S
+from toolkit.coordinator.http.problem_answers import answer_problems
 from toolkit.coordinator.http.strict_json import StrictRoute
 from toolkit.coordinator.refusals import RefusalError, cut_off, not_authorised
 from toolkit.coordinator.rounds.upload_validation import too_large
 from toolkit.coordinator.storage.device_registry import Device
 
 SCHEMAS = "#/components/schemas/{name}"
-
-HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_S)}}
-"""Headers of answers, by their status."""
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -72,7 +66,14 @@ def _device(secret: Credentials, service: Service) -> Device:
     return service.authenticate(secret)
 
 
+def _join_token(token: Credentials, service: Service) -> str:
+    # Before the body is validated: a stranger learns nothing about what a join needs.
+    service.store.registry.check_token(token)
+    return token
+
+
 Caller = Annotated[Device, Depends(_device)]
+JoinToken = Annotated[str, Depends(_join_token)]
 Sha256 = Annotated[str, PathParameter(pattern="^[0-9a-f]{64}$")]
 
 router = APIRouter(
@@ -103,7 +104,7 @@ _conflict: dict[int | str, dict[str, Any]] = {
         503: {"model": Problem, "description": "The plan is still being made: ask again"},
     },
 )
-def join(body: JoinRequest, token: Credentials, service: Service) -> JoinReply:
+def join(body: JoinRequest, token: JoinToken, service: Service) -> JoinReply:
     """Enrol a device."""
     return service.join(token, body)
 
@@ -289,10 +290,7 @@ def create_app(coordinator: Coordinator, lifespan: Lifespan | None = None) -> Fa
     )
     app.state.coordinator = coordinator
     app.include_router(router)
-    app.add_exception_handler(RefusalError, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http_problem)
-    app.add_exception_handler(Exception, _fault)
+    answer_problems(app)
     _describe_update(app)
     return app
 
@@ -302,36 +300,3 @@ def _describe_update(app: FastAPI) -> None:
     _, schemas = msgspec.json.schema_components([UpdateRecord], ref_template=SCHEMAS)
     document = app.openapi()  # the app keeps this object
     document["components"]["schemas"] |= schemas
-
-
-def _problem(status: int, problem: Problem) -> JSONResponse:
-    headers = HEADERS.get(status)
-    return JSONResponse(asdict(problem), status_code=status, headers=headers)
-
-
-def _refused(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RefusalError)
-    return _problem(error.status, error.problem)
-
-
-def _invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        why = first["ctx"]["error"]
-        message = f"The body is not JSON: {why}."
-        return _problem(422, Problem(code="client.bad-request", message=message))
-    place = ".".join(str(part) for part in first["loc"])
-    message = f"{place}: {first['msg']}."
-    return _problem(422, Problem(code="client.bad-request", message=message))
-
-
-def _http_problem(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}. /docs lists all routes."
-    return _problem(error.status_code, Problem(code="client.no-such-route", message=message))
-
-
-def _fault(request: Request, error: Exception) -> JSONResponse:
-    message = "The coordinator failed; its operator sees why in its log. Try again later."
-    return _problem(500, Problem(code="federation.fault", message=message))

@@ -1,7 +1,7 @@
 """Strict reading of JSON bodies: UTF-8 only, no lone surrogates, no NaN."""
 
-import json
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request, Response
@@ -10,15 +10,25 @@ from fastapi.routing import APIRoute
 from profiles.json_decoding import MalformedError, decode_json
 
 
+@dataclass(frozen=True)
+class NotJson:
+    """A body that is not JSON; `why` says where."""
+
+    why: str
+
+
 class StrictRequest(Request):
     """A request with strict JSON. Python's own reader accepts text that UTF-8 cannot encode."""
 
     async def json(self) -> Any:
-        """The body. Raises JSONDecodeError, which FastAPI answers like a wrong type."""
+        """The body, or NotJson, which FastAPI answers like a body of a wrong type.
+
+        FastAPI would answer an error raised here before it checks the credentials.
+        """
         try:
             return decode_json(await self.body(), object)
         except MalformedError as error:
-            raise json.JSONDecodeError(str(error), "", 0) from None
+            return NotJson(str(error))
 
 
 class StrictRoute(APIRoute):

@@ -146,6 +146,11 @@ class Registry:
         assert enrolled is not None
         return enrolled, secret
 
+    def check_token(self, token: str) -> None:
+        """Raise RefusalError (403) if `token` is unknown. A known device may use an old one."""
+        with self._database.transaction() as db:
+            _token(db, token)
+
     def free_places(self, token: str) -> tuple[str, int]:
         """The kind of device that `token` enrols, and how many more of them.
 

@@ -1,0 +1,63 @@
+"""Errors as answers: every refusal is a Problem, and refused credentials are logged."""
+
+import asyncio
+from dataclasses import asdict
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from device_agent.formats.protocol import Problem
+from toolkit.coordinator.http.credential_log import CredentialLog
+from toolkit.coordinator.http.server_socket import RETRY_S
+from toolkit.coordinator.http.strict_json import NotJson
+from toolkit.coordinator.refusals import RefusalError
+
+HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_S)}}
+"""Headers of answers, by their status."""
+
+
+def answer_problems(app: FastAPI) -> None:
+    """Let `app` answer every error with a Problem."""
+    app.state.credential_log = CredentialLog()
+    app.add_exception_handler(RefusalError, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_problem)
+    app.add_exception_handler(Exception, _fault)
+
+
+def _problem(status: int, problem: Problem) -> JSONResponse:
+    headers = HEADERS.get(status)
+    return JSONResponse(asdict(problem), status_code=status, headers=headers)
+
+
+async def _refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RefusalError)
+    if error.status in (401, 403):
+        log: CredentialLog = request.app.state.credential_log
+        address = request.client.host if request.client else "an unknown address"
+        log.note(address, error.code, asyncio.get_running_loop().call_later)
+    return _problem(error.status, error.problem)
+
+
+def _invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if isinstance(first.get("input"), NotJson):
+        message = f"The body is not JSON: {first['input'].why}."
+        return _problem(422, Problem(code="client.bad-request", message=message))
+    place = ".".join(str(part) for part in first["loc"])
+    message = f"{place}: {first['msg']}."
+    return _problem(422, Problem(code="client.bad-request", message=message))
+
+
+def _http_problem(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}. /docs lists all routes."
+    return _problem(error.status_code, Problem(code="client.no-such-route", message=message))
+
+
+def _fault(request: Request, error: Exception) -> JSONResponse:
+    message = "The coordinator failed; its operator sees why in its log. Try again later."
+    return _problem(500, Problem(code="federation.fault", message=message))
