@@ -41,7 +41,9 @@ def lines(status: Status) -> list[str]:
         last = status.history[-1]
         accuracy = None if last.accuracy is None else f"accuracy {last.accuracy:.1%}"
         head += f", global {accuracy or f'loss {last.loss:.4f}'}"
-    return [head, *(f"  {one}" for one in status.preparing), *_rows(status.devices)]
+    warnings = (line for one in status.warnings for line in wrapped("  ", one))
+    preparing = (f"  {one}" for one in status.preparing)
+    return [head, *warnings, *preparing, *_rows(status.devices)]
 
 
 def _rows(devices: list[DeviceStatus]) -> Iterator[str]:

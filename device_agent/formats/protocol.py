@@ -226,7 +226,8 @@ class Status:
     """The whole fleet. `round` counts from 1; it is 0 while devices enrol.
 
     `kinds_ready` of the `kinds` of devices have their bundle of the next or present round.
-    `preparing` is what the coordinator is making now, if anything.
+    `preparing` is what the coordinator is making now, if anything. `warnings` are sentences for the
+    operator, for example that the model gets worse.
     """
 
     version: int = 1
@@ -239,6 +240,7 @@ class Status:
     kinds: int = 0
     kinds_ready: int = 0
     preparing: list[Preparation] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

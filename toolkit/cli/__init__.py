@@ -1,4 +1,4 @@
-"""`edgetailor`: the command line of the server side. Each command has a file of its name.
+"""`edgetailor`: the command line of the server side. Related commands share a file.
 
 A command checks its arguments (`early_checks.py`), calls the library and prints the result. Modules
 that import torch are imported inside the commands, after the checks, because that takes seconds.
@@ -8,12 +8,14 @@ import click
 
 from device_agent.cli.console import EXIT_CODES, run
 from toolkit.cli.aggregate_command import aggregate
+from toolkit.cli.backup_commands import backup, restore
 from toolkit.cli.demo_command import demo
 from toolkit.cli.evaluate_command import evaluate
 from toolkit.cli.export_command import export
 from toolkit.cli.inspect_command import inspect
 from toolkit.cli.plan_command import plan
 from toolkit.cli.report_command import report
+from toolkit.cli.rounds_commands import export_model, rollback, rounds
 from toolkit.cli.serve_command import serve
 
 
@@ -41,7 +43,10 @@ def main_group() -> None:
     """
 
 
-for command in (aggregate, demo, evaluate, export, inspect, plan, report, serve):
+for command in (
+    *(aggregate, demo, evaluate, export, inspect, plan, report, serve),
+    *(backup, restore, rounds, export_model, rollback),
+):
     main_group.add_command(command)
 
 

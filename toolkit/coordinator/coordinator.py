@@ -44,6 +44,7 @@ from toolkit.coordinator.devices.join_validation import (
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.refusals import RefusalError, conflict, forbidden, not_authorised
 from toolkit.coordinator.rounds import upload_validation
+from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
 from toolkit.coordinator.storage.device_registry import (
@@ -77,6 +78,7 @@ class Coordinator:
         store: The state that survives a restart.
         rounds: The state of the rounds.
         clock: Seconds of a clock that never jumps.
+        wall_clock: Seconds since 1970.
         planner: Assigns submodels to devices of `auto` kinds. None while it is being made.
         operator_token: Admits the operator to `status`.
         bundles: The bundles of the next or open round, by submodel.
@@ -97,6 +99,7 @@ class Coordinator:
     bundles_made: set[str] = field(default_factory=set)
     preparations: dict[str, Preparation] = field(default_factory=dict)
     activity: dict[str, DeviceActivity] = field(default_factory=dict)
+    wall_clock: Callable[[], float] = time.time
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     changed: threading.Event = field(default_factory=threading.Event, repr=False)
 
@@ -252,7 +255,10 @@ class Coordinator:
         fallback, from_ = self.config.kind(device.kind).fallback, device.fallback_from
         with self.lock:
             if failure.submodel == self.submodel(device):
+                if self.rounds.waits_for(device.id):
+                    self.store.open_round.note_failure(self.rounds.round, device.id)
                 self.rounds.excuse(device.id)
+                self._note_reopening()
                 if from_ is None and fallback is not None:
                     from_ = self.rounds.round + 1
                 times = counted(failure.failures, "time")
@@ -264,12 +270,18 @@ class Coordinator:
         self.changed.set()
         return Fallback(submodel=fallback, round=from_ or 0)
 
+    def _note_reopening(self) -> None:
+        """Give the open round a new deadline if nobody is left in it: it opens again."""
+        if self.rounds.phase == "aggregating" and not self.rounds.updates:
+            self.store.open_round.end()
+
     def leave(self, device: Device) -> None:
         """End the membership of `device`: its secret is void and its place is free."""
         with self.lock:
             self.store.registry.leave(device.id)
             self.rounds.leave(device.id)
             self.store.incoming.drop(device.id)
+            self._note_reopening()
             self.activity[device.id] = DeviceActivity(self.clock(), "left")
             self._log_membership(device, "has left")
         self.changed.set()
@@ -367,6 +379,7 @@ class Coordinator:
         trained = self.store.rounds_trained()
         devices, now = self.store.registry.devices(), self.clock()
         history = self.store.history()
+        warning = falling(history)
         with self.lock:
             return Status(
                 state=self.rounds.phase,
@@ -383,6 +396,7 @@ class Coordinator:
                 kinds=len(self.config.devices),
                 kinds_ready=sum(map(self._is_ready, self.config.devices)),
                 preparing=list(self.preparations.values()),
+                warnings=[] if warning is None else [warning],
             )
 
     def _is_ready(self, kind: DeviceKind) -> bool:

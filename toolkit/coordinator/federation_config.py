@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -82,8 +82,9 @@ class DeviceKind(Tier):
 class CoordinatorConfig(Table):
     """All of the file; after `load_config` its paths are absolute.
 
-    `deadline_s` is in seconds. `port` 0 means any free one. A join token enrols new devices for
-    `token_days` days after it was made.
+    `deadline_s` is in seconds. `keep` says the models of which rounds stay in the state folder.
+    `port` 0 means any free one. A join token enrols new devices for `token_days` days after it was
+    made.
     """
 
     model: str
@@ -96,6 +97,7 @@ class CoordinatorConfig(Table):
     port: Annotated[int, Field(ge=0, le=65535)] = 8123
     seed: Annotated[int, Field(ge=0)] = 0
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    keep: Positive | Literal["all", "best"] = 10
     token_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
     training: TrainingConfig = TrainingConfig()
     aggregation: AggregationPolicy = AggregationPolicy()

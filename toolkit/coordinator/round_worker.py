@@ -16,6 +16,7 @@ from profiles.errors import EdgeTailorError
 from profiles.text_formatting import counted
 from toolkit.coordinator.coordinator import STARTED, Coordinator
 from toolkit.coordinator.round_aggregation import Model, RoundAggregation
+from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.device_registry import hashed
 from toolkit.coordinator.storage.published_files import publish
@@ -61,14 +62,14 @@ class RoundWorker:
         try:
             self.resume()
             while not self._stopping.is_set():
-                self._turn()
+                self.turn()
                 self._coordinator.changed.wait(TICK_S)
                 self._coordinator.changed.clear()
         except Exception as error:  # the server raises it when it ends
             self.failure = error
             self._on_failure()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         """Take the step that the rounds are ready for, if any."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
         if rounds.phase in ("enrolling", "aggregating") and not self._prepared():
@@ -129,13 +130,20 @@ class RoundWorker:
             device.id: coordinator.bundles[coordinator.submodel(device)][MANIFEST].sha256
             for device in store.registry.members()
         }
-        rounds.open(offers, coordinator.clock())
+        wall, limit = coordinator.wall_clock(), rounds.deadline_s
+        remaining = store.open_round.begin(rounds.done + 1, wall + limit) - wall
+        # A wall clock that was set while no coordinator ran must not keep the round open.
+        rounds.open(offers, coordinator.clock(), min(max(remaining, 0.0), limit))
         store.set_once(STARTED, "yes")
         for device in store.drop_damaged(rounds.round):
             logger.warning("The update of %s is damaged: the device sends it again.", device)
         for device, _, record in store.updates(rounds.round):
             if device in offers:
                 rounds.take(device, rounds.round, offers[device], hashed(record.decode()))
+        for device in store.open_round.failures(rounds.round):
+            rounds.excuse(device)
+        if rounds.phase == "aggregating":  # nobody is left in it
+            store.open_round.end()
 
     def _fold(self) -> None:
         coordinator = self._coordinator
@@ -180,6 +188,8 @@ class RoundWorker:
         total = self._coordinator.rounds.total
         source = counted(updates, "update")
         logger.info("Round %d of %d: %s, from %s", round_, total, result.quality(), source)
+        if (warning := falling(self._coordinator.store.history())) is not None:
+            logger.warning(warning)
 
     def _publish(self, model: bytes) -> None:
         """Write global.safetensors and history.json, for people and other programs."""

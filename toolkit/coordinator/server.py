@@ -112,7 +112,7 @@ class Server:
         held_out = read_held_out(config.held_out, config.input_shape, config.training.labels)
         self._socket = listening or bind(config.host, config.port, origin)
         try:
-            self._store = Store(config.state)
+            self._store = Store(config.state, config.keep)
         except BaseException:
             self._socket.close()
             raise
@@ -124,7 +124,7 @@ class Server:
             raise
         self.url = url_of(self._socket, config.host)
         write_file(config.state / ADDRESS, f"{self.url}\n".encode())
-        self._round_worker = RoundWorker(self.coordinator, model, held_out, self.stop)
+        self.round_worker = RoundWorker(self.coordinator, model, held_out, self.stop)
         self._stopping = threading.Event()
         self._planner_failure: Exception | None = None
         settings = uvicorn.Config(
@@ -142,7 +142,7 @@ class Server:
             self._uvicorn.run(sockets=[self._socket])
         finally:
             self.close()
-        failure = self._round_worker.failure or self._planner_failure
+        failure = self.round_worker.failure or self._planner_failure
         if failure is not None:
             raise failure
 
@@ -157,12 +157,12 @@ class Server:
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        self._round_worker.start()
+        self.round_worker.start()
         planning = threading.Thread(target=self._plan, name="planner")
         planning.start()
         yield
         self._stopping.set()
-        self._round_worker.stop()
+        self.round_worker.stop()
         planning.join()
 
     def _plan(self) -> None:

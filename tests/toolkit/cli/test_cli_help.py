@@ -13,8 +13,9 @@ from toolkit.submodels.spec import parse_spec
 def test_help_lists_commands_and_exit_codes(tmp_path: Path) -> None:
     done = run("edgetailor", "--help", cwd=tmp_path)
     assert (done.code, done.stderr) == (0, "")
-    assert re.findall(r"^  (\w+)  +[A-Z]", done.stdout, re.M) == [
-        "aggregate", "demo", "evaluate", "export", "inspect", "plan", "report", "serve",
+    assert re.findall(r"^  ([a-z][\w-]+)  +[A-Z]", done.stdout, re.M) == [
+        "aggregate", "backup", "demo", "evaluate", "export", "export-model", "inspect", "plan",
+        "report", "restore", "rollback", "rounds", "serve",
     ]  # fmt: skip
     assert done.stdout.endswith(EXIT_CODES)
     assert "..." not in done.stdout.replace("[ARGS]...", "")  # no summary is cut off
@@ -38,7 +39,11 @@ def test_help_lists_families_and_their_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["aggregate", "demo", "evaluate", "export", "inspect", "plan", "report", "serve"]
+    "command",
+    [
+        *("aggregate", "demo", "evaluate", "export", "inspect", "plan", "report", "serve"),
+        *("backup", "restore", "rounds", "export-model", "rollback"),
+    ],
 )
 def test_every_command_explains_itself_in_80_columns(tmp_path: Path, command: str) -> None:
     done = edgetailor(command, "--help", cwd=tmp_path)

@@ -75,12 +75,18 @@ class Rounds:
         if self.phase == "training" and not self._offers:
             self.phase = "aggregating"  # nobody is left to wait for: the round opens again
 
-    def open(self, offers: Mapping[str, str], now: float) -> None:
-        """Start the next round. `offers`: for every device the hash of its bundle's manifest."""
+    def open(self, offers: Mapping[str, str], now: float, remaining_s: float | None = None) -> None:
+        """Start the next round, or continue one that was open before a restart.
+
+        Args:
+            offers: For every device the hash of its bundle's manifest.
+            now: The time now.
+            remaining_s: Seconds to the deadline; by default all of `deadline_s`.
+        """
         self._expect(self.phase == "aggregating" and not self._offers, "open")
         self._expect(set(offers) == self.devices != set(), "open with offers for other devices")
         self._offers = dict(offers)
-        self._closes_at = now + self.deadline_s
+        self._closes_at = now + (self.deadline_s if remaining_s is None else remaining_s)
         self.phase = "training"
 
     def task(self, device: str) -> Task:
@@ -133,8 +139,12 @@ class Rounds:
         """Whether the open round should close."""
         if self.phase != "training":
             return False
-        late = now >= self._closes_at and bool(self.updates)
+        late = self.remaining_s(now) <= 0 and bool(self.updates)
         return late or self._offers.keys() == self.updates.keys()
+
+    def remaining_s(self, now: float) -> float:
+        """Seconds to the deadline of the open round; negative after it."""
+        return self._closes_at - now
 
     def close(self) -> None:
         """Take no more updates, so that they can be aggregated."""

@@ -19,6 +19,7 @@ from device_agent.formats.update import UpdateRecord
 from profiles.documents.bundle_profile import Profile
 from profiles.documents.profile_reading import same_hardware
 from profiles.errors import InputError
+from toolkit.coordinator.storage import open_round, retention
 from toolkit.coordinator.storage.blobs import Blobs
 from toolkit.coordinator.storage.database import Database
 from toolkit.coordinator.storage.device_registry import Registry
@@ -26,20 +27,27 @@ from toolkit.coordinator.storage.federation_marker import Marker, read_marker
 from toolkit.coordinator.storage.folder_check import DATABASE, check_folder
 from toolkit.coordinator.storage.folder_lock import FolderLock
 from toolkit.coordinator.storage.incoming_files import IncomingFile, IncomingFiles
-from toolkit.coordinator.storage.recoverable import FILES, MODEL
+from toolkit.coordinator.storage.open_round import OpenRound
+from toolkit.coordinator.storage.recoverable import FILES, MODEL, has_hash
+from toolkit.coordinator.storage.retention import Keep
 
 Bundle = dict[str, FileEntry]
 INCOMING = "incoming"
+REFERENCED = """
+SELECT sha256 FROM bundles UNION SELECT sha256 FROM uploads
+UNION SELECT sha256 FROM updates WHERE round > (SELECT coalesce(max(round), 0) FROM history)
+UNION SELECT model FROM history WHERE kept"""
+"""The files that the database names. Those of updates that are in the global model are not."""
 
 
 class Store:
-    """The state folder of one federation.
+    """The state folder of one federation. `keep` says which models stay.
 
     Raises InputError, and changes nothing, if another process has it open or if it held a
     federation that cannot be continued.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keep: Keep = "all", needs_model: bool = True) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -49,10 +57,10 @@ class Store:
                 code="state.not-a-folder",
                 path=str(folder),
             ) from None
-        self.folder = folder
+        self.folder, self.keep = folder, keep
         self._lock = FolderLock(folder)
         try:
-            check_folder(folder)
+            check_folder(folder, needs_model)
             self._database = Database(folder / DATABASE)
         except BaseException:
             self._lock.release()
@@ -61,6 +69,7 @@ class Store:
         self.blobs = Blobs(folder / FILES)
         self.incoming = IncomingFiles(folder / INCOMING)
         self.registry = Registry(self._database)
+        self.open_round = OpenRound(self._database)
         self._checked: list[str] = []
         self._recover()
 
@@ -82,7 +91,9 @@ class Store:
         if marker != read_marker(self.folder):
             marker.write(self.folder)
         if marker.model is not None and not self.blobs.is_whole(marker.model):
-            self.blobs.put((self.folder / MODEL).read_bytes())
+            copy = self.folder / MODEL
+            if has_hash(copy, marker.model):
+                self.blobs.put(copy.read_bytes())
 
     def set_once(self, key: str, value: str) -> str:
         """Keep `value` under `key` unless there is one. Returns the value that is kept."""
@@ -216,7 +227,10 @@ class Store:
     def rounds_trained(self) -> dict[str, int]:
         """The number of updates by device."""
         with self._database.transaction() as db:
-            rows = db.execute("SELECT device, count(*) FROM updates GROUP BY device")
+            rows = db.execute(
+                "SELECT id, past_updates + (SELECT count(*) FROM updates WHERE device = id) "
+                "FROM devices"
+            )
             return dict(rows.fetchall())
 
     def add_result(self, result: RoundResult, model: bytes) -> None:
@@ -224,13 +238,22 @@ class Store:
         with self._database.exclusively():
             entry = self.blobs.put(model)
             with self._database.milestone() as db:
+                before = db.execute(
+                    "SELECT coalesce(target, round) FROM history LEFT JOIN rollbacks "
+                    "ON after = round WHERE round = ?",
+                    (result.round - 1,),
+                ).fetchone()
                 db.execute(
-                    "INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?, ?, ?)",
+                    "INSERT OR REPLACE INTO history (round, accuracy, loss, updates, model, "
+                    "left_out, started_from) VALUES (?, ?, ?, ?, ?, ?, ?)",
                     (
                         *(result.round, result.accuracy, result.loss, result.updates),
-                        *(entry.sha256, json.dumps(result.left_out)),
+                        *(entry.sha256, json.dumps(result.left_out), before and before[0]),
                     ),
                 )
+                open_round.forget(db)
+                retention.drop_models(db, self.keep)
+                retention.shorten_records(db, result.round)
             self._drop_files()
 
     def history(self) -> list[RoundResult]:
@@ -251,10 +274,11 @@ class Store:
 
     def model(self) -> bytes | None:
         """The latest global model, or None. Raises InputError if its file is damaged."""
-        models = self.models()
-        if not models:
+        with self._database.transaction() as db:
+            current = Marker.of(db).model
+        if current is None:
             return None
-        path = self.blobs.path(models[max(models)])
+        path = self.blobs.path(current)
         if not self.blobs.is_whole(path.name):
             raise InputError(
                 f"{path}, the global model, was damaged or removed while the coordinator ran. Put "
@@ -264,13 +288,24 @@ class Store:
             )
         return path.read_bytes()
 
+    def rollback(self, target: int) -> int:
+        """Let the next round start from the model of `target`, and return the next round's number.
+
+        Updates of the open round are lost.
+        """
+        with self._database.exclusively():
+            with self._database.milestone() as db:
+                (last,) = db.execute("SELECT max(round) FROM history").fetchone()
+                db.execute("INSERT OR REPLACE INTO rollbacks VALUES (?, ?)", (last, target))
+                db.execute("DELETE FROM updates WHERE round > ?", (last,))
+                for table in ("uploads", "bundles"):
+                    db.execute(f"DELETE FROM {table}")
+                open_round.forget(db)
+            self._drop_files()
+        return int(last) + 1
+
     def _drop_files(self) -> None:
         """Remove files without a row, and updates that are already in the global model."""
         with self._database.transaction() as db:
-            rows = db.execute(
-                "SELECT sha256 FROM bundles UNION SELECT sha256 FROM uploads "
-                "UNION SELECT sha256 FROM updates "
-                "WHERE round > (SELECT coalesce(max(round), 0) FROM history) "
-                "UNION SELECT * FROM (SELECT model FROM history ORDER BY round DESC LIMIT 1)"
-            ).fetchall()
+            rows = db.execute(REFERENCED).fetchall()
         self.blobs.keep_only({*(row[0] for row in rows), *self._checked})

@@ -51,7 +51,7 @@ def _checked(path: Path) -> Marker | None:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if not tables and not version:
             return None
-        _check_version(path.parent, version)
+        check_version(path.parent, connection)
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
             raise sqlite3.DatabaseError(" ".join(found.split()))
@@ -72,7 +72,9 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     return connection
 
 
-def _check_version(folder: Path, version: int) -> None:
+def check_version(folder: Path, connection: sqlite3.Connection) -> None:
+    """Raise InputError if the database of `folder` was written with another schema."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != schema.SCHEMA_VERSION:
         raise InputError(
             f"{folder} was written by another version of edgetailor: its state has version "

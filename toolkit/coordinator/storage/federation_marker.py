@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Self
 
 from device_agent.formats.atomic_files import write_file
+from toolkit.coordinator.storage import schema
 
 MARKER = "federation.json"
-CURRENT_MODEL = "SELECT round, model FROM history ORDER BY round DESC LIMIT 1"
 
 
 @dataclass(frozen=True)
 class Marker:
     """The federation `id` after its milestone number `generation`.
 
-    `round` is the last one that is over and `model` the SHA-256 of its model; None before round 0.
+    `round` is the last one that is over and `model` the SHA-256 of the model that the next one
+    starts from; None before round 0.
     """
 
     id: str
@@ -33,7 +34,7 @@ class Marker:
     def of(cls, connection: sqlite3.Connection) -> Self:
         """The marker that belongs to this database."""
         meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
-        found = connection.execute(CURRENT_MODEL).fetchone()
+        found = connection.execute(schema.CURRENT_MODEL).fetchone()
         return cls(meta["id"], int(meta["generation"]), *(found or (None, None)))
 
     def write(self, folder: Path) -> None:

@@ -25,8 +25,10 @@ WRITTEN_LATER = (MARKER, MODEL, HISTORY, "address")
 """Files that `serve` writes once there is a database."""
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, needs_model: bool = True) -> None:
     """Check the state folder `folder`, which no process may be using.
+
+    `needs_model`: the model that the next round starts from has to be there.
 
     Raises:
         InputError: If it held a federation that cannot be continued, or one of another version.
@@ -39,8 +41,12 @@ def check_folder(folder: Path) -> None:
         logger.warning("%s is damaged. It is written again.", folder / MARKER)
     if marker is not None:
         _check_not_older(folder, found, marker)
-    if found.model is not None and not any(
-        has_hash(path, found.model) for path in (folder / FILES / found.model, folder / MODEL)
+    if (
+        needs_model
+        and found.model is not None
+        and not any(
+            has_hash(path, found.model) for path in (folder / FILES / found.model, folder / MODEL)
+        )
     ):
         raise InputError(
             f"{folder / FILES / found.model}, the model of round {found.round}, is missing or "

@@ -20,6 +20,7 @@ CREATE TABLE devices (
     has_left INTEGER NOT NULL DEFAULT 0,
     fallback_from INTEGER,  -- the first round with the kind's fallback
     trouble TEXT,
+    past_updates INTEGER NOT NULL DEFAULT 0,  -- how many it has in the table of that name
     bytes_down INTEGER NOT NULL DEFAULT 0, bytes_up INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE bundles (
     round INTEGER, submodel TEXT, name TEXT, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
@@ -28,11 +29,29 @@ CREATE TABLE uploads (device TEXT PRIMARY KEY, sha256 TEXT NOT NULL);
 CREATE TABLE updates (
     round INTEGER, device TEXT, sha256 TEXT NOT NULL, record BLOB NOT NULL,
     PRIMARY KEY (round, device));
+CREATE TABLE past_updates (
+    round INTEGER, device TEXT, samples INTEGER, steps INTEGER, loss_first REAL, loss_last REAL,
+    PRIMARY KEY (round, device)) WITHOUT ROWID;
+CREATE TABLE openings (
+    round INTEGER PRIMARY KEY,
+    closes_at REAL NOT NULL);  -- seconds since 1970
+CREATE TABLE failures (round INTEGER, device TEXT, PRIMARY KEY (round, device));
 CREATE TABLE history (
     round INTEGER PRIMARY KEY, accuracy REAL, loss REAL NOT NULL,
     updates INTEGER NOT NULL, model TEXT NOT NULL,
-    left_out TEXT NOT NULL);  -- JSON: why an update was not used, by device
+    left_out TEXT NOT NULL,  -- JSON: why an update was not used, by device
+    started_from INTEGER,  -- the round whose model was trained
+    kept INTEGER NOT NULL DEFAULT 1);  -- whether the file of the model is there
+CREATE TABLE rollbacks (
+    after INTEGER PRIMARY KEY,
+    target INTEGER NOT NULL);  -- the round after `after` starts from the model of `target`
 """
+CURRENT_MODEL = """
+SELECT last.round, coalesce(target.model, last.model) FROM history AS last
+LEFT JOIN rollbacks ON rollbacks.after = last.round
+LEFT JOIN history AS target ON target.round = rollbacks.target
+ORDER BY last.round DESC LIMIT 1"""
+"""The last round that is over, and the model that the next round starts from."""
 
 
 def create(connection: sqlite3.Connection) -> None:

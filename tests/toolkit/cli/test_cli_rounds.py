@@ -1,0 +1,63 @@
+"""`edgetailor rounds`, `export-model`, `rollback`, `backup` and `restore`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from commands import edgetailor, refused
+from device_agent.formats.protocol import RoundResult
+from toolkit.coordinator.storage.coordinator_store import Store
+
+TABLE = """\
+round  accuracy    loss  updates         model  note
+0        10.00%  2.0000        0  not kept
+1        90.00%  1.5000        3  {1}  best
+2        50.00%  1.0000        3  {2}
+"""
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    store = Store(tmp_path / "state", 1)
+    for round_, accuracy in enumerate([0.1, 0.9, 0.5]):
+        found = RoundResult(
+            round=round_, accuracy=accuracy, loss=2 - round_ / 2, updates=3 * (round_ > 0)
+        )
+        store.add_result(found, f"model {round_}".encode())
+    store.close()
+    return tmp_path / "state"
+
+
+def test_rounds_and_going_back(state: Path, tmp_path: Path) -> None:
+    done = edgetailor("rounds", "state", "--json", cwd=tmp_path)
+    rounds = json.loads(done.stdout)["rounds"]
+    hashes = {one["round"]: one["model"][:12] for one in rounds}
+    shown = edgetailor("rounds", "state", cwd=tmp_path)
+    assert (shown.code, shown.stderr) == (0, "")
+    expected = TABLE.replace("{1}", hashes[1]).replace("{2}", hashes[2])
+    assert [line.split() for line in shown.stdout.splitlines()] == [
+        line.split() for line in expected.splitlines()
+    ]
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    done = edgetailor("export-model", "state", "1", "one.safetensors", cwd=tmp_path)
+    assert (done.code, (tmp_path / "one.safetensors").read_bytes()) == (0, b"model 1")
+    done = edgetailor("rollback", "state", "1", cwd=tmp_path)
+    assert (done.code, done.stderr) == (0, "Round 3 starts from the model of round 1.\n")
+    store = Store(state, 1)
+    store.add_result(RoundResult(round=3, accuracy=0.7, loss=1.0, updates=3), b"model 3")
+    store.close()
+    last = edgetailor("rounds", "state", cwd=tmp_path).stdout.splitlines()[-1]
+    assert last.endswith("from round 1")
+    assert "was removed" in refused(tmp_path, "rollback", "state", "0")
+
+
+def test_backup_and_restore(state: Path, tmp_path: Path) -> None:
+    done = edgetailor("backup", "state", "copy", cwd=tmp_path)
+    assert (done.code, done.stderr) == (0, "copy holds a backup of state.\n")
+    assert "exists already" in refused(tmp_path, "backup", "state", "copy")
+    assert "is not an empty folder" in refused(tmp_path, "restore", "copy", "state")
+    assert edgetailor("restore", "copy", "new", cwd=tmp_path).code == 0
+    store = Store(tmp_path / "new")
+    assert store.model() == b"model 2"
+    store.close()

@@ -1,0 +1,123 @@
+"""Backups of a federation, taken while it runs, and what is restored from them."""
+
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from device_agent.formats.protocol import RoundResult
+from refusals import refused
+from toolkit.coordinator.storage.backup import backup, restore
+from toolkit.coordinator.storage.coordinator_store import Store
+from vector_fleet import VectorModel, configured, enrol, joined, running, send, task, trained
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A backup of a federation that runs: in round 2, with the update of one device."""
+    folder = tmp_path_factory.mktemp("copied")
+    with running(configured(folder / "c")) as server:
+        links = enrol(server, folder)
+        for name, link in links.items():
+            send(link, 1, trained(link, folder / name)[2])
+        send(links["desktop-1"], 2, trained(links["desktop-1"], folder / "two")[2])
+        backup(folder / "c" / "state", folder / "backup")
+        for name in ("desktop-2", "board-1"):
+            send(links[name], 2, trained(links[name], folder / f"{name}-2")[2])
+        task(links["board-1"])
+    return folder
+
+
+def test_a_restored_federation_continues(copied: Path, tmp_path: Path) -> None:
+    config = configured(tmp_path / "c")
+    restore(copied / "backup", config.state)
+    assert (config.state / "operator.token").stat().st_mode & 0o777 == 0o600
+    model = VectorModel()
+    with running(config, model) as server:
+        links = [joined(server, copied / str(n)) for n in range(3)]
+        assert task(links[1]).round == 2
+        assert links[0].work().state == "wait"  # its update is in the backup
+        for number in (1, 2):
+            send(links[number], 2, trained(links[number], tmp_path / str(number))[2])
+        assert task(links[0]).round == 3
+    assert model.folded == [3]
+    expected = np.full(1000, 2, np.float32)
+    np.testing.assert_array_equal(load_file(config.state / "global.safetensors")["w"], expected)
+
+
+def test_places_that_are_refused(copied: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "mine").touch()
+    with refused("backup.state-not-empty", path=str(tmp_path / "state")):
+        restore(copied / "backup", tmp_path / "state")
+    store = Store(tmp_path / "used")
+    with refused("backup.state-not-empty", path=str(tmp_path / "used")):
+        restore(copied / "backup", tmp_path / "used")
+    store.close()
+    with refused("file.exists", path=str(copied / "backup")):
+        backup(copied / "c" / "state", copied / "backup")
+    with refused("state.no-federation", path=str(tmp_path)):
+        backup(tmp_path, tmp_path / "b")
+    with refused("backup.not-a-backup", path=str(tmp_path)):
+        restore(tmp_path, tmp_path / "new")
+    backup(copied / "c" / "state", tmp_path / "b")
+    backup(copied / "c" / "state", tmp_path / "b", force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "state", "used"]
+
+
+def test_a_damaged_backup_is_refused(copied: Path, tmp_path: Path) -> None:
+    files = [path for path in (copied / "backup").rglob("*") if path.is_file()]
+    assert len(files) > 10
+    for name in [str(path.relative_to(copied / "backup")) for path in files]:
+        shutil.rmtree(tmp_path / "b", ignore_errors=True)
+        shutil.copytree(copied / "backup", tmp_path / "b")
+        (tmp_path / "b" / name).write_bytes(b"?")
+        code = "backup.not-a-backup" if name == "backup.json" else "backup.damaged-file"
+        with refused(code):
+            restore(tmp_path / "b", tmp_path / "state")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b"]
+
+
+def test_a_damaged_federation_has_no_backup(copied: Path, tmp_path: Path) -> None:
+    shutil.copytree(copied / "backup", tmp_path / "state")
+    path = next(iter((tmp_path / "state" / "files").iterdir()))
+    path.write_bytes(b"?")
+    with refused("backup.damaged-file", path=str(path)):
+        backup(tmp_path / "state", tmp_path / "b")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["state"]
+
+
+def test_every_backup_of_a_busy_federation_is_of_one_moment(tmp_path: Path) -> None:
+    """Round N's model is "model N": a backup has the model that its history ends with."""
+    store = Store(tmp_path / "state", 1)
+    ending = threading.Event()
+
+    def write() -> None:
+        round_ = 0
+        while not ending.is_set():
+            quality = RoundResult(round=round_, accuracy=0.5, loss=1.0, updates=0)
+            store.add_result(quality, f"model {round_}".encode())
+            round_ += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    try:
+        while not store.history():
+            pass
+        for number in range(5):
+            backup(tmp_path / "state", tmp_path / f"b{number}")
+            restore(tmp_path / f"b{number}", tmp_path / f"s{number}")
+            copy = Store(tmp_path / f"s{number}")
+            last = copy.history()[-1].round
+            assert copy.model() == f"model {last}".encode()
+            seen.add(last)
+            copy.close()
+    finally:
+        ending.set()
+        writer.join()
+        store.close()
+    assert len(seen) == 5

@@ -1,0 +1,38 @@
+"""`edgetailor backup` and `edgetailor restore`: copies of a federation's state folder."""
+
+from pathlib import Path
+
+import click
+
+FOLDER = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("state", type=FOLDER)
+@click.argument("out", type=FOLDER)
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+def backup(state: Path, out: Path, force: bool) -> None:
+    """Copy the federation in STATE to the new folder OUT.
+
+    The copy is consistent, also while `edgetailor serve` runs, and is checked once it is complete.
+    It holds the join tokens: keep it as private as STATE.
+    """
+    from toolkit.coordinator.storage import backup as copies
+
+    copies.backup(state, out, force)
+    click.echo(f"{out} holds a backup of {state}.", err=True)
+
+
+@click.command()
+@click.argument("backup", type=FOLDER)
+@click.argument("state", type=FOLDER)
+def restore(backup: Path, state: Path) -> None:
+    """Make the state folder STATE from a backup.
+
+    STATE must not exist, or be empty. Devices that joined after the backup have to join again;
+    rounds that ended after it are trained again.
+    """
+    from toolkit.coordinator.storage import backup as copies
+
+    copies.restore(backup, state)
+    click.echo(f"{state} is restored: start `edgetailor serve`.", err=True)

@@ -1,0 +1,28 @@
+"""Notices that the global model gets worse from round to round."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from device_agent.formats.protocol import RoundResult
+
+FALLS = 3
+"""So many falls in a row are no chance of one round's devices."""
+
+
+def falling(results: Sequence[RoundResult]) -> str | None:
+    """A sentence if the held-out figure fell in each of the last FALLS rounds, otherwise None.
+
+    The figure is the accuracy; for a regression it is the loss, which then rose.
+    """
+    last = results[-FALLS - 1 :]
+    if len(last) <= FALLS:
+        return None
+    accuracies = [one.accuracy for one in last if one.accuracy is not None]
+    quality = accuracies if len(accuracies) == len(last) else [-one.loss for one in last]
+    if not all(after < before for before, after in pairwise(quality)):
+        return None
+    return (
+        f"The held-out quality fell {FALLS} rounds in a row: {last[0].quality()} after round "
+        f"{last[0].round}, {last[-1].quality()} after round {last[-1].round}. `edgetailor rounds` "
+        "lists the kept models, `edgetailor rollback` goes back to one."
+    )

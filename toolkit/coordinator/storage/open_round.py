@@ -1,0 +1,44 @@
+"""What a restart must not change about the open round: its deadline and who has failed in it."""
+
+import sqlite3
+
+from toolkit.coordinator.storage.database import Database
+
+
+class OpenRound:
+    """The deadline of the open round and the devices that reported that they cannot train in it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def begin(self, round_: int, closes_at: float) -> float:
+        """Note that `round_` closes at `closes_at` (seconds since 1970), unless it is open already.
+
+        Returns when it closes.
+        """
+        with self._database.transaction() as db:
+            db.execute("INSERT OR IGNORE INTO openings VALUES (?, ?)", (round_, closes_at))
+            row = db.execute("SELECT closes_at FROM openings WHERE round = ?", (round_,))
+            return float(row.fetchone()[0])
+
+    def note_failure(self, round_: int, device: str) -> None:
+        """Note that `round_` does not wait for `device`."""
+        with self._database.transaction() as db:
+            db.execute("INSERT OR IGNORE INTO failures VALUES (?, ?)", (round_, device))
+
+    def failures(self, round_: int) -> list[str]:
+        """The devices that `round_` does not wait for."""
+        with self._database.transaction() as db:
+            rows = db.execute("SELECT device FROM failures WHERE round = ?", (round_,))
+            return [device for (device,) in rows]
+
+    def end(self) -> None:
+        """Forget the round: it is over, or it opens again from its beginning."""
+        with self._database.transaction() as db:
+            forget(db)
+
+
+def forget(db: sqlite3.Connection) -> None:
+    """Forget the open round, in the transaction of `db`."""
+    db.execute("DELETE FROM openings")
+    db.execute("DELETE FROM failures")

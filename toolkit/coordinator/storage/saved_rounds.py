@@ -1,0 +1,123 @@
+"""The rounds of a state folder, for the commands that may run beside `serve`."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_agent.formats.atomic_files import check_file_place, write_file
+from profiles.errors import InputError
+from toolkit.coordinator.storage import retention
+from toolkit.coordinator.storage.database import BUSY_S
+from toolkit.coordinator.storage.database_check import check_version
+from toolkit.coordinator.storage.folder_check import DATABASE
+from toolkit.coordinator.storage.recoverable import FILES, has_hash
+
+
+@dataclass(frozen=True)
+class SavedRound:
+    """A round that is over.
+
+    Attributes:
+        round: Its number; 0 is the model before training.
+        accuracy: On held-out data; None for a regression.
+        loss: On held-out data.
+        updates: How many were aggregated.
+        model: SHA-256 of the global model after the round.
+        kept: Whether that model is still there.
+        started_from: The round whose model was trained; None for round 0.
+        best: Whether it is the best round so far.
+    """
+
+    round: int
+    accuracy: float | None
+    loss: float
+    updates: int
+    model: str
+    kept: bool
+    started_from: int | None
+    best: bool
+
+
+def saved_rounds(folder: Path) -> list[SavedRound]:
+    """The rounds of the state folder `folder`. Raises InputError if it is none."""
+    with reading(folder) as db:
+        best = db.execute(retention.BEST).fetchone()
+        rows = db.execute(
+            "SELECT round, accuracy, loss, updates, model, kept, started_from FROM history "
+            "ORDER BY round"
+        ).fetchall()
+    return [
+        SavedRound(round_, accuracy, loss, updates, model, bool(kept), start, best == (round_,))
+        for round_, accuracy, loss, updates, model, kept, start in rows
+    ]
+
+
+def export_model(folder: Path, round_: int, out: Path, force: bool = False) -> None:
+    """Write the global model after `round_` to `out`, a .safetensors file.
+
+    Raises:
+        InputError: If the round is not over, if its model is not kept or damaged, or if `out`
+            exists and `force` is not set.
+    """
+    check_file_place(out, force)
+    write_file(out, model_file(folder, round_).read_bytes())
+
+
+def model_file(folder: Path, round_: int) -> Path:
+    """The file of the global model after `round_`. Raises InputError if it is not there."""
+    known = {one.round: one for one in saved_rounds(folder)}
+    if round_ not in known:
+        last = f"The last round that is over is {max(known)}." if known else "No round is over."
+        raise InputError(
+            f"{folder} has no round {round_}. {last} `edgetailor rounds` lists all.",
+            code="round.unknown",
+            round=round_,
+        )
+    path = folder / FILES / known[round_].model
+    if not known[round_].kept:
+        kept = [one.round for one in known.values() if one.kept]
+        raise InputError(
+            f"The model of round {round_} was removed, as `keep` in the federation's file says. "
+            f"Kept are {', '.join(map(str, kept))}.",
+            code="round.not-kept",
+            round=round_,
+            kept=kept,
+        )
+    if not has_hash(path, known[round_].model):
+        raise InputError(
+            f"{path}, the model of round {round_}, is missing or damaged. Choose another round "
+            "(`edgetailor rounds`), or restore a backup.",
+            code="round.damaged-model",
+            path=str(path),
+            round=round_,
+        )
+    return path
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to the database of `folder`, also while `serve` writes to it."""
+    path = folder / DATABASE
+    if not path.is_file():
+        raise InputError(
+            f"{folder} has no {DATABASE}: give the `state` folder of a federation.",
+            code="state.no-federation",
+            path=str(folder),
+        )
+    # Not read-only: after a kill SQLite first undoes the transaction that was cut off.
+    uri = f"{path.resolve().as_uri()}?mode=rw"
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S)
+    try:
+        check_version(folder, connection)
+        yield connection
+    except sqlite3.DatabaseError as error:
+        raise InputError(
+            f"{path} cannot be read ({error}). Start `edgetailor serve`: it says what can be "
+            "recovered.",
+            code="state.unreadable-database",
+            path=str(path),
+        ) from None
+    finally:
+        connection.close()
