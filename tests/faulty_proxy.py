@@ -101,18 +101,18 @@ def _carry(
             one.close()
 
 
-def at_random(seed: int, mean_up: int, mean_down: int, clean: float) -> Plan:
-    """Faults at random: a share of `clean` connections has none, the others end anywhere."""
+HEADERS_BYTES = 500
+"""About the size of a request, or of an answer, without a file."""
+
+
+def at_random(seed: int, file_bytes: int) -> Plan:
+    """Faults at random: every connection ends somewhere, early or within a file of that size."""
     draw, lock = random.Random(seed), threading.Lock()
 
     def next_fault() -> Fault:
         with lock:
-            delay_s = draw.choice((0.0, 0.0, 0.001, 0.01))
-            if draw.random() < clean:
-                return Fault(delay_s=delay_s)
-            reset = draw.random() < 0.3
-            if draw.random() < 0.5:
-                return Fault(int(draw.expovariate(1 / mean_up)), None, reset, delay_s)
-            return Fault(None, int(draw.expovariate(1 / mean_down)), reset, delay_s)
+            ends = int(draw.expovariate(1 / draw.choice((HEADERS_BYTES, file_bytes))))
+            up, down = draw.choice(((ends, None), (None, ends)))
+            return Fault(up, down, draw.random() < 0.3, draw.choice((0.0, 0.0, 0.001, 0.01)))
 
     return next_fault
