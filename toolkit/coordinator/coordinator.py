@@ -296,7 +296,8 @@ class Coordinator:
         Raises RefusalError (409) if the round takes no update from this device.
         """
         self._check_round(device, round_)
-        complete = self.store.upload(device.id) == sha256
+        # Read again: a file that the disk damaged has to be sent once more.
+        complete = self.store.upload(device.id) == sha256 and self.store.blobs.is_whole(sha256)
         received = 0 if complete else self.store.incoming.received(device.id, sha256)
         return Upload(received=received, complete=complete)
 
