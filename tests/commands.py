@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,9 @@ PRELOAD = [
     "toolkit.exporting.model_export",
     "toolkit.aggregation.aggregate_files",
     "toolkit.cli.export_table",
+    "toolkit.planning.model_plan",
     "commands",
+    "warm_exports",
 ]
 EXIT_CODES = """
   Exit codes:
@@ -101,15 +103,17 @@ def interrupted(name: str, *arguments: object, cwd: Path, after: str) -> tuple[D
         process.wait()
 
 
-def edgetailor(*arguments: object, cwd: Path) -> Done:
+def edgetailor(*arguments: object, cwd: Path, **more: str) -> Done:
     """Run `edgetailor` in a process forked from one that has torch loaded already.
 
-    For the many short runs that end in an error: loading torch takes seconds.
+    Loading torch and its first export take many seconds. `more` are environment variables.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     outputs = [cwd / ".stdout", cwd / ".stderr"]
-    child = context.Process(target=_edgetailor, args=(list(map(str, arguments)), cwd, outputs))
+    child = context.Process(
+        target=_edgetailor, args=(list(map(str, arguments)), cwd, outputs, more)
+    )
     child.start()
     child.join(LIMIT_S)
     if child.exitcode is None:
@@ -121,12 +125,14 @@ def edgetailor(*arguments: object, cwd: Path) -> Done:
     return Done(child.exitcode, stdout, stderr)
 
 
-def _edgetailor(arguments: Sequence[str], cwd: Path, outputs: Sequence[Path]) -> None:
+def _edgetailor(
+    arguments: Sequence[str], cwd: Path, outputs: Sequence[Path], more: Mapping[str, str]
+) -> None:
     from toolkit.cli import main
 
     for number, path in enumerate(outputs, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    os.environ.update(PLAIN)
+    os.environ.update({**PLAIN, **more})
     os.chdir(cwd)
     sys.argv = ["edgetailor", *arguments]
     main()

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from bundles import samples, write_data
 from command_models import NETS, TINY
-from commands import Done, refused, run
+from commands import Done, edgetailor, refused, run
 
 EXPORTED = r"""cp:2\.0: 510 trained parameters, capacity 1\.33, 712 B of weights
 fit of the factors 0\.\d\d, least 0\.\d\d for '\w+\.weight'
@@ -33,7 +33,7 @@ def test_two_rounds_through_files_alone(folder: Path) -> None:
     """Export here, train there, aggregate here, and again; every step in a process of its own."""
 
     def here(*arguments: str) -> Done:
-        done = run("edgetailor", *arguments, cwd=folder)
+        done = edgetailor(*arguments, cwd=folder)
         assert done.code == 0, done.stderr
         return done
 

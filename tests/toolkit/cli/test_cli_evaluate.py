@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from command_models import DIGITS
-from commands import Done, edgetailor, refused, run
+from commands import Done, edgetailor, refused
 from edgetailor import GlobalModel, load_model
 from toolkit.submodels.global_model import from_model
 
@@ -48,7 +48,7 @@ LOSS = -np.mean(np.log([0.75, 0.75, 0.25, 0.6]))
 
 
 def test_evaluate(signs: Path) -> None:
-    done = run("edgetailor", *EVALUATE, "held.npz", cwd=signs)
+    done = edgetailor(*EVALUATE, "held.npz", cwd=signs)
     assert done == Done(0, f"accuracy 75.0%, loss {LOSS:.4f} on 4 samples\n", "")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bundles import everything
 from command_models import DIGITS
-from commands import edgetailor, run, stages
+from commands import edgetailor, stages
 from profiles.text_formatting import format_capacity
 from toolkit.terminal_output import filled
 
@@ -32,7 +32,7 @@ LOADING = ["loading PyTorch", "loading the model", "recording the model"]
 
 
 def test_inspect_prints_table_1_of_embracing_fl(tmp_path: Path) -> None:
-    done = run("edgetailor", *RESNET20, cwd=tmp_path)
+    done = edgetailor(*RESNET20, cwd=tmp_path)
     assert (done.code, done.stdout) == (0, TABLE)
     assert stages(done) == [*LOADING, "splitting full", "splitting slice:blocks.3"]
     assert everything(tmp_path) == {}
@@ -86,7 +86,7 @@ exactly one activation that crosses it.
 
 
 def test_inspect_lists_the_places_to_cut(tmp_path: Path) -> None:
-    done = run("edgetailor", "inspect", *DIGITS, "--cut-points", cwd=tmp_path)
+    done = edgetailor("inspect", *DIGITS, "--cut-points", cwd=tmp_path)
     assert done.code == 0
     assert stages(done) == [*LOADING, "splitting full", "looking for places to cut"]
     assert [line.rstrip() for line in done.stdout.splitlines()] == CUT_POINTS.splitlines()
@@ -108,9 +108,7 @@ def test_the_places_to_cut_as_json(tmp_path: Path) -> None:
 
 
 def test_a_model_that_can_be_cut_nowhere(folder: Path) -> None:
-    done = run(
-        "edgetailor", "inspect", "nets:alone", "--input-shape", "4", "--cut-points", cwd=folder
-    )
+    done = edgetailor("inspect", "nets:alone", "--input-shape", "4", "--cut-points", cwd=folder)
     assert done.code == 0
     assert stages(done)[-1] == "looking for places to cut"
     assert [line.rstrip() for line in done.stdout.splitlines()] == NOWHERE.splitlines()

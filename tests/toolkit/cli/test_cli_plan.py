@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from command_models import NETS, TINY
-from commands import Done, edgetailor, run, stages
+from commands import Done, edgetailor, stages
 from made_calibration import DEVICE
 from toolkit.planning.plan_display import distinct
 
@@ -58,7 +58,7 @@ def plan(desk: Path, *budgets: str, specs: tuple[str, ...] = SPECS) -> Done:
     chosen = [word for spec in specs for word in ("--submodel", spec)]
     profile = ("--profile", "device.json")
     cache = {"EDGETAILOR_CACHE": str(desk / "cache")}
-    return run("edgetailor", "plan", *TINY, *profile, *chosen, *budgets, cwd=desk, **cache)
+    return edgetailor("plan", *TINY, *profile, *chosen, *budgets, cwd=desk, **cache)
 
 
 def test_the_strongest_that_fits_is_chosen(desk: Path) -> None:
@@ -176,7 +176,7 @@ def test_built_in_profiles_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--profile", "toaster"), "Error: There is no device profile 'toaster': give a file"),
+        (("--profile", "toaster"), "Error: There is no device profile 'toaster'. Give a file"),
         (
             ("--profile", "android-low", "--memory", "256"),
             "Error: Invalid value for '--memory': Invalid size '256': write a number and a unit",

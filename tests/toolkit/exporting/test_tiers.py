@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from bundles import everything
 from command_models import TINY
-from commands import edgetailor, refused, run
+from commands import edgetailor, refused
 from device_agent.formats.bundle import open_bundle
 from exporters.verification import Verdict
 from profiles.errors import ExportError, InputError, SpecError, VerificationError
@@ -48,8 +48,8 @@ board: 'slice:0\.01': the smallest slice of this model has capacity 0\.636\. All
 
 def test_a_family_of_bundles_of_which_one_fails(folder: Path) -> None:
     (folder / "tiers.toml").write_text(TIERS)
-    done = run(
-        "edgetailor", "export", *TINY, "--tiers", "tiers.toml", "--out", "family",
+    done = edgetailor(
+        "export", *TINY, "--tiers", "tiers.toml", "--out", "family",
         "--save-weights", "global", "--no-cache", cwd=folder,
     )  # fmt: skip
     assert done.code == 2

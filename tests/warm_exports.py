@@ -1,0 +1,10 @@
+"""Importing this exports one small graph: what torch sets up for its first export is then done."""
+
+import torch
+from torch import nn
+
+from exporters.export import compile_graphs
+from toolkit.splitting import split
+
+torch.set_num_threads(1)
+compile_graphs(split(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), "full", (2, 2)).program)
