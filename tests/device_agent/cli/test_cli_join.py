@@ -195,7 +195,7 @@ STATUS = {
             "note": None, "round": None,
         },
     ],
-    "history": [{"round": 2, "accuracy": 0.8125, "loss": 0.7, "updates": 2}],
+    "history": [{"round": 2, "accuracy": 0.8125, "loss": 0.7, "updates": 2, "left_out": {}}],
     "kinds": 2,
     "kinds_ready": 2,
     "preparing": [],

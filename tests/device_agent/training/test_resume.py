@@ -100,8 +100,9 @@ def test_killed_at_a_hundred_random_moments(
     ("family", "before"),
     [
         ("slice", True),
-        ("slice", False),
         ("cp", True),
+        # Killed after a write leaves on disk what killed before the next one does.
+        pytest.param("slice", False, marks=pytest.mark.long),
         pytest.param("cp", False, marks=pytest.mark.long),
     ],
 )

@@ -65,7 +65,10 @@ FEDHM = {
 }
 
 
-@pytest.mark.parametrize("name", FEDHM)
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18"] + [pytest.param(n, marks=pytest.mark.long) for n in FEDHM if n != "resnet18"],
+)
 def test_sizes_of_fedhm(name: str) -> None:
     model, (keep, published) = build(name), FEDHM[name]
     specs = [f"low-rank:{ratio},keep={keep}" for ratio in (0.5, 0.25, 0.125)]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bundles import SAMPLE_SHAPE
 from device_agent.formats.protocol import Preparation
 from refusals import refused
 from toolkit.planning.parallel_workloads import ModelSource, Search, StoppedError
@@ -12,9 +13,9 @@ from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.model_loading import load_global
 
-SOURCE = ModelSource("toolkit.models:digits_cnn", (1, 8, 8), TrainingConfig(batch_size=4))
+SOURCE = ModelSource("bundles:tiny_cnn", SAMPLE_SHAPE, TrainingConfig(batch_size=4))
 SPECS = ("full", "width:0.5", "slice:no-such-layer")
-SMALL, LARGE = "width:0.125", "full"
+SMALL, LARGE = "width:0.25", "full"
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_what_no_device_may_hold_is_not_exported(cache: Path) -> None:
     down = {
         spec: one.work.down
         for spec in (SMALL, LARGE)
-        if isinstance(one := Workloads(module, (1, 8, 8), SOURCE.training).of(spec), Known)
+        if isinstance(one := Workloads(module, SAMPLE_SHAPE, SOURCE.training).of(spec), Known)
     }
     for path in cache.glob("*.json"):
         path.unlink()
@@ -73,7 +74,7 @@ def test_a_search_can_be_stopped(cache: Path) -> None:
 
 
 def test_errors_of_the_processes_arrive(cache: Path) -> None:
-    source = ModelSource("toolkit.models:nothing", (1, 8, 8), SOURCE.training)
+    source = ModelSource("toolkit.models:nothing", SAMPLE_SHAPE, SOURCE.training)
     with refused("model.unknown-callable") as caught:
         Search(source, None, print, threading.Event(), SPECS, processes=1).run()
     assert "nothing" in str(caught.value)
