@@ -103,6 +103,12 @@ class Coordinator:
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     changed: threading.Event = field(default_factory=threading.Event, repr=False)
 
+    def check_join_token(self, token: str) -> None:
+        """Raise RefusalError (403) unless `token` is one of this federation's join tokens."""
+        if self._is_operator(token):
+            raise self._operator_joins()
+        self.store.registry.check_token(token)
+
     def join(self, token: str, request: JoinRequest) -> JoinReply:
         """Enrol a device, or give one that joins again a new secret.
 
@@ -112,6 +118,7 @@ class Coordinator:
                 one that no submodel fits. 422 for a malformed name, key, machine or profile. 503
                 for one that needs a plan while the planner is being made.
         """
+        self.check_join_token(token)
         name = check_name(request.name)
         machine = check_machine(request.machine)
         check_possession(token, request, time.time())
@@ -121,8 +128,6 @@ class Coordinator:
                     token, name, request.public_key, machine, lambda kind: self._plan(kind, request)
                 )
             except RefusalError as refusal:
-                if refusal.code == TOKEN_UNKNOWN and self._is_operator(token):
-                    raise self._operator_joins() from None
                 if refusal.code == USED_UP and self.rounds.phase == "finished":
                     raise self._finished() from None
                 raise

@@ -68,7 +68,7 @@ def _device(secret: Credentials, service: Service) -> Device:
 
 def _join_token(token: Credentials, service: Service) -> str:
     # Before the body is validated: a stranger learns nothing about what a join needs.
-    service.store.registry.check_token(token)
+    service.check_join_token(token)
     return token
 
 
