@@ -1,0 +1,185 @@
+"""The table, the charts, the document and the baselines of the demo."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from device_agent.formats.protocol import RoundResult
+from made_profiles import made_phase, made_profile
+from toolkit.demo import demo_table, digits_data
+from toolkit.demo.baselines import Baselines, read_baselines, train_baselines
+from toolkit.demo.demo_charts import draw, draw_accuracy, draw_memory, draw_traffic
+from toolkit.demo.demo_result import DemoResult, DeviceReport, TrainingMemory
+
+
+def device(name: str, submodel: str, peak: int | None = 75_900_000) -> DeviceReport:
+    phases = [
+        made_phase(name, role, median, None if peak is None else peak - 60_000_000)
+        for name, role, median in (("predict", "forward", 0.00091), ("train", "train", 0.02141))
+    ]
+    profile = msgspec.structs.replace(made_profile(submodel, *phases), batch_size=16)
+    return DeviceReport(
+        name=name, submodel=submodel, samples=1231, params=33338, capacity=1.0,
+        bytes_down=12_976_543, bytes_up=1_640_000, profile=profile,
+    )  # fmt: skip
+
+
+def result(*devices: DeviceReport) -> DemoResult:
+    history = (
+        RoundResult(round=0, accuracy=0.1, loss=2.3, updates=0),
+        RoundResult(round=1, accuracy=0.8, loss=0.5, updates=2),
+        RoundResult(round=2, accuracy=0.975, loss=0.1, updates=2),
+    )
+    alone = {"desktop-1": (0.1, 0.5, 0.625), "board-2": (0.1, 0.25, 0.5)}
+    larger = [TrainingMemory("full", 38_400_000), TrainingMemory("slice:convs.2", 12_000_000)]
+    return DemoResult(
+        out=Path("edgetailor-demo"), seed=0, all_full=False, held_out_samples=359, elapsed_s=123.4,
+        history=history, devices=devices, baselines=Baselines((0.1, 0.9, 0.992), alone),
+        larger_model=tuple(larger),
+    )  # fmt: skip
+
+
+TABLE = """\
+                                                 down   up forward backprop peak
+device    submodel      samples params capacity    MB   MB      ms       ms   MB
+desktop-1 full            1,231 33,338     1.00 12.98 1.64    0.91    20.50   76
+board-2   slice:units.2   1,231 33,338     1.00 12.98 1.64    0.91    20.50   76
+down, up: all rounds together. forward, backprop: one batch of 16, one thread.
+peak: process peak, the whole agent with Python and its runtime.
+
+Accuracy 97.5% on 359 held-out digits after 2 rounds, in 2 min 3 s
+all devices full: 99.2%
+each device alone: mean 56.2%, from 50.0% to 62.5%
+VGG8 on 32 x 32 images, batch 128, MB above the idle agent:
+  full 38, slice:convs.2 12
+charts: edgetailor-demo/accuracy.png
+everything: edgetailor-demo
+"""
+
+
+def test_the_report_fits_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    demo_table.show(result(device("desktop-1", "full"), device("board-2", "slice:units.2")))
+    printed = capsys.readouterr().out
+    assert [line.rstrip() for line in printed.splitlines()] == TABLE.splitlines()
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_unsteady_times_are_marked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    steady = device("desktop-1", "full")
+    forward, train = steady.profile.phases
+    slow = msgspec.structs.replace(train, steady=msgspec.structs.replace(train.steady, p90_s=0.043))
+    busy = replace(
+        device("board-2", "slice:units.2"),
+        profile=msgspec.structs.replace(steady.profile, phases=(forward, slow)),
+    )
+    demo_table.show(result(steady, busy))
+    printed = capsys.readouterr().out
+    lines = [line.rstrip() for line in printed.splitlines()]
+    expected = TABLE.splitlines()
+    expected[3] = expected[3].replace("    20.50", "   ~20.50")
+    expected.insert(
+        6,
+        "~: unsteady; the slowest tenth of the runs took over twice the median.",
+    )
+    assert lines == expected
+    assert max(map(len, lines)) <= 80
+
+
+def test_an_unknown_peak_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = result(device("desktop-1", "full", peak=None))
+    demo_table.show(unknown)
+    assert "-: not measurable on this system." in capsys.readouterr().out
+    assert demo_table.as_json(unknown)["devices"][0]["process_peak_bytes"] is None
+
+
+def test_the_document_names_its_units() -> None:
+    document = demo_table.as_json(result(device("desktop-1", "full")))
+    assert set(document) == {
+        "version", "folder", "accuracy_curve", "seed", "all_full", "rounds", "elapsed_s",
+        "held_out_samples", "accuracy", "history", "batch_size", "threads", "machine", "devices",
+        "baselines", "larger_model",
+    }  # fmt: skip
+    assert set(document["devices"][0]) == {
+        "device", "submodel", "samples", "params", "capacity", "bytes_down", "bytes_up",
+        "forward_s", "backprop_s", "process_peak_bytes",
+    }  # fmt: skip
+    assert (document["version"], document["accuracy"], document["rounds"]) == (1, 0.975, 2)
+    assert [entry["round"] for entry in document["history"]] == [0, 1, 2]
+    assert json.loads(json.dumps(document)) == document
+
+
+def test_the_charts_are_a_png(tmp_path: Path) -> None:
+    draw(result(device("desktop-1", "full")), tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_charts_show_every_figure() -> None:
+    found = result(device("desktop-1", "full"), device("board-2", "slice:units.2"))
+    accuracy, memory, traffic = Figure().subplots(1, 3)
+    draw_accuracy(accuracy, found)
+    draw_memory(memory, found)
+    draw_traffic(traffic, found)
+    curves = {line.get_label().partition(":")[0]: line.get_ydata() for line in accuracy.lines}
+    assert curves.keys() == {"mixed fleet", "all devices full", "each device alone"}
+    assert list(curves["mixed fleet"]) == [0.1, 0.8, 0.975]
+    assert list(curves["each device alone"]) == pytest.approx([0.1, 0.375, 0.5625])
+    assert [bar.get_width() for bar in memory.patches] == [38.4, 12.0]
+    assert [text.get_text() for text in memory.texts][1:] == ["38.4", "12.0 (31%)"]
+    assert [bar.get_width() for bar in traffic.patches] == [12.976543, 12.976543, 1.64, 1.64]
+
+
+def test_memory_that_could_not_be_measured_is_not_drawn_as_nothing() -> None:
+    found = replace(result(device("d", "full")), larger_model=(TrainingMemory("full", None),))
+    axes = Figure().subplots()
+    draw_memory(axes, found)
+    assert axes.texts[1].get_text() == "not measurable"
+    assert not any("MB above" in line for line in demo_table.comparisons(found))
+
+
+def test_a_fleet_of_full_models_is_compared_with_devices_alone_only() -> None:
+    mixed = result(device("desktop-1", "full"))
+    found = replace(mixed, all_full=True, baselines=replace(mixed.baselines, all_full=None))
+    axes = Figure().subplots()
+    draw_accuracy(axes, found)
+    labels = {line.get_label().partition(":")[0] for line in axes.lines}
+    assert labels == {"all devices full", "each device alone"}
+    assert demo_table.comparisons(found)[0].startswith("each device alone")
+
+
+def test_why_cp_counts_more_parameters_is_explained() -> None:
+    full, personal = device("desktop-1", "full"), replace(device("t", "cp:2.0"), params=50_000)
+    assert [line for line in demo_table.notes(result(full, personal)) if "cp" in line] == [
+        "cp: more params than full: a personal model is trained beside the factors."
+    ]
+    smaller = replace(personal, params=20_000)
+    assert not any("cp" in line for line in demo_table.notes(result(full, smaller)))
+
+
+def test_baselines_train_together_and_alone(tmp_path: Path) -> None:
+    digits = digits_data.digits()
+    digits[np.arange(100)].save(tmp_path / "held-out.npz")
+    data = {}
+    for number, label in enumerate((0, 1)):
+        only = np.flatnonzero(digits.y == label)[:32]
+        digits[only].save(tmp_path / f"{number}.npz")
+        data[f"device-{number}"] = tmp_path / f"{number}.npz"
+    found = train_baselines(tmp_path / "held-out.npz", data, rounds=1, seed=3, full_too=True)
+    assert found.all_full is not None
+    curves = [found.all_full, *found.alone.values()]
+    assert [len(curve) for curve in curves] == [2, 2, 2]
+    assert len({curve[0] for curve in curves}) == 1  # all begin with the same model
+    share = np.mean(digits.y[:100] == 0)
+    assert found.alone["device-0"][1] == pytest.approx(share, abs=0.05)  # it knows one digit
+    (tmp_path / "b.json").write_text(json.dumps(asdict(found)))
+    assert read_baselines(tmp_path / "b.json") == found
