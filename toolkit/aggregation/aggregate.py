@@ -4,17 +4,17 @@ Every update is recovered by its family to global tensors, or parts of them, and
 averaged over the devices that trained it. Nothing here knows how updates arrive.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from device_agent.formats.manifest import TensorEntry
 from device_agent.formats.update import UpdateRecord
 from profiles.errors import InputError, UpdateError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.factor_mean import FactorMean, Table
 from toolkit.aggregation.recover import Received as Received
 from toolkit.aggregation.recover import (
     RecoveredUpdate,
@@ -33,23 +33,11 @@ from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.submodel import shapes_of
 from toolkit.submodels.tensor_slices import slice_shapes, slices_by_tensor
 
-Table = tuple[TensorEntry, ...]
-
 Strategy = Callable[[GlobalModel, Iterator[RecoveredUpdate]], Mapping[str, Tensor]]
 """(global model, updates) -> the new values of the global tensors that change, by name.
 
 The updates can be iterated once. Each is recovered when it is reached, so a strategy that keeps
 only sums never holds two updates in memory."""
-
-
-@dataclass
-class FactorMean:
-    """The mean of the factors of one submodel's updates (TDPFed's AFM)."""
-
-    family: Family
-    table: Table
-    mean: Mean = field(default_factory=Mean)
-    weight: float = 0.0
 
 
 def aggregate(
@@ -61,8 +49,11 @@ def aggregate(
     """Aggregate updates into the next global model.
 
     By default each element moves to the weighted mean over the updates that hold it, as `policy`
-    says. Elements that no update holds stay unchanged. One update is in memory at a time. Factors
-    of families that keep them are fitted again to the resulting model (TDPFed eq. 22).
+    says. Elements that no update holds stay unchanged. One update is in memory at a time.
+
+    A family that keeps factors moves them to their mean in the same way (TDPFed eq. 20). A tensor
+    that only these factors stand for is composed of them. If other updates hold it too, the factors
+    are fitted to the resulting tensor (eq. 22).
 
     Args:
         model: The global model that the updates were trained from.
@@ -123,7 +114,7 @@ def _aggregate_by(
     tensors = {**model.tensors}
     for name, value in new.items():
         tensors[name] = _checked(name, value, model)
-    return GlobalModel(tensors, {**model.kept, **factors.refitted(tensors)})
+    return GlobalModel(tensors, {**model.kept, **factors.refitted(tensors, {})})
 
 
 def _checked(name: str, value: Tensor, model: GlobalModel) -> Tensor:
@@ -204,21 +195,54 @@ class Aggregation:
 
     def result(self) -> GlobalModel:
         """The next global model. The aggregation cannot be used afterwards."""
-        if self.policy.factors == "afm":
-            for group in self.factors.values():
-                averaged = group.mean.result()
-                self._add_recovered(group.family, averaged, group.table, group.weight)
-        if not self.mean.sums:
-            raise _no_update()
         tensors = {**self.model.tensors}
+        moved = self._moved_factors()
+        for key, factors in moved.items():
+            group = self.factors[key]
+            table = tuple(e for e in group.table if e.name in factors)
+            for name, value in recover_tensors(group.family, factors, table, self.shapes).items():
+                assert isinstance(value, Tensor)
+                tensors[name] = check_finite(name, value)
+            if self.policy.factors == "afm":
+                others = tuple(e for e in group.table if e.name not in factors)
+                self._add_recovered(group.family, group.mean.result(), others, group.weight)
+        if not self.mean.sums and not any(moved.values()):
+            raise _no_update()
         for name in list(self.mean.sums):
             tensors[name] = self._next(name)
-        return GlobalModel(tensors, {**self.model.kept, **self.refitted(tensors)})
+        return GlobalModel(tensors, {**self.model.kept, **self.refitted(tensors, moved)})
 
-    def refitted(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Factors of the new global `tensors` for the next round, by submodel."""
+    def refitted(
+        self, tensors: Mapping[str, Tensor], moved: Mapping[str, Mapping[str, Tensor]]
+    ) -> dict[str, dict[str, Tensor]]:
+        """Factors of the new global `tensors` for the next round, by submodel.
+
+        Factors in `moved` stay as they are, because their tensors were composed of them.
+        """
+        found = {}
+        for key, group in self.factors.items():
+            known = moved.get(key, {})
+            others = [e for e in group.table if e.name not in known]
+            found[key] = {**known, **group.family.refit(group.mean.result(), others, tensors)}
+        return found
+
+    def _moved_factors(self) -> dict[str, dict[str, Tensor]]:
+        """By submodel: factors by eq. 20, of the tensors that no other update of the round holds.
+
+        Where other updates hold a tensor too, the tensor is averaged and moves instead.
+        """
+        if self.policy.factors != "afm":
+            return {}
+        held = Counter(self.mean.sums.keys())
+        for group in self.factors.values():
+            held.update({e.stands_for or "" for e in group.table})
         return {
-            key: group.family.refit(group.mean.result(), group.table, tensors)
+            key: group.moved(
+                key,
+                {name for name in group.factorized if held[name] == 1},
+                self.model,
+                self.policy.beta,
+            )
             for key, group in self.factors.items()
         }
 
@@ -234,15 +258,7 @@ class Aggregation:
         beta = min(self.policy.beta, 1.0) if statistic else self.policy.beta
         mean = self.mean.take(name, old)
         new = mean if beta == 1.0 else torch.lerp(old.float(), mean, beta)
-        # One sum instead of isfinite on every element: no temporary of the tensor's size.
-        if not np.isfinite(new.numpy().sum(dtype=np.float64)):
-            raise UpdateError(
-                f"The updates of {name!r} add up to more than float32 holds; training diverged. "
-                "Lower the learning rate.",
-                code="aggregate.overflow",
-                parameter=name,
-            )
-        return new.to(old.dtype)
+        return check_finite(name, new).to(old.dtype)
 
     def _group(self, key: str, family: Family, table: Table) -> FactorMean:
         if key not in self.factors:
@@ -261,6 +277,19 @@ class Aggregation:
     ) -> None:
         recovered = recover_tensors(family, tensors, table, slice_shapes(table, self.shapes))
         self.mean.add(recovered, weight, slices_by_tensor(table, self.shapes))
+
+
+def check_finite(name: str, new: Tensor) -> Tensor:
+    """`new`, the next value of the global tensor `name`. Raises UpdateError if it overflowed."""
+    # One sum instead of isfinite on every element: no temporary of the tensor's size.
+    if not np.isfinite(new.numpy().sum(dtype=np.float64)):
+        raise UpdateError(
+            f"The updates of {name!r} add up to more than float32 holds; training diverged. "
+            "Lower the learning rate.",
+            code="aggregate.overflow",
+            parameter=name,
+        )
+    return new
 
 
 def _no_update() -> UpdateError:

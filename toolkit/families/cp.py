@@ -158,9 +158,8 @@ class CP:
             predicting = record_with_factors(model, captured, ranks)
 
         def factors(weights: GlobalModel) -> dict[str, Tensor]:
-            # Averaged factors of the last round. A first round has none yet.
-            kept = weights.kept.get(spec.head) or first_factors(tensorized, weights)
-            return {e.name: kept[e.name] for e in tensorized.factors}
+            found = self.received(spec.head, tensorized.factors, weights)
+            return {e.name: found[e.name] for e in tensorized.factors}
 
         settings = BiLevelSettings(
             penalty=FORM.number(spec, "penalty", PENALTY),
@@ -194,6 +193,13 @@ class CP:
             recovered[name] = compose([factors[str(mode)] for mode in range(len(factors))])
         return recovered
 
+    def received(
+        self, key: str, table: Sequence[TensorEntry], model: GlobalModel
+    ) -> Mapping[str, Tensor]:
+        """The factors of the last round. A first round has none, and decomposes the weights."""
+        ranks = {e.stands_for or "": e.shape[1] for e in table}
+        return model.kept.get(key) or first_factors(ranks, model)
+
     def refit(
         self,
         factors: Mapping[str, Tensor],
@@ -225,11 +231,11 @@ def record_with_factors(
     return record(new, captured.sample_shape, captured.sample_dtype, training=False)
 
 
-def first_factors(tensorized: Tensorized, weights: GlobalModel) -> dict[str, Tensor]:
+def first_factors(ranks: Mapping[str, int], weights: GlobalModel) -> dict[str, Tensor]:
     """The first factors, for a global model that holds no factors yet."""
     return {
         factor_name(name, mode): value
-        for name, rank in tensorized.ranks.items()
+        for name, rank in ranks.items()
         for mode, value in enumerate(cp_decompose(weights.tensors[name], rank))
     }
 

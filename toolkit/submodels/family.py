@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from device_agent.formats.manifest import TensorEntry
 from exporters.programs.captured import Captured
+from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.rewritten_model import Rewritten
@@ -70,6 +71,23 @@ class Family(Protocol):
         """
         ...
 
+    def received(
+        self, key: str, table: Sequence[TensorEntry], model: GlobalModel
+    ) -> Mapping[str, Tensor]:
+        """The factors that devices receive in the round that starts from `model`.
+
+        Only called for families that average factors.
+
+        Args:
+            key: The submodel, under which `model` keeps factors.
+            table: The entries of the factors.
+            model: The global model of the round.
+
+        Returns:
+            The factors by name.
+        """
+        ...
+
     def refit(
         self,
         factors: Mapping[str, Tensor],
@@ -126,6 +144,12 @@ class Stateless:
     ) -> Mapping[str, Tensor | Product]:
         """See Family."""
         return recover_dense(tensors, table)
+
+    def received(
+        self, key: str, table: Sequence[TensorEntry], model: GlobalModel
+    ) -> Mapping[str, Tensor]:
+        """Return nothing, as there are no factors to keep."""
+        return {}
 
     def refit(
         self,

@@ -101,8 +101,10 @@ def test_mixed_families_are_averaged_tensor_by_tensor(mixture: Mixture, weights:
 def test_aggregations_merge_in_any_order(mixture: Mixture, cut: int, factors: Factors) -> None:
     policy = AggregationPolicy(factors=factors, beta=1.5)
     updates = drawn(mixture)
-    whole = aggregate(OLD, reversed(updates), policy)
-    left, right = Aggregation(OLD, policy), Aggregation(OLD, policy)
+    kept = {name: torch.from_numpy(array) for name, array in cp_update(98)[1].items()}
+    model = GlobalModel(OLD.tensors, {"cp:2.0": kept})
+    whole = aggregate(model, reversed(updates), policy)
+    left, right = Aggregation(model, policy), Aggregation(model, policy)
     for number, update in enumerate(updates):
         (left if number < cut else right).add(*update)
     left.merge(right)

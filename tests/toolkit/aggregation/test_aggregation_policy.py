@@ -11,17 +11,21 @@ from refusals import refused
 from toolkit.aggregation.aggregate import Aggregation, Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.submodel_strength import strength
+from toolkit.factorization.decompose_weights import cp_decompose
 from toolkit.submodels.global_model import GlobalModel
 from updates import (
     OLD,
     PARAMETERS,
+    RANK,
     assert_model,
     averaged,
+    composed,
     cp_update,
     dense_of,
     entry,
     full_update,
     low_rank_update,
+    numbers,
     record_of,
     slice_update,
 )
@@ -137,3 +141,53 @@ def test_statistics_are_what_the_server_calls_so() -> None:
 def test_variances_below_zero(role: Role) -> None:
     with refused("update.negative-variance", parameter="bn.running_var"):
         aggregate(NORM, [named("bn.running_var", -1, role)])
+
+
+@pytest.mark.parametrize("beta", [0.25, 1.0, 1.8])
+def test_beta_moves_kept_factors(beta: float) -> None:
+    """TDPFed eq. 20 by numpy in float64, and the tensors that the new factors compose."""
+    factors = {e.name: numbers(e.shape, 70 + n) for n, e in enumerate(cp_update(0)[0].tensors)}
+    kept = {name: torch.from_numpy(value) for name, value in factors.items()}
+    model = GlobalModel(OLD.tensors, {"cp:2.0": kept})
+    updates = [cp_update(1, 1), cp_update(50, 3)]
+    new = aggregate(model, updates, AggregationPolicy(beta=beta))
+    expected = {
+        name: (1 - beta) * old.astype(np.float64)
+        + beta * np.average([a[name].astype(np.float64) for _, a in updates], 0, [1, 3])
+        for name, old in factors.items()
+    }
+    for name, value in expected.items():
+        np.testing.assert_allclose(new.kept["cp:2.0"][name], value, rtol=1e-6, atol=1e-6)
+    assert_model(new, composed(expected))
+
+
+def test_beta_moves_the_first_factors_from_those_that_devices_received() -> None:
+    beta, update = 1.8, cp_update(1)
+    new = aggregate(OLD, [update], AggregationPolicy(beta=beta))
+    for name, tensor in OLD.tensors.items():
+        for mode, old in enumerate(cp_decompose(tensor, RANK)):
+            value = (1 - beta) * old.double().numpy() + beta * update[1][f"{name}#{mode}"]
+            came = new.kept["cp:2.0"][f"{name}#{mode}"]
+            np.testing.assert_allclose(came, value, rtol=1e-6, atol=1e-6)
+
+
+def test_beta_moves_tensors_that_other_updates_hold_too() -> None:
+    """Eq. 20 is of factors alone. Beside weights, the tensors move, and the factors follow."""
+    beta, cp, full = 1.8, cp_update(1), full_update(9)
+    new = aggregate(OLD, [cp, full], AggregationPolicy(beta=beta))
+    mean = averaged([(dense_of(cp), 4.0), (dense_of(full), 4.0)])
+    expected = {n: (1 - beta) * OLD.tensors[n].numpy() + beta * v for n, v in mean.items()}
+    assert_model(new, expected)
+    kept = {name: value.double().numpy() for name, value in new.kept["cp:2.0"].items()}
+    w = np.linalg.norm(composed(kept)["w"] - expected["w"])
+    assert w < 1e-3 * np.linalg.norm(
+        expected["w"]
+    )  # a matrix of rank 2 has exact factors of rank 2
+
+
+def test_updates_have_the_factors_that_the_model_keeps() -> None:
+    kept = {e.name: torch.zeros(e.shape[0], RANK + 1) for e in cp_update(0)[0].tensors}
+    with refused("update.different-factors", submodel="cp:2.0"):
+        aggregate(
+            GlobalModel(OLD.tensors, {"cp:2.0": kept}), [cp_update(1)], AggregationPolicy(beta=1.8)
+        )
