@@ -114,9 +114,13 @@ class Record(Struct, frozen=True, kw_only=True, tag="record", tag_field="do"):
 
 
 class Initialise(Struct, frozen=True, kw_only=True, tag="initialise", tag_field="do"):
-    """Run `signature` once to fill the personal tensors that the device does not have yet."""
+    """Run `signature` once to fill the personal tensors that the device does not have yet.
+
+    With `every_round` they are filled in every round, also if the device has them.
+    """
 
     signature: str
+    every_round: bool = False
 
 
 class Step(Struct, frozen=True, kw_only=True):

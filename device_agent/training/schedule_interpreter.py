@@ -137,11 +137,11 @@ class ScheduleRun(ResumableRun):
         return max(sizes, default=1)
 
     def initialise(self, instruction: Initialise) -> None:
-        """Compute initial personal tensors, unless the device has them from an earlier round."""
+        """Compute initial personal tensors, unless the device keeps those of an earlier round."""
         signature = self.bundle.manifest.signatures[instruction.signature]
         wanted = {port.state for port in signature.outputs}
         # All or none: tensors of one personal model belong together.
-        if not wanted <= self.personal.keys():
+        if instruction.every_round or not wanted <= self.personal.keys():
             session = self.open(instruction.signature)
             self.update_state(
                 signature, session.run(self.feeds(signature, SAMPLES, np.empty(0, int), {}))

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 from profiles.errors import SpecError
 from profiles.text_formatting import did_you_mean
 from toolkit.submodels.spec import Spec, parse_spec
-from toolkit.submodels.spec_form import Number, Option, SpecForm, Text
+from toolkit.submodels.spec_form import Choice, Number, Option, SpecForm, Text
 
 if TYPE_CHECKING:
     from toolkit.submodels.family import Family
 
-USABLE_IN_FORMS = {kind.__name__: kind for kind in (SpecForm, Number, Text, Option)}
+USABLE_IN_FORMS = {kind.__name__: kind for kind in (SpecForm, Number, Text, Option, Choice)}
 
 
 @cache

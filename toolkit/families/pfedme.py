@@ -13,29 +13,30 @@ from toolkit.personal.tensorized_model import Tensorized
 from toolkit.submodels.family import Stateless
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.spec_form import Option, SpecForm
+from toolkit.submodels.spec_form import Choice, Option, SpecForm
 from toolkit.submodels.submodel import Submodel
 
-PENALTY = 15.0
-"""lambda, as in TDPFed's comparison."""
+PENALTY = 12.0
+"""lambda, as in TDPFed's comparison on MNIST (sections VII-A and VII-D)."""
 
 PERSONAL_STEPS = 5
-"""Steps towards the personal optimum on each batch, as TDPFed's s on MNIST."""
+"""s, the steps of the personal model on each batch, as in that comparison."""
 
 LOCAL_RATE = 0.05
-"""Learning rate of the local model, as in TDPFed's experiment with pFedMe on MNIST."""
+"""Learning rate of the local model, as in that comparison."""
 
 FORM = SpecForm(
     family="pfedme",
     usage="pfedme",
     summary=(
         "the whole model and a personal one that stays on the device (pFedMe); "
-        "penalty=, personal-steps=, local-rate="
+        "penalty=, personal-steps=, local-rate=, personal-start="
     ),
     options=(
         Option("penalty"),
         Option("personal-steps", lowest=1, whole=True),
         Option("local-rate"),
+        Choice("personal-start", ("kept", "aggregate")),
     ),
 )
 
@@ -60,6 +61,7 @@ class PFedMe(Stateless):
             local_steps=1,
             rate=FORM.number(spec, "local-rate", LOCAL_RATE),
             optimizer=SGD(),
+            restart=FORM.choice(spec, "personal-start") == "aggregate",
         )
         return bilevel_submodel(
             spec,

@@ -52,6 +52,7 @@ class BiLevelSettings:
         local_steps: Steps of the local model that follow on each batch (s' in TDPFed).
         rate: Learning rate of the local model.
         optimizer: Optimizer of the local model.
+        restart: Whether the personal model starts from the received model in every round.
     """
 
     penalty: float
@@ -59,6 +60,7 @@ class BiLevelSettings:
     local_steps: int
     rate: float
     optimizer: Optimizer
+    restart: bool
 
 
 def personal_optimizer(training: TrainingConfig) -> Optimizer:
@@ -74,7 +76,7 @@ def personal_optimizer(training: TrainingConfig) -> Optimizer:
 
 
 def initial_step(tensorized: Tensorized) -> ProgramSignature:
-    """The signature that starts the personal model of a new device: theta = w."""
+    """The signature that starts the personal model: theta = w."""
 
     def function(feeds: Tensors) -> dict[str, Tensor]:
         centres = tensorized.composed(feeds)
@@ -223,7 +225,7 @@ def bilevel_submodel(
             *settings.optimizer.state(tensorized.uploaded),
         ),
         schedule=(
-            Initialise(signature="personal_init"),
+            Initialise(signature="personal_init", every_round=settings.restart),
             Train(
                 source=SAMPLES,
                 epochs=training.epochs,

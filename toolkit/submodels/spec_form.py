@@ -85,6 +85,33 @@ class Option:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """An option: one of a few words.
+
+    Attributes:
+        name: The name of the option.
+        words: The words, the default first.
+    """
+
+    name: str
+    words: tuple[str, ...]
+
+    def read(self, spec: Spec) -> str:
+        """The word in `spec`. Raises SpecError if it is none of `words`."""
+        word = spec.options[self.name]
+        if word not in self.words:
+            raise SpecError(
+                f"Invalid option in {str(spec)!r}: {self.name} must be one of "
+                f"{', '.join(self.words)}.",
+                code="spec.invalid-option",
+                spec=str(spec),
+                option=self.name,
+                value=word,
+            )
+        return word
+
+
+@dataclass(frozen=True)
 class SpecForm:
     """The specs that one family accepts.
 
@@ -103,7 +130,7 @@ class SpecForm:
     usage: str
     summary: str
     size: Number | Text | None = None
-    options: tuple[Option, ...] = ()
+    options: tuple[Option | Choice, ...] = ()
     selects_layers: bool = False
     exchanges_layers: bool = False
 
@@ -128,13 +155,21 @@ class SpecForm:
 
     def number(self, spec: Spec, name: str, default: float) -> float:
         """The option `name` of `spec`, or `default`. Raises SpecError if it is out of range."""
-        return self._option(name, spec).read(spec) if name in spec.options else default
+        option = self._option(name, spec)
+        assert isinstance(option, Option), f"{name} is no number"
+        return option.read(spec) if name in spec.options else default
+
+    def choice(self, spec: Spec, name: str) -> str:
+        """The option `name` of `spec`, or its first word. Raises SpecError if it is another."""
+        option = self._option(name, spec)
+        assert isinstance(option, Choice), f"{name} is no choice of words"
+        return option.read(spec) if name in spec.options else option.words[0]
 
     def whole_number(self, spec: Spec, name: str, default: int) -> int:
         """As `number`, for an option that is a whole number."""
         return int(self.number(spec, name, default))
 
-    def _option(self, name: str, spec: Spec) -> Option:
+    def _option(self, name: str, spec: Spec) -> Option | Choice:
         known = {option.name: option for option in self.options}
         if name not in known:
             choice = f"Use one of {', '.join(known)}." if known else "It has no options."

@@ -234,6 +234,33 @@ def test_pfedme(federation: Federation, devices: list[Device], tmp_path: Path) -
     assert_equal(state_now(federation), oracles.mean(updates, old), old)
 
 
+@pytest.mark.parametrize("start", ["kept", "aggregate"])
+def test_where_a_personal_model_starts(
+    start: str, federation: Federation, devices: list[Device], seed: int, tmp_path: Path
+) -> None:
+    """A device that has a personal model goes on with it, or starts from the received model."""
+    settings = BiLevel(penalty=2.0, personal_steps=2, factor_steps=1, factor_rate=0.1, adam=False)
+    spec = f"pfedme,penalty=2.0,personal-steps=2,local-rate=0.1,personal-start={start}"
+    old, model, local = state_now(federation), model_now(federation), devices[0]
+    names = dict(model.named_parameters())
+    received = Tensorized(
+        {name: [old[name]] for name in names}, {n: v for n, v in old.items() if n not in names}
+    )
+    draw = np.random.default_rng(seed)
+    own = {n: (old[n].numpy() + draw.normal(0, 0.1, old[n].shape)).astype("float32") for n in names}
+    theta = {n: torch.from_numpy(v).double() for n, v in own.items()} if start == "kept" else None
+    expected = oracles.train_cp(model, received, local, PLAN, settings, theta)
+    kept = {f"personal:{name}": value for name, value in own.items()}
+    report = trained(federation, spec, local, tmp_path, kept)
+    came = {
+        name.removeprefix("personal:"): torch.from_numpy(value).double()
+        for name, value in report.personal.items()
+    }
+    assert_equal(came, expected.personal, old)
+    federation.fold([read_update(tmp_path / "update")])
+    assert_equal(state_now(federation), expected.factors.composed(), old)
+
+
 def test_tensors_that_nobody_trained_stay_bit_for_bit(
     federation: Federation, devices: list[Device], tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from refusals import refused
 from toolkit.submodels.spec import Spec, parse_spec
-from toolkit.submodels.spec_form import Number, Option, SpecForm, Text
+from toolkit.submodels.spec_form import Choice, Number, Option, SpecForm, Text
 
 word = st.text("abz019.-", min_size=1, max_size=6)
 single = st.builds(Spec, word, st.none() | word, st.dictionaries(word, word, max_size=3))
@@ -140,3 +140,12 @@ def test_unknown_options_and_sizes_that_are_not_taken_are_refused() -> None:
         FULL.check(parse_spec("full,keep=1"))
     with refused("spec.unexpected-size", spec="full:1", size="1"):
         FULL.check(parse_spec("full:1"))
+
+
+def test_an_option_of_words() -> None:
+    form = SpecForm("cp", "cp", "", None, (Choice("start", ("kept", "aggregate")),))
+    assert form.choice(parse_spec("cp"), "start") == "kept"
+    assert form.choice(parse_spec("cp,start=aggregate"), "start") == "aggregate"
+    with refused("spec.invalid-option", option="start", value="new") as caught:
+        form.check(parse_spec("cp,start=new"))
+    assert "one of kept, aggregate" in str(caught.value)
