@@ -3,6 +3,7 @@
 from torch import nn
 
 from toolkit.families import check_spec, family_named
+from toolkit.submodels.class_rows import mark_class_rows
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.submodel import Submodel
@@ -37,4 +38,4 @@ def split(
     """
     parsed = check_spec(spec)
     family = family_named(parsed.family)
-    return family.split(model, sample_shape, parsed, training or TrainingConfig())
+    return mark_class_rows(family.split(model, sample_shape, parsed, training or TrainingConfig()))

@@ -88,7 +88,8 @@ class TensorEntry(Struct, frozen=True, kw_only=True):
     `stands_for` names the global parameter that this tensor holds or is a factor of, and `factor`
     says which factor. If the tensor holds only a part of the global parameter, `part` says which:
     for each axis, the ranges [start, stop) in order. `stored` is false for tensors that start as
-    zeros and are not in the bundle.
+    zeros and are not in the bundle. `by_class` says that the first axis has a row for every class,
+    of which the server averages only those that the device has samples of.
     """
 
     name: str
@@ -99,6 +100,7 @@ class TensorEntry(Struct, frozen=True, kw_only=True):
     factor: str | None = None
     part: tuple[tuple[tuple[Count, Count], ...], ...] | None = None
     stored: bool = True
+    by_class: bool = False
 
 
 class Record(Struct, frozen=True, kw_only=True, tag="record", tag_field="do"):

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save
 
 from device_agent.formats.atomic_files import fingerprint, refuse_existing, write_folder
 from device_agent.formats.manifest import (
+    Count,
     FileEntry,
     Manifest,
     Struct,
@@ -66,6 +67,8 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
         file: Size and SHA-256 of `update.safetensors`.
         profile: Time and memory of the training; only devices of a federation give it.
         validation: The evaluation on held-out samples after each epoch.
+        classes: The classes that the device trained on, ascending; None unless the bundle has a
+            masked loss.
     """
 
     version: int = UPDATE_VERSION
@@ -80,6 +83,7 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
     file: FileEntry
     profile: Profile | None = None
     validation: tuple[Evaluation, ...] = ()
+    classes: tuple[Count, ...] | None = None
 
     def losses(self, digits: int) -> str:
         """The losses of the first and the last epoch with `digits` decimals; one loss if equal."""

@@ -207,6 +207,16 @@ def resume(run: ScheduleRun) -> bool:
     return found.position.instruction == len(run.bundle.manifest.schedule)
 
 
+def classes_to_report(run: ScheduleRun) -> tuple[int, ...] | None:
+    """The classes that `run` trained on, if the server needs them; else None.
+
+    A server learns nothing about a device's labels from bundles without a masked loss.
+    """
+    if not any(entry.by_class for entry in run.bundle.manifest.tensors):
+        return None
+    return tuple(np.flatnonzero(run.trained_classes).tolist())
+
+
 def finish(
     run: ScheduleRun, out: Path, force: bool, keep: KeepPersonal, profile: Profile | None
 ) -> Trained:
@@ -228,6 +238,7 @@ def finish(
         file=FileEntry(size=0, sha256=""),
         profile=profile,
         validation=tuple(run.position.validation),
+        classes=classes_to_report(run),
     )
     tensors = {entry.name: run.state[entry.name] for entry in record.tensors}
     check_trained(record, tensors)

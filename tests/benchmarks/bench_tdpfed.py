@@ -1,7 +1,7 @@
 """TDPFed's options on the digits: accuracy of the global model and of the personal models.
 
-The paper's equations in plain PyTorch, for all clients at once: its two-layer network (64-100-10), 20
-clients with two labels each, 23 batches of 20 samples a round, compression rate 2.
+The equations in plain PyTorch, for all clients at once: the paper's two-layer network (64-100-10),
+20 clients with two labels each, 23 batches of 20 samples a round, compression rate 2.
 
     python tests/benchmarks/bench_tdpfed.py [ROUNDS] [SEED ...]
 """

@@ -1,16 +1,21 @@
 """The mean of one submodel's factors, for families that keep factors from round to round."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from device_agent.formats.manifest import TensorEntry
 from profiles.errors import UpdateError
 from toolkit.aggregation.weighted_mean import Mean
+from toolkit.submodels.class_rows import own_rows, ranges_of, row_places, rows_of
 from toolkit.submodels.family import Family
 from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.matrix_product import Product
+from toolkit.submodels.submodel import Shapes
+from toolkit.submodels.tensor_slices import TensorSlice
 
 Table = tuple[TensorEntry, ...]
 
@@ -23,13 +28,64 @@ class FactorMean:
         family: The family of the submodel.
         table: What the updates hold: factors, and tensors without factors.
         mean: The mean of all tensors in `table`.
-        weight: The sum of the weights of the updates.
+        weights: The sum of the weights of the updates, by the classes that their devices trained
+            on; None stands for all classes.
     """
 
     family: Family
     table: Table
     mean: Mean = field(default_factory=Mean)
-    weight: float = 0.0
+    weights: dict[tuple[int, ...] | None, float] = field(default_factory=dict)
+
+    def add(
+        self,
+        tensors: Mapping[str, Tensor],
+        weight: float,
+        classes: tuple[int, ...] | None,
+        shapes: Shapes,
+    ) -> None:
+        """Add the tensors of an update of a device that has samples of `classes`."""
+        _, left = own_rows(self.table, tensors, classes, shapes)
+        self.mean.add(left, weight, row_places(self.table, classes))
+        self.weights[classes] = self.weights.get(classes, 0.0) + weight
+
+    def merge(self, other: "FactorMean") -> None:
+        """Add everything that was added to `other`."""
+        self.mean.merge(other.mean)
+        for classes, weight in other.weights.items():
+            self.weights[classes] = self.weights.get(classes, 0.0) + weight
+
+    def means(self, key: str, model: GlobalModel) -> dict[str, Tensor]:
+        """The means by name. Rows that no device trained are those that devices received."""
+        means = self.mean.result()
+        lacking = [e for e in self.table if e.by_class and means[e.name].isnan().any()]
+        if not lacking:
+            return means
+        factors = [e for e in self.table if e.factor is not None]
+        old = {**self.family.received(key, factors, model)}
+        for entry in lacking:
+            known = old.get(entry.name, model.tensors.get(entry.stands_for or ""))
+            assert known is not None
+            means[entry.name] = means[entry.name].where(~means[entry.name].isnan(), known)
+        return means
+
+    def weighted_rows(
+        self, name: str, value: Tensor | Product
+    ) -> Iterator[tuple[Tensor | Product, float, TensorSlice | None]]:
+        """The global tensor `name`, or rows of equal weight of it with their places."""
+        known = {c: w for c, w in self.weights.items() if c is not None}
+        if not known or not any(e.by_class and e.stands_for == name for e in self.table):
+            yield value, sum(self.weights.values()), None
+            return
+        dense = value.dense() if isinstance(value, Product) else value
+        weights = torch.full(dense.shape[:1], self.weights.get(None, 0.0), dtype=torch.float64)
+        for classes, weight in known.items():
+            weights[list(classes)] += weight
+        for weight in weights.unique().tolist():
+            if weight > 0:
+                rows = (weights == weight).nonzero().flatten().tolist()
+                place = TensorSlice(tuple(dense.shape), rows_of(dense.shape, ranges_of(rows)))
+                yield dense[rows], weight, place
 
     @cached_property
     def factorized(self) -> frozenset[str]:
@@ -50,7 +106,7 @@ class FactorMean:
         Raises:
             UpdateError: If the updates have other factors than `model`.
         """
-        means = self.mean.result()
+        means = self.means(key, model)
         factors = [e for e in self.table if e.stands_for in names]
         if beta == 1.0 or not factors:
             return {e.name: means[e.name] for e in factors}

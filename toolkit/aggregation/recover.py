@@ -18,6 +18,7 @@ from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.submodel_strength import strength, trainable
 from toolkit.aggregation.update_validation import check_update
 from toolkit.families import recovering_family
+from toolkit.submodels.class_rows import own_rows
 from toolkit.submodels.family import Family
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.matrix_product import Product
@@ -86,14 +87,11 @@ def recover(
     record, arrays = update
     check_update(record, arrays, model.tensors)
     shapes = shapes_of(model.tensors)
-    held = recover_tensors(
-        recovering_family(parse_spec(record.submodel)),
-        as_tensors(arrays),
-        record.tensors,
-        slice_shapes(record.tensors, shapes),
-    )
+    table, left = own_rows(record.tensors, as_tensors(arrays), record.classes, shapes)
+    family = recovering_family(parse_spec(record.submodel))
+    held = recover_tensors(family, left, table, slice_shapes(table, shapes))
     weight = torch.tensor(weight_of(record, model, policy))
-    where = slices_by_tensor(record.tensors, shapes)
+    where = slices_by_tensor(table, shapes)
     tensors: dict[str, Tensor] = {}
     weights: dict[str, Tensor] = {}
     for name, value in held.items():

@@ -35,8 +35,26 @@ def check_update(
         for entry in entries:
             check_slice(entry, shapes[name])
         _check_group(name, entries, shapes[name], origin)
+    _check_classes(record, origin)
     check_tensors(arrays, record.tensors, origin)
     _check_variances(record.tensors, arrays, origin)
+
+
+def _check_classes(record: UpdateRecord, origin: str) -> None:
+    """Raise UpdateError unless the classes are rows of every tensor that has a row for a class."""
+    marked = [entry for entry in record.tensors if entry.by_class]
+    if record.classes is None:
+        return
+    rows = min((entry.shape[0] if entry.shape else 0 for entry in marked), default=0)
+    if not record.classes or list(record.classes) != sorted(
+        {one for one in record.classes if 0 <= one < rows}
+    ):
+        raise UpdateError(
+            f"{origin} must list the classes of its samples, ascending and below {rows}, the rows "
+            "of its classifier. Train the bundle again.",
+            code="update.wrong-classes",
+            classes=rows,
+        )
 
 
 def is_statistic(name: str) -> bool:

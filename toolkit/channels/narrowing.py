@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from exporters.programs import source_lines
 from exporters.programs.capture import record_current_mode
@@ -14,7 +15,14 @@ from exporters.programs.recorded_graph import attribute, attributes_read, module
 from profiles.errors import SpecError
 from toolkit.channels.channel_tracking import track_channels
 from toolkit.channels.channel_units import Kept, Units
-from toolkit.channels.operator_call import Layer, Requirement, TrackedChannels
+from toolkit.channels.operator_call import (
+    Layer,
+    Requirement,
+    TrackedChannels,
+    name_of,
+    operator_name,
+)
+from toolkit.channels.weighted_rules import SCALED
 from toolkit.submodels.tensor_slices import Ranges, take_slice
 
 
@@ -41,13 +49,14 @@ def leading_channels(units: Units, ratio: Fraction) -> Kept:
     return units.without({unit for g in groups for unit in g[math.ceil(ratio * len(g)) :]})
 
 
-def narrow(captured: Captured, ratio: Fraction, spec: str) -> Narrowed:
+def narrow(captured: Captured, ratio: Fraction, spec: str, scaler: bool = False) -> Narrowed:
     """Keep the leading ceil(ratio * n) channels of each group of n.
 
     Args:
         captured: The model. Its graphs are edited.
         ratio: Share of the channels to keep, above 0 and at most 1.
         spec: The spec, for messages.
+        scaler: Divide what narrowed layers compute by `ratio`, in training only.
 
     Returns:
         The narrowed model.
@@ -64,6 +73,8 @@ def narrow(captured: Captured, ratio: Fraction, spec: str) -> Narrowed:
     # All requirements are met, so that the graphs can be edited now.
     for edit in tracked.edits:
         edit(kept)
+    if scaler:
+        add_scalers(captured.training, tracked, kept, float(ratio))
     ranges = {
         name: tuple(kept.ranges(axis) for axis in axes)
         for name, axes in tracked.tensors.items()
@@ -83,6 +94,28 @@ def narrow(captured: Captured, ratio: Fraction, spec: str) -> Narrowed:
         buffers=smaller(captured.buffers),
     )
     return Narrowed(small, ranges, tracked.layers, kept)
+
+
+def add_scalers(graph: GraphModule, tracked: TrackedChannels, kept: Kept, ratio: float) -> None:
+    """Divide the output of every convolution and linear layer that loses outputs by `ratio`.
+
+    HeteroFL's Scaler. The classifier loses no outputs.
+    """
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or operator_of(node) not in SCALED:
+            continue
+        outputs = tracked.layers[name_of(node.args[1], node)].outputs
+        if kept.all(outputs):
+            continue
+        with graph.graph.inserting_after(node):
+            scaled = graph.graph.call_function(torch.ops.aten.div.Tensor, (node, ratio))
+        scaled.meta = dict(node.meta)
+        node.replace_all_uses_with(scaled, delete_user_cb=lambda user, one=scaled: user is not one)
+
+
+def operator_of(node: Node) -> str:
+    """Name of the ATen operator that `node` calls; empty if it calls something else."""
+    return operator_name(node) if isinstance(node.target, torch._ops.OpOverload) else ""
 
 
 def _untracked(requirement: Requirement, spec: str) -> SpecError:

@@ -123,7 +123,7 @@ def group_norm(step: Step) -> Value:
     return x
 
 
-RULES: dict[str, Rule] = {
+SCALED: dict[str, Rule] = {
     "linear": linear,
     "conv1d": convolution,
     "conv2d": convolution,
@@ -132,6 +132,11 @@ RULES: dict[str, Rule] = {
     "conv_transpose1d": convolution,
     "conv_transpose2d": convolution,
     "conv_transpose3d": convolution,
+}
+"""The operators whose outputs HeteroFL's Scaler divides by the channel ratio."""
+
+RULES: dict[str, Rule] = {
+    **SCALED,
     "embedding": embedding,
     "batch_norm": channelwise,
     "instance_norm": channelwise,

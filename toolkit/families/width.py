@@ -2,6 +2,10 @@
 
 The smaller networks are nested: a narrow device trains a subset of what a wider device trains. Each
 number is averaged over the devices that have it.
+
+`scaler=on` divides the outputs of narrowed layers by the ratio while a device trains, as HeteroFL's
+authors do with static batch norms. With statistics that devices track, these would be of scaled
+outputs, and predictions, which are not scaled, would not fit them.
 """
 
 from fractions import Fraction
@@ -17,7 +21,7 @@ from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.one_step_submodel import one_step_submodel
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.spec_form import Number, SpecForm
+from toolkit.submodels.spec_form import Choice, Number, SpecForm
 from toolkit.submodels.submodel import LayerDecision, Submodel
 from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
 from toolkit.submodels.tensor_slices import take_slice
@@ -25,8 +29,9 @@ from toolkit.submodels.tensor_slices import take_slice
 FORM = SpecForm(
     family="width",
     usage="width:RATIO",
-    summary="the leading channels of every layer (HeteroFL)",
+    summary="the leading channels of every layer (HeteroFL); scaler=",
     size=Number("channel ratio", "width:0.5", 1),
+    options=(Choice("scaler", ("off", "on")),),
 )
 
 
@@ -46,7 +51,8 @@ class Width(Stateless):
         ratio = self.strength(spec)
         captured = capture(model, sample_shape)
         # The decimal's exact value: in binary, 0.07 * 100 is above 7.
-        narrowed = narrow(captured, Fraction(str(ratio)), str(spec))
+        scaler = FORM.choice(spec, "scaler") == "on"
+        narrowed = narrow(captured, Fraction(str(ratio)), str(spec), scaler)
         small, ranges = narrowed.captured, narrowed.ranges
         # Only tensors that became smaller have ranges; the others stand for whole global tensors.
         entries = tuple(

@@ -203,6 +203,43 @@ def test_prediction_and_step_are_the_hand_written_twins(
             )
 
 
+@pytest.mark.parametrize("name", ["plain", "residual", "separable", "mixer"])
+def test_a_scaler_divides_outputs_of_narrowed_layers_in_training(
+    name: str, generator: torch.Generator
+) -> None:
+    """HeteroFL's Scaler, as hooks of the narrow model written by hand."""
+    case = CASES[name]
+    wide = randomised(case.build(*case.widths), generator)
+    twin = sliced(case, wide, case.build(*case.narrow).double())
+    ratio, scaled = float(case.ratio), 0
+    for path, module in twin.named_modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            before, after = wide.get_submodule(path).weight.shape[0], module.weight.shape[0]
+            if after < before:
+                module.register_forward_hook(lambda m, _, y: y / ratio if m.training else y)
+                scaled += 1
+    assert scaled
+    weights = GlobalModel({n: v.clone() for n, v in wide.state_dict().items()})
+    submodel = submodel_of(wide, case, f"width:{case.ratio},scaler=on")
+    received = submodel.cut(weights)
+    x = torch.randn(6, *case.shape, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (6,), generator=generator)
+    came = run(submodel, "predict", received, x=x)["output"]
+    torch.testing.assert_close(came, twin.eval()(x), rtol=1e-10, atol=1e-10)
+    optimizer = torch.optim.SGD(twin.train().parameters(), lr=RATE)
+    loss = nn.functional.cross_entropy(twin(x), y)
+    loss.backward()
+    optimizer.step()
+    rate = torch.tensor(RATE, dtype=torch.float64)
+    results = run(submodel, "train", received, x=x, y=y, rate=rate)
+    torch.testing.assert_close(results["loss"], loss.detach(), rtol=1e-10, atol=1e-10)
+    for entry in submodel.program.tensors:
+        if entry.stored:
+            torch.testing.assert_close(
+                results[f"{entry.name}+"], twin.state_dict()[entry.name], rtol=1e-10, atol=1e-10
+            )
+
+
 def test_ratio_1_is_the_model_itself(generator: torch.Generator) -> None:
     case = CASES["separable"]
     model = case.build(*case.widths)

@@ -1,0 +1,118 @@
+"""Rows of the classifier that stand for one class each, and updates that hold only some of them.
+
+With a masked loss the rows of classes that a device has no samples of get no gradient from it.
+HeteroFL therefore averages each row over the devices that have samples of its class.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec.structs import replace
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from device_agent.formats.manifest import PREDICT, TensorEntry
+from exporters.programs.recorded_graph import output_node
+from toolkit.submodels.submodel import Submodel
+from toolkit.submodels.tensor_slices import Ranges, TensorSlice, take_slice
+
+FIRST_FACTOR = "0"
+"""The CP factor whose rows are those of the weight."""
+
+WEIGHTED = ("linear", "conv1d", "conv2d", "conv3d")
+
+
+def mark_class_rows(submodel: Submodel) -> Submodel:
+    """Mark the tensors of `submodel` with a row for every class, if its loss is masked."""
+    program = submodel.program
+    ports = [port for signature in program.signatures for port in signature.inputs]
+    if not any(port.kind == "classes" for port in ports):
+        return submodel
+    (source,) = (s.source for s in program.signatures if s.name == PREDICT)
+    assert source is not None
+    head = classifier_tensors(source)
+
+    def is_by_class(entry: TensorEntry) -> bool:
+        return (
+            entry.role == "parameter"
+            and bool({entry.name, entry.stands_for} & head)
+            and entry.factor in (None, FIRST_FACTOR)
+            and entry.shape[0] == program.classes
+        )
+
+    tensors = tuple(replace(e, by_class=True) if is_by_class(e) else e for e in program.tensors)
+    return dataclasses.replace(submodel, program=dataclasses.replace(program, tensors=tensors))
+
+
+def classifier_tensors(graph: GraphModule) -> set[str]:
+    """Names of weight and bias of the layer that computes the output; empty if there is none."""
+    node: object = output_node(graph)
+    while isinstance(node, Node) and node.op == "call_function":
+        name = str(node.target).split(".")[1] if "." in str(node.target) else ""
+        if name in WEIGHTED:
+            own = (one for one in node.args[1:3] if isinstance(one, Node))
+            return {str(one.target) for one in own if one.op == "get_attr"}
+        # Reshaping and elementwise operators keep the rows apart.
+        made = [one for one in node.all_input_nodes if one.op == "call_function"]
+        node = made[0] if len(made) == 1 else None
+    return set()
+
+
+def own_rows(
+    table: Sequence[TensorEntry],
+    tensors: Mapping[str, Tensor],
+    classes: Collection[int] | None,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> tuple[tuple[TensorEntry, ...], dict[str, Tensor]]:
+    """An update without the rows of classes that its device has no samples of.
+
+    Args:
+        table: The entries of the update.
+        tensors: Its tensors by name.
+        classes: The classes that the device has samples of; None keeps everything.
+        shapes: The shapes of the global tensors.
+
+    Returns:
+        The entries and tensors that are left.
+    """
+    marked = {e.stands_for or "" for e in table if e.by_class}
+    if classes is None or not marked:
+        return tuple(table), dict(tensors)
+    rows = ranges_of(classes)
+    entries, left = [], dict(tensors)
+    for entry in table:
+        if entry.stands_for in marked:
+            whole = shapes[entry.stands_for or ""]
+            part = entry.part or tuple(((0, size),) for size in whole)
+            if entry.by_class:
+                left[entry.name] = take_slice(tensors[entry.name], rows_of(entry.shape, rows))
+            shape = tuple(left[entry.name].shape)
+            entry = replace(entry, part=(rows, *part[1:]), shape=shape)
+        entries.append(entry)
+    return tuple(entries), left
+
+
+def row_places(
+    table: Sequence[TensorEntry], classes: Collection[int] | None
+) -> dict[str, TensorSlice]:
+    """The places of a device's rows in each uploaded tensor that has a row for every class."""
+    if classes is None:
+        return {}
+    rows = ranges_of(classes)
+    return {e.name: TensorSlice(e.shape, rows_of(e.shape, rows)) for e in table if e.by_class}
+
+
+def rows_of(shape: Sequence[int], rows: tuple[tuple[int, int], ...]) -> Ranges:
+    """The ranges of `rows` of a tensor of `shape`."""
+    return (rows, *(((0, size),) for size in shape[1:]))
+
+
+def ranges_of(classes: Collection[int]) -> tuple[tuple[int, int], ...]:
+    """Ranges [start, stop) that hold exactly `classes`."""
+    found: list[tuple[int, int]] = []
+    for one in sorted(classes):
+        if found and found[-1][1] == one:
+            found[-1] = (found[-1][0], one + 1)
+        else:
+            found.append((one, one + 1))
+    return tuple(found)
