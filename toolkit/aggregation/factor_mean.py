@@ -81,7 +81,7 @@ class FactorMean:
         weights = torch.full(dense.shape[:1], self.weights.get(None, 0.0), dtype=torch.float64)
         for classes, weight in known.items():
             weights[list(classes)] += weight
-        for weight in weights.unique().tolist():
+        for weight in sorted(set(weights.tolist())):
             if weight > 0:
                 rows = (weights == weight).nonzero().flatten().tolist()
                 place = TensorSlice(tuple(dense.shape), rows_of(dense.shape, ranges_of(rows)))

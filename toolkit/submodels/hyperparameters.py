@@ -34,7 +34,8 @@ class TrainingConfig:
         batch_norm: `global` averages the statistics of batch norms over the devices. With `static`
             devices neither update nor send them, and the server computes them from its held-out
             samples.
-        masked: Whether the loss of a device leaves out the classes of which it has no samples.
+        masked: Whether logits are set to zero for classes of which a device has no samples, and
+            the rows of the classifier are averaged over the devices that have their class.
         loss: `cross-entropy` (binary if the model has one output), or `mse` for a regression.
         optimizer: The optimizer that devices use.
         proximal: FedProx's mu, which keeps parameters close to those that the device received.
