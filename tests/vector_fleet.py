@@ -57,6 +57,9 @@ name = "board"
 submodel = "low-rank:0.5"
 """
 
+TWO_KINDS = CONFIG.replace("count = 2", "count = {}")
+"""The same with a number of desktops to fill in."""
+
 MACHINE = {
     "system": "Linux 6.12", "architecture": "aarch64", "processor": None, "cpu_count": 4,
     "memory_bytes": 2**30, "python": "3.13.5", "runtime": "onnxruntime 1.31.1",

@@ -186,8 +186,7 @@ class Coordinator:
             raise self._unknown_secret(secret)
         if device.has_left:
             raise not_authorised(f"{device.id} has left this federation: join again with a token.")
-        with self.lock:
-            self.activity[device.id].seen_at = self.clock()
+        self.activity[device.id].seen_at = self.clock()  # one assignment: it needs no lock
         return device
 
     def _unknown_secret(self, secret: str) -> RefusalError:
@@ -239,7 +238,7 @@ class Coordinator:
 
     def count_fetched(self, device: Device, size: int) -> None:
         """Add `size` to the bytes that `device` has fetched."""
-        self.store.registry.count_fetched(device.id, size)
+        self.store.registry.count_bytes(device.id, fetched=size)
 
     def progress(self, device: Device, progress: Progress) -> None:
         """Note what `device` is doing."""
@@ -355,14 +354,14 @@ class Coordinator:
             self.changed.set()
         return Receipt(round=round_)
 
-    def close_round(self) -> None:
-        """Close the open round. Devices without an update have missed its deadline."""
-        round_ = self.rounds.round
-        for device in self.store.registry.members():
-            if self.rounds.waits_for(device.id):
-                self.activity[device.id].missed = round_
-                logger.warning("%s missed the deadline of round %d.", label(device), round_)
-        self.rounds.close()
+    def close_round(self) -> list[Device]:
+        """Close the open round. Returns the devices without an update: they missed its deadline."""
+        with self.lock:
+            late = self.rounds.late()
+            for device in late:
+                self.activity[device].missed = self.rounds.round
+            self.rounds.close()
+        return [self.store.registry.device(device) for device in late]
 
     def check_reader(self, token: str) -> None:
         """Raise RefusalError (401) unless `token` is the operator's or an enrolled device's."""
@@ -414,15 +413,19 @@ class Coordinator:
     def submodels(self) -> set[str]:
         """The submodels whose bundles the next round needs: every kind's and every device's."""
         kinds = {kind.submodel for kind in self.config.devices if not kind.planned}
-        return kinds | {self.submodel(device) for device in self.store.registry.members()}
+        return kinds | {self._submodel_of(*group) for group in self.store.registry.groups()}
 
     def submodel(self, device: Device) -> str:
         """The submodel of `device` in the round that is open or opens next."""
-        kind = self.config.kind(device.kind)
-        replaced = device.fallback_from is not None and self.rounds.done + 1 >= device.fallback_from
+        return self._submodel_of(*device.group)
+
+    def _submodel_of(self, kind_name: str, planned: str | None, fallback_from: int | None) -> str:
+        """The submodel of the devices of one group."""
+        kind = self.config.kind(kind_name)
+        replaced = fallback_from is not None and self.rounds.done + 1 >= fallback_from
         if replaced and kind.fallback is not None:
             return kind.fallback
-        return device.submodel or kind.submodel
+        return planned or kind.submodel
 
     def _manifest(self, device: Device) -> bytes:
         entry = self.bundles[self.submodel(device)][MANIFEST]

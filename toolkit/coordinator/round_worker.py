@@ -18,7 +18,7 @@ from toolkit.coordinator.coordinator import STARTED, Coordinator
 from toolkit.coordinator.round_aggregation import Model, RoundAggregation
 from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.upload_validation import is_finite
-from toolkit.coordinator.storage.device_registry import hashed
+from toolkit.coordinator.storage.device_registry import hashed, label
 from toolkit.coordinator.storage.published_files import publish
 from toolkit.coordinator.storage.recoverable import MODEL
 
@@ -74,13 +74,14 @@ class RoundWorker:
         coordinator, rounds = self._coordinator, self._coordinator.rounds
         if rounds.phase in ("enrolling", "aggregating") and not self._prepared():
             self._prepare()
+        if rounds.phase == "aggregating" and rounds.devices and self._prepared():
+            self._open()
         with coordinator.lock:
-            if rounds.phase == "aggregating" and rounds.devices and self._prepared():
-                self._open()
             closing = rounds.due(coordinator.clock())
-            if closing:
-                coordinator.close_round()
+            late = coordinator.close_round() if closing else []
         if closing:
+            for device in late:
+                logger.warning("%s missed the deadline of round %d.", label(device), rounds.round)
             self._fold()
             self._log_end()
             coordinator.changed.set()
@@ -126,22 +127,27 @@ class RoundWorker:
         """Open the next round, with the updates that came before a restart."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
         store = coordinator.store
-        offers = {
-            device.id: coordinator.bundles[coordinator.submodel(device)][MANIFEST].sha256
-            for device in store.registry.members()
-        }
-        wall, limit = coordinator.wall_clock(), rounds.deadline_s
-        remaining = store.open_round.begin(rounds.done + 1, wall + limit) - wall
-        # A wall clock that was set while no coordinator ran must not keep the round open.
-        rounds.open(offers, coordinator.clock(), min(max(remaining, 0.0), limit))
+        round_ = rounds.done + 1
+        for damaged in store.drop_damaged(round_):
+            logger.warning("The update of %s is damaged: the device sends it again.", damaged)
+        earlier = [(name, hashed(body.decode())) for name, _, body in store.updates(round_)]
         store.set_once(STARTED, "yes")
-        for device in store.drop_damaged(rounds.round):
-            logger.warning("The update of %s is damaged: the device sends it again.", device)
-        for device, _, record in store.updates(rounds.round):
-            if device in offers:
-                rounds.take(device, rounds.round, offers[device], hashed(record.decode()))
-        for device in store.open_round.failures(rounds.round):
-            rounds.excuse(device)
+        wall, limit = coordinator.wall_clock(), rounds.deadline_s
+        remaining = store.open_round.begin(round_, wall + limit) - wall
+        failures = store.open_round.failures(round_)
+        with coordinator.lock:
+            if rounds.devices and self._prepared():  # devices may have joined or left meanwhile
+                offers = {
+                    device.id: coordinator.bundles[coordinator.submodel(device)][MANIFEST].sha256
+                    for device in store.registry.members()
+                }
+                # A wall clock that was set while no coordinator ran must not keep the round open.
+                rounds.open(offers, coordinator.clock(), min(max(remaining, 0.0), limit))
+                for name, update in earlier:
+                    if name in offers:
+                        rounds.take(name, round_, offers[name], update)
+                for name in failures:
+                    rounds.excuse(name)
         if rounds.phase == "aggregating":  # nobody is left in it
             store.open_round.end()
 

@@ -1,6 +1,7 @@
 """Updates that were accepted and cannot be folded: left out with the reason, and nothing ends."""
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file
 
 from device_agent.formats.atomic_files import fingerprint_file
 from device_agent.formats.update import TENSORS, write_update
+from large_fleet import LargeFleet
 from toolkit.coordinator.round_aggregation import DAMAGED
 from toolkit.coordinator.rounds import upload_validation
 from vector_fleet import (
@@ -109,6 +111,26 @@ def test_updates_that_diverge_only_together(tmp_path: Path) -> None:
         assert task(links["board-1"]).round == 2
         last = server.coordinator.status().history[-1]
     assert (last.updates, last.loss, sorted(last.left_out)) == (0, 0.0, sorted(links))
+
+
+@pytest.mark.parametrize("unsound", [[17], [0, 1, 63], list(range(64))])
+def test_few_folds_find_the_update_by_which_the_model_diverges(
+    tmp_path: Path, unsound: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    fleet = LargeFleet(tmp_path, 65)
+    for number in range(64):
+        value = 3e38 if number in unsound else float(number)
+        fleet.send(number, fleet.update(tmp_path / str(number), number, value))
+    fleet.coordinator.leave(fleet.device(64))
+    fleet.worker.turn()
+    last = fleet.store.history()[-1]
+    fleet.store.close()
+    assert sorted(last.left_out) == sorted(f"desktop-{number + 1}" for number in unsound)
+    sound = set(range(64)) - set(unsound)
+    assert last.loss == pytest.approx(np.mean(list(sound)) if sound else 0.0)
+    # All, then two halves for each of log2 64 times, then the sound ones.
+    assert len(fleet.model.folded) <= {1: 14, 3: 34, 64: 127}[len(unsound)]
 
 
 def test_tensors_sent_during_the_check_of_an_update(

@@ -97,7 +97,11 @@ class Rounds:
 
     def waits_for(self, device: str) -> bool:
         """Whether the open round was offered to `device` and lacks its update."""
-        return self.phase == "training" and device in self._offers.keys() - self.updates.keys()
+        return self.phase == "training" and device in self._offers and device not in self.updates
+
+    def late(self) -> list[str]:
+        """The devices that the open round waits for."""
+        return [device for device in self._offers if self.waits_for(device)]
 
     def check_round(self, device: str, round_: int) -> None:
         """Raise RefusalError unless `device` may send something for `round_` now."""
@@ -140,7 +144,8 @@ class Rounds:
         if self.phase != "training":
             return False
         late = self.remaining_s(now) <= 0 and bool(self.updates)
-        return late or self._offers.keys() == self.updates.keys()
+        # Every update is of a device that has an offer.
+        return late or len(self._offers) == len(self.updates)
 
     def remaining_s(self, now: float) -> float:
         """Seconds to the deadline of the open round; negative after it."""

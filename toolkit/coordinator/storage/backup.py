@@ -79,7 +79,7 @@ def _copy(state: Path, made: Path) -> None:
     """Copy the database at one moment, then the files that it names."""
     with reading(state) as source, closing(sqlite3.connect(made / DATABASE)) as target:
         source.backup(target)
-        files = [name for (name,) in target.execute(REFERENCED)]
+        files = sorted({name for (name,) in target.execute(REFERENCED)})
         marker = Marker.of(target)
     os.chmod(made / DATABASE, 0o600)
     for sha256 in files:

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from collections.abc import Set
 from pathlib import Path
 
 from device_agent.formats.atomic_files import write_file
@@ -40,11 +39,9 @@ class Blobs:
         os.replace(path, self.path(entry.sha256))
         self._sync()
 
-    def keep_only(self, wanted: Set[str]) -> None:
-        """Remove every file whose hash is not in `wanted`, except files being written."""
-        for path in self.folder.iterdir():
-            if path.name not in wanted and not path.name.startswith("."):
-                path.unlink()
+    def names(self) -> list[str]:
+        """The hashes of all files, except those being written."""
+        return [name for name in os.listdir(self.folder) if not name.startswith(".")]
 
     def _sync(self) -> None:
         """Flush the folder, so that renames survive a power cut."""

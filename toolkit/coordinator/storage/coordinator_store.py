@@ -7,12 +7,13 @@ damaged while no coordinator ran.
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
+from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import FileEntry
 from device_agent.formats.protocol import RoundResult
 from device_agent.formats.update import UpdateRecord
@@ -34,10 +35,10 @@ from toolkit.coordinator.storage.retention import Keep
 Bundle = dict[str, FileEntry]
 INCOMING = "incoming"
 REFERENCED = """
-SELECT sha256 FROM bundles UNION SELECT sha256 FROM uploads
-UNION SELECT sha256 FROM updates WHERE round > (SELECT coalesce(max(round), 0) FROM history)
-UNION SELECT model FROM history WHERE kept"""
-"""The files that the database names. Those of updates that are in the global model are not."""
+SELECT sha256 FROM bundles UNION ALL SELECT sha256 FROM uploads
+UNION ALL SELECT sha256 FROM updates WHERE round > (SELECT coalesce(max(round), 0) FROM history)
+UNION ALL SELECT model FROM history WHERE kept"""
+"""The files that the database names, some twice; not those of updates in the global model."""
 
 
 class Store:
@@ -70,7 +71,7 @@ class Store:
         self.incoming = IncomingFiles(folder / INCOMING)
         self.registry = Registry(self._database)
         self.open_round = OpenRound(self._database)
-        self._checked: list[str] = []
+        self._held: list[str] = []
         self._recover()
 
     def close(self) -> None:
@@ -113,9 +114,9 @@ class Store:
     ) -> dict[str, Bundle]:
         """Keep the bundles of `round_` by submodel, and remove files of earlier rounds."""
         self.incoming.clear()
-        with self._database.exclusively():
+        with self._unnamed() as put:
             kept = {
-                submodel: {name: self.blobs.put(data) for name, data in files.items()}
+                submodel: {name: put(data) for name, data in files.items()}
                 for submodel, files in bundles.items()
             }
             with self._database.transaction() as db:
@@ -129,8 +130,8 @@ class Store:
                         for name, entry in files.items()
                     ],
                 )
-            self._drop_files()
-            return kept
+        self._drop_files(self.blobs.names())
+        return kept
 
     def bundles(self, round_: int) -> dict[str, Bundle]:
         """The bundles of `round_` by submodel; empty if they were not kept.
@@ -153,14 +154,14 @@ class Store:
         """Keep the received tensors of `device`; they replace those that it sent before."""
         entry = received.finish()
         with self._database.exclusively():
+            before = self.upload(device)
             self.blobs.adopt(received.path, entry)
             with self._database.transaction() as db:
                 db.execute("INSERT OR REPLACE INTO uploads VALUES (?, ?)", (device, entry.sha256))
-                db.execute(
-                    "UPDATE devices SET bytes_up = bytes_up + ? WHERE id = ?", (entry.size, device)
-                )
-            self._drop_files()
-            return entry
+                self.registry.count_bytes(device, sent=entry.size)  # in the same transaction
+        if before is not None:
+            self._drop_files([before])
+        return entry
 
     def upload(self, device: str) -> str | None:
         """SHA-256 of the tensors that `device` sent last in this round, or None."""
@@ -177,12 +178,12 @@ class Store:
         """
         with self._database.exclusively():
             sha256 = self.upload(device)
-            self._checked.append(sha256 or "")
+            self._held.append(sha256 or "")
         try:
             yield sha256
         finally:
             with self._database.exclusively():
-                self._checked.remove(sha256 or "")
+                self._held.remove(sha256 or "")
 
     def add_update(self, round_: int, device: str, sha256: str, record: bytes) -> None:
         """Keep an update of `round_`: the hash of its tensors and its update.json."""
@@ -228,15 +229,15 @@ class Store:
         """The number of updates by device."""
         with self._database.transaction() as db:
             rows = db.execute(
-                "SELECT id, past_updates + (SELECT count(*) FROM updates WHERE device = id) "
-                "FROM devices"
+                "SELECT id, past_updates + coalesce(recent, 0) FROM devices LEFT JOIN "
+                "(SELECT device, count(*) AS recent FROM updates GROUP BY device) ON device = id"
             )
             return dict(rows.fetchall())
 
     def add_result(self, result: RoundResult, model: bytes) -> None:
         """Keep the global model after a round, with its quality."""
-        with self._database.exclusively():
-            entry = self.blobs.put(model)
+        with self._unnamed() as put:
+            entry = put(model)
             with self._database.milestone() as db:
                 before = db.execute(
                     "SELECT coalesce(target, round) FROM history LEFT JOIN rollbacks "
@@ -254,7 +255,7 @@ class Store:
                 open_round.forget(db)
                 retention.drop_models(db, self.keep)
                 retention.shorten_records(db, result.round)
-            self._drop_files()
+        self._drop_files(self.blobs.names())
 
     def history(self) -> list[RoundResult]:
         """The results so far, from round 0."""
@@ -293,19 +294,49 @@ class Store:
 
         Updates of the open round are lost.
         """
-        with self._database.exclusively():
-            with self._database.milestone() as db:
-                (last,) = db.execute("SELECT max(round) FROM history").fetchone()
-                db.execute("INSERT OR REPLACE INTO rollbacks VALUES (?, ?)", (last, target))
-                db.execute("DELETE FROM updates WHERE round > ?", (last,))
-                for table in ("uploads", "bundles"):
-                    db.execute(f"DELETE FROM {table}")
-                open_round.forget(db)
-            self._drop_files()
+        with self._database.milestone() as db:
+            (last,) = db.execute("SELECT max(round) FROM history").fetchone()
+            db.execute("INSERT OR REPLACE INTO rollbacks VALUES (?, ?)", (last, target))
+            db.execute("DELETE FROM updates WHERE round > ?", (last,))
+            for table in ("uploads", "bundles"):
+                db.execute(f"DELETE FROM {table}")
+            open_round.forget(db)
+        self._drop_files(self.blobs.names())
         return int(last) + 1
 
-    def _drop_files(self) -> None:
-        """Remove files without a row, and updates that are already in the global model."""
+    @contextmanager
+    def _unnamed(self) -> Iterator[Callable[[bytes], FileEntry]]:
+        """`Blobs.put` for files that no row names yet; they stay during the block.
+
+        Writing and hashing them keeps nobody from the database.
+        """
+        put: list[str] = []
+
+        def hold(data: bytes) -> FileEntry:
+            entry = fingerprint(data)
+            with self._database.exclusively():
+                self._held.append(entry.sha256)
+                put.append(entry.sha256)
+            return self.blobs.put(data)
+
+        try:
+            yield hold
+        finally:
+            with self._database.exclusively():
+                for sha256 in put:
+                    self._held.remove(sha256)
+
+    def _drop_files(self, names: Iterable[str]) -> None:
+        """Remove those of the files `names` that the database does not name.
+
+        It is free between two files, so that removing many keeps nobody waiting.
+        """
+        for sha256 in names:
+            with self._database.exclusively():
+                if sha256 not in self._held and not self._is_named(sha256):
+                    self.blobs.path(sha256).unlink(missing_ok=True)
+
+    def _is_named(self, sha256: str) -> bool:
+        query = f"SELECT EXISTS (SELECT 1 FROM ({REFERENCED}) WHERE sha256 = ?)"
         with self._database.transaction() as db:
-            rows = db.execute(REFERENCED).fetchall()
-        self.blobs.keep_only({*(row[0] for row in rows), *self._checked})
+            return bool(db.execute(query, (sha256,)).fetchone()[0])

@@ -5,8 +5,9 @@ import hmac
 import secrets
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from device_agent.formats.protocol import UNKNOWN_TOKEN
@@ -19,6 +20,8 @@ TOKEN_UNKNOWN = "join.unknown-token"
 USED_UP = "join.used-up-token"
 Plan = Callable[[str], str | None]
 """Kind of a new device -> its submodel; None if the kind names one."""
+Group = tuple[str, str | None, int | None]
+"""Kind, planned submodel and first round with the fallback: what decides a device's submodel."""
 
 
 def hashed(secret: str) -> str:
@@ -38,14 +41,19 @@ class Device:
     kind: str
     name: str
     secret_hash: str
-    bytes_down: int
-    bytes_up: int
     public_key: str
     machine: str
-    has_left: bool
-    fallback_from: int | None
-    trouble: str | None
     submodel: str | None
+    bytes_down: int = 0
+    bytes_up: int = 0
+    has_left: bool = False
+    fallback_from: int | None = None
+    trouble: str | None = None
+
+    @property
+    def group(self) -> Group:
+        """Devices of one group train the same submodel."""
+        return self.kind, self.submodel, self.fallback_from
 
 
 def label(device: Device) -> str:
@@ -85,11 +93,25 @@ class Token:
 
 
 class Registry:
-    """The tokens and devices of one federation; `now` gives seconds since 1970."""
+    """The tokens and devices of one federation; `now` gives seconds since 1970.
+
+    The devices are also kept in memory, so that finding one costs the same however many there are
+    and waits for no transaction. Every change is in the database first.
+    """
 
     def __init__(self, database: Database, now: Callable[[], float] = time.time) -> None:
         self._database = database
         self._now = now
+        self._devices: dict[str, Device] = {}
+        self._by_secret: dict[str, str] = {}
+        self._members_by_key: dict[str, str] = {}
+        self._groups: Counter[Group] = Counter()
+        self._ever: Counter[str] = Counter()
+        with database.transaction() as db:
+            columns = ", ".join(Device.__dataclass_fields__).replace("secret_hash", "secret")
+            rows = db.execute(f"SELECT {columns} FROM devices ORDER BY rowid").fetchall()
+        for row in rows:
+            self._keep(Device(*row))
 
     def set_token(self, kind: str, token: str, count: int, days: float) -> None:
         """Let `token` enrol `count` devices of `kind`, for `days` from the day it was made."""
@@ -122,29 +144,43 @@ class Registry:
                 than the key's device.
         """
         secret = secrets.token_urlsafe(32)
-        with self._database.milestone() as db:
-            allowed = _token(db, token)
-            known = _device_of(db, public_key)
-            if known is None:
-                allowed.check_age(self._now())
-                identifier = _new_place(db, allowed)
-                db.execute(
-                    "INSERT INTO devices (id, kind, name, secret, public_key, machine, submodel) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        *(identifier, allowed.kind, name, hashed(secret), public_key, machine),
-                        plan(allowed.kind),
-                    ),
-                )
-            else:
-                _check_kind(known, allowed)
-                db.execute(
-                    "UPDATE devices SET secret = ?, name = ?, machine = ? WHERE id = ?",
-                    (hashed(secret), name, machine, known.id),
-                )
-            enrolled = _device_of(db, public_key)
-        assert enrolled is not None
-        return enrolled, secret
+        with self._database.exclusively():
+            with self._database.milestone() as db:
+                allowed = _token(db, token)
+                known = self._members_by_key.get(public_key)
+                if known is None:
+                    allowed.check_age(self._now())
+                    device = Device(
+                        id=self._new_place(allowed),
+                        kind=allowed.kind,
+                        name=name,
+                        secret_hash=hashed(secret),
+                        public_key=public_key,
+                        machine=machine,
+                        submodel=plan(allowed.kind),
+                    )
+                    db.execute(
+                        "INSERT INTO devices (id, kind, name, secret, public_key, machine, "
+                        "submodel) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                        (
+                            *(device.id, device.kind, name, device.secret_hash, public_key),
+                            *(machine, device.submodel),
+                        ),
+                    )
+                else:
+                    device = replace(
+                        self._devices[known],
+                        name=name,
+                        machine=machine,
+                        secret_hash=hashed(secret),
+                    )
+                    _check_kind(device, allowed)
+                    db.execute(
+                        "UPDATE devices SET secret = ?, name = ?, machine = ? WHERE id = ?",
+                        (device.secret_hash, name, machine, known),
+                    )
+            self._keep(device)
+        return device, secret
 
     def check_token(self, token: str) -> None:
         """Raise RefusalError (403) if `token` is unknown. A known device may use an old one."""
@@ -158,74 +194,91 @@ class Registry:
         """
         with self._database.transaction() as db:
             allowed = _token(db, token)
-            ever, gone = _taken(db, allowed.kind)
+        taken = self._taken(allowed.kind)
         allowed.check_age(self._now())
-        allowed.check_free(ever - gone)
-        return allowed.kind, allowed.count - (ever - gone)
+        allowed.check_free(taken)
+        return allowed.kind, allowed.count - taken
 
     def devices(self) -> list[Device]:
         """All devices that ever enrolled, the oldest first."""
-        with self._database.transaction() as db:
-            return _devices(db, "")
+        return list(self._devices.values())
+
+    def device(self, identifier: str) -> Device:
+        """The device with this id."""
+        return self._devices[identifier]
 
     def members(self) -> list[Device]:
         """The devices that have not left."""
         return [device for device in self.devices() if not device.has_left]
 
+    def groups(self) -> list[Group]:
+        """The groups that have members."""
+        return list(self._groups)
+
     def device_with(self, secret: str) -> Device | None:
         """The device that authenticates with `secret`, or None."""
-        given = hashed(secret)
-        matching = (d for d in self.devices() if hmac.compare_digest(d.secret_hash, given))
-        return next(matching, None)
+        # Nobody can choose the SHA-256 of a guess, so the time of this look-up reveals nothing.
+        identifier = self._by_secret.get(hashed(secret))
+        return None if identifier is None else self._devices[identifier]
 
     def leave(self, device: str) -> None:
         """Free the place of `device`; its record stays."""
-        with self._database.milestone() as db:
-            db.execute("UPDATE devices SET has_left = 1 WHERE id = ?", (device,))
+        with self._database.exclusively():
+            with self._database.milestone() as db:
+                db.execute("UPDATE devices SET has_left = 1 WHERE id = ?", (device,))
+            self._keep(replace(self._devices[device], has_left=True))
 
     def note_trouble(self, device: str, trouble: str, fallback_from: int | None) -> None:
         """Keep what `device` reported, and the first round with its fallback."""
-        with self._database.transaction() as db:
-            db.execute(
-                "UPDATE devices SET trouble = ?, fallback_from = ? WHERE id = ?",
-                (trouble, fallback_from, device),
-            )
+        with self._database.exclusively():
+            with self._database.transaction() as db:
+                db.execute(
+                    "UPDATE devices SET trouble = ?, fallback_from = ? WHERE id = ?",
+                    (trouble, fallback_from, device),
+                )
+            changed = replace(self._devices[device], trouble=trouble, fallback_from=fallback_from)
+            self._keep(changed)
 
-    def count_fetched(self, device: str, size: int) -> None:
-        """Add `size` to the bytes that `device` has fetched."""
-        with self._database.transaction() as db:
-            db.execute(
-                "UPDATE devices SET bytes_down = bytes_down + ? WHERE id = ?", (size, device)
-            )
+    def count_bytes(self, device: str, fetched: int = 0, sent: int = 0) -> None:
+        """Add to the bytes that `device` has fetched and sent."""
+        with self._database.exclusively():
+            with self._database.transaction() as db:
+                db.execute(
+                    "UPDATE devices SET bytes_down = bytes_down + ?, bytes_up = bytes_up + ? "
+                    "WHERE id = ?",
+                    (fetched, sent, device),
+                )
+            old = self._devices[device]
+            down, up = old.bytes_down + fetched, old.bytes_up + sent
+            self._keep(replace(old, bytes_down=down, bytes_up=up))
 
+    def _keep(self, device: Device) -> None:
+        """Keep `device` in memory, in place of its earlier record."""
+        old = self._devices.get(device.id)
+        self._devices[device.id] = device
+        self._by_secret[device.secret_hash] = device.id
+        if old is None:
+            self._ever[device.kind] += 1
+        elif old.secret_hash != device.secret_hash:
+            del self._by_secret[old.secret_hash]
+        if old is not None and not old.has_left:
+            del self._members_by_key[old.public_key]
+            self._groups[old.group] -= 1
+            if not self._groups[old.group]:
+                del self._groups[old.group]
+        if not device.has_left:
+            # One that has left and comes back is a new device.
+            self._members_by_key[device.public_key] = device.id
+            self._groups[device.group] += 1
 
-def _devices(db: sqlite3.Connection, where: str, *values: str) -> list[Device]:
-    columns = (
-        "id, kind, name, secret, bytes_down, bytes_up, public_key, machine, has_left, "
-        "fallback_from, trouble, submodel"
-    )
-    rows = db.execute(f"SELECT {columns} FROM devices {where} ORDER BY rowid", values)
-    return [Device(*row) for row in rows]
+    def _new_place(self, allowed: Token) -> str:
+        """The id of one more device of the token's kind. Raises RefusalError if it is used up."""
+        allowed.check_free(self._taken(allowed.kind))
+        return f"{allowed.kind}-{self._ever[allowed.kind] + 1}"
 
-
-def _device_of(db: sqlite3.Connection, public_key: str) -> Device | None:
-    """The member with this key. One that has left and comes back is a new device."""
-    found = _devices(db, "WHERE public_key = ? AND has_left = 0", public_key)
-    return found[0] if found else None
-
-
-def _new_place(db: sqlite3.Connection, allowed: Token) -> str:
-    """The id of one more device of the token's kind. Raises RefusalError if it is used up."""
-    ever, gone = _taken(db, allowed.kind)
-    allowed.check_free(ever - gone)
-    return f"{allowed.kind}-{ever + 1}"
-
-
-def _taken(db: sqlite3.Connection, kind: str) -> tuple[int, int]:
-    """How many devices of `kind` ever enrolled, and how many of them have left."""
-    query = "SELECT count(*), coalesce(sum(has_left), 0) FROM devices WHERE kind = ?"
-    ever, gone = db.execute(query, (kind,)).fetchone()
-    return ever, gone
+    def _taken(self, kind: str) -> int:
+        """How many places of `kind` are taken."""
+        return sum(count for group, count in self._groups.items() if group[0] == kind)
 
 
 def _check_kind(known: Device, allowed: Token) -> None:

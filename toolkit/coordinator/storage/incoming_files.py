@@ -124,10 +124,14 @@ class IncomingFiles:
         self._folder = folder
         self._lock = threading.Lock()
         self._last: dict[str, IncomingFile] = {}
+        self._left: dict[str, Path] = {}
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():
-            if not _PART.fullmatch(path.name):  # its process was stopped between two renames
+            found = _PART.fullmatch(path.name)
+            if found is None:  # its process was stopped between two renames
                 path.unlink()
+            else:
+                self._left[found["device"]] = path
 
     def received(self, device: str, sha256: str) -> int:
         """How many bytes of this file have come. Ends a request that is still sending."""
@@ -157,7 +161,7 @@ class IncomingFiles:
             self._remove(device, keep=path if offset else None)
             same = before is not None and before.path == path and offset > 0
             made = IncomingFile(path, sha256, limit, before if same else None)
-            self._last[device] = made
+            self._last[device], self._left[device] = made, path
             return made
 
     def drop(self, device: str) -> None:
@@ -171,9 +175,8 @@ class IncomingFiles:
         with self._lock:
             for device in list(self._last):
                 self._end(device)
-            for path in self._folder.iterdir():
-                if _PART.fullmatch(path.name):
-                    path.unlink(missing_ok=True)
+            for device in list(self._left):
+                self._remove(device)
 
     def _end(self, device: str) -> IncomingFile | None:
         found = self._last.pop(device, None)
@@ -188,7 +191,7 @@ class IncomingFiles:
             return 0
 
     def _remove(self, device: str, keep: Path | None = None) -> None:
-        for path in self._folder.iterdir():
-            found = _PART.fullmatch(path.name)
-            if found and found["device"] == device and path != keep:
-                path.unlink(missing_ok=True)
+        path = self._left.get(device)
+        if path is not None and path != keep:
+            path.unlink(missing_ok=True)
+            del self._left[device]

@@ -43,9 +43,9 @@ def shorten_records(db: sqlite3.Connection, round_: int) -> None:
         old,
     )
     db.execute(
-        "UPDATE devices SET past_updates = past_updates + "
-        "(SELECT count(*) FROM updates WHERE device = id AND round <= ?1) "
-        "WHERE id IN (SELECT device FROM updates WHERE round <= ?1)",
+        "UPDATE devices SET past_updates = past_updates + more FROM "
+        "(SELECT device, count(*) AS more FROM updates WHERE round <= ? GROUP BY device) "
+        "WHERE id = device",
         old,
     )
     db.execute("DELETE FROM updates WHERE round <= ?", old)

@@ -4,7 +4,7 @@ import sqlite3
 
 from toolkit.coordinator.storage import content_digest
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Kept in the file as `PRAGMA user_version`. Raise it with every change of TABLES."""
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -45,6 +45,9 @@ CREATE TABLE history (
 CREATE TABLE rollbacks (
     after INTEGER PRIMARY KEY,
     target INTEGER NOT NULL);  -- the round after `after` starts from the model of `target`
+CREATE INDEX uploads_by_file ON uploads (sha256);
+CREATE INDEX updates_by_file ON updates (sha256);
+CREATE INDEX history_by_file ON history (model);
 """
 CURRENT_MODEL = """
 SELECT last.round, coalesce(target.model, last.model) FROM history AS last
