@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from exporters.decompositions.batch_norm import batch_norm
 from exporters.decompositions.decomposition import Decompositions
-from exporters.decompositions.normalisation import batch_norm
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ import torch
 
 from exporters.tflite import elementwise
 from exporters.tflite.lowering import Lowering, LoweringRules, Number, integer_range
-from exporters.tflite.values import UnsupportedError, Value
+from exporters.tflite.tensor_layouts import UnsupportedError, Value
 
 aten = torch.ops.aten
 

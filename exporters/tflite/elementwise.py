@@ -8,7 +8,7 @@ import torch
 
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
 from exporters.tflite.lowering import Lowering, LoweringRules, Number, as_float
-from exporters.tflite.values import IMAGE, Value
+from exporters.tflite.tensor_layouts import IMAGE, Value
 
 aten = torch.ops.aten
 Single = Callable[..., Value]

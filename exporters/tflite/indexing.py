@@ -8,7 +8,7 @@ import torch
 from exporters.tflite.elementwise import ADD, broadcast
 from exporters.tflite.flatbuffer import Size, Tensor
 from exporters.tflite.lowering import Lowering, LoweringRules
-from exporters.tflite.values import UnsupportedError, Value
+from exporters.tflite.tensor_layouts import UnsupportedError, Value
 
 aten = torch.ops.aten
 

@@ -19,7 +19,7 @@ from exporters.programs.operator_support import suggest_alternative
 from exporters.programs.program import ProgramSignature
 from exporters.programs.source_lines import place_of_operator
 from exporters.tflite.flatbuffer import TYPES, Size, Subgraph, Tensor, open_size
-from exporters.tflite.values import Layouts, UnsupportedError, Value
+from exporters.tflite.tensor_layouts import Layouts, UnsupportedError, Value
 from profiles.errors import ExportError
 
 LoweringRule = Callable[..., Any]

@@ -11,7 +11,7 @@ from ai_edge_litert import schema_py_generated as schema
 from exporters.tflite import elementwise, reductions, shape
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
 from exporters.tflite.lowering import Lowering, LoweringRules
-from exporters.tflite.values import IMAGE, UnsupportedError, Value, product
+from exporters.tflite.tensor_layouts import IMAGE, UnsupportedError, Value, product
 
 aten = torch.ops.aten
 MIN_POSITIONS = 64

@@ -9,7 +9,7 @@ import torch
 from exporters.tflite.elementwise import Single, cast
 from exporters.tflite.flatbuffer import Tensor
 from exporters.tflite.lowering import Lowering, LoweringRules
-from exporters.tflite.values import Value
+from exporters.tflite.tensor_layouts import Value
 
 aten = torch.ops.aten
 

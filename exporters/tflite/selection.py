@@ -10,7 +10,7 @@ from exporters.tflite import elementwise, shape
 from exporters.tflite.elementwise import Single
 from exporters.tflite.flatbuffer import Size, Tensor
 from exporters.tflite.lowering import Lowering, LoweringRules, integer_range
-from exporters.tflite.values import UnsupportedError, Value, product
+from exporters.tflite.tensor_layouts import UnsupportedError, Value, product
 
 aten = torch.ops.aten
 

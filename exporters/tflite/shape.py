@@ -7,7 +7,7 @@ import torch
 
 from exporters.tflite.flatbuffer import Size, Tensor, open_size
 from exporters.tflite.lowering import Lowering, LoweringRules, Number
-from exporters.tflite.values import UnsupportedError, Value, product
+from exporters.tflite.tensor_layouts import UnsupportedError, Value, product
 
 aten = torch.ops.aten
 MAX_AXES = 5

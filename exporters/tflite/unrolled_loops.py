@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from exporters.programs.loop_bodies import Body, scan
 from exporters.tflite.flatbuffer import Subgraph, Tensor, open_size
 from exporters.tflite.lowering import Lowering, LoweringRules, lower
-from exporters.tflite.values import Value
+from exporters.tflite.tensor_layouts import Value
 from profiles.errors import ExportError
 
 STEPS = 8

@@ -118,11 +118,11 @@ def report(
             check_file_place(path, force)
     read = [read_profile(path) for path in profiles]
 
-    from toolkit.report import phase_costs, report_files
+    from toolkit.report import phase_costs, report_output
 
     found = phase_costs.make_report(read, budget)
-    report_files.write(found, out, png)
+    report_output.write(found, out, png)
     if as_json:
         click.echo(json.dumps(phase_costs.as_json(found), indent=1))
     else:
-        report_files.show(found, [path for path in (out, png) if path is not None])
+        report_output.show(found, [path for path in (out, png) if path is not None])

@@ -1,4 +1,4 @@
 """Draw profiles as charts and tables, or compare two profiles: `edgetailor report`.
 
-Start with `report_files.py`.
+Start with `report_output.py`.
 """

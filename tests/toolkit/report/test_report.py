@@ -22,7 +22,7 @@ from refusals import refused
 from toolkit.report.charts import BUDGET, draw_png
 from toolkit.report.html_page import page
 from toolkit.report.phase_costs import cost_of, make_report
-from toolkit.report.report_files import verdicts
+from toolkit.report.report_output import verdicts
 
 
 def test_parts_add_up_to_the_peak_and_to_the_batch() -> None:
