@@ -1,10 +1,12 @@
-"""How often a waiting device asks the coordinator for work."""
+"""How often a device asks the coordinator: for work while it waits, for news while it trains."""
 
 import random
 from collections.abc import Callable
 
 SHORTEST_S = 0.25
 LONGEST_S = 2.0
+ROUND_CHECK_S = 60.0
+"""How often a running training checks whether its round is still open."""
 JITTER = 0.2
 """Each wait is up to this share longer or shorter, so that a fleet does not ask all at once."""
 

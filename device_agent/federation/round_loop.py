@@ -10,7 +10,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.federation.device_state import DeviceState, default_state
 from device_agent.federation.owner_pauses import Pauses
-from device_agent.federation.polling import Polling, jittered
+from device_agent.federation.polling import ROUND_CHECK_S, Polling, jittered
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.training_attempts import (
     MAX_FAILURES,
@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 SKIP_ROUND_S = 3600.0
 """How long a round is skipped in which the training failed for good. Then it is tried again,
 because the round may be waiting for this device alone."""
-ROUND_CHECK_S = 60.0
-"""How often a running training checks whether its round is still open."""
 CLOSED = "Round %d closed before this device was done: its training is dropped."
 
 Trainer = Callable[..., object]

@@ -8,12 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from device_agent.formats.protocol import UNKNOWN_TOKEN
-from profiles.text_formatting import counted
 from toolkit.coordinator.refusals import forbidden
 from toolkit.coordinator.storage.database import Database
+from toolkit.coordinator.storage.join_token import Token
 
 DAY_S = 86400
 TOKEN_UNKNOWN = "join.unknown-token"
@@ -59,37 +58,6 @@ class Device:
 def label(device: Device) -> str:
     """A device for people: its id, and its name if it differs."""
     return device.id if device.name == device.id else f"{device.id} ({device.name})"
-
-
-@dataclass(frozen=True)
-class Token:
-    """A join token for `count` devices of `kind`; `expires` is in seconds since 1970."""
-
-    kind: str
-    count: int
-    expires: float
-
-    def check_age(self, now: float) -> None:
-        """Raise RefusalError (403) if the token has expired by `now`."""
-        if now > self.expires:
-            raise forbidden(
-                f"This join token expired on {datetime.fromtimestamp(self.expires, UTC):%Y-%m-%d}. "
-                f"To make a new one, the operator removes tokens/{self.kind}.token from the "
-                "coordinator's state folder and starts `edgetailor serve` again.",
-                code="join.expired-token",
-                kind=self.kind,
-            )
-
-    def check_free(self, used: int) -> None:
-        """Raise RefusalError (403) if `used` devices leave no place."""
-        if used >= self.count:
-            raise forbidden(
-                f"This join token is used up: it is for {counted(self.count, 'device')} of kind "
-                f"{self.kind!r}. Use the token of another kind, or start a federation with more.",
-                code="join.used-up-token",
-                kind=self.kind,
-                devices=self.count,
-            )
 
 
 class Registry:
