@@ -191,8 +191,18 @@ def layout_page() -> str:
     )
 
 
+def contributing(text: str) -> str:
+    """CONTRIBUTING.md with its table of folders replaced by the present one."""
+    before, start, rest = text.partition("| folder | what is in it |\n")
+    assert start, "CONTRIBUTING.md has no table of folders"
+    _, _, after = rest.partition("\n\n")
+    return f"{before}{tree()}\n\n{after}"
+
+
 PAGES_BY_NAME = {"errors.md": error_page, "layout.md": layout_page}
 
 if __name__ == "__main__":
     for name, page in PAGES_BY_NAME.items():
         (PAGES / name).write_text(page(), encoding="utf-8")
+    guide = ROOT / "CONTRIBUTING.md"
+    guide.write_text(contributing(guide.read_text("utf-8")), encoding="utf-8")
