@@ -12,10 +12,10 @@ PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-oldest check format docs release-check
-.PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-plan
+.PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-plan
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv and install the project into it (the others do this first)
 
@@ -57,6 +57,9 @@ bench-memory: setup ## peak memory of training steps, predicted, measured and Py
 
 bench-agent: ## size, import time and memory of the base install, in a fresh environment
 	$(PYTHON) tests/benchmarks/bench_agent.py
+
+bench-coordinator: setup ## what requests cost the coordinator with up to 2,000 devices (minutes)
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_coordinator.py $(ARGS)
 
 bench-plan: setup ## what the planner predicts against what is measured (many minutes); ARGS
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_plan.py $(ARGS)

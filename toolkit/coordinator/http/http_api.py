@@ -43,7 +43,9 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 _bearer = HTTPBearer(auto_error=False, description="A join token, device secret or operator token.")
 
 
-def _credentials(
+# These two are async, because FastAPI runs every other function in a thread, which costs more than
+# they do.
+async def _credentials(
     given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
 ) -> str:
     if given is None:
@@ -53,7 +55,7 @@ def _credentials(
     return given.credentials
 
 
-def _coordinator(request: Request) -> Coordinator:
+async def _coordinator(request: Request) -> Coordinator:
     found: Coordinator = request.app.state.coordinator
     return found
 

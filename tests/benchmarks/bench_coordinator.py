@@ -1,0 +1,377 @@
+"""What a request costs the coordinator with more and more devices, and how long closing blocks it.
+
+`edgetailor serve` runs for fleets of the sizes FLEETS at the same time, and their requests take
+turns. Devices have Ed25519 keys and send distinct valid updates. Processor time is that of the
+serving process. Uploads of a larger model take turns with those to a bare Starlette route that only
+streams to a file. Linux only. Run `make bench-coordinator`.
+"""
+
+import argparse
+import http.client
+import itertools
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+from safetensors.numpy import load, save
+
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.federation.device_keys import DeviceKey
+from device_agent.formats.atomic_files import fingerprint
+from device_agent.formats.manifest import MANIFEST, WEIGHTS, Manifest, encode, uploaded
+from device_agent.formats.protocol import API, Work
+from device_agent.formats.update import UpdateRecord
+from vector_fleet import MACHINE
+
+FLEETS = (200, 1000, 2000)
+BLOCKS = 6
+"""Turns of each kind of request."""
+POLLS, TRANSFERS = 200, 30
+"""Requests of a turn; all transfers together must be fewer than the devices of the least fleet."""
+UPLOADS = 7
+"""Turns of the uploads of the larger model."""
+GOAL_RATIO, GOAL_SHARE, GOAL_POLL_S = 1.3, 0.7, 1.0
+NETS = """
+from torch import nn
+
+def small():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+
+def large():
+    return nn.Sequential(nn.Linear(4096, 4096), nn.Tanh(), nn.Linear(4096, 10))
+"""
+CONFIG = """
+model = "nets:{model}"
+input_shape = [{inputs}]
+rounds = 2
+held_out = "held_out.npz"
+port = 0
+deadline_s = 86400.0
+
+[[devices]]
+name = "device"
+submodel = "full"
+count = {devices}
+"""
+BARE = """
+import sys, tempfile, uvicorn
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+async def put(request):
+    with tempfile.TemporaryFile(dir=".") as file:
+        async for piece in request.stream():
+            file.write(piece)
+    return Response(status_code=204)
+
+app = Starlette(routes=[Route("/", put, methods=["PUT"])])
+uvicorn.run(app, port=int(sys.argv[1]), log_level="critical")
+"""
+
+
+@dataclass
+class Serving:
+    """A serving process and the links of its devices."""
+
+    process: int
+    url: str
+    folder: Path
+    links: list[CoordinatorClient] = field(default_factory=list)
+    connection: http.client.HTTPConnection | None = None
+
+    def processor_s(self) -> float:
+        """Processor time of the process so far, in seconds."""
+        fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def peak_bytes(self) -> int:
+        """Peak resident memory of the process."""
+        lines = Path(f"/proc/{self.process}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+    def ask(
+        self, method: str, path: str, secret: str, body: bytes | None = None
+    ) -> tuple[int, bytes]:
+        """One request on the connection that all devices of this benchmark share."""
+        if self.connection is None:
+            self.connection = http.client.HTTPConnection(urlsplit(self.url).netloc)
+        headers = {"Authorization": f"Bearer {secret}"}
+        self.connection.request(method, f"{API}{path}", body, headers)
+        answer = self.connection.getresponse()
+        return answer.status, answer.read()
+
+
+@dataclass
+class Fleet:
+    """A federation of `size` devices, whose next one to send an update is `next`."""
+
+    size: int
+    serving: Serving
+    secrets: list[str] = field(default_factory=list)
+    next: int = 0
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+    manifest: bytes = b""
+
+    def join(self) -> None:
+        """Enrol all devices, and read the bundle that they are offered."""
+        token = (self.serving.folder / "state" / "tokens" / "device.token").read_text().strip()
+        with ThreadPoolExecutor(4) as pool:
+            self.secrets = list(pool.map(lambda n: self._join(token, n), range(self.size)))
+        work = self.work()
+        while work.state != "train":
+            time.sleep(0.2)
+            work = self.work()
+        files = {offer.name: offer.sha256 for offer in work.files}
+        self.weights = load(self.fetch(files[WEIGHTS]))
+        self.weights_file = files[WEIGHTS]
+        self.manifest = self.fetch(files[MANIFEST])
+
+    def _join(self, token: str, number: int) -> str:
+        link = CoordinatorClient(self.serving.url, token, patience_s=60)
+        key = DeviceKey.new()
+        reply = link.join(lambda: key.join_request(token, f"device {number}", MACHINE))
+        return reply.secret
+
+    def work(self, number: int = 0) -> Work:
+        """What a device should do."""
+        status, body = self.serving.ask("GET", "/work", self.secrets[number])
+        assert status == 200, body
+        return msgspec.json.decode(body, type=Work)
+
+    def fetch(self, sha256: str, number: int = 0) -> bytes:
+        """A file of the bundle."""
+        status, body = self.serving.ask("GET", f"/files/{sha256}", self.secrets[number])
+        assert status == 200, body
+        return body
+
+    def update(self, number: int) -> tuple[bytes, bytes]:
+        """The two files of the update of one device."""
+        draw = np.random.default_rng(number)
+        manifest = msgspec.json.decode(self.manifest, type=Manifest)
+        table = uploaded(manifest.tensors)
+        tensors = {
+            entry.name: self.weights[entry.name]
+            + draw.normal(0, 1e-3, entry.shape).astype(np.float32)
+            for entry in table
+        }
+        data = save(tensors)
+        record = UpdateRecord(
+            bundle=fingerprint(self.manifest).sha256,
+            base=manifest.base,
+            submodel=manifest.submodel,
+            samples=100 + number % 50,
+            steps=10,
+            loss_first=2.0,
+            loss_last=1.0,
+            tensors=table,
+            file=fingerprint(data),
+        )
+        return data, encode(record)
+
+    def send(self, number: int, data: bytes, record: bytes) -> None:
+        """Send an update."""
+        path = f"/rounds/1/tensors/{fingerprint(data).sha256}"
+        for method, at, body in (("PUT", path, data), ("POST", "/rounds/1/update", record)):
+            status, answer = self.serving.ask(method, at, self.secrets[number], body)
+            assert status < 300, answer
+
+
+@contextmanager
+def process(folder: Path, *command: object) -> Iterator[int]:
+    """A process of this Python in `folder`; what it says goes to the file `said`."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(folder)])}
+    with (folder / "said").open("wb") as said:
+        started = subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            cwd=folder, env=environment, stdout=said, stderr=said,
+        )  # fmt: skip
+        try:
+            yield started.pid
+        finally:
+            started.terminate()
+            started.wait()
+
+
+@contextmanager
+def serving(folder: Path, devices: int, model: str, inputs: int) -> Iterator[Serving]:
+    """`edgetailor serve` in the new folder `folder`."""
+    folder.mkdir()
+    (folder / "nets.py").write_text(NETS)
+    (folder / "fleet.toml").write_text(CONFIG.format(model=model, inputs=inputs, devices=devices))
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(256, inputs)).astype(np.float32)
+    np.savez(folder / "held_out.npz", x=x, y=draw.integers(10, size=256))
+    with process(folder, "-m", "toolkit.cli", "serve", "fleet.toml") as number:
+        address = folder / "state" / "address"
+        while not address.exists():
+            time.sleep(0.2)
+            assert Path(f"/proc/{number}/fd").exists(), (folder / "said").read_text()
+        yield Serving(number, address.read_text().strip(), folder)
+
+
+def blocks(fleets: list[Fleet], block: Callable[[Fleet], int]) -> dict[int, float]:
+    """Processor milliseconds of the serving process for a request, by size; blocks take turns."""
+    found: dict[int, list[float]] = {fleet.size: [] for fleet in fleets}
+    for _ in range(BLOCKS):
+        for fleet in fleets:
+            before = fleet.serving.processor_s()
+            count = block(fleet)
+            found[fleet.size].append((fleet.serving.processor_s() - before) / count * 1e3)
+    return {size: statistics.median(values) for size, values in found.items()}
+
+
+def poll(fleet: Fleet) -> int:
+    """A turn of polls."""
+    for number in itertools.islice(itertools.cycle(range(fleet.size)), POLLS):
+        fleet.work(number)
+    return POLLS
+
+
+def download(fleet: Fleet) -> int:
+    """A turn of downloads of the weights."""
+    for number in range(TRANSFERS):
+        fleet.fetch(fleet.weights_file, number)
+    return TRANSFERS
+
+
+def upload(fleet: Fleet) -> int:
+    """A turn of updates, from devices that have not sent one."""
+    made = [(n, *fleet.update(n)) for n in range(fleet.next, fleet.next + TRANSFERS)]
+    fleet.next += TRANSFERS
+    for one in made:
+        fleet.send(*one)
+    return TRANSFERS
+
+
+def longest_poll(fleet: Fleet) -> tuple[float, float]:
+    """Seconds of the longest poll while round 1 closes and round 2 opens, and how long that is."""
+    for number in range(fleet.next, fleet.size - 1):
+        fleet.send(number, *fleet.update(number))
+    waits: list[float] = []
+    done = threading.Event()
+
+    def polls(number: int) -> None:
+        own = Serving(fleet.serving.process, fleet.serving.url, fleet.serving.folder)
+        while not done.is_set():
+            start = time.perf_counter()
+            status, body = own.ask("GET", "/work", fleet.secrets[number])
+            waits.append(time.perf_counter() - start)
+            assert status == 200, body
+            if msgspec.json.decode(body, type=Work).round == 2:
+                done.set()
+
+    last = fleet.size - 1
+    update = fleet.update(last)
+    with ThreadPoolExecutor(4) as pool:
+        polling = [pool.submit(polls, number) for number in range(4)]
+        start = time.perf_counter()
+        fleet.send(last, *update)
+        for one in polling:
+            one.result()
+        took = time.perf_counter() - start
+    return max(waits), took
+
+
+def throughput(scratch: Path) -> None:
+    """Print what uploads of 67 MB cost the coordinator and a bare route, which take turns."""
+    print()
+    with ExitStack() as stack:
+        found = stack.enter_context(serving(scratch / "large", 1, "large", 4096))
+        fleet = Fleet(1, found)
+        fleet.join()
+        bare = scratch / "bare"
+        bare.mkdir()
+        (bare / "app.py").write_text(BARE)
+        port = int(urlsplit(found.url).port or 0) + 1
+        bare_process = stack.enter_context(process(bare, "app.py", port))
+        links = {
+            "coordinator": (found, urlsplit(found.url).netloc),
+            "bare": (Serving(bare_process, "", bare), f"127.0.0.1:{port}"),
+        }
+        times: dict[str, list[float]] = {name: [] for name in links}
+        used: dict[str, list[float]] = {name: [] for name in links}
+        for number in range(UPLOADS):
+            data, _ = fleet.update(number)
+            path = f"{API}/rounds/1/tensors/{fingerprint(data).sha256}"
+            for name, (server, netloc) in links.items():
+                headers = {"Authorization": f"Bearer {fleet.secrets[0]}"}
+                link = http.client.HTTPConnection(netloc)
+                link.connect()
+                before, start = server.processor_s(), time.perf_counter()
+                link.request("PUT", path if name == "coordinator" else "/", data, headers)
+                answer = link.getresponse()
+                assert answer.status == 204, answer.read()
+                times[name].append(time.perf_counter() - start)
+                used[name].append(server.processor_s() - before)
+                link.close()
+        for name in links:
+            rate = len(data) / statistics.median(times[name]) / 1e6
+            print(f"{name}: {rate:.0f} MB/s, {statistics.median(used[name]):.2f} s of processor")
+        share = statistics.median(times["bare"]) / statistics.median(times["coordinator"])
+        print(f"{share:.2f} of the bare route's throughput (goal {GOAL_SHARE})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fleets", type=int, nargs="+", default=list(FLEETS))
+    parser.add_argument("--only", choices=["requests", "throughput"])
+    given = parser.parse_args()
+    names = ("uvicorn", "starlette", "fastapi", "h11")
+    versions = ", ".join(f"{name} {version(name)}" for name in names)
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+          f"{versions}")  # fmt: skip
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        if given.only != "throughput":
+            requests(Path(scratch), given.fleets, stack)
+        if given.only != "requests":
+            throughput(Path(scratch))
+
+
+def requests(scratch: Path, sizes: list[int], stack: ExitStack) -> None:
+    """Print the table of requests."""
+    fleets = [
+        Fleet(size, stack.enter_context(serving(scratch / str(size), size, "small", 64)))
+        for size in sizes
+    ]
+    for fleet in fleets:
+        fleet.join()
+    columns = {
+        "poll, ms": blocks(fleets, poll),
+        "download, ms": blocks(fleets, download),
+        "update, ms": blocks(fleets, upload),
+    }
+    closing = {fleet.size: longest_poll(fleet) for fleet in fleets}
+    print(f"\n| devices | {' | '.join(columns)} | longest poll, s | closing, s | peak, MB |")
+    print("|---|" + "---|" * (len(columns) + 3))
+    for fleet in fleets:
+        cells = [f"{column[fleet.size]:.2f}" for column in columns.values()]
+        slowest, took = closing[fleet.size]
+        peak = fleet.serving.peak_bytes() / 1e6
+        row = [f"{fleet.size:,}", *cells, f"{slowest:.2f}", f"{took:.1f}", f"{peak:.0f}"]
+        print(f"| {' | '.join(row)} |")
+    ratios = ", ".join(
+        f"{name.partition(',')[0]} {max(column.values()) / min(column.values()):.2f}"
+        for name, column in columns.items()
+    )
+    print(f"\nLargest over smallest: {ratios} (goal {GOAL_RATIO}); "
+          f"longest poll below {GOAL_POLL_S:.0f} s: "
+          f"{all(slowest < GOAL_POLL_S for slowest, _ in closing.values())}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
