@@ -10,7 +10,7 @@ FOLDER = click.Path(path_type=Path)
 @click.command()
 @click.argument("state", type=FOLDER)
 @click.argument("out", type=FOLDER)
-@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@click.option("--force", is_flag=True, help="Replace OUT if it is a backup.")
 def backup(state: Path, out: Path, force: bool) -> None:
     """Copy the federation in STATE to the new folder OUT.
 

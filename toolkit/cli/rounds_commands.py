@@ -54,7 +54,12 @@ def rollback(state: Path, round_: int) -> None:
     Stop `edgetailor serve` first. The rounds since then stay listed; their number counts on.
     Updates that the open round has received are discarded: their devices train it again.
     """
+    from toolkit.coordinator.storage.recoverable import MODEL
     from toolkit.coordinator.storage.rollback import roll_back
 
     number = roll_back(state, round_)
-    click.echo(f"Round {number} starts from the model of round {round_}.", err=True)
+    click.echo(
+        f"Round {number} starts from the model of round {round_}, which {MODEL} now is. If all "
+        "`rounds` of the federation's file are over, set a higher number.",
+        err=True,
+    )

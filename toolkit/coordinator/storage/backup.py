@@ -1,29 +1,23 @@
 """A consistent copy of a state folder, taken while `serve` may run, and putting it back."""
 
+import errno
 import json
 import os
-import shutil
 import sqlite3
-import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 
-from device_agent.formats.atomic_files import (
-    fingerprint_file,
-    refuse_existing,
-    sync_folder,
-    write_file,
-)
+from device_agent.formats.atomic_files import fingerprint_file, refuse_existing, write_file
 from profiles.errors import InputError
 from toolkit.coordinator.storage.coordinator_store import REFERENCED
 from toolkit.coordinator.storage.federation_marker import Marker
-from toolkit.coordinator.storage.folder_check import DATABASE, check_folder
+from toolkit.coordinator.storage.folder_check import CONTENTS, DATABASE, check_folder
 from toolkit.coordinator.storage.folder_lock import FolderLock
+from toolkit.coordinator.storage.new_folder import check_apart, copy_file, is_empty, new_folder
 from toolkit.coordinator.storage.recoverable import FILES, HISTORY, MODEL, has_hash
 from toolkit.coordinator.storage.saved_rounds import reading
 
-CONTENTS = "backup.json"
 TOKENS = ("operator.token", "tokens")
 ATTEMPTS = 10
 """How often a backup begins again because a round ended while it collected the files."""
@@ -33,23 +27,24 @@ def backup(state: Path, out: Path, force: bool = False) -> None:
     """Copy the federation in `state` to the new folder `out` and check the copy.
 
     Raises:
-        InputError: If `state` holds no federation, if a file in it is missing or damaged, or if
-            `out` exists and `force` is not set.
+        InputError: If `state` holds no federation, if a file in it is missing or damaged, if `out`
+            exists and `force` is not set, or if `out` is anything but a backup.
     """
     refuse_existing(out, force)
-    for attempt in range(ATTEMPTS):
-        with _new_folder(out) as made:
-            try:
+    check_apart(state, out)
+    if out.exists() and not (out.is_dir() and is_empty(out)):
+        _check_replaceable(out)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            with new_folder(out, CONTENTS) as made:
                 _copy(state, made)
-            except FileNotFoundError:  # the end of a round has removed a file
-                if attempt < ATTEMPTS - 1:
-                    continue
-                raise
-            _write_contents(made)
-            _check_contents(made)
-            check_folder(made)
-            _put(made, out)
+                check_folder(made)
+                _write_contents(made)
+                _check_contents(made)
             return
+        except FileNotFoundError:  # the end of a round has removed a file
+            if attempt == ATTEMPTS:
+                raise
 
 
 def restore(copy: Path, state: Path) -> None:
@@ -58,47 +53,77 @@ def restore(copy: Path, state: Path) -> None:
     Raises:
         InputError: If `copy` is not a whole backup, or if `state` is in use or not empty.
     """
-    if state.exists():
-        if not state.is_dir() or any(state.iterdir()):
-            raise InputError(
-                f"{state} is not an empty folder: give another place, or move it away first. "
-                "Nothing was changed.",
-                code="backup.state-not-empty",
-                path=str(state),
-            )
-        FolderLock(state).release()
-    _check_contents(copy)
-    with _new_folder(state) as made:
-        for name in _contents(copy):
-            _copy_file(copy / name, made / name)
-        check_folder(made)
-        _put(made, state)
+    with ExitStack() as stack:
+        if state.exists():
+            if not state.is_dir() or not is_empty(state):
+                raise InputError(
+                    f"{state} is not an empty folder: give another place, or move it away first. "
+                    "Nothing was changed.",
+                    code="backup.state-not-empty",
+                    path=str(state),
+                )
+            stack.callback(FolderLock(state).release)
+        _check_contents(copy)
+        with reading(copy):  # is it a database of this version?
+            pass
+        with new_folder(state, DATABASE) as made:
+            for name in _contents(copy):
+                copy_file(copy / name, made / name)
+            check_folder(made)
+
+
+def _check_replaceable(out: Path) -> None:
+    """Raise InputError if the folder or file `out` is not a backup."""
+    if not (out / CONTENTS).is_file():
+        raise InputError(
+            f"{out} is not a backup, and --force replaces only backups: give another place. "
+            "Nothing was changed.",
+            code="backup.replaces-other",
+            path=str(out),
+        )
 
 
 def _copy(state: Path, made: Path) -> None:
     """Copy the database at one moment, then the files that it names."""
     with reading(state) as source, closing(sqlite3.connect(made / DATABASE)) as target:
-        source.backup(target)
-        files = sorted({name for (name,) in target.execute(REFERENCED)})
+        try:
+            source.backup(target)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                raise
+            full = errno.ENOSPC
+            raise OSError(full, os.strerror(full), str(made / DATABASE)) from None
+        files = [name for (name,) in target.execute(REFERENCED)]
         marker = Marker.of(target)
     os.chmod(made / DATABASE, 0o600)
     for sha256 in files:
-        _copy_file(state / FILES / sha256, made / FILES / sha256)
-        if not has_hash(made / FILES / sha256, sha256):
-            raise InputError(
-                f"{state / FILES / sha256} is damaged: there is no backup of a damaged federation. "
-                "Start `edgetailor serve`: it says what can be recovered.",
-                code="backup.damaged-file",
-                path=str(state / FILES / sha256),
-            )
+        _copy_blob(state, made, sha256)
     marker.write(made)
     if marker.model is not None:
-        _copy_file(made / FILES / marker.model, made / MODEL)
+        copy_file(made / FILES / marker.model, made / MODEL)
     for name in TOKENS:
         for path in _files(state / name):
-            _copy_file(path, made / path.relative_to(state))
+            copy_file(path, made / path.relative_to(state))
     if (state / HISTORY).exists():
-        _copy_file(state / HISTORY, made / HISTORY)
+        copy_file(state / HISTORY, made / HISTORY)
+
+
+def _copy_blob(state: Path, made: Path, sha256: str) -> None:
+    """Copy one of the files that the database names. Raises InputError if it is damaged or lost."""
+    source, target = state / FILES / sha256, made / FILES / sha256
+    try:
+        copy_file(source, target)
+    except FileNotFoundError:
+        with reading(state) as db:
+            if (sha256,) not in db.execute(REFERENCED).fetchall():
+                raise
+    if not has_hash(target, sha256):
+        raise InputError(
+            f"{source} is missing or damaged: there is no backup of a damaged federation. Start "
+            "`edgetailor serve` again: it says what can be recovered.",
+            code="backup.damaged-file",
+            path=str(source),
+        )
 
 
 def _write_contents(made: Path) -> None:
@@ -145,35 +170,3 @@ def _files(place: Path) -> Iterator[Path]:
         yield place
     elif place.is_dir():
         yield from (path for path in sorted(place.rglob("*")) if path.is_file())
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    """Copy a file with its mode and flush it to disk."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(source, target)
-    with target.open("rb+") as file:
-        os.fsync(file.fileno())
-    sync_folder(target.parent)
-
-
-@contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` to be filled; removed at the end if it is still there."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-def _put(made: Path, out: Path) -> None:
-    """Let the complete folder `made` take the place of `out`."""
-    if out.exists():
-        old = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.old."))
-        os.replace(out, old / "was")
-        os.replace(made, out)
-        shutil.rmtree(old)
-    else:
-        os.replace(made, out)
-    sync_folder(out.parent)

@@ -6,6 +6,7 @@ damaged while no coordinator ran.
 """
 
 import json
+import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ from toolkit.coordinator.storage.incoming_files import IncomingFile, IncomingFil
 from toolkit.coordinator.storage.open_round import OpenRound
 from toolkit.coordinator.storage.recoverable import FILES, MODEL, has_hash
 from toolkit.coordinator.storage.retention import Keep
+
+logger = logging.getLogger(__name__)
 
 Bundle = dict[str, FileEntry]
 INCOMING = "incoming"
@@ -89,6 +92,9 @@ class Store:
             pending = db.execute("SELECT sha256 FROM uploads EXCEPT SELECT sha256 FROM updates")
             lost = [(sha256,) for (sha256,) in pending if not self.blobs.is_whole(sha256)]
             db.executemany("DELETE FROM uploads WHERE sha256 = ?", lost)
+            rounds = retention.drop_lost(db, marker.model, self.blobs.is_whole)
+        for round_ in rounds:
+            logger.warning("The model of round %d is missing or damaged: it is lost.", round_)
         if marker != read_marker(self.folder):
             marker.write(self.folder)
         if marker.model is not None and not self.blobs.is_whole(marker.model):

@@ -21,6 +21,8 @@ from toolkit.coordinator.storage.recoverable import (
 logger = logging.getLogger(__name__)
 
 DATABASE = "state.sqlite3"
+CONTENTS = "backup.json"
+"""The file that makes a folder a backup."""
 WRITTEN_LATER = (MARKER, MODEL, HISTORY, "address")
 """Files that `serve` writes once there is a database."""
 
@@ -33,6 +35,13 @@ def check_folder(folder: Path, needs_model: bool = True) -> None:
     Raises:
         InputError: If it held a federation that cannot be continued, or one of another version.
     """
+    if (folder / CONTENTS).exists():
+        raise InputError(
+            f"{folder} is a backup, which must not change: make a state folder of it "
+            "(`edgetailor restore`).",
+            code="state.is-backup",
+            path=str(folder),
+        )
     found, marker = check_database(folder / DATABASE), read_marker(folder)
     if found is None:
         _check_new(folder)

@@ -1,6 +1,7 @@
 """Which models and records of updates are kept. Each function takes part in a transaction."""
 
 import sqlite3
+from collections.abc import Callable
 from typing import Literal
 
 Keep = int | Literal["all", "best"]
@@ -28,6 +29,19 @@ def drop_models(db: sqlite3.Connection, keep: Keep) -> None:
         f"(SELECT round FROM history ORDER BY round DESC LIMIT ?) AND round != ({BEST})",
         (1 if keep == "best" else keep,),
     )
+
+
+def drop_lost(
+    db: sqlite3.Connection, current: str | None, is_whole: Callable[[str], bool]
+) -> list[int]:
+    """Mark the models of earlier rounds that are missing or damaged; returns their rounds.
+
+    Otherwise no backup could be made any more. The model `current` is left to `folder_check.py`.
+    """
+    kept = db.execute("SELECT round, model FROM history WHERE kept").fetchall()
+    lost = [round_ for round_, model in kept if model != current and not is_whole(model)]
+    db.executemany("UPDATE history SET kept = 0 WHERE round = ?", [(round_,) for round_ in lost])
+    return lost
 
 
 def shorten_records(db: sqlite3.Connection, round_: int) -> None:

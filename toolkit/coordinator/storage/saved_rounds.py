@@ -12,6 +12,7 @@ from toolkit.coordinator.storage import retention
 from toolkit.coordinator.storage.database import BUSY_S
 from toolkit.coordinator.storage.database_check import check_version
 from toolkit.coordinator.storage.folder_check import DATABASE
+from toolkit.coordinator.storage.new_folder import check_apart
 from toolkit.coordinator.storage.recoverable import FILES, has_hash
 
 
@@ -58,10 +59,12 @@ def export_model(folder: Path, round_: int, out: Path, force: bool = False) -> N
     """Write the global model after `round_` to `out`, a .safetensors file.
 
     Raises:
-        InputError: If the round is not over, if its model is not kept or damaged, or if `out`
-            exists and `force` is not set.
+        InputError: If the round is not over, if its model is not kept or damaged, if `out` exists
+            and `force` is not set, or if `out` is a file of the state folder.
     """
     check_file_place(out, force)
+    if out.exists():
+        check_apart(folder, out)
     write_file(out, model_file(folder, round_).read_bytes())
 
 

@@ -1,5 +1,7 @@
 """Backups of a federation, taken while it runs, and what is restored from them."""
 
+import errno
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -8,10 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from bundles import everything
 from device_agent.formats.protocol import RoundResult
 from refusals import refused
 from toolkit.coordinator.storage.backup import backup, restore
 from toolkit.coordinator.storage.coordinator_store import Store
+from toolkit.coordinator.storage.rollback import roll_back
+from toolkit.coordinator.storage.saved_rounds import export_model, saved_rounds
 from vector_fleet import VectorModel, configured, enrol, joined, running, send, task, trained
 
 
@@ -59,13 +64,67 @@ def test_places_that_are_refused(copied: Path, tmp_path: Path) -> None:
     store.close()
     with refused("file.exists", path=str(copied / "backup")):
         backup(copied / "c" / "state", copied / "backup")
-    with refused("state.no-federation", path=str(tmp_path)):
-        backup(tmp_path, tmp_path / "b")
+    with refused("state.no-federation", path=str(tmp_path / "state")):
+        backup(tmp_path / "state", tmp_path / "b")
     with refused("backup.not-a-backup", path=str(tmp_path)):
         restore(tmp_path, tmp_path / "new")
     backup(copied / "c" / "state", tmp_path / "b")
     backup(copied / "c" / "state", tmp_path / "b", force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "state", "used"]
+
+
+def test_a_backup_replaces_only_backups(copied: Path, tmp_path: Path) -> None:
+    state = tmp_path / "federation" / "state"
+    restore(copied / "backup", state)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis").write_text("all of it")
+    (tmp_path / "link").symlink_to(state)
+    before = everything(tmp_path)
+    for out in (state, state.parent, state / "copies" / "monday", tmp_path / "link"):
+        with refused("file.in-state-folder", path=str(out)):
+            backup(state, out, force=True)
+    for out in (tmp_path / "mine", tmp_path / "mine" / "thesis"):
+        with refused("backup.replaces-other", path=str(out)):
+            backup(state, out, force=True)
+    with refused("file.in-state-folder"):
+        export_model(state, 0, state / "state.sqlite3", force=True)
+    assert everything(tmp_path) == before
+
+
+def test_empty_folders_are_filled_and_stay(copied: Path, tmp_path: Path) -> None:
+    """They may be mounted volumes, which cannot be renamed."""
+    for name in ("backup", "state"):
+        (tmp_path / name / "lost+found").mkdir(parents=True)
+        held = os.open(tmp_path / name, os.O_RDONLY)
+        if name == "backup":
+            backup(copied / "c" / "state", tmp_path / name, force=True)
+        else:
+            restore(copied / "backup", tmp_path / name)
+        assert sorted(os.listdir(held)) == sorted(os.listdir(tmp_path / name))
+        os.close(held)
+    Store(tmp_path / "state").close()
+
+
+def test_a_backup_is_not_served(copied: Path, tmp_path: Path) -> None:
+    shutil.copytree(copied / "backup", tmp_path / "b")
+    with refused("state.is-backup", path=str(tmp_path / "b")):
+        Store(tmp_path / "b")
+    with refused("state.is-backup"):
+        roll_back(tmp_path / "b", 0)
+    restore(tmp_path / "b", tmp_path / "state")
+
+
+def test_a_full_disk_is_named(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "full", str(source), None, str(target))
+
+    monkeypatch.setattr(shutil, "copy", full)
+    with pytest.raises(OSError, match="full") as caught:
+        backup(copied / "c" / "state", tmp_path / "b")
+    assert Path(caught.value.filename).is_relative_to(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_backup_is_refused(copied: Path, tmp_path: Path) -> None:
@@ -82,12 +141,29 @@ def test_a_damaged_backup_is_refused(copied: Path, tmp_path: Path) -> None:
 
 
 def test_a_damaged_federation_has_no_backup(copied: Path, tmp_path: Path) -> None:
-    shutil.copytree(copied / "backup", tmp_path / "state")
+    restore(copied / "backup", tmp_path / "state")
     path = next(iter((tmp_path / "state" / "files").iterdir()))
     path.write_bytes(b"?")
     with refused("backup.damaged-file", path=str(path)):
         backup(tmp_path / "state", tmp_path / "b")
+    path.unlink()
+    with refused("backup.damaged-file", path=str(path)):
+        backup(tmp_path / "state", tmp_path / "b")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["state"]
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+def test_a_lost_model_of_an_earlier_round_does_not_end_backups(tmp_path: Path, how: str) -> None:
+    store = Store(tmp_path / "state")
+    for round_ in range(3):
+        quality = RoundResult(round=round_, accuracy=0.5, loss=1.0, updates=0)
+        store.add_result(quality, f"model {round_}".encode())
+    path = store.blobs.path(store.models()[1])
+    store.close()
+    path.unlink() if how == "missing" else path.write_bytes(b"?")
+    Store(tmp_path / "state").close()  # what `serve` begins with
+    assert [one.kept for one in saved_rounds(tmp_path / "state")] == [True, False, True]
+    backup(tmp_path / "state", tmp_path / "b")
 
 
 def test_every_backup_of_a_busy_federation_is_of_one_moment(tmp_path: Path) -> None:

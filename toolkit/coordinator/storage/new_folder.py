@@ -1,0 +1,92 @@
+"""A folder that gets all of its content at once, for backups and for restored state folders."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from device_agent.formats.atomic_files import sync_folder
+from profiles.errors import InputError
+
+OF_FILE_SYSTEMS = {"lost+found"}
+"""What a volume that was just made and mounted has in it."""
+
+
+@contextmanager
+def new_folder(out: Path, last: str) -> Iterator[Path]:
+    """A folder to be filled. At the end of the block its content is that of `out`.
+
+    After an error `out` is as it was. A folder that is not empty is replaced by a rename. An empty
+    one stays and is filled, because it may be a mounted volume: its file `last` comes last, so that
+    a folder without it is not taken for complete.
+    """
+    out = out.resolve()
+    filled = out.is_dir() and is_empty(out)
+    parent = out if filled else out.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}."))
+    try:
+        yield made
+        if filled:
+            _move_content(made, out, last)
+        else:
+            _replace(made, out)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether nobody has written to `folder`."""
+    return all(path.name in OF_FILE_SYSTEMS for path in folder.iterdir())
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file with its mode and flush it to disk."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        shutil.copy(source, target)
+        with target.open("rb+") as file:
+            os.fsync(file.fileno())
+        sync_folder(target.parent)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.filename2 is not None:  # shutil names the source of a copy that the disk refuses
+            error.filename = error.filename2
+        raise
+
+
+def check_apart(state: Path, out: Path) -> None:
+    """Raise InputError if `out` is the state folder `state`, is in it or contains it."""
+    one, other = state.resolve(), out.resolve()
+    if one.is_relative_to(other) or other.is_relative_to(one):
+        raise InputError(
+            f"{out} is the state folder {state}, is in it or contains it: give a place outside of "
+            "it. Nothing was changed.",
+            code="file.in-state-folder",
+            path=str(out),
+            state=str(state),
+        )
+
+
+def _move_content(made: Path, out: Path, last: str) -> None:
+    paths = sorted(made.iterdir(), key=lambda path: (path.name == last, path.name))
+    for path in paths:
+        if path.name == last:
+            sync_folder(out)
+        os.replace(path, out / path.name)
+    sync_folder(out)
+
+
+def _replace(made: Path, out: Path) -> None:
+    """Let the complete folder `made` take the place of `out`."""
+    if out.exists():
+        old = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.old."))
+        os.replace(out, old / "was")
+        os.replace(made, out)
+        shutil.rmtree(old)
+    else:
+        os.replace(made, out)
+    sync_folder(out.parent)
