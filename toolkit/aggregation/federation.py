@@ -1,5 +1,6 @@
 """One global model over the rounds: bundles out, updates in, without any transport."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import with_constants
 from exporters.export import compile_graphs
 from exporters.runtime_graph import Graphs
+from profiles.errors import InputError
 from toolkit.aggregation.aggregate import Received, Strategy, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.model_evaluation import evaluate, take_statistics
@@ -19,6 +21,8 @@ from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.model_loading import load_global
 from toolkit.submodels.one_step_submodel import scale_learning_rates
 from toolkit.submodels.submodel import Submodel
+
+logger = logging.getLogger(__name__)
 
 
 class Federation:
@@ -34,10 +38,14 @@ class Federation:
         seed: The seed that the model is built with.
         policy: The weights of updates and how far the model moves in a round.
         strategy: Replaces the weighted mean; see `aggregate`.
+        statistics: Training samples (n, *input_shape) for the statistics of static batch norms.
+            Without them these are taken from the samples that `evaluate` judges the model on, which
+            makes it look better than it is.
 
     Raises:
         ModelError: If the model cannot be loaded.
-        InputError: If the weights file cannot be used.
+        InputError: If the weights file cannot be used, or `statistics` are given and batch norm is
+            not static.
 
     Examples:
         >>> from toolkit.submodels.hyperparameters import TrainingConfig
@@ -55,12 +63,15 @@ class Federation:
         seed: int = 0,
         policy: AggregationPolicy | None = None,
         strategy: Strategy | None = None,
+        statistics: np.ndarray | None = None,
     ) -> None:
+        _check_statistics(training, statistics)
         self.module, self.model = load_global(model_reference, weights_file, seed)
         self.input_shape = input_shape
         self.training = training
         self.policy = policy or AggregationPolicy()
         self.strategy = strategy
+        self.statistics = statistics
         self._submodels: dict[str, Submodel] = {}
         self._graphs: dict[str, Graphs] = {}
         self._bundles: dict[tuple[str, int], dict[str, bytes]] = {}
@@ -97,7 +108,8 @@ class Federation:
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float | None, float]:
         """Evaluate the global model.
 
-        With static batch norm the model takes its statistics from `x` first.
+        With static batch norm the model takes its statistics first: from the samples `statistics`,
+        or from `x` if there are none.
 
         Args:
             x: Samples, (samples, *input_shape).
@@ -112,7 +124,7 @@ class Federation:
         """
         self.model.load_into(self.module)
         if self.training.batch_norm == "static":
-            take_statistics(self.module, x)
+            take_statistics(self.module, x if self.statistics is None else self.statistics)
             self._replace(replace(self.model, tensors=global_model.from_model(self.module).tensors))
         found = evaluate(self.module, x, y, "The held-out data", self.training.loss)
         return found.accuracy, found.loss
@@ -130,3 +142,19 @@ class Federation:
     def _replace(self, model: global_model.GlobalModel) -> None:
         self.model = model
         self._bundles.clear()
+
+
+def _check_statistics(training: TrainingConfig, statistics: np.ndarray | None) -> None:
+    """Raise InputError for statistics without static batch norm; warn about the opposite."""
+    if training.batch_norm == "static" and statistics is None:
+        logger.warning(
+            "Static batch norm takes its statistics from the held-out samples, so the held-out "
+            "accuracy and loss look better than they are. Set `statistics` to training samples."
+        )
+    if training.batch_norm != "static" and statistics is not None:
+        raise InputError(
+            f'`statistics` are for batch_norm = "static"; batch_norm is "{training.batch_norm}". '
+            "Remove `statistics`, or set batch_norm to static.",
+            code="option.conflict",
+            options=["statistics", "batch_norm"],
+        )

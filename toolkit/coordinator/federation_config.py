@@ -92,6 +92,7 @@ class CoordinatorConfig(Table):
     input_shape: Annotated[tuple[Positive, ...], Field(min_length=1)]
     rounds: Positive
     held_out: Path
+    statistics: Path | None = None
     state: Path = Path("state")
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8123
@@ -140,7 +141,7 @@ def load_config(path: Path) -> CoordinatorConfig:
     Raises InputError: one sentence with the file, the key, its value and what is allowed.
     """
     config = read_table(path, CoordinatorConfig, _known_keys)
-    places = {key: getattr(config, key) for key in ("weights", "held_out", "state")}
+    places = {key: getattr(config, key) for key in ("weights", "held_out", "statistics", "state")}
     folder = path.resolve().parent
     return config.model_copy(
         update={key: folder / place for key, place in places.items() if place is not None}

@@ -203,14 +203,16 @@ class RoundWorker:
         publish(store.folder, model, store.history(), store.models())
 
 
-def read_held_out(
-    path: Path, shape: tuple[int, ...], labels: Dtype = "int64"
+def read_samples(
+    path: Path, shape: tuple[int, ...], labels: Dtype = "int64", key: str = "held_out"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Held-out samples of `shape` and their labels of the type `labels`.
+    """The coordinator's samples of `shape` and their labels of the type `labels`.
+
+    `key` is their key in the federation's file, for messages.
 
     Raises DataError if the file does not hold them.
     """
     x, y = (np.array(as_array(found)) for found in read_arrays(path))
     dtype: Dtype = "int64" if x.dtype == np.int64 else "float32"
-    check_arrays(x, y, shape, None, f"`held_out` {path}", dtype, labels=labels)
+    check_arrays(x, y, shape, None, f"`{key}` {path}", dtype, labels=labels)
     return x, y

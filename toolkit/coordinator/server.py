@@ -26,7 +26,7 @@ from toolkit.coordinator.http.http_api import create_app
 from toolkit.coordinator.http.request_limits import RequestLimits
 from toolkit.coordinator.http.server_socket import GRACE_S, answer_preparing, bind, url_of
 from toolkit.coordinator.round_aggregation import Model
-from toolkit.coordinator.round_worker import RoundWorker, read_held_out
+from toolkit.coordinator.round_worker import RoundWorker, read_samples
 from toolkit.coordinator.settings_check import check_same_settings
 from toolkit.coordinator.startup_message import OPERATOR, startup_message, token_file
 from toolkit.coordinator.storage.coordinator_store import Store
@@ -109,7 +109,7 @@ class Server:
     ) -> None:
         self.config = config
         self.make_planner: MakePlanner | None = None
-        held_out = read_held_out(config.held_out, config.input_shape, config.training.labels)
+        held_out = read_samples(config.held_out, config.input_shape, config.training.labels)
         self._socket = listening or bind(config.host, config.port, origin)
         try:
             self._store = Store(config.state, config.keep)
@@ -190,10 +190,14 @@ class Server:
 def federation(config: CoordinatorConfig) -> "Federation":
     """The global model that `config` describes, split for every kind of device.
 
-    Raises ModelError, SpecError or InputError.
+    Raises ModelError, SpecError, InputError or DataError.
     """
     from toolkit.aggregation.federation import Federation
 
+    statistics = None
+    if config.statistics is not None:
+        labels = config.training.labels
+        statistics, _ = read_samples(config.statistics, config.input_shape, labels, "statistics")
     model = Federation(
         config.model,
         config.input_shape,
@@ -201,6 +205,7 @@ def federation(config: CoordinatorConfig) -> "Federation":
         config.weights,
         config.seed,
         config.aggregation,
+        statistics=statistics,
     )
     # Split now, so that a spec that the model cannot satisfy ends the server before it starts.
     for kind in config.devices:

@@ -32,10 +32,12 @@ class TrainingConfig:
         weight_decay: Added to the gradient; with `adamw` subtracted from the parameters instead.
         round_decay: Factor by which learning rates shrink from round to round.
         batch_norm: `global` averages the statistics of batch norms over the devices. With `static`
-            devices neither update nor send them, and the server computes them from its held-out
+            devices neither update nor send them, and the server computes them from training
+            samples of its own (`Federation`'s `statistics`), or without any from the held-out
             samples.
-        masked: Whether logits are set to zero for classes of which a device has no samples, and
-            the rows of the classifier are averaged over the devices that have their class.
+        masked: Whether the logits of classes of which a device has no samples are set to zero, as
+            HeteroFL's authors do. They stay in the softmax. Each row of the classifier is
+            averaged over the devices that have its class.
         loss: `cross-entropy` (binary if the model has one output), or `mse` for a regression.
         optimizer: The optimizer that devices use.
         proximal: FedProx's mu, which keeps parameters close to those that the device received.
@@ -93,8 +95,8 @@ class TrainingConfig:
             )
         if self.masked and self.loss == "mse":
             raise InputError(
-                'masked leaves out classes, but the loss "mse" has no classes. Use only one of '
-                "them.",
+                "masked sets the logits of absent classes to zero, but the loss "
+                '"mse" has no classes. Use only one of them.',
                 code="option.conflict",
                 options=["masked", "loss"],
             )

@@ -32,7 +32,7 @@ from exporters.programs.operator_support import SUPPORTED
             r"^learning_rate must be a number of at least 0",
         ),
         (["--out", "b", "--momentum", "1"], r"^momentum must be below 1; it is 1\.0"),
-        (["--out", "b", "--masked", "--loss", "mse"], r"^masked leaves out classes, but the loss"),
+        (["--out", "b", "--masked", "--loss", "mse"], r"^masked sets the logits of absent"),
         (["--out", "b", "--weight-decay", "-1"], r"^weight_decay must be a number of at least 0"),
         (["--out", "b", "--format", "pickle"], r"'pickle' is not one of 'onnx', 'tflite'"),
         (

@@ -25,7 +25,7 @@ from models_for_tests import CLASSES, INPUT_SHAPE
 from oracles import Device, Plan
 from profiles.errors import DataError
 from refusals import refused
-from toolkit.coordinator.round_worker import read_held_out
+from toolkit.coordinator.round_worker import read_samples
 from toolkit.coordinator.server import Server
 from trainings import train_bundle
 from vector_fleet import CONFIG, VectorModel, configured, enrol, running
@@ -142,10 +142,10 @@ def test_numbers_that_do_not_fit(tmp_path: Path, y: np.ndarray, message: str) ->
 
 def test_held_out_numbers(tmp_path: Path) -> None:
     np.savez(tmp_path / "held_out.npz", x=X, y=Y)
-    np.testing.assert_array_equal(read_held_out(tmp_path / "held_out.npz", (2,), "float32")[1], Y)
+    np.testing.assert_array_equal(read_samples(tmp_path / "held_out.npz", (2,), "float32")[1], Y)
     np.savez(tmp_path / "held_out.npz", x=X, y=Y[:, 0])
     with pytest.raises(DataError, match=r"y \(n, outputs\); they are \(4, 2\) and \(4,\)"):
-        read_held_out(tmp_path / "held_out.npz", (2,), "float32")
+        read_samples(tmp_path / "held_out.npz", (2,), "float32")
 
 
 class Numbers(VectorModel):

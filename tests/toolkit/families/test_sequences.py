@@ -18,7 +18,7 @@ from exporters.programs.capture import capture
 from exporters.programs.losses import binary_cross_entropy
 from profiles.errors import ModelError
 from refusals import refused
-from toolkit.coordinator.round_worker import read_held_out
+from toolkit.coordinator.round_worker import read_samples
 from toolkit.models import imdb_bilstm
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
@@ -140,7 +140,7 @@ def test_a_bundle_trains_on_whole_numbers_as_torch_does(
 def test_held_out_reviews(tmp_path: Path, seed: int) -> None:
     x, y = reviews(5, seed)
     np.savez(tmp_path / "held_out.npz", x=x, y=y)
-    came = read_held_out(tmp_path / "held_out.npz", (LENGTH,))
+    came = read_samples(tmp_path / "held_out.npz", (LENGTH,))
     np.testing.assert_array_equal(came[0], x)
 
 

@@ -15,7 +15,7 @@ from device_agent.federation.membership import join
 from profiles.errors import EdgeTailorError
 from refusals import refused
 from toolkit.coordinator.federation_config import CoordinatorConfig
-from toolkit.coordinator.round_worker import RoundWorker, read_held_out
+from toolkit.coordinator.round_worker import RoundWorker, read_samples
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.database_check import check_database
 from vector_fleet import VectorModel, configured, enrol, joined, running, send, task, token, trained
@@ -74,7 +74,7 @@ def harm(path: Path, how: str, draw: random.Random) -> None:
 def begun(config: CoordinatorConfig) -> Server:
     """What `serve` does until it waits for requests: the folder is read and the model published."""
     server = Server(config, VectorModel(), Path("fleet.toml"))
-    held_out = read_held_out(config.held_out, config.input_shape)
+    held_out = read_samples(config.held_out, config.input_shape)
     try:
         RoundWorker(server.coordinator, VectorModel(), held_out, lambda: None).resume()
     finally:
