@@ -1,7 +1,9 @@
 """The models have exactly the sizes, ranks and capacities that the papers publish."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,6 +76,12 @@ def test_sizes_of_fedhm(name: str) -> None:
     specs = [f"low-rank:{ratio},keep={keep}" for ratio in (0.5, 0.25, 0.125)]
     counts = [split(model, spec, SHAPES[name]).counts for spec in specs]
     assert tuple(f"{c.params / 1e6:.2f}" for c in counts) == published
+
+
+def test_the_documentation_keeps_the_layers_of_fedhm() -> None:
+    families = Path(__file__).resolve().parents[3] / "docs" / "concepts" / "families.md"
+    rows = re.findall(r"`toolkit\.models:(\w+)`.*,keep=(\d+)`", families.read_text())
+    assert {name: int(keep) for name, keep in rows} == {n: keep for n, (keep, _) in FEDHM.items()}
 
 
 # EmbracingFL, table 1: trained parameters, activations and capacity of each client.
