@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     BeforeValidator,
     Field,
+    PlainValidator,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
@@ -34,6 +35,13 @@ def _bytes(given: object) -> int:
 
 Size = Annotated[int, Field(ge=1), BeforeValidator(_bytes)]
 """Bytes, written like "256MB"."""
+
+
+def _rounds_kept(given: object) -> object:
+    whole = isinstance(given, int) and not isinstance(given, bool) and given >= 1
+    if whole or given in ("all", "best"):
+        return given
+    raise ValueError('it must be a whole number from 1, "all" or "best"')
 
 
 class DeviceKind(Tier):
@@ -98,7 +106,7 @@ class CoordinatorConfig(Table):
     port: Annotated[int, Field(ge=0, le=65535)] = 8123
     seed: Annotated[int, Field(ge=0)] = 0
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
-    keep: Positive | Literal["all", "best"] = 10
+    keep: Annotated[int | Literal["all", "best"], PlainValidator(_rounds_kept)] = 10
     token_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
     training: TrainingConfig = TrainingConfig()
     aggregation: AggregationPolicy = AggregationPolicy()

@@ -1,5 +1,6 @@
 """The worker thread of the rounds: it makes bundles, aggregates and evaluates."""
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from device_agent.formats.manifest import MANIFEST, Dtype
 from device_agent.formats.protocol import Preparation, RoundResult
 from device_agent.training.array_files import as_array, read_arrays
 from device_agent.training.data_checks import check_arrays
-from profiles.errors import EdgeTailorError
+from profiles.errors import EdgeTailorError, StorageError
 from profiles.text_formatting import counted
 from toolkit.coordinator.coordinator import STARTED, Coordinator
 from toolkit.coordinator.round_aggregation import Model, RoundAggregation
@@ -66,7 +67,7 @@ class RoundWorker:
                 self._coordinator.changed.wait(TICK_S)
                 self._coordinator.changed.clear()
         except Exception as error:  # the server raises it when it ends
-            self.failure = error
+            self.failure = _plain(error)
             self._on_failure()
 
     def turn(self) -> None:
@@ -201,6 +202,18 @@ class RoundWorker:
         """Write global.safetensors and history.json, for people and other programs."""
         store = self._coordinator.store
         publish(store.folder, model, store.history(), store.models())
+
+
+def _plain(error: Exception) -> Exception:
+    """What the operator reads about `error`: of a full disk, also what to do."""
+    if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
+        return error
+    return StorageError(
+        f"{error.filename}: the disk is full, so the rounds cannot go on. Make room on it, and "
+        "start `edgetailor serve` again. No update is lost.",
+        code="storage.disk-full",
+        path=str(error.filename),
+    )
 
 
 def read_samples(

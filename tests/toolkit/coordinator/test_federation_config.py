@@ -46,6 +46,10 @@ def test_a_state_folder_in_use_or_of_another_fleet(tmp_path: Path) -> None:
             "round",
             "unknown key `round`: did you mean 'rounds'? The keys here are model",
         ),
+        *(
+            ("rounds = 3", f"rounds = 3\nkeep = {value}", "config.bad-value", "keep", '"all" or')
+            for value in ("0", "true", "3.0", "'3'", "'ALL'")
+        ),
         ("rounds = 3", "", "config.missing-key", "rounds", "keys here are model"),
         ("rounds = 3", "round = 3", "config.unknown-key", "round", "are model"),
         ("submodel", "submodels", "config.unknown-key", "devices[0].submodels", "name, submodel,"),

@@ -1,10 +1,12 @@
 """Files of the state folder that are lost or damaged, in every combination."""
 
+import errno
 import hashlib
 import itertools
 import random
 import shutil
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -250,3 +252,25 @@ def test_a_transaction_that_was_cut_off_without_its_journal(killed: Path, tmp_pa
         except EdgeTailorError:
             continue
         assert rows(path) in (rows(good), rows(killed / "earlier" / "state" / DATABASE))
+
+
+def test_a_full_disk_at_the_end_of_a_round(tmp_path: Path) -> None:
+    """What `serve` says when it ends names the file and what to do."""
+    config, ended = configured(tmp_path), threading.Event()
+    server = Server(config, VectorModel(), Path("fleet.toml"))
+
+    class FullDisk(VectorModel):
+        def save(self) -> bytes:
+            raise OSError(
+                errno.ENOSPC, "No space left on device", str(config.state / "files" / "1")
+            )
+
+    held_out = read_samples(config.held_out, config.input_shape)
+    worker = RoundWorker(server.coordinator, FullDisk(), held_out, ended.set)
+    worker.start()
+    assert ended.wait(10)
+    worker.stop()
+    server.close()
+    assert worker.failure is not None
+    with refused("storage.disk-full", path=str(config.state / "files" / "1")):
+        raise worker.failure
