@@ -118,6 +118,8 @@ def record(
 ) -> GraphModule:
     """Record a copy of `model` in training or inference mode as an ATen graph.
 
+    The copy has the parameters of `model`: recording reads no values.
+
     Args:
         model: The model; it stays unchanged.
         sample_shape: Shape of one sample, without the batch.
@@ -131,8 +133,13 @@ def record(
         ModelError: The model cannot be copied or recorded.
     """
     # A copy, because `train` would change the mode of the user's model.
+    parameters = {
+        id(one): nn.Parameter(one.detach(), one.requires_grad)
+        for one in model.parameters()
+        if type(one) is nn.Parameter
+    }
     try:
-        twin = copy.deepcopy(model)
+        twin = copy.deepcopy(model, memo=dict(parameters))
     except RuntimeError as error:
         raise ModelError(
             "The model cannot be copied. If it uses torch.nn.utils.weight_norm, use "

@@ -1,6 +1,7 @@
 """Checks that a model can be recorded, split and trained; errors name the cause in the model."""
 
 import copy
+import math
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -307,27 +308,16 @@ def check_recording(model: nn.Module, captured: "Captured") -> None:
         ModelError: The results differ, or the model itself fails or is not finite.
     """
     for training, graph in ((True, captured.training), (False, captured.inference)):
-        # A copy: running the model updates the statistics of its batch norms.
-        original = copy.deepcopy(model).train(training)
         generator = torch.Generator().manual_seed(0)
         x = random_samples(captured, generator)
-        tensors = {n: v.detach().clone() for n, v in captured.tensors.items()}
-        leaves = {n: tensors[n].requires_grad_() for n in captured.parameters}
-        expected = run_original(original, x)
-        # The same seed in both runs, so that dropouts use the same masks.
-        with SeededBernoulli(0):
-            output = functional_call(graph, tensors, (x,))
-        output = output[0] if isinstance(output, tuple | list) else output
-        parameters = dict(original.named_parameters())
-        pairs = [(output, expected, "output")]
-        weight = torch.randn(output.shape, generator=generator)
-        if training:
-            reference = original_gradients(expected, weight, [parameters[n] for n in leaves])
-            pairs.append((gradients(output, weight, leaves.values()), reference, "gradient"))
-        for found, reference, what in pairs:
-            error, size = (float(v.detach().norm()) for v in (found - reference, reference))
+        # One after the other, because each needs the memory of the model's gradients.
+        expected, references = original_results(model, training, captured, x, generator)
+        found, results = recorded_results(graph, training, captured, x, generator)
+        pairs = [([found], [expected], "output"), (results, references, "gradient")]
+        for values, wanted, what in pairs:
+            error = total_norm(v - w for v, w in zip(values, wanted, strict=True))
             # Negated, so that nan is an error too.
-            if not error <= RECORDING_TOLERANCE * (size + 1e-6):
+            if not error <= RECORDING_TOLERANCE * (total_norm(wanted) + 1e-6):
                 raise ModelError(
                     f"The recorded model has a different {what} than the model itself. Hooks, "
                     "in-place writes, an embedding's max_norm and a custom backward pass cannot be "
@@ -335,6 +325,45 @@ def check_recording(model: nn.Module, captured: "Captured") -> None:
                     code="model.recording-differs",
                     what=what,
                 )
+
+
+def original_results(
+    model: nn.Module, training: bool, captured: "Captured", x: Tensor, generator: torch.Generator
+) -> tuple[Tensor, list[Tensor]]:
+    """Output of `model` for `x`; while training also its gradients, under random weights."""
+    # A copy: running the model updates the statistics of its batch norms.
+    original = copy.deepcopy(model).train(training)
+    output = run_original(original, x)
+    if not training:
+        return output.detach(), []
+    parameters = dict(original.named_parameters())
+    leaves = [parameters[name] for name in captured.parameters]
+    return output.detach(), original_gradients(output, random_like(output, generator), leaves)
+
+
+def recorded_results(
+    graph: GraphModule, training: bool, captured: "Captured", x: Tensor, generator: torch.Generator
+) -> tuple[Tensor, list[Tensor]]:
+    """`original_results` of the recording."""
+    tensors = {n: v.detach().clone() for n, v in captured.tensors.items()}
+    leaves = {n: tensors[n].requires_grad_() for n in captured.parameters}
+    # The same seed in both runs, so that dropouts use the same masks.
+    with SeededBernoulli(0):
+        output = functional_call(graph, tensors, (x,))
+    output = output[0] if isinstance(output, tuple | list) else output
+    if not training:
+        return output.detach(), []
+    return output.detach(), gradients(output, random_like(output, generator), leaves.values())
+
+
+def random_like(output: Tensor, generator: torch.Generator) -> Tensor:
+    """Random numbers of the shape of `output`, the same at every call."""
+    return torch.randn(output.shape, generator=generator.manual_seed(1))
+
+
+def total_norm(values: Iterable[Tensor]) -> float:
+    """The Euclidean norm of all `values` together."""
+    return math.sqrt(sum(float(value.detach().norm()) ** 2 for value in values))
 
 
 def random_samples(captured: "Captured", generator: torch.Generator) -> Tensor:
@@ -362,7 +391,9 @@ def run_original(model: nn.Module, x: Tensor) -> Tensor:
     return output
 
 
-def original_gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> Tensor:
+def original_gradients(
+    output: Tensor, weight: Tensor, leaves: Iterable[Tensor]
+) -> list[Tensor]:
     """The model's own `gradients`. Raises ModelError if PyTorch finds no finite ones."""
     try:
         found = gradients(output, weight, leaves)
@@ -372,7 +403,8 @@ def original_gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor])
             "loss.backward() on a batch to see the place.",
             code="model.backward-fails",
         ) from error
-    check_finite(found, "gradient")
+    for one in found:
+        check_finite(one, "gradient")
     return found
 
 
@@ -388,9 +420,9 @@ def check_finite(values: Tensor, what: str) -> None:
         )
 
 
-def gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> Tensor:
-    """Gradients of (output * weight).sum() by `leaves` as one row; zeros for unused leaves."""
+def gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> list[Tensor]:
+    """Gradients of (output * weight).sum() by `leaves`; zeros for unused leaves."""
     leaves = list(leaves)
     found = torch.autograd.grad((output * weight).sum(), leaves, allow_unused=True)
     pairs = zip(found, leaves, strict=True)
-    return torch.cat([(torch.zeros_like(v) if g is None else g).flatten() for g, v in pairs])
+    return [torch.zeros_like(v) if g is None else g for g, v in pairs]

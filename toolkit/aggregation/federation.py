@@ -74,7 +74,7 @@ class Federation:
         self.statistics = statistics
         self._submodels: dict[str, Submodel] = {}
         self._graphs: dict[str, Graphs] = {}
-        self._bundles: dict[tuple[str, int], dict[str, bytes]] = {}
+        self.model.lend_to(self.module)  # one copy in memory
 
     def submodel(self, spec: str) -> Submodel:
         """The submodel of `spec`, split once. Raises SpecError if the model cannot give it."""
@@ -84,17 +84,13 @@ class Federation:
 
     def bundle(self, spec: str, round_: int = 1) -> dict[str, bytes]:
         """The files of the bundle for `spec` in round `round_` (from 1): name to content."""
-        if (spec, round_) not in self._bundles:
-            submodel = self.submodel(spec)
-            if spec not in self._graphs:
-                self._graphs[spec] = compile_graphs(submodel.program)
-            program = scale_learning_rates(submodel.program, self.training.rate_factor(round_))
-            values = submodel.cut(self.model)
-            graphs = with_constants(program, self._graphs[spec], values)
-            self._bundles[spec, round_] = bundle_files(
-                program, graphs, values, self.model.fingerprint()
-            )
-        return self._bundles[spec, round_]
+        submodel = self.submodel(spec)
+        if spec not in self._graphs:
+            self._graphs[spec] = compile_graphs(submodel.program)
+        program = scale_learning_rates(submodel.program, self.training.rate_factor(round_))
+        values = submodel.cut(self.model)
+        graphs = with_constants(program, self._graphs[spec], values)
+        return bundle_files(program, graphs, values, self.model.fingerprint())
 
     def fold(self, updates: Iterable[Received]) -> None:
         """Aggregate `updates` into the next global model.
@@ -103,7 +99,7 @@ class Federation:
         """
         new = aggregate(self.model, updates, self.policy, self.strategy)
         # This round's factorizations start from the last round's subspaces: few iterations suffice.
-        self._replace(replace(new, factorizer=self.model.factorizer))
+        self.model = replace(new, factorizer=self.model.factorizer)
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float | None, float]:
         """Evaluate the global model.
@@ -122,10 +118,10 @@ class Federation:
             ModelError: If the model does not take these samples.
             InputError: If it has no class for a label.
         """
-        self.model.load_into(self.module)
+        self.model.lend_to(self.module)
         if self.training.batch_norm == "static":
             take_statistics(self.module, x if self.statistics is None else self.statistics)
-            self._replace(replace(self.model, tensors=global_model.from_model(self.module).tensors))
+            self.model = replace(self.model, tensors=global_model.from_model(self.module).tensors)
         found = evaluate(self.module, x, y, "The held-out data", self.training.loss)
         return found.accuracy, found.loss
 
@@ -137,11 +133,7 @@ class Federation:
         """Restore a saved global model. Raises InputError if it is not of this model."""
         loaded = global_model.from_bytes(data, "The saved global model")
         global_model.check_fits(loaded, self.module, "The saved global model")
-        self._replace(loaded)
-
-    def _replace(self, model: global_model.GlobalModel) -> None:
-        self.model = model
-        self._bundles.clear()
+        self.model = loaded
 
 
 def _check_statistics(training: TrainingConfig, statistics: np.ndarray | None) -> None:

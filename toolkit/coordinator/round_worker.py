@@ -3,7 +3,7 @@
 import errno
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -109,20 +109,23 @@ class RoundWorker:
         """Make the bundles of the next round."""
         coordinator = self._coordinator
         round_ = coordinator.rounds.done + 1
-        made = {}
+        kept = coordinator.store.set_bundles(round_, self._bundles(round_))
+        with coordinator.lock:
+            coordinator.bundles, coordinator.bundles_made = kept, set()
+            coordinator.note_preparation("bundles", None)
+
+    def _bundles(self, round_: int) -> Iterator[tuple[str, dict[str, bytes]]]:
+        """Each submodel of `round_` with the files of its bundle, made when it is reached."""
+        coordinator = self._coordinator
         needed = sorted(coordinator.submodels())
         for number, submodel in enumerate(needed, 1):
             coordinator.note_preparation(
                 "bundles",
                 Preparation(task="bundles", submodel=submodel, number=number, total=len(needed)),
             )
-            made[submodel] = self._model.bundle(submodel, round_)
+            yield submodel, self._model.bundle(submodel, round_)
             with coordinator.lock:
                 coordinator.bundles_made.add(submodel)
-        kept = coordinator.store.set_bundles(round_, made)
-        with coordinator.lock:
-            coordinator.bundles, coordinator.bundles_made = kept, set()
-            coordinator.note_preparation("bundles", None)
 
     def _open(self) -> None:
         """Open the next round, with the updates that came before a restart."""

@@ -73,6 +73,15 @@ class GlobalModel:
         """Copy the tensors into `model`, which must have the same names and shapes."""
         model.load_state_dict(dict(self.tensors))
 
+    def lend_to(self, model: nn.Module) -> None:
+        """As `load_into`, but parameters are not copied: they share the memory of these tensors.
+
+        Buffers are copied, because a forward pass may change them.
+        """
+        parameters = {name for name, _ in model.named_parameters()}
+        tensors = {n: v if n in parameters else v.clone() for n, v in self.tensors.items()}
+        model.load_state_dict(tensors, assign=True)
+
 
 def from_model(model: nn.Module) -> GlobalModel:
     """The current weights of `model`, copied.

@@ -116,14 +116,17 @@ class Store:
         return None if row is None else str(row[0])
 
     def set_bundles(
-        self, round_: int, bundles: Mapping[str, Mapping[str, bytes]]
+        self, round_: int, bundles: Iterable[tuple[str, Mapping[str, bytes]]]
     ) -> dict[str, Bundle]:
-        """Keep the bundles of `round_` by submodel, and remove files of earlier rounds."""
+        """Keep the bundles of `round_` by submodel, and remove files of earlier rounds.
+
+        `bundles` gives each submodel with its files: one bundle is in memory at a time.
+        """
         self.incoming.clear()
         with self._unnamed() as put:
             kept = {
                 submodel: {name: put(data) for name, data in files.items()}
-                for submodel, files in bundles.items()
+                for submodel, files in bundles
             }
             with self._database.transaction() as db:
                 db.execute("DELETE FROM bundles")

@@ -44,7 +44,7 @@ def work(folder: Path, report: Connection, job: Job | None) -> None:
         store.add_result(RoundResult(round=0, accuracy=0.5, loss=1.0, updates=0), save_zero())
         report.send(("result", 0, None))
     while (round_ := store.history()[-1].round + 1) <= ROUNDS:
-        store.set_bundles(round_, {"full": {"weights": store.model() or b""}})
+        store.set_bundles(round_, [("full", {"weights": store.model() or b""})])
         present = {device for device, _, _ in store.updates(round_)}
         for device in DEVICES:
             if device in present:
