@@ -391,9 +391,7 @@ def run_original(model: nn.Module, x: Tensor) -> Tensor:
     return output
 
 
-def original_gradients(
-    output: Tensor, weight: Tensor, leaves: Iterable[Tensor]
-) -> list[Tensor]:
+def original_gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> list[Tensor]:
     """The model's own `gradients`. Raises ModelError if PyTorch finds no finite ones."""
     try:
         found = gradients(output, weight, leaves)

@@ -19,6 +19,8 @@ from toolkit.factorization.factorizer import Factorizer
 from toolkit.submodels.weights_file import unreadable
 
 KEPT = "kept|"
+PIECE = 1 << 20
+"""Numbers that are checked at a time."""
 
 Kept = Mapping[str, Mapping[str, Tensor]]
 """Factors by family and size (for example `cp:2.0`), then by their names in the bundle."""
@@ -116,7 +118,7 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
     kept: dict[str, dict[str, Tensor]] = {}
     for name, value in flat.items():
         # One such number would spread to the whole model in a round.
-        if value.is_floating_point() and not torch.isfinite(value).all():
+        if value.is_floating_point() and not _all_finite(value):
             raise InputError(
                 f"{origin}: the tensor {name!r} holds a number that is not finite.",
                 code="model.not-finite",
@@ -138,6 +140,12 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
         else:
             tensors[name] = value
     return GlobalModel(tensors, kept)
+
+
+def _all_finite(value: Tensor) -> bool:
+    """Whether all numbers are finite, without temporaries of the tensor's size."""
+    pieces = torch.split(value.reshape(-1), PIECE)
+    return all(bool(torch.isfinite(piece).all()) for piece in pieces)
 
 
 def from_file(path: str | Path) -> GlobalModel:
