@@ -196,6 +196,7 @@ STATUS = {
         },
     ],
     "history": [{"round": 2, "accuracy": 0.8125, "loss": 0.7, "updates": 2, "left_out": {}}],
+    "warnings": [],
     "kinds": 2,
     "kinds_ready": 2,
     "preparing": [],

@@ -291,7 +291,12 @@ def test_a_round_of_the_agent_equals_plain_torch(format: Format, tmp_path: Path,
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(
-    "spec", ["full", "slice:lstm", "slice:lstm,skip=3", "low-rank:0.5,keep=0", "width:0.5"]
+    "spec",
+    [
+        "slice:lstm,skip=3",
+        "low-rank:0.5,keep=0",
+        *(pytest.param(s, marks=pytest.mark.long) for s in ("full", "slice:lstm", "width:0.5")),
+    ],
 )
 def test_families_of_a_recurrent_model(spec: str, runtime: str, seed: int) -> None:
     """Every output of every signature. Momentum starts at zero, so that it is the gradient."""
