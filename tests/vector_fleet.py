@@ -30,7 +30,7 @@ from device_agent.formats.manifest import (
 from device_agent.formats.protocol import Work
 from device_agent.formats.update import RECORD, TENSORS, UpdateRecord, write_update
 from device_agent.training.bundle_training import forget
-from toolkit.coordinator.coordinator import SubmodelPlanner
+from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
 from toolkit.coordinator.server import Server
 

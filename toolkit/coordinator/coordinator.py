@@ -10,14 +10,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol import (
-    JOIN_TOKEN,
-    NEEDS_PROFILE,
     NO_SUCH_FILE,
-    PREPARING,
     Fallback,
     FileOffer,
     JoinReply,
@@ -30,7 +26,6 @@ from device_agent.formats.protocol import (
     Upload,
     Work,
 )
-from profiles.documents.device_profile import DeviceProfile
 from profiles.text_formatting import counted
 from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.join_proof import check_possession
@@ -38,17 +33,17 @@ from toolkit.coordinator.devices.join_validation import (
     TROUBLE_LENGTH,
     check_machine,
     check_name,
-    check_profile,
     shortened,
 )
+from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner, planned_submodel
+from toolkit.coordinator.devices.wrong_credentials import operator_joins, unknown_secret
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
-from toolkit.coordinator.refusals import RefusalError, conflict, forbidden, not_authorised
+from toolkit.coordinator.refusals import RefusalError, conflict, not_authorised
 from toolkit.coordinator.rounds import upload_validation
 from toolkit.coordinator.rounds.falling_quality import falling
 from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
 from toolkit.coordinator.storage.device_registry import (
-    TOKEN_UNKNOWN,
     USED_UP,
     Device,
     hashed,
@@ -60,13 +55,6 @@ logger = logging.getLogger(__name__)
 
 STARTED = "started"
 """The key in the store that says that the first round has opened."""
-
-
-class SubmodelPlanner(Protocol):
-    """Assigns submodels; `devices.submodel_assignment.Planner` is one."""
-
-    def submodel(self, kind: DeviceKind, device: DeviceProfile) -> str:
-        """The submodel for a device of `kind`. Raises RefusalError if nothing fits it."""
 
 
 @dataclass
@@ -106,7 +94,7 @@ class Coordinator:
     def check_join_token(self, token: str) -> None:
         """Raise RefusalError (403) unless `token` is one of this federation's join tokens."""
         if self._is_operator(token):
-            raise self._operator_joins()
+            raise operator_joins(self.config.devices)
         self.store.registry.check_token(token)
 
     def join(self, token: str, request: JoinRequest) -> JoinReply:
@@ -143,33 +131,7 @@ class Coordinator:
         if self.rounds.phase == "finished":
             raise self._finished()
         kind = self.config.kind(kind_name)
-        if not kind.planned:
-            return None
-        # Before the check of the planner: the device can measure while the planner is made.
-        if request.profile is None:
-            raise conflict(
-                f"The coordinator plans for devices of kind {kind_name!r}: send `profile`, the "
-                "output of `edgetailor-agent calibrate --json`.",
-                code=NEEDS_PROFILE,
-                kind=kind_name,
-            )
-        profile = check_profile(request.profile)
-        if self.planner is None:
-            raise RefusalError(
-                f"The coordinator still looks at the submodels for devices of kind {kind_name!r}. "
-                "This takes minutes the first time. Ask again soon.",
-                status=503,
-                code=PREPARING,
-            )
-        return self.planner.submodel(kind, profile)
-
-    def _operator_joins(self) -> RefusalError:
-        tokens = " or ".join(f"tokens/{kind.name}.token" for kind in self.config.devices)
-        return forbidden(
-            "This is the operator's token, which only reads the status. Join with a join token: "
-            f"{tokens} in the coordinator's state folder.",
-            code="join.operator-token",
-        )
+        return planned_submodel(kind, request.profile, self.planner) if kind.planned else None
 
     def _finished(self) -> RefusalError:
         return conflict(
@@ -183,30 +145,11 @@ class Coordinator:
         """The device with this secret. Raises RefusalError (401) if there is none."""
         device = self.store.registry.device_with(secret)
         if device is None:
-            raise self._unknown_secret(secret)
+            raise unknown_secret(secret, self.store.registry)
         if device.has_left:
             raise not_authorised(f"{device.id} has left this federation: join again with a token.")
         self.activity[device.id].seen_at = self.clock()  # one assignment: it needs no lock
         return device
-
-    def _unknown_secret(self, secret: str) -> RefusalError:
-        """Why no device has `secret`. If it is a join token, the answer says what it is for."""
-        try:
-            kind, places = self.store.registry.free_places(secret)
-        except RefusalError as refusal:
-            if refusal.code != TOKEN_UNKNOWN:
-                return refusal
-            return not_authorised(
-                "No device here has this secret: join again with a token of this coordinator "
-                "(`edgetailor-agent join URL --token-file FILE --replace`)."
-            )
-        return RefusalError(
-            f"This is a join token, good for {counted(places, 'device')} of kind {kind!r}.",
-            status=401,
-            code=JOIN_TOKEN,
-            kind=kind,
-            places=places,
-        )
 
     def work(self, device: Device) -> Work:
         """What `device` should do now."""

@@ -19,7 +19,8 @@ from device_agent.client.addresses import check_secret
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.protocol import Preparation
 from profiles.errors import InputError
-from toolkit.coordinator.coordinator import Coordinator, SubmodelPlanner, restore
+from toolkit.coordinator.coordinator import Coordinator, restore
+from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
 from toolkit.coordinator.http.connection_limits import Connection, raise_descriptor_limit
 from toolkit.coordinator.http.http_api import create_app
