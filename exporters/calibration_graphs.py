@@ -14,7 +14,8 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 import device_agent
-from exporters.onnx.onnx_writer import IR_VERSION, OPSET
+from exporters.onnx.onnx_writer import IR_VERSION
+from exporters.onnx.operator_table import OPSET
 
 FOLDER = Path(device_agent.__file__).with_name("profiling") / "calibration_graphs"
 PASSED_ON = 64

@@ -4,6 +4,8 @@ The running variance of ONNX's BatchNormalization is biased, that of PyTorch is 
 statistics are computed here, and no runtime's definition matters.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,14 @@ aten = torch.ops.aten
 def over_channels(x: Tensor) -> tuple[list[int], list[int]]:
     """The axes to reduce, and the shape that broadcasts a (channels,) tensor to `x` (N, C, ...)."""
     return [0, *range(2, x.dim())], [1, x.shape[1], *[1] * (x.dim() - 2)]
+
+
+def values_per_channel(x: Tensor) -> int:
+    """How many values of `x` (N, C, ...) each channel has.
+
+    A product of sizes, because a known symbolic size costs the graph no operator; `numel` does.
+    """
+    return x.shape[0] * math.prod(x.shape[2:])
 
 
 def affine(x: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
@@ -51,7 +61,7 @@ def batch_norm(
         mean = x.mean(axes)
         centred = x - mean.reshape(shape)
         var = (centred * centred).mean(axes)
-        count = x.numel() // x.shape[1]
+        count = values_per_channel(x)
         unbiased = var * (count / (count - 1))
         running_mean = running_mean * (1 - momentum) + mean * momentum
         running_var = running_var * (1 - momentum) + unbiased * momentum
@@ -97,7 +107,7 @@ def batch_norm_backward(
     moment = (grad * centred).sum(axes)
     k = inverse if weight is None else inverse * weight
     if training:
-        count = x.numel() // x.shape[1]
+        count = values_per_channel(x)
         p = -k * inverse * inverse * moment / count
         d_x = affine(grad, k, -k * total / count) + centred * p.reshape(shape)
     else:

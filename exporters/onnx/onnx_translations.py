@@ -21,6 +21,13 @@ def split(x: onnx_ir.Value, sizes: Sequence[int], axis: int = 0) -> Sequence[onn
     return [onnx.Slice(x, [first], [end], [axis]) for first, end in bounds]
 
 
+def numel(x: onnx_ir.Value) -> onnx_ir.Value:
+    """The number of elements if it depends on the batch; torch.onnx cannot translate it."""
+    size: onnx_ir.Value = onnx.Size(x)
+    return size
+
+
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    aten.sym_numel.default: numel,
     aten.split_with_sizes.default: split,
 }

@@ -4,11 +4,10 @@
 machine, and gives the same bytes for the same program.
 """
 
-import copy
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import onnx
@@ -21,33 +20,27 @@ from onnx_ir.passes.common import (
     RemoveUnusedNodesPass,
 )
 from onnxscript.optimizer import fold_constants
-from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
 from torch.onnx import OnnxExporterError, ONNXProgram
 
-from device_agent.formats.manifest import Port
 from exporters.decompositions.convolution_choice import ONNX_RUNTIME
 from exporters.decompositions.multiply_add import SYMBOLIC_FACTORS
 from exporters.memory.in_place_operators import IN_PLACE
 from exporters.memory.onnx_footprint import footprint
+from exporters.onnx.exported_program import exported
 from exporters.onnx.graph_passes import shorten
 from exporters.onnx.onnx_translations import TRANSLATIONS
-from exporters.onnx.operator_table import build_once
+from exporters.onnx.operator_table import OPSET, missing_translations
 from exporters.onnx.recomputation import RecomputeActivations
 from exporters.onnx.scan_loops import finish_scans, separate_outputs
 from exporters.programs import source_lines
 from exporters.programs.interrupts import raise_if_interrupted
-from exporters.programs.loop_bodies import to_scans
 from exporters.programs.operator_support import suggest_alternative
 from exporters.programs.program import Program, ProgramSignature, Report
-from exporters.programs.recorded_graph import MINIMUM_BATCH
-from exporters.programs.tracing import DTYPES, EXAMPLE_BATCH, trace
+from exporters.programs.tracing import trace
 from exporters.runtime_graph import Graph
 from profiles.errors import EdgeTailorError, ExportError
 
-OPSET = 18
-"""The opset of torch.onnx's own translations; others would need a conversion."""
 IR_VERSION = 10
 """The newest version that onnxruntime 1.19 reads."""
 
@@ -65,38 +58,6 @@ def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
         file, memory = f"{signature.name}.onnx", partial(footprint, data)
         graphs[signature.name] = Graph("onnx", file, data, operators, len(data), memory)
     return graphs
-
-
-class Flat(nn.Module):
-    """Wraps a traced graph in a module, which torch.export requires."""
-
-    def __init__(self, graph: GraphModule) -> None:
-        super().__init__()
-        self.graph = graph
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Run the graph: inputs and outputs in the order of the ports."""
-        return tuple(self.graph(*tensors))
-
-
-class Decomposed(ExportedProgram):
-    """A program that holds core operators only, so that decomposing it changes nothing.
-
-    torch.onnx would trace the whole graph twice to find that out. This takes most of an export's
-    time.
-    """
-
-    def run_decompositions(self, *args: object, **kwargs: object) -> ExportedProgram:
-        """The program itself."""
-        return self
-
-    @classmethod
-    def of(cls, program: ExportedProgram) -> "Decomposed":
-        """A copy of `program` that torch.onnx does not decompose again."""
-        twin = copy.copy(program)
-        twin.__class__ = cls
-        assert isinstance(twin, cls)
-        return twin
 
 
 def to_onnx(signature: ProgramSignature) -> bytes:
@@ -127,12 +88,10 @@ def to_onnx(signature: ProgramSignature) -> bytes:
 
 def written(signature: ProgramSignature) -> bytes:
     """Lower `signature`. Errors of torch and onnx reach the caller."""
-    program = exported(
-        shorten(trace(signature, {**ONNX_RUNTIME, **SYMBOLIC_FACTORS})), signature.inputs
-    )
     quieten()
+    graph = trace(signature, {**missing_translations(), **ONNX_RUNTIME, **SYMBOLIC_FACTORS})
     try:
-        lowered = lower_either_way(program, signature)
+        lowered = lower(exported(shorten(graph)), signature)
     except OnnxExporterError as error:
         raise no_form(signature, str(error.__cause__ or error)) from error
     fold_constants(lowered.model, output_size_limit=FOLDED_NUMBERS)
@@ -172,17 +131,8 @@ def no_form(signature: ProgramSignature, reason: str) -> ExportError:
     )
 
 
-def lower_either_way(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
-    """Lower `program` without further decompositions; if that fails, with those of torch.onnx."""
-    try:
-        return lower(Decomposed.of(program), signature)
-    except OnnxExporterError:
-        return lower(program, signature)
-
-
 def lower(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
     """Translate with torch.onnx, without its optimizer, which takes longer than everything else."""
-    build_once()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lowered = torch.onnx.export(
@@ -198,21 +148,6 @@ def lower(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
         )
     assert lowered is not None
     return lowered
-
-
-def exported(graph: GraphModule, ports: Sequence[Port]) -> ExportedProgram:
-    """Turn the traced `graph` into the exported program that torch.onnx reads, for any batch."""
-    batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
-    examples = tuple(
-        torch.zeros([EXAMPLE_BATCH if n is None else n for n in p.shape], dtype=DTYPES[p.dtype])
-        for p in ports
-    )
-    dynamic = tuple({0: batch} if None in port.shape else None for port in ports)
-    program = torch.export.export(
-        Flat(graph).eval(), examples, dynamic_shapes=(dynamic,), strict=False
-    )
-    to_scans(program.graph_module)
-    return program
 
 
 def quieten() -> None:

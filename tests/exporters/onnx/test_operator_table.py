@@ -2,15 +2,15 @@
 
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from exporters.onnx.operator_table import build_once
+from exporters.onnx.operator_table import operators
 
 
 def test_exports_get_tables_of_their_own() -> None:
     fresh = ONNXRegistry.from_torchlib(opset_version=18)
-    build_once()
+    operators()
     one, other = (ONNXRegistry.from_torchlib(opset_version=18) for _ in range(2))
     assert one.functions.keys() == fresh.functions.keys()
-    operator, (form, *_) = next(iter(one.functions.items()))
-    assert other.functions[operator][0] is form  # not built again
-    one.functions[operator].clear()
-    assert other.functions[operator][0] is form
+    name, (form, *_) = next(iter(one.functions.items()))
+    assert other.functions[name][0] is form  # not built again
+    one.functions[name].clear()
+    assert other.functions[name][0] is form
