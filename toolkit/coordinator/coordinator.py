@@ -202,20 +202,29 @@ class Coordinator:
         fallback, from_ = self.config.kind(device.kind).fallback, device.fallback_from
         with self.lock:
             if failure.submodel == self.submodel(device):
-                if self.rounds.waits_for(device.id):
-                    self.store.open_round.note_failure(self.rounds.round, device.id)
-                self.rounds.excuse(device.id)
-                self._note_reopening()
-                if from_ is None and fallback is not None:
-                    from_ = self.rounds.round + 1
                 times = counted(failure.failures, "time")
-                text = f"{failure.submodel} failed {times}: {failure.reason}"
-                trouble = shortened(text, TROUBLE_LENGTH)
-                self.store.registry.note_trouble(device.id, trouble, from_)
-                if trouble != device.trouble:
-                    logger.warning("%s: %s", label(device), trouble)
+                trouble = f"{failure.submodel} failed {times}: {failure.reason}"
+                from_ = self.excuse(device, trouble)
         self.changed.set()
         return Fallback(submodel=fallback, round=from_ or 0)
+
+    def excuse(self, device: Device, trouble: str) -> int | None:
+        """Stop waiting for `device` in the open round because of `trouble`; needs the lock.
+
+        Returns the first round in which it has the fallback of its kind, or None.
+        """
+        from_ = device.fallback_from
+        if self.rounds.waits_for(device.id):
+            self.store.open_round.note_failure(self.rounds.round, device.id)
+        self.rounds.excuse(device.id)
+        self._note_reopening()
+        if from_ is None and self.config.kind(device.kind).fallback is not None:
+            from_ = self.rounds.round + 1
+        trouble = shortened(trouble, TROUBLE_LENGTH)
+        self.store.registry.note_trouble(device.id, trouble, from_)
+        if trouble != device.trouble:
+            logger.warning("%s: %s", label(device), trouble)
+        return from_
 
     def _note_reopening(self) -> None:
         """Give the open round a new deadline if nobody is left in it: it opens again."""

@@ -2,8 +2,10 @@
 
 import errno
 import logging
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +29,15 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 """How often deadlines are checked, in seconds."""
+ROOM_S = 5.0
+"""How often a write to a full disk is tried again, in seconds."""
 
 
 class RoundWorker:
     """Does the heavy work of `coordinator` on its own thread, so that HTTP stays quick.
 
-    An error ends the thread. It is kept as `failure`, and `on_failure` is called once.
+    A full disk is waited for. Any other error ends the thread: it is kept as `failure`, and
+    `on_failure` is called once.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class RoundWorker:
         self._coordinator, self._model, self._held_out = coordinator, model, held_out
         self._on_failure = on_failure
         self._quality: tuple[float | None, float] = (None, 0.0)
+        self._unmade: dict[str, str] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
 
@@ -67,16 +73,16 @@ class RoundWorker:
                 self._coordinator.changed.wait(TICK_S)
                 self._coordinator.changed.clear()
         except Exception as error:  # the server raises it when it ends
-            self.failure = _plain(error)
+            self.failure = _plain(error, self._coordinator.store.folder)
             self._on_failure()
 
     def turn(self) -> None:
         """Take the step that the rounds are ready for, if any."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
         if rounds.phase in ("enrolling", "aggregating") and not self._prepared():
-            self._prepare()
+            self._when_room(self._prepare)
         if rounds.phase == "aggregating" and rounds.devices and self._prepared():
-            self._open()
+            self._when_room(self._open)
         with coordinator.lock:
             closing = rounds.due(coordinator.clock())
             late = coordinator.close_round() if closing else []
@@ -92,7 +98,7 @@ class RoundWorker:
         data = self._coordinator.store.model()
         if data is not None:
             self._model.load(data)
-            self._publish(data)
+            self._when_room(partial(self._publish, data))
             rounds = self._coordinator.rounds
             if rounds.done < rounds.total:
                 logger.info("Continuing with round %d of %d.", rounds.done + 1, rounds.total)
@@ -115,15 +121,26 @@ class RoundWorker:
             coordinator.note_preparation("bundles", None)
 
     def _bundles(self, round_: int) -> Iterator[tuple[str, dict[str, bytes]]]:
-        """Each submodel of `round_` with the files of its bundle, made when it is reached."""
+        """Each submodel of `round_` with the files of its bundle, made when it is reached.
+
+        One that the model does not allow has no files. Raises EdgeTailorError if none is possible.
+        """
         coordinator = self._coordinator
         needed = sorted(coordinator.submodels())
+        self._unmade = {}
         for number, submodel in enumerate(needed, 1):
             coordinator.note_preparation(
                 "bundles",
                 Preparation(task="bundles", submodel=submodel, number=number, total=len(needed)),
             )
-            yield submodel, self._model.bundle(submodel, round_)
+            try:
+                files = self._model.bundle(submodel, round_)
+            except EdgeTailorError as error:
+                self._unmade[submodel] = str(error)
+                if len(self._unmade) == len(needed):
+                    raise
+                files = {}
+            yield submodel, files
             with coordinator.lock:
                 coordinator.bundles_made.add(submodel)
 
@@ -141,17 +158,21 @@ class RoundWorker:
         failures = store.open_round.failures(round_)
         with coordinator.lock:
             if rounds.devices and self._prepared():  # devices may have joined or left meanwhile
-                offers = {
-                    device.id: coordinator.bundles[coordinator.submodel(device)][MANIFEST].sha256
-                    for device in store.registry.members()
-                }
+                members = store.registry.members()
+                bundles = {d.id: coordinator.bundles[coordinator.submodel(d)] for d in members}
+                offers = {name: files[MANIFEST].sha256 for name, files in bundles.items() if files}
                 # A wall clock that was set while no coordinator ran must not keep the round open.
-                rounds.open(offers, coordinator.clock(), min(max(remaining, 0.0), limit))
+                left = min(max(remaining, 0.0), limit)
+                rounds.open(dict.fromkeys(bundles, "") | offers, coordinator.clock(), left)
                 for name, update in earlier:
                     if name in offers:
                         rounds.take(name, round_, offers[name], update)
                 for name in failures:
                     rounds.excuse(name)
+                for device in members:
+                    if device.id not in offers:
+                        reason = self._unmade.get(coordinator.submodel(device), "")
+                        coordinator.excuse(device, f"it has no bundle in round {round_}: {reason}")
         if rounds.phase == "aggregating":  # nobody is left in it
             store.open_round.end()
 
@@ -193,13 +214,32 @@ class RoundWorker:
         result = RoundResult(
             round=round_, accuracy=accuracy, loss=loss, updates=updates, left_out=dict(left_out)
         )
-        self._coordinator.store.add_result(result, data)
-        self._publish(data)
+        self._when_room(partial(self._coordinator.store.add_result, result, data))
+        self._when_room(partial(self._publish, data))
         total = self._coordinator.rounds.total
         source = counted(updates, "update")
         logger.info("Round %d of %d: %s, from %s", round_, total, result.quality(), source)
         if (warning := falling(self._coordinator.store.history())) is not None:
             logger.warning(warning)
+
+    def _when_room(self, write: Callable[[], None]) -> None:
+        """Run `write`. If the disk is full, say so once and run it again until there is room."""
+        told = False
+        while True:
+            try:
+                write()
+                return
+            except (OSError, sqlite3.OperationalError) as error:
+                if not _is_full(error) or self._stopping.is_set():
+                    raise
+                if not told:
+                    logger.warning(
+                        "The disk with %s is full: the rounds wait until there is room. No update "
+                        "is lost.",
+                        self._coordinator.store.folder,
+                    )
+                told = True
+            self._stopping.wait(ROOM_S)
 
     def _publish(self, model: bytes) -> None:
         """Write global.safetensors and history.json, for people and other programs."""
@@ -207,15 +247,22 @@ class RoundWorker:
         publish(store.folder, model, store.history(), store.models())
 
 
-def _plain(error: Exception) -> Exception:
+def _is_full(error: Exception) -> bool:
+    """Whether `error` says that a disk is full."""
+    if isinstance(error, sqlite3.OperationalError):
+        return error.sqlite_errorcode == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno == errno.ENOSPC
+
+
+def _plain(error: Exception, folder: Path) -> Exception:
     """What the operator reads about `error`: of a full disk, also what to do."""
-    if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
+    if not _is_full(error):
         return error
     return StorageError(
-        f"{error.filename}: the disk is full, so the rounds cannot go on. Make room on it, and "
-        "start `edgetailor serve` again. No update is lost.",
+        f"The disk with {folder} is full, so the rounds cannot go on. Make room on it, and start "
+        "`edgetailor serve` again. No update is lost.",
         code="storage.disk-full",
-        path=str(error.filename),
+        path=str(folder),
     )
 
 

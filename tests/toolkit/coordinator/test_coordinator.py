@@ -18,6 +18,7 @@ from device_agent.client.replies import RefusedError
 from device_agent.federation import round_loop
 from device_agent.federation.run_options import RunOptions
 from log_messages import logged
+from profiles.errors import UpdateError
 from refusals import refused
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.startup_message import startup_message
@@ -229,3 +230,30 @@ def test_a_failure_of_the_rounds_ends_the_server(tmp_path: Path) -> None:
     with refused("federation.diverged", loss=np.inf) as caught:
         server.run()
     assert "is inf" in str(caught.value)
+
+
+@pytest.mark.parametrize("fallback", [None, "low-rank:0.3"])
+def test_a_submodel_that_cannot_be_made_concerns_its_devices_only(
+    tmp_path: Path, fallback: str | None
+) -> None:
+    class Unsplittable(VectorModel):
+        def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
+            if submodel == "low-rank:0.5" and round_ == 1:
+                raise UpdateError("no singular values", code="update.values")
+            return super().bundle(submodel, round_)
+
+    line = "" if fallback is None else f'fallback = "{fallback}"\n'
+    config = configured(tmp_path, CONFIG + line)
+    with running(config, Unsplittable()) as server:
+        links = enrol(server, tmp_path)
+        for number, name in enumerate(("desktop-1", "desktop-2")):
+            send(links[name], 1, trained(links[name], tmp_path / f"first-{number}")[2])
+        assert task(links["board-1"]).round == 2
+        board = server.coordinator.store.registry.device("board-1")
+        assert board.trouble == "it has no bundle in round 1: no singular values"
+        assert server.coordinator.submodel(board) == (fallback or "low-rank:0.5")
+        for number, link in enumerate(links.values()):
+            send(link, 2, trained(link, tmp_path / f"second-{number}")[2])
+        assert task(links["desktop-1"]).round == 3
+        history = server.coordinator.status().history
+        assert [result.updates for result in history] == [0, 2, 3]

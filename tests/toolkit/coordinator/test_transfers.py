@@ -205,6 +205,7 @@ def test_ranges(
     answer = urllib3.request("GET", url, headers=sent)
     assert answer.status == status
     if span is None:
+        assert answer.headers["Content-Range"] == "bytes */4072"
         return
     whole = (small.config.state / "files" / small.weights.sha256).read_bytes()
     assert (answer.data, answer.headers["ETag"]) == (whole[slice(*span)], tag)
@@ -222,7 +223,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
         yield enrolled(config, server, folder)
 
 
-def begun(device: Device, sha256: str, offset: int, body: bytes, size: int) -> socket.socket:
+def begun(device: Device, sha256: str, offset: int | str, body: bytes, size: int) -> socket.socket:
     """A connection that has sent the beginning of a PUT of `size` bytes."""
     made = socket.create_connection(("127.0.0.1", int(device.server.url.rpartition(":")[2])))
     made.settimeout(20)
@@ -274,6 +275,10 @@ def test_a_part_that_does_not_follow(small: Device) -> None:
         with begun(small, sha256, offset, b"x", 1) as sending:
             assert b"upload.other-offset" in answer(sending)
     assert [part.read_bytes() for part in small.incoming] == [b"abcdefg"]
+    for text in ("1.0", "-1", "+7", "9" * 5000):
+        with begun(small, sha256, text, b"x", 1) as sending:
+            assert b"header.upload-offset: " in (found := answer(sending))
+            assert len(found) < 1000
     with begun(small, "1" * 64, 7, b"x", 1) as sending:  # of another file
         assert b"upload.other-offset" in answer(sending)
     small.link.leave()

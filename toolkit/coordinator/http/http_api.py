@@ -231,10 +231,11 @@ async def put_tensors(
     request: Request,
     device: Caller,
     service: Service,
-    upload_offset: Annotated[int, Header(ge=0)] = 0,
+    upload_offset: Annotated[str, Header(pattern=r"^[0-9]{1,18}$")] = "0",
 ) -> None:
     """Stream the tensors to disk."""
-    opened = await run_in_threadpool(service.open_upload, device, round, sha256, upload_offset)
+    offset = int(upload_offset)
+    opened = await run_in_threadpool(service.open_upload, device, round, sha256, offset)
     with opened as received:
         async for piece in _body(request):
             if not received.write(piece):

@@ -27,8 +27,8 @@ def answer_problems(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _fault)
 
 
-def _problem(status: int, problem: Problem) -> JSONResponse:
-    headers = HEADERS.get(status)
+def _problem(status: int, problem: Problem, headers: dict[str, str] | None = None) -> JSONResponse:
+    headers = headers or HEADERS.get(status)
     return JSONResponse(asdict(problem), status_code=status, headers=headers)
 
 
@@ -38,7 +38,9 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
         log: CredentialLog = request.app.state.credential_log
         address = request.client.host if request.client else "an unknown address"
         log.note(address, error.code, asyncio.get_running_loop().call_later)
-    return _problem(error.status, error.problem)
+    size = error.values.get("size_bytes")
+    headers = {"Content-Range": f"bytes */{size}"} if error.status == 416 else None
+    return _problem(error.status, error.problem, headers)
 
 
 def _invalid(request: Request, error: Exception) -> JSONResponse:

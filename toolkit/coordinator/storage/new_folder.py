@@ -1,10 +1,12 @@
 """A folder that gets all of its content at once, for backups and for restored state folders."""
 
+import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from device_agent.formats.atomic_files import sync_folder
@@ -28,11 +30,13 @@ def new_folder(out: Path, last: str) -> Iterator[Path]:
     parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}."))
     try:
-        yield made
-        if filled:
-            _move_content(made, out, last)
-        else:
-            _replace(made, out)
+        with _in_use(made):
+            yield made
+            if filled:
+                _move_content(made, out, last)
+            else:
+                _replace(made, out)
+        _remove_leftovers(parent, out.name)
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
@@ -69,6 +73,26 @@ def check_apart(state: Path, out: Path) -> None:
             path=str(out),
             state=str(state),
         )
+
+
+@contextmanager
+def _in_use(folder: Path) -> Iterator[None]:
+    """Lock `folder` itself. Raises BlockingIOError if another process uses it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_leftovers(parent: Path, name: str) -> None:
+    """Remove the hidden folders that a kill left when a folder `name` was made."""
+    hidden = re.compile(rf"\.{re.escape(name)}\.(old\.)?[a-z0-9_]{{8}}")
+    for path in parent.iterdir():
+        if hidden.fullmatch(path.name) and path.is_dir():
+            with suppress(OSError), _in_use(path):
+                shutil.rmtree(path)
 
 
 def _move_content(made: Path, out: Path, last: str) -> None:

@@ -1,8 +1,11 @@
 """Backups of a federation, taken while it runs, and what is restored from them."""
 
 import errno
+import fcntl
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -103,6 +106,28 @@ def test_empty_folders_are_filled_and_stay(copied: Path, tmp_path: Path) -> None
         assert sorted(os.listdir(held)) == sorted(os.listdir(tmp_path / name))
         os.close(held)
     Store(tmp_path / "state").close()
+
+
+def test_a_backup_removes_what_a_kill_left_of_an_earlier_one(copied: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    restore(copied / "backup", state)
+    kill_in_backup = (
+        "import os, pathlib, toolkit.coordinator.storage.backup as b; "
+        "b._check_contents = lambda made: os.kill(os.getpid(), 9); "
+        f"b.backup(pathlib.Path({str(state)!r}), pathlib.Path({str(tmp_path / 'copy')!r}))"
+    )
+    for _ in range(2):
+        assert subprocess.run([sys.executable, "-c", kill_in_backup], check=False).returncode == -9
+    left = [path for path in tmp_path.iterdir() if path != state]
+    assert [path.stat().st_mode & 0o777 for path in left] == [0o700, 0o700]
+    mine = [tmp_path / ".copy.mine", tmp_path / ".copy.old.mine", tmp_path / ".copying"]
+    for path in mine:
+        path.mkdir()
+    busy = os.open(left[0], os.O_RDONLY)
+    fcntl.flock(busy, fcntl.LOCK_EX)  # as another backup does
+    backup(state, tmp_path / "copy")
+    os.close(busy)
+    assert set(tmp_path.iterdir()) == {state, tmp_path / "copy", *mine, left[0]}
 
 
 def test_a_backup_is_not_served(copied: Path, tmp_path: Path) -> None:

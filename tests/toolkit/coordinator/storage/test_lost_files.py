@@ -14,13 +14,27 @@ from safetensors.numpy import load_file
 
 from bundles import everything
 from device_agent.federation.membership import join
+from device_agent.formats.manifest import FileEntry
 from profiles.errors import EdgeTailorError
 from refusals import refused
+from toolkit.coordinator import round_worker
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.round_worker import RoundWorker, read_samples
 from toolkit.coordinator.server import Server
+from toolkit.coordinator.storage.blobs import Blobs
 from toolkit.coordinator.storage.database_check import check_database
-from vector_fleet import VectorModel, configured, enrol, joined, running, send, task, token, trained
+from vector_fleet import (
+    VectorModel,
+    configured,
+    enrol,
+    joined,
+    messages_to,
+    running,
+    send,
+    task,
+    token,
+    trained,
+)
 
 DATABASE = "state.sqlite3"
 MARKER = "federation.json"
@@ -258,23 +272,42 @@ def test_a_transaction_that_was_cut_off_without_its_journal(killed: Path, tmp_pa
         assert rows(path) in (rows(good), rows(killed / "earlier" / "state" / DATABASE))
 
 
-def test_a_full_disk_at_the_end_of_a_round(tmp_path: Path) -> None:
-    """What `serve` says when it ends names the file and what to do."""
-    config, ended = configured(tmp_path), threading.Event()
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_full_disk_at_the_end_of_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    """The rounds wait for room; a stop meanwhile says what to do."""
+    config, tried, ended = configured(tmp_path), threading.Semaphore(0), threading.Event()
     server = Server(config, VectorModel(), Path("fleet.toml"))
+    monkeypatch.setattr(round_worker, "ROOM_S", 0.01)
+    put = Blobs.put
 
-    class FullDisk(VectorModel):
-        def save(self) -> bytes:
-            raise OSError(
-                errno.ENOSPC, "No space left on device", str(config.state / "files" / "1")
-            )
+    def full(blobs: Blobs, data: bytes) -> FileEntry:
+        tried.release()
+        raise OSError(errno.ENOSPC, "No space left on device", str(blobs.folder / "1"))
 
+    monkeypatch.setattr(Blobs, "put", full)
     held_out = read_samples(config.held_out, config.input_shape)
-    worker = RoundWorker(server.coordinator, FullDisk(), held_out, ended.set)
-    worker.start()
-    assert ended.wait(10)
-    worker.stop()
+    worker = RoundWorker(server.coordinator, VectorModel(), held_out, ended.set)
+    told: list[str] = []
+    with messages_to(told.append):
+        worker.start()
+        for _ in range(3):
+            assert tried.acquire(timeout=10)
+        if stopped:
+            worker.stop()
+            assert ended.is_set()
+            assert worker.failure is not None
+            with refused("storage.disk-full", path=str(config.state)):
+                raise worker.failure
+        else:
+            monkeypatch.setattr(Blobs, "put", put)
+            while not (config.state / MODEL).exists():
+                assert not ended.wait(0.01)
+            worker.stop()
+            assert [result.round for result in server.coordinator.store.history()] == [0]
     server.close()
-    assert worker.failure is not None
-    with refused("storage.disk-full", path=str(config.state / "files" / "1")):
-        raise worker.failure
+    assert [line for line in told if "is full" in line] == [
+        f"The disk with {config.state} is full: the rounds wait until there is room. No update is "
+        "lost."
+    ]
