@@ -269,7 +269,7 @@ def test_a_submodel_that_does_not_fit_is_tried_once(
 
     def sleep(seconds: float) -> None:
         waits.append(seconds)
-        if refused == "any" and len(waits) > 3:
+        if len([line for line in said if line.startswith("Told the coordinator")]) == 2:
             raise KeyboardInterrupt
         time.sleep(0.01)
 
