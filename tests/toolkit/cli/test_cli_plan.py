@@ -17,9 +17,9 @@ LOADING = ["loading PyTorch", "loading the model", "recording the model"]
 SPECS = ("full", "width:0.5", "slice:classifier", "low-rank:0.5")
 TABLE = """\
 submodel          strength        memory            step    sent
-full                  1.00  84.9-85.6 MB  0.405-0.608 ms  2.8 kB
+full                  1.00  84.9-85.5 MB  0.405-0.608 ms  2.8 kB
 slice:classifier      0.85  84.4-85.0 MB  0.229-0.344 ms  2.6 kB
-width:0.5             0.50  84.9-85.6 MB  0.399-0.598 ms  1.4 kB
+width:0.5             0.50  84.9-85.5 MB  0.399-0.598 ms  1.4 kB
 memory and step: predicted - upper bound; the budget must allow the upper bound.
   memory: peak of the agent's process. step: one batch. sent: both ways in a
   round
@@ -114,7 +114,7 @@ def test_where_nothing_fits(desk: Path) -> None:
     done = plan(desk, "--memory", "54MB", specs=SPECS[:3])
     assert done.code == 5
     assert done.stderr.endswith(NOTHING)
-    assert "full: memory: over by 31.6 MB (would fit with --memory 85.6MB)" in done.stdout
+    assert "full: memory: over by 31.5 MB (would fit with --memory 85.6MB)" in done.stdout
 
 
 def test_json(desk: Path) -> None:
