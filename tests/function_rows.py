@@ -1,7 +1,7 @@
 """Test rows of operators that are functions of the samples alone."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from layer_cases import Row
@@ -17,6 +17,34 @@ from row_kinds import (
     of,
     with_weight,
 )
+
+
+def activated(x: Tensor) -> Tensor:
+    y = functional.relu_(functional.silu(x.sin(), inplace=True).mul_(2))
+    return functional.elu(-y, 0.5, inplace=True)
+
+
+def overwritten(x: Tensor) -> Tensor:
+    y = x.sin()
+    y[:, 1] = 0
+    y[:, :, 1:3] *= x[:, :, :2]
+    return y
+
+
+def overwritten_through_views(x: Tensor) -> Tensor:
+    y = x.cos()
+    turned = y.transpose(1, 2)
+    turned[:, -1] = x[:, :, 0].sin()
+    flat = y.view(-1, 12)
+    flat[:, 3:5].add_(0.5)
+    return y.sigmoid() + turned.transpose(1, 2)
+
+
+def summed(x: Tensor) -> Tensor:
+    y = x * 3
+    y += x.sin()
+    return y.mul_(y.detach().sigmoid())
+
 
 FUNCTIONS: dict[str, dict[str, Row]] = {
     "activation": {
@@ -236,5 +264,11 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         "linear": Row(layer(nn.Upsample, scale_factor=2, mode="linear"), (3, 5)),
         "bicubic": Row(layer(nn.Upsample, scale_factor=2, mode="bicubic"), IMAGE),
         "area": Row(of(lambda x: functional.interpolate(x, (3, 4), mode="area")), IMAGE),
+    },
+    "writes in place": {
+        "activations": Row(of(activated), (3, 4)),
+        "a row and a slice": Row(of(overwritten), (3, 4)),
+        "through views": Row(of(overwritten_through_views), (3, 4)),
+        "residual": Row(of(summed), (3, 4)),
     },
 }

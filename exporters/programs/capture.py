@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from device_agent.formats.manifest import Dtype
 from exporters.programs import source_lines
 from exporters.programs.captured import Captured
+from exporters.programs.functional_form import make_functional
 from exporters.programs.input_shapes import wrong_input_shape
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.model_checks import (
@@ -190,6 +191,7 @@ def record_current_mode(
         ) from error
     graph = program.module()
     assert isinstance(graph, GraphModule)
+    make_functional(graph)
     return clean_up(graph)
 
 

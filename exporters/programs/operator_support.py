@@ -91,6 +91,10 @@ SUPPORTED = (
         "interpolation",
         "nearest, linear, bilinear (both alignments), bicubic, area; by scale or size",
     ),
+    SupportedGroup(
+        "writes in place",
+        "activations, arithmetic and dropout in place; writes into slices and views",
+    ),
 )
 
 UNSUPPORTED = (
@@ -142,10 +146,10 @@ UNSUPPORTED = (
     ),
     UnsupportedGroup("sparse gradients", ("sparse",), "neither format has it", "sparse=False"),
     UnsupportedGroup(
-        "writes into a part of a tensor",
+        "writes through strides",
         ("as_strided",),
         "no gradient",
-        "torch.where, torch.cat or masked_fill, which make a new tensor",
+        "slices and views, or torch.where",
     ),
     UnsupportedGroup("grid sampling", ("grid_sampler",), "no gradient", "nn.Upsample"),
 )

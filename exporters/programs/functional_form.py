@@ -1,0 +1,231 @@
+"""Replaces the in-place writes of a recorded graph by new values, so that it can be cut anywhere.
+
+`relu_(x)` changes x and every view of x. Afterwards the graph computes y = relu(x) instead, and
+whatever reads x or a view of x after the write reads y or the same view of y. A write through a
+view becomes a new value of the viewed tensor: `x[:, 0] = v` becomes select_scatter(x, v, 1, 0).
+
+Nodes that share memory are known exactly: recording keeps the storage of every value.
+"""
+
+import operator
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from exporters.programs.recorded_graph import writes_in_place
+
+aten = torch.ops.aten
+RESHAPES = (
+    "view",
+    "reshape",
+    "flatten",
+    "unflatten",
+    "unsqueeze",
+    "squeeze",
+    "contiguous",
+    "alias",
+)
+"""Views that keep all elements in their order."""
+SWAPS = ("transpose", "t", "swapaxes", "swapdims", "numpy_T", "mT")
+"""Views that are undone by viewing once more."""
+SCATTERS = {
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.select.int: aten.select_scatter.default,
+    aten.diagonal.default: aten.diagonal_scatter.default,
+}
+"""Views of some elements, and the operators that write such a view into the whole tensor."""
+
+
+class NoFunctionalForm(Exception):  # noqa: N818 - users never see it
+    """A write that cannot be replaced here."""
+
+
+def make_functional(module: GraphModule) -> None:
+    """Replace the in-place writes of `module`, except those into its own tensors.
+
+    Args:
+        module: A recorded graph. It stays unchanged if one of its writes has no functional form.
+    """
+    copied, twins = Graph(), dict[Node, Node]()
+    copied.output(copied.graph_copy(module.graph, twins))
+    copied.output_node().meta = dict(module.graph.output_node().meta)
+    writes = Writes(copied)
+    if not writes.found:
+        return
+    try:
+        writes.replace()
+    except NoFunctionalForm:
+        return
+    copied.lint()
+    copied.set_codegen(module.graph._codegen)
+    module.graph = copied
+
+
+class Writes:
+    """Replaces the writes of `graph` from the first to the last node.
+
+    The version of a memory is the number of writes into it so far. A node's value is known for the
+    version at which it was computed last. After another write its views are computed again.
+
+    Attributes:
+        found: The writes that are to be replaced.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._memory = {n: m for n in graph.nodes if (m := memory_of(n)) is not None}
+        own = {self._memory.get(n) for n in graph.find_nodes(op="get_attr")}
+        self.found = [
+            n for n in graph.nodes if writes_in_place(n) and self._memory.get(n) not in own
+        ]
+        # What a view or a write reads, before any argument is replaced.
+        self._viewed = {n: o for n in self._memory if (o := self._viewed_by(n)) is not None}
+        self._versions = dict.fromkeys({self._memory.get(n) for n in self.found}, 0)
+        self._values: dict[Node, tuple[int, Node]] = {}
+
+    def _viewed_by(self, node: Node) -> Node | None:
+        """The tensor that `node` is a view of; for a part of a split, the whole tensor."""
+        if node.op != "call_function":
+            return None
+        read = node.args[0] if node.args else None
+        if node.target is operator.getitem and isinstance(read, Node) and read not in self._memory:
+            read = read.args[0] if read.args else None
+        same = isinstance(read, Node) and self._memory.get(read) == self._memory[node]
+        return read if same and isinstance(read, Node) else None
+
+    def replace(self) -> None:
+        """Replace all writes. Raises NoFunctionalForm if one cannot be replaced."""
+        owners = [
+            m for n, m in self._memory.items() if m in self._versions and n not in self._viewed
+        ]
+        if len(owners) != len(self._versions) or None in self._versions:
+            raise NoFunctionalForm  # two nodes share memory in a way that is not known here
+        writes = set(self.found)
+        for node in list(self._graph.nodes):
+            with self._graph.inserting_before(node):
+                node.args = torch.fx.map_arg(node.args, self._current)
+                node.kwargs = torch.fx.map_arg(node.kwargs, self._current)
+                if node in writes:
+                    self._write(node)
+                elif (version := self._version(node)) is not None:
+                    self._values[node] = version, node
+        for node in reversed(self.found):
+            self._graph.erase_node(node)
+
+    def _version(self, node: Node) -> int | None:
+        """The version of the memory of `node`; None if nothing writes to it."""
+        return self._versions.get(self._memory.get(node))
+
+    def _current(self, node: Node) -> Node:
+        """What a reader of `node` reads now."""
+        now = self._version(node)
+        if now is None or node not in self._values:
+            return node
+        version, value = self._values[node]
+        if version != now:
+            value = self._current(self._viewed[node])
+            if not writes_in_place(node):
+                value = self._view_again(node, value)
+            self._values[node] = now, value
+        return value
+
+    def _view_again(self, view: Node, viewed: Node) -> Node:
+        """A node that computes `view` of `viewed`."""
+        if view.target is operator.getitem:
+            raise NoFunctionalForm  # PyTorch forbids writes into a tensor that was split
+        twin = self._graph.node_copy(view, lambda node: node)
+        twin.args = (viewed, *view.args[1:])
+        return twin
+
+    def _write(self, write: Node) -> None:
+        """Replace `write`: the memory has its result from now on."""
+        node, value = self._viewed[write], self._functional(write)
+        changed = [(write, value), (node, value)]
+        while node in self._viewed:
+            viewed = self._viewed[node]
+            if not writes_in_place(node):
+                value = self._write_view(write, node, self._current(viewed), value)
+            changed.append((viewed, value))
+            node = viewed
+        self._versions[self._memory[write]] += 1
+        now = self._versions[self._memory[write]]
+        self._values.update({node: (now, value) for node, value in changed})
+
+    def _functional(self, write: Node) -> Node:
+        """A node with the result of `write`, which changes nothing."""
+        schema: Any = write.target._schema  # type: ignore[union-attr]
+        written, *rest = write.args
+        name = schema.name.removeprefix("aten::")
+        if name == "copy_" and alike(rest[0], written):
+            return rest[0]  # type: ignore[return-value]
+        if name in ("copy_", "fill_") and isinstance(rest[0], Node):
+            expanded = self._call(write, aten.expand_as.default, (rest[0], written), write)
+            return self._call(write, aten.type_as.default, (expanded, written), write)
+        if name == "fill_":
+            return self._call(write, aten.full_like.default, (written, rest[0]), write)
+        if name == "zero_":
+            return self._call(write, aten.zeros_like.default, (written,), write)
+        packet = getattr(aten, name.removesuffix("_"), None)
+        overload = schema.overload_name or "default"
+        changed = [one.name for one in schema.arguments if one.alias_info is not None]
+        if packet is None or overload not in packet.overloads() or len(changed) != 1:
+            raise NoFunctionalForm
+        return self._call(write, getattr(packet, overload), write.args, write, write.kwargs)
+
+    def _write_view(self, write: Node, view: Node, whole: Node, value: Node) -> Node:
+        """A node with the tensor `whole` after its `view` got the new `value`."""
+        if alike(value, whole) and view.target is aten.slice.Tensor:
+            return value  # all of it, as in x[:]
+        name = view.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
+        if name in RESHAPES:
+            return self._call(write, aten.reshape.default, (value, fixed_shape(whole)), whole)
+        if view.target is aten.permute.default:
+            order: Any = view.args[1]
+            order = [dim % len(order) for dim in order]
+            back = [order.index(dim) for dim in range(len(order))]
+            return self._call(write, aten.permute.default, (value, back), whole)
+        if name in SWAPS:
+            return self._call(write, view.target, (value, *view.args[1:]), whole)
+        if name == "movedim":
+            arguments = (value, view.args[2], view.args[1])
+            return self._call(write, view.target, arguments, whole)
+        if name == "narrow":
+            _, dim, start, length = view.args
+            bounds = (start, start + length)  # type: ignore[operator]
+            return self._call(
+                write, aten.slice_scatter.default, (whole, value, dim, *bounds), whole
+            )
+        if view.target in SCATTERS:
+            return self._call(write, SCATTERS[view.target], (whole, value, *view.args[1:]), whole)
+        raise NoFunctionalForm
+
+    def _call(self, write: Node, target: Any, args: Any, like: Node, kwargs: Any = None) -> Node:
+        """A new node of the module and line of `write`, with a value like that of `like`."""
+        made = self._graph.call_function(target, args, kwargs)
+        made.meta = {**write.meta, "val": like.meta["val"]}
+        return made
+
+
+def memory_of(node: Node) -> int | None:
+    """Names the memory of the tensor that `node` computes."""
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
+def alike(one: object, other: object) -> bool:
+    """Whether both are nodes of tensors of one shape and type."""
+    if not isinstance(one, Node) or not isinstance(other, Node):
+        return False
+    values = one.meta.get("val"), other.meta.get("val")
+    shapes = [(*map(str, v.shape), v.dtype) for v in values if isinstance(v, Tensor)]
+    return len(shapes) == 2 and shapes[0] == shapes[1]
+
+
+def fixed_shape(node: Node) -> list[int]:
+    """The shape of `node` with -1 for the size that depends on the batch."""
+    shape = [-1 if isinstance(size, SymInt) else int(size) for size in node.meta["val"].shape]
+    if shape.count(-1) > 1:
+        raise NoFunctionalForm
+    return shape
