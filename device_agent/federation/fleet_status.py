@@ -38,9 +38,12 @@ def lines(status: Status) -> list[str]:
         members = sum(device.state != "left" for device in status.devices)
         head += f" ({have_joined(members, status.expected_devices)})"
     if status.history:
-        last = status.history[-1]
+        current = [one for one in status.history if one.round == status.model_round]
+        last = (current or status.history)[-1]
         accuracy = None if last.accuracy is None else f"accuracy {last.accuracy:.1%}"
         head += f", global {accuracy or f'loss {last.loss:.4f}'}"
+        if last is not status.history[-1]:
+            head += f" (back to round {last.round})"
     warnings = (line for one in status.warnings for line in wrapped("  ", one))
     preparing = (f"  {one}" for one in status.preparing)
     return [head, *warnings, *preparing, *_rows(status.devices)]

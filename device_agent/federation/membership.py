@@ -53,7 +53,8 @@ def join(
 ) -> Identity:
     """Enrol this device with a coordinator.
 
-    If the device has joined this coordinator with this token already, nothing changes.
+    If the device has joined this coordinator with this token already, nothing changes, unless the
+    coordinator does not know it any more: then it joins again with the same key.
 
     Args:
         url: The coordinator's URL.
@@ -83,8 +84,10 @@ def join(
     if known is not None and not replace:
         if not same:
             raise _belongs_elsewhere(known, url, state)
-        log.info("%s has joined %s already, as %s.", known.name, url, known.device)
-        return known
+        if not _is_forgotten(known):
+            log.info("%s has joined %s already, as %s.", known.name, url, known.device)
+            return known
+        log.info("%s does not know %s any more: it joins again.", url, known.device)
     client = CoordinatorClient(url, token, patience_s=patience_s)
     moving = known is not None and not same
     # The old key stays until the new coordinator has accepted this device.
@@ -215,6 +218,17 @@ def _runtime() -> str:
 
 def _is_same(known: Identity, url: str, token: str) -> bool:
     return known.url == url and known.token_sha256 in (None, fingerprint(token.encode()).sha256)
+
+
+def _is_forgotten(known: Identity) -> bool:
+    """Whether the coordinator answers that it does not know this device."""
+    try:
+        CoordinatorClient(known.url, known.secret, patience_s=0).work()
+    except AuthorisationError:
+        return True
+    except ClientError:
+        pass
+    return False
 
 
 def _belongs_elsewhere(known: Identity, url: str, state: Path) -> InputError:

@@ -227,7 +227,8 @@ class Status:
 
     `kinds_ready` of the `kinds` of devices have their bundle of the next or present round.
     `preparing` is what the coordinator is making now, if anything. `warnings` are sentences for the
-    operator, for example that the model gets worse.
+    operator, for example that the model gets worse. `model_round` is the round whose model is the
+    global one: after a rollback it is not the last of `history`.
     """
 
     version: int = 1
@@ -237,6 +238,7 @@ class Status:
     expected_devices: int
     devices: list[DeviceStatus]
     history: list[RoundResult]
+    model_round: int | None = None
     kinds: int = 0
     kinds_ready: int = 0
     preparing: list[Preparation] = field(default_factory=list)

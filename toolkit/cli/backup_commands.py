@@ -35,4 +35,9 @@ def restore(backup: Path, state: Path) -> None:
     from toolkit.coordinator.storage import backup as copies
 
     copies.restore(backup, state)
-    click.echo(f"{state} is restored: start `edgetailor serve`.", err=True)
+    click.echo(
+        f"{state} is restored. Stop the coordinator that the backup was taken from, set `state` in "
+        "the federation's file (a backup does not hold that file) to this folder, and start "
+        "`edgetailor serve`.",
+        err=True,
+    )

@@ -43,6 +43,7 @@ def export_model(state: Path, round_: int, out: Path, force: bool) -> None:
     from toolkit.coordinator.storage.saved_rounds import export_model as export
 
     export(state, round_, out, force)
+    click.echo(f"{out} holds the global model after round {round_}.", err=True)
 
 
 @click.command()

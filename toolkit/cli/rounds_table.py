@@ -18,7 +18,7 @@ def show_rounds(rounds: Sequence[SavedRound]) -> None:
             "" if one.accuracy is None else f"{one.accuracy:.2%}",
             f"{one.loss:.4f}",
             str(one.updates),
-            one.model[:12] if one.kept else "not kept",
+            "lost" if one.lost else one.model[:12] if one.kept else "not kept",
             ", ".join(_notes(one)),
         )
     with (console := Console(highlight=False)).capture() as drawn:
@@ -29,6 +29,8 @@ def show_rounds(rounds: Sequence[SavedRound]) -> None:
 
 def _notes(one: SavedRound) -> list[str]:
     notes = ["best"] if one.best else []
+    if one.current:
+        notes.append("current")
     if one.started_from is not None and one.started_from != one.round - 1:
         notes.append(f"from round {one.started_from}")
     return notes

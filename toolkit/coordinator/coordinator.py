@@ -336,7 +336,7 @@ class Coordinator:
         trained = self.store.rounds_trained()
         devices, now = self.store.registry.devices(), self.clock()
         history = self.store.history()
-        warning = falling(history)
+        warning, current = falling(history), self.store.current_round()
         with self.lock:
             return Status(
                 state=self.rounds.phase,
@@ -350,6 +350,7 @@ class Coordinator:
                     for d in devices
                 ],
                 history=history,
+                model_round=current,
                 kinds=len(self.config.devices),
                 kinds_ready=sum(map(self._is_ready, self.config.devices)),
                 preparing=list(self.preparations.values()),

@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -101,7 +100,11 @@ class RoundWorker:
             self._when_room(partial(self._publish, data))
             rounds = self._coordinator.rounds
             if rounds.done < rounds.total:
-                logger.info("Continuing with round %d of %d.", rounds.done + 1, rounds.total)
+                current = self._coordinator.store.current_round()
+                origin = f" from the model of round {current}" if current != rounds.done else ""
+                logger.info(
+                    "Continuing with round %d of %d%s.", rounds.done + 1, rounds.total, origin
+                )
             self._log_end()
         else:
             self._check_initial()
@@ -229,7 +232,7 @@ class RoundWorker:
             try:
                 write()
                 return
-            except (OSError, sqlite3.OperationalError) as error:
+            except OSError as error:
                 if not _is_full(error) or self._stopping.is_set():
                     raise
                 if not told:
@@ -249,8 +252,6 @@ class RoundWorker:
 
 def _is_full(error: Exception) -> bool:
     """Whether `error` says that a disk is full."""
-    if isinstance(error, sqlite3.OperationalError):
-        return error.sqlite_errorcode == sqlite3.SQLITE_FULL
     return isinstance(error, OSError) and error.errno == errno.ENOSPC
 
 

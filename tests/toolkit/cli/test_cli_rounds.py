@@ -13,7 +13,7 @@ TABLE = """\
 round  accuracy    loss  updates         model  note
 0        10.00%  2.0000        0  not kept
 1        90.00%  1.5000        3  {1}  best
-2        50.00%  1.0000        3  {2}
+2        50.00%  1.0000        3  {2}  current
 """
 
 
@@ -42,17 +42,25 @@ def test_rounds_and_going_back(state: Path, tmp_path: Path) -> None:
     assert max(map(len, shown.stdout.splitlines())) <= 80
     done = edgetailor("export-model", "state", "1", "one.safetensors", cwd=tmp_path)
     assert (done.code, (tmp_path / "one.safetensors").read_bytes()) == (0, b"model 1")
+    assert done.stderr == "one.safetensors holds the global model after round 1.\n"
     done = edgetailor("rollback", "state", "1", cwd=tmp_path)
     assert done.code == 0
     assert done.stderr == (
         "Round 3 starts from the model of round 1, which global.safetensors now is. If all "
         "`rounds` of the federation's file are over, set a higher number.\n"
     )
+    notes = [
+        line.split()[5:] for line in edgetailor("rounds", "state", cwd=tmp_path).stdout.splitlines()
+    ]
+    assert notes[2:] == [["best,", "current"], []]
     store = Store(state, 1)
     store.add_result(RoundResult(round=3, accuracy=0.7, loss=1.0, updates=3), b"model 3")
     store.close()
     last = edgetailor("rounds", "state", cwd=tmp_path).stdout.splitlines()[-1]
-    assert last.endswith("from round 1")
+    assert last.endswith("current, from round 1")
+    (state / "files" / json.loads((state / "federation.json").read_bytes())["model"]).unlink()
+    last = edgetailor("rounds", "state", cwd=tmp_path).stdout.splitlines()[-1]
+    assert last.split()[4:] == ["lost", "current,", "from", "round", "1"]
     assert "was removed" in refused(tmp_path, "rollback", "state", "0")
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import urllib3
 
@@ -21,6 +22,7 @@ from bundles import everything
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import round_loop
 from device_agent.federation.device_keys import DeviceKey
+from device_agent.federation.device_state import DeviceState
 from device_agent.federation.membership import join, leave, machine_line
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.protocol import NOT_AUTHORISED, JoinRequest, SubmodelFailure
@@ -249,6 +251,20 @@ def test_a_join_whose_answer_was_lost(server: Server, tmp_path: Path) -> None:
     assert set(everything(tmp_path / "a")) == {"device.key"}
     assert join(server.url, bearer, "desk", tmp_path / "a").device == "board-1"
     assert [d.device for d in server.coordinator.status().devices] == ["board-1"]
+
+
+def test_a_device_that_the_coordinator_has_forgotten_joins_again(
+    server: Server, tmp_path: Path, said: list[str]
+) -> None:
+    """As after a restored backup that is older than its join."""
+    bearer = token(server.config, "board")
+    join(server.url, bearer, "desk", tmp_path / "a")
+    state = DeviceState(tmp_path / "a")
+    state.remember(msgspec.structs.replace(state.member(), secret="forgotten"))
+    again = join(server.url, bearer, "desk", tmp_path / "a")
+    assert CoordinatorClient(server.url, again.secret).work().state == "wait"
+    assert [d.device for d in server.coordinator.status().devices] == ["board-1"]
+    assert said[2] == f"{server.url} does not know board-1 any more: it joins again."
 
 
 def test_leaving_cleans_both_sides(fleet: Fleet, tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from device_agent.formats.atomic_files import fingerprint_file, refuse_existing, write_file
-from profiles.errors import InputError
+from profiles.errors import InputError, StorageError
 from toolkit.coordinator.storage.coordinator_store import REFERENCED
+from toolkit.coordinator.storage.database import raise_if_full
 from toolkit.coordinator.storage.federation_marker import Marker
 from toolkit.coordinator.storage.folder_check import CONTENTS, DATABASE, check_folder
 from toolkit.coordinator.storage.folder_lock import FolderLock
@@ -30,13 +31,15 @@ def backup(state: Path, out: Path, force: bool = False) -> None:
         InputError: If `state` holds no federation, if a file in it is missing or damaged, if `out`
             exists and `force` is not set, or if `out` is anything but a backup.
     """
-    refuse_existing(out, force)
+    with reading(state):  # is it a federation?
+        pass
     check_apart(state, out)
     if out.exists() and not (out.is_dir() and is_empty(out)):
         _check_replaceable(out)
+    refuse_existing(out, force)
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            with new_folder(out, CONTENTS) as made:
+            with _told(out), new_folder(out, CONTENTS) as made:
                 _copy(state, made)
                 check_folder(made)
                 _write_contents(made)
@@ -53,6 +56,8 @@ def restore(copy: Path, state: Path) -> None:
     Raises:
         InputError: If `copy` is not a whole backup, or if `state` is in use or not empty.
     """
+    _contents(copy)
+    check_apart(copy, state)
     with ExitStack() as stack:
         if state.exists():
             if not state.is_dir() or not is_empty(state):
@@ -66,18 +71,36 @@ def restore(copy: Path, state: Path) -> None:
         _check_contents(copy)
         with reading(copy):  # is it a database of this version?
             pass
-        with new_folder(state, DATABASE) as made:
+        with _told(state), new_folder(state, DATABASE) as made:
             for name in _contents(copy):
                 copy_file(copy / name, made / name)
             check_folder(made)
 
 
+@contextmanager
+def _told(out: Path) -> Iterator[None]:
+    """Name `out` in an error of its disk, not the hidden folder that was to become it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        remedy = "Make room on its disk" if error.errno == errno.ENOSPC else "Give another place"
+        raise StorageError(
+            f"{out} cannot be written: {error.strerror}. {remedy}. Nothing was changed.",
+            code="backup.not-writable",
+            path=str(out),
+            errno=errno.errorcode.get(error.errno or 0),
+        ) from error
+
+
 def _check_replaceable(out: Path) -> None:
-    """Raise InputError if the folder or file `out` is not a backup."""
-    if not (out / CONTENTS).is_file():
+    """Raise InputError if `out` is not a backup, or holds other files too."""
+    known = {CONTENTS, *_contents(out)} if (out / CONTENTS).is_file() else set()
+    if not known or any(str(path.relative_to(out)) not in known for path in _files(out)):
         raise InputError(
-            f"{out} is not a backup, and --force replaces only backups: give another place. "
-            "Nothing was changed.",
+            f"{out} is not a backup or holds other files, and --force replaces only backups: give "
+            "another place. Nothing was changed.",
             code="backup.replaces-other",
             path=str(out),
         )
@@ -89,10 +112,8 @@ def _copy(state: Path, made: Path) -> None:
         try:
             source.backup(target)
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
-                raise
-            full = errno.ENOSPC
-            raise OSError(full, os.strerror(full), str(made / DATABASE)) from None
+            raise_if_full(error, made / DATABASE)
+            raise
         files = [name for (name,) in target.execute(REFERENCED)]
         marker = Marker.of(target)
     os.chmod(made / DATABASE, 0o600)

@@ -21,7 +21,7 @@ from device_agent.formats.update import UpdateRecord
 from profiles.documents.bundle_profile import Profile
 from profiles.documents.profile_reading import same_hardware
 from profiles.errors import InputError
-from toolkit.coordinator.storage import open_round, retention
+from toolkit.coordinator.storage import open_round, retention, schema
 from toolkit.coordinator.storage.blobs import Blobs
 from toolkit.coordinator.storage.database import Database
 from toolkit.coordinator.storage.device_registry import Registry
@@ -276,6 +276,12 @@ class Store:
             RoundResult(round=r, accuracy=a, loss=x, updates=n, left_out=json.loads(out))
             for r, a, x, n, out in rows
         ]
+
+    def current_round(self) -> int | None:
+        """The round whose model the next round starts from; None before round 0."""
+        with self._database.transaction() as db:
+            row = db.execute(schema.CURRENT_ROUND).fetchone()
+        return None if row is None else int(row[0])
 
     def models(self) -> dict[int, str]:
         """The SHA-256 of the global model after each round."""

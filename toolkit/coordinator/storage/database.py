@@ -1,5 +1,7 @@
 """The coordinator's database: one sqlite3 file, one writer behind a lock."""
 
+import errno
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +13,12 @@ from toolkit.coordinator.storage import content_digest, schema
 
 BUSY_S = 60.0
 """How long a transaction waits for a reader in another process, such as a backup."""
+
+
+def raise_if_full(error: sqlite3.OperationalError, path: Path) -> None:
+    """Raise OSError, as for other files, if the disk with the database `path` is full."""
+    if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
 
 
 class Database:
@@ -37,15 +45,16 @@ class Database:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """The connection, for this thread only. On an error nothing of the transaction is kept.
 
-        Raises StorageError if the disk is full or fails.
+        Raises OSError if the disk is full, and StorageError if the file cannot be written.
         """
         try:
             with self._lock, self._connection:
                 yield self._connection
         except sqlite3.OperationalError as error:
+            raise_if_full(error, self._path)
             raise StorageError(
-                f"{self._path} cannot be written ({error}). Make room on its disk, and start "
-                "`edgetailor serve` again if it has ended. No update is lost.",
+                f"{self._path} cannot be written: {error}. Check the disk and the permissions of "
+                "the state folder. Nothing was changed.",
                 code="storage.not-writable",
                 path=str(self._path),
             ) from None

@@ -20,8 +20,7 @@ class FolderLock:
         except BlockingIOError:
             os.close(self._handle)
             raise InputError(
-                f"{folder} is in use: stop the coordinator that runs on it, or set another `state` "
-                "folder.",
+                f"{folder} is in use: stop the coordinator that runs on it first.",
                 code="state.in-use",
                 path=str(folder),
             ) from None

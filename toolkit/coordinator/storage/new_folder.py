@@ -63,12 +63,12 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def check_apart(state: Path, out: Path) -> None:
-    """Raise InputError if `out` is the state folder `state`, is in it or contains it."""
+    """Raise InputError if `out` is the folder `state`, is in it or contains it."""
     one, other = state.resolve(), out.resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
         raise InputError(
-            f"{out} is the state folder {state}, is in it or contains it: give a place outside of "
-            "it. Nothing was changed.",
+            f"{out} is {state}, is in it or contains it: give a place outside of it. Nothing was "
+            "changed.",
             code="file.in-state-folder",
             path=str(out),
             state=str(state),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from device_agent.formats.atomic_files import check_file_place, write_file
 from profiles.errors import InputError
-from toolkit.coordinator.storage import retention
+from toolkit.coordinator.storage import retention, schema
 from toolkit.coordinator.storage.database import BUSY_S
 from toolkit.coordinator.storage.database_check import check_version
 from toolkit.coordinator.storage.folder_check import DATABASE
@@ -26,9 +26,11 @@ class SavedRound:
         loss: On held-out data.
         updates: How many were aggregated.
         model: SHA-256 of the global model after the round.
-        kept: Whether that model is still there.
+        kept: Whether that model is one of those that are kept.
+        lost: Whether it is kept and its file is missing.
         started_from: The round whose model was trained; None for round 0.
         best: Whether it is the best round so far.
+        current: Whether the next round starts from its model.
     """
 
     round: int
@@ -37,20 +39,29 @@ class SavedRound:
     updates: int
     model: str
     kept: bool
+    lost: bool
     started_from: int | None
     best: bool
+    current: bool
 
 
 def saved_rounds(folder: Path) -> list[SavedRound]:
     """The rounds of the state folder `folder`. Raises InputError if it is none."""
     with reading(folder) as db:
         best = db.execute(retention.BEST).fetchone()
+        current = db.execute(schema.CURRENT_ROUND).fetchone()
         rows = db.execute(
             "SELECT round, accuracy, loss, updates, model, kept, started_from FROM history "
             "ORDER BY round"
         ).fetchall()
     return [
-        SavedRound(round_, accuracy, loss, updates, model, bool(kept), start, best == (round_,))
+        SavedRound(
+            *(round_, accuracy, loss, updates, model, bool(kept)),
+            lost=bool(kept) and not (folder / FILES / model).is_file(),
+            started_from=start,
+            best=best == (round_,),
+            current=current == (round_,),
+        )
         for round_, accuracy, loss, updates, model, kept, start in rows
     ]
 

@@ -55,6 +55,10 @@ LEFT JOIN rollbacks ON rollbacks.after = last.round
 LEFT JOIN history AS target ON target.round = rollbacks.target
 ORDER BY last.round DESC LIMIT 1"""
 """The last round that is over, and the model that the next round starts from."""
+CURRENT_ROUND = """
+SELECT coalesce(target, round) FROM history LEFT JOIN rollbacks ON after = round
+ORDER BY round DESC LIMIT 1"""
+"""The round whose model the next round starts from."""
 
 
 def create(connection: sqlite3.Connection) -> None:

@@ -65,6 +65,14 @@ def test_places_that_are_refused(copied: Path, tmp_path: Path) -> None:
     with refused("backup.state-not-empty", path=str(tmp_path / "used")):
         restore(copied / "backup", tmp_path / "used")
     store.close()
+    inside = copied / "backup" / "state"
+    with refused("file.in-state-folder", path=str(inside)):
+        restore(copied / "backup", inside)
+    assert not inside.exists()
+    with refused("backup.not-a-backup", path=str(tmp_path / "used")):  # swapped
+        restore(tmp_path / "used", copied / "backup")
+    with refused("state.no-federation", path=str(tmp_path / "new")):
+        backup(tmp_path / "new", copied / "c" / "state")
     with refused("file.exists", path=str(copied / "backup")):
         backup(copied / "c" / "state", copied / "backup")
     with refused("state.no-federation", path=str(tmp_path / "state")):
@@ -86,7 +94,10 @@ def test_a_backup_replaces_only_backups(copied: Path, tmp_path: Path) -> None:
     for out in (state, state.parent, state / "copies" / "monday", tmp_path / "link"):
         with refused("file.in-state-folder", path=str(out)):
             backup(state, out, force=True)
-    for out in (tmp_path / "mine", tmp_path / "mine" / "thesis"):
+    shutil.copytree(copied / "backup", tmp_path / "mixed")
+    (tmp_path / "mixed" / "notes").touch()
+    before = everything(tmp_path)
+    for out in (tmp_path / "mine", tmp_path / "mine" / "thesis", tmp_path / "mixed"):
         with refused("backup.replaces-other", path=str(out)):
             backup(state, out, force=True)
     with refused("file.in-state-folder"):
@@ -146,9 +157,11 @@ def test_a_full_disk_is_named(
         raise OSError(errno.ENOSPC, "full", str(source), None, str(target))
 
     monkeypatch.setattr(shutil, "copy", full)
-    with pytest.raises(OSError, match="full") as caught:
-        backup(copied / "c" / "state", tmp_path / "b")
-    assert Path(caught.value.filename).is_relative_to(tmp_path)
+    for act in (lambda: backup(copied / "c" / "state", tmp_path / "b"),
+                lambda: restore(copied / "backup", tmp_path / "b")):  # fmt: skip
+        with refused("backup.not-writable", path=str(tmp_path / "b"), errno="ENOSPC") as caught:
+            act()
+        assert "Make room" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from bundles import everything
+from device_agent.federation import fleet_status
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import encode
 from device_agent.formats.protocol import RoundResult
@@ -113,7 +114,11 @@ def test_a_rollback_of_a_federation(tmp_path: Path) -> None:
         assert everything(config.state) == before
     assert roll_back(config.state, 1) == 3
     assert json.loads((config.state / "history.json").read_text())["history"][-1]["round"] == 2
-    with running(config, VectorModel()) as server:
+    told: list[str] = []
+    with running(config, VectorModel(), told.append) as server:
+        head = fleet_status.lines(server.coordinator.status())[0]
+        assert head.endswith("global accuracy 50.0% (back to round 1)")
+        assert_soon(lambda: "Continuing with round 3 of 3 from the model of round 1." in told)
         links = {str(n): joined(server, tmp_path / str(n)) for n in range(3)}
         trained(links["1"], tmp_path / "wait")  # round 3 is open again
         with refused("round.other-bundle"):
