@@ -1,7 +1,13 @@
 """Cutting a model by any family."""
 
+import traceback
+from pathlib import Path
+
 from torch import nn
 
+from exporters.programs.interrupts import raise_if_interrupted
+from exporters.programs.source_lines import first_line
+from profiles.errors import EdgeTailorError, ModelError
 from toolkit.families import check_spec, family_named
 from toolkit.submodels.class_rows import mark_class_rows
 from toolkit.submodels.hyperparameters import TrainingConfig
@@ -28,7 +34,8 @@ def split(
 
     Raises:
         SpecError: If the spec is wrong, or asks for something that the model cannot give.
-        ModelError: If the model cannot be recorded.
+        ModelError: If the model cannot be recorded, or if the family fails on it in a way that it
+            should not.
 
     Examples:
         >>> from toolkit.models import mnist_dnn
@@ -38,4 +45,20 @@ def split(
     """
     parsed = check_spec(spec)
     family = family_named(parsed.family)
-    return mark_class_rows(family.split(model, sample_shape, parsed, training or TrainingConfig()))
+    try:
+        submodel = family.split(model, sample_shape, parsed, training or TrainingConfig())
+    except (EdgeTailorError, MemoryError):
+        raise
+    except Exception as error:  # a defect of one family must not end the others' work
+        raise_if_interrupted(error)
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise ModelError(
+            f"{parsed}: the family {parsed.family} failed on this model "
+            f"({type(error).__name__}: {first_line(error)}; {Path(frame.filename).name}, line "
+            f"{frame.lineno}). This is a mistake in EdgeTailor: please report it with your model. "
+            "Other families may work.",
+            code="model.family-failed",
+            family=parsed.family,
+            error=type(error).__name__,
+        ) from error
+    return mark_class_rows(submodel)
