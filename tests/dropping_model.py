@@ -7,8 +7,18 @@ from torch.nn import functional
 CLASSES = 4
 
 
+def dropped_branch(x: Tensor, training: bool) -> Tensor:
+    """Stochastic depth as image libraries write it: a whole branch of a sample is dropped."""
+    if not training:
+        return x
+    noise = torch.empty([x.shape[0], *[1] * (x.dim() - 1)], dtype=x.dtype, device=x.device)
+    noise = noise.bernoulli_(0.6)
+    noise.div_(0.6)
+    return x * noise
+
+
 class Dropping(nn.Module):
-    """Dropout of elements, of channels and of attention weights."""
+    """Dropout of elements, of channels, of attention weights and of whole branches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -17,11 +27,13 @@ class Dropping(nn.Module):
         self.layer = nn.TransformerEncoderLayer(
             8, 2, 12, dropout=0.2, batch_first=True, activation="gelu"
         )
+        self.branch = nn.Linear(8, 8)
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.channels(torch.tanh(self.conv(x)))
-        x = self.layer(x.flatten(2).transpose(1, 2)).mean(1)
+        x = self.layer(x.flatten(2).transpose(1, 2))
+        x = (x + dropped_branch(self.branch(x).contiguous(), self.training)).mean(1)
         return self.head(functional.dropout(x, 0.5, self.training))
 
 

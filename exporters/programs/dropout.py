@@ -23,7 +23,9 @@ HALF = 2**30
 STEP = 1_103_515_245
 """Multiplier of the linear congruential generator that ISO C gives as an example of rand()."""
 SCALED_ATTENTION = aten.scaled_dot_product_attention.default
-SEEDED = {aten.dropout.default: 1, aten.feature_dropout.default: 1, SCALED_ATTENTION: 4}
+DRAW = aten.bernoulli.p
+"""Draws ones with a probability: models that drop whole branches at random call it themselves."""
+SEEDED = {aten.dropout.default: 1, aten.feature_dropout.default: 1, SCALED_ATTENTION: 4, DRAW: 1}
 """Operators with seeded dropout, and the position of the probability in their arguments."""
 
 
@@ -81,6 +83,8 @@ def dropout_rate(operator: Any, args: tuple[Any, ...]) -> float:
     """The dropout probability in the arguments of `operator`; 0 if it runs in inference mode."""
     position = SEEDED[operator]
     rate = float(args[position]) if len(args) > position else 0.0
+    if operator is DRAW:
+        return 1 - rate
     # Argument 2 of both dropout operators says whether they train. Attention has no such argument.
     return rate if operator is SCALED_ATTENTION or args[2] else 0.0
 
@@ -105,6 +109,8 @@ class SeededDropout(TorchFunctionMode):
         if func is SCALED_ATTENTION:
             return self.attention(*args, **(kwargs or {}))
         x: Tensor = args[0]
+        if func is DRAW:
+            return self.mask(x.shape, rate).to(x.dtype)
         whole = func is aten.dropout.default
         # Dropout of channels drops whole channels: one decision for each sample and channel.
         shape = x.shape if whole else (*x.shape[:2], *[1] * (x.dim() - 2))
@@ -146,9 +152,10 @@ class SeededBernoulli(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Replace the Bernoulli draw of a dropout; run other operators unchanged."""
-        if func is not aten.bernoulli_.float:
+        if func not in (aten.bernoulli_.float, DRAW):
             return func(*args, **(kwargs or {}))
         noise: Tensor = args[0]
         share = args[1] if len(args) > 1 else 0.5  # the operator's default is left out
         self.site += 1
-        return noise.copy_(keep_mask(noise.shape, 1 - share, self.seed, self.site))
+        kept = keep_mask(noise.shape, 1 - share, self.seed, self.site)
+        return kept.to(noise.dtype) if func is DRAW else noise.copy_(kept)

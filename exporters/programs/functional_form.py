@@ -167,6 +167,9 @@ class Writes:
             return self._call(write, aten.full_like.default, (written, rest[0]), write)
         if name == "zero_":
             return self._call(write, aten.zeros_like.default, (written,), write)
+        if write.target is aten.bernoulli_.float:
+            share = rest[0] if rest else 0.5  # the operator's default is left out
+            return self._call(write, aten.bernoulli.p, (written, share), write)
         packet = getattr(aten, name.removesuffix("_"), None)
         overload = schema.overload_name or "default"
         changed = [one.name for one in schema.arguments if one.alias_info is not None]

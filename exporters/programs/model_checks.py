@@ -273,8 +273,8 @@ def check_deterministic(graph: GraphModule) -> None:
             remedy = "set dropout to 0" if is_dropout else "remove it, or use a dropout"
             raise ModelError(
                 f"The model draws random numbers when it trains ({node.target}{where}"
-                f"{line and f', {line}'}), which only nn.Dropout, nn.Dropout1d to 3d and attention "
-                f"may do; {remedy}.",
+                f"{line and f', {line}'}), which only nn.Dropout, nn.Dropout1d to 3d, attention "
+                f"and stochastic depth may do; {remedy}.",
                 code="model.random-numbers",
                 operator=str(node.target),
                 layer=layer,

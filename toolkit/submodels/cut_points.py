@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from exporters.programs.captured import Captured
+from exporters.programs.dropout import DRAW
 from exporters.programs.recorded_graph import (
     attributes_read,
     input_node,
@@ -161,21 +162,49 @@ def subgraph(graph: GraphModule, after: int, upto: int) -> GraphModule:
     return cut
 
 
+SAME_VALUE = (aten.contiguous.default, aten.clone.default, aten.alias.default)
+"""Operators whose result equals their input."""
+
+
+def lasting_operators(graph: GraphModule) -> list[int]:
+    """The places of the operators that run in training and in prediction alike.
+
+    Copies that change no value may be in one of them only, and products with random masks, which
+    drop whole branches, are in training only.
+    """
+    ordered = operators_on_samples(graph)
+    masks = set(graph.graph.find_nodes(op="call_function", target=DRAW))
+    for node in graph.graph.nodes:
+        if node not in set(ordered) and masks & set(node.all_input_nodes):
+            masks.add(node)
+    return [
+        place
+        for place, node in enumerate(ordered)
+        if node.target not in SAME_VALUE and not masks & set(node.all_input_nodes)
+    ]
+
+
 class Cutter:
-    """Cuts the training and the inference graph of a captured model at the same places."""
+    """Cuts the training and the inference graph of a captured model at the same places.
+
+    A place is the index of an operator in the training graph.
+    """
 
     def __init__(self, captured: Captured) -> None:
         """Raise ModelError if the model cannot be cut at all.
 
-        Both graphs must have the same operators, no operator may write in place, and the last
-        operator must compute the output.
+        Both graphs must have the same `lasting_operators`, no operator may write in place, and the
+        last operator must compute the output.
         """
         self.captured = captured
         training, inference = (
             operators_on_samples(captured.training),
             operators_on_samples(captured.inference),
         )
-        if [n.target for n in training] != [n.target for n in inference]:
+        self.lasting = lasting_operators(captured.training)
+        self.predicted = lasting_operators(captured.inference)
+        targets = [training[i].target for i in self.lasting]
+        if targets != [inference[i].target for i in self.predicted]:
             raise ModelError(
                 "The model runs different operators in training and in prediction, so that a cut "
                 "point of one graph is not a place in the other. It cannot be sliced; use another "
@@ -200,7 +229,14 @@ class Cutter:
                 code="model.cannot-slice",
             )
         self.end = len(training) - 1
-        self.points = find_cut_points(captured.training)
+        points = find_cut_points(captured.training)
+        # After another operator the value is that of the point before it.
+        self.points = [point for point in points if point.place in set(self.lasting)]
+
+    def in_inference(self, place: int) -> int:
+        """The place in the inference graph after which the same values are known."""
+        count = sum(one <= place for one in self.lasting)
+        return self.predicted[count - 1] if count else -1
 
     def trained(self, after: int) -> GraphModule:
         """The operators after place `after`, as they train."""
@@ -208,10 +244,11 @@ class Cutter:
 
     def predicting(self, after: int) -> GraphModule:
         """The operators after place `after`, as they predict."""
-        return subgraph(self.captured.inference, after, self.end)
+        return subgraph(self.captured.inference, self.in_inference(after), self.predicted[-1])
 
     def frozen(self, after: int, upto: int) -> GraphModule:
         """The operators between two places, as they predict."""
+        after, upto = self.in_inference(after), self.in_inference(upto)
         return subgraph(self.captured.inference, after, upto)
 
     def load(self, part: GraphModule, batch: int) -> int:

@@ -114,6 +114,21 @@ def test_the_same_seed_repeats_a_run_bit_for_bit_and_another_does_not(bundle: Pa
     assert updates[0] != updates[2]
 
 
+@pytest.mark.parametrize("spec", ["slice:branch", "slice:head", "low-rank:0.5,keep=0"])
+def test_families_with_the_same_masks(spec: str, seed: int, tmp_path: Path) -> None:
+    """Exporting compares three steps with PyTorch; predictions are those of the model."""
+    torch.manual_seed(seed)
+    model = Dropping()
+    submodel = split(model, spec, SHAPE, TrainingConfig(batch_size=4))
+    weights = from_model(model)
+    done = export(
+        submodel.program, submodel.cut(weights), tmp_path / "b", base=weights.fingerprint()
+    )
+    assert done.verdict is not None
+    if spec.startswith("slice"):
+        assert submodel.counts.params < sum(p.numel() for p in model.parameters())
+
+
 def test_a_model_without_dropout_takes_no_seed() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0), nn.Linear(4, CLASSES))
     for signature in split(model, "full", (3,)).program.signatures:
