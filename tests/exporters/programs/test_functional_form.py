@@ -80,7 +80,10 @@ def test_random_writes(seed: int) -> None:
         assert not [node for node in graph.graph.nodes if writes_in_place(node)]
         x = torch.randn(4, 5)
         with torch.no_grad():
-            torch.testing.assert_close(graph(x), model(x))
+            expected = model(x)
+            if not torch.isfinite(expected).all():
+                continue  # sums of squares of sums may overflow
+            torch.testing.assert_close(graph(x), expected)
         recorded += 1
         if recorded == 15:
             return

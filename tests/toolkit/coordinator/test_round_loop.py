@@ -344,13 +344,14 @@ def now(minutes: int) -> str:
 
 
 def test_quiet_hours_of_a_process_with_a_log_for_programs(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "o.toml").write_text(f'log_json = true\nquiet_hours = "{now(-60)}-{now(60)}"\n')
+    end = now(60)
+    (tmp_path / "o.toml").write_text(f'log_json = true\nquiet_hours = "{now(-60)}-{end}"\n')
     address = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as service:
         service.bind(str(address))
         service.settimeout(20)
         with agent(tmp_path, "--config", "o.toml", NOTIFY_SOCKET=str(address)) as process:
-            until = f"quiet hours until {now(60)}"
+            until = f"quiet hours until {end}"
             soon(lambda: desk(server).state == "paused")
             assert process.stderr is not None
             line = json.loads(process.stderr.readline())
