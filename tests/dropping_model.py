@@ -33,7 +33,10 @@ class Dropping(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.channels(torch.tanh(self.conv(x)))
         x = self.layer(x.flatten(2).transpose(1, 2))
-        x = (x + dropped_branch(self.branch(x).contiguous(), self.training)).mean(1)
+        y = self.branch(x)
+        # As attention in transformers: one copy that only training records.
+        y = y.contiguous() if self.training else y
+        x = (x + dropped_branch(y, self.training)).mean(1)
         return self.head(functional.dropout(x, 0.5, self.training))
 
 

@@ -319,9 +319,9 @@ def check_recording(model: nn.Module, captured: "Captured") -> None:
             # Negated, so that nan is an error too.
             if not error <= RECORDING_TOLERANCE * (total_norm(wanted) + 1e-6):
                 raise ModelError(
-                    f"The recorded model has a different {what} than the model itself. Hooks, "
-                    "in-place writes, an embedding's max_norm and a custom backward pass cannot be "
-                    "exported; remove them.",
+                    f"The recorded model has a different {what} than the model itself. Hooks, an "
+                    "embedding's max_norm and a custom backward pass cannot be exported; remove "
+                    "them.",
                     code="model.recording-differs",
                     what=what,
                 )
