@@ -33,6 +33,7 @@ from exporters.programs.model_checks import (
     check_writes,
     name_batch,
 )
+from exporters.programs.model_output import return_trained_output
 from exporters.programs.recorded_graph import (
     MINIMUM_BATCH,
     input_node,
@@ -147,6 +148,7 @@ def record(
             f"torch.nn.utils.parametrizations.weight_norm instead: {error}",
             code="model.cannot-copy",
         ) from error
+    return_trained_output(twin)
     return record_current_mode(twin.train(training), sample_shape, dtype)
 
 

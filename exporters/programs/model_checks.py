@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 from device_agent.formats.manifest import SAFE_LIMIT
 from exporters.programs import source_lines
 from exporters.programs.dropout import SEEDED, SeededBernoulli
+from exporters.programs.model_output import trained_output
 from exporters.programs.recorded_graph import MINIMUM_BATCH, writes_in_place
 from exporters.recurrence.recurrent_layers import RECURRENT
 from profiles.errors import ModelError
@@ -378,7 +379,7 @@ def run_original(model: nn.Module, x: Tensor) -> Tensor:
     """Output of `model` for `x`. Raises ModelError unless it is a finite float32 tensor."""
     try:
         with SeededBernoulli(0):
-            output = model(x)
+            output = trained_output(model(x))
     except Exception as error:  # the user's code may raise anything
         raise ModelError(
             f"The model fails on a batch of random samples: {source_lines.first_line(error)}"

@@ -47,7 +47,7 @@ def output_node(graph: GraphModule) -> Node:
         The node whose value the graph returns.
 
     Raises:
-        ModelError: The model returns several values.
+        ModelError: The model returns no tensor.
     """
     (returned,) = graph.graph.find_nodes(op="output")
     value = returned.args[0]
@@ -55,7 +55,7 @@ def output_node(graph: GraphModule) -> Node:
     node = value[0] if isinstance(value, tuple | list) and len(value) == 1 else value
     if not isinstance(node, Node):
         raise ModelError(
-            "The model returns several values; it must return one tensor.",
+            "The model returns no tensor. Return the output that is trained.",
             code="model.wrong-output",
         )
     return node

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exporters.programs.capture import capture
 from exporters.programs.model_checks import check_parameters
 from exporters.programs.program import ProgramSignature, samples_port
 from exporters.programs.tracing import EXAMPLE_BATCH, trace
@@ -100,16 +99,6 @@ def test_tensors_and_layers_that_cannot_be_trained(case: str) -> None:
     build, code, values = CASES[case]
     with refused(code, **values):
         check_parameters(build())
-
-
-def test_a_model_must_return_one_tensor() -> None:
-    class Two(nn.Linear):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            y = super().forward(x)
-            return y, y.tanh()
-
-    with refused("model.wrong-output"):
-        capture(Two(3, 2), (3,))
 
 
 def signature(function: Callable[[Tensor], Tensor]) -> ProgramSignature:

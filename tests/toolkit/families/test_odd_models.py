@@ -161,8 +161,8 @@ def test_an_output_without_the_batch_is_refused(odd: Change) -> None:
 
 OUTPUT = "model.wrong-output"
 UNFIT: dict[str, tuple[Change, str, dict[str, object], str]] = {
-    "dictionary": (lambda _, y: {"logits": y}, OUTPUT, {"type": "dict"}, "dict"),
-    "tuple": (lambda _, y: (y,), OUTPUT, {"type": "tuple"}, "tuple"),
+    "text": (lambda _, y: "logits", OUTPUT, {}, "no tensor"),
+    "empty": (lambda _, y: (), OUTPUT, {}, "no tensor"),
     "double": (lambda _, y: y.double(), OUTPUT, {"dtype": "torch.float64"}, "float32"),
     "whole numbers": (lambda _, y: y.long(), OUTPUT, {"dtype": "torch.int64"}, "float32"),
     "roots": (lambda _, y: (y - 9).sqrt(), "model.result-not-finite", {"what": "output"}, "output"),

@@ -1,0 +1,42 @@
+"""Which tensor a family trains when a model returns several, as `transformers` and detectors do."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+PREFERRED = "logits"
+"""The key of the output that is trained, if a model returns a mapping with it."""
+
+
+def trained_output(returned: object) -> object:
+    """The output of a model that is trained.
+
+    Args:
+        returned: What the model returns.
+
+    Returns:
+        A tensor as it is; of a mapping (such as the `ModelOutput` of transformers) its `logits`,
+        or else its first value; of a tuple or list the first value. Other objects as they are.
+
+    Examples:
+        >>> trained_output({"hidden": 1, "logits": 2}), trained_output((3, 4)), trained_output(5)
+        (2, 3, 5)
+    """
+    if isinstance(returned, Mapping) and returned:
+        found = returned.get(PREFERRED)
+        return trained_output(next(iter(returned.values())) if found is None else found)
+    if isinstance(returned, tuple | list) and returned:
+        return trained_output(returned[0])
+    return returned
+
+
+def return_trained_output(model: nn.Module) -> None:
+    """Let `model` take one tensor and return only its trained output; call it with a copy."""
+    forward = model.forward
+
+    # Not with a module of its own around the model: that would rename all tensors.
+    def one_output(x: Tensor) -> Any:
+        return trained_output(forward(x))
+
+    model.forward = one_output
