@@ -168,19 +168,92 @@ class Gated(nn.Module):
         return self.classifier(x.mean((2, 3)))
 
 
-class Attention(nn.Module):
-    """A small vision transformer of one layer."""
+class Packed(nn.Module):
+    """A layer of a vision transformer: one product for queries, keys and values of all heads."""
 
-    def __init__(self, width: int = 16, heads: int = 4) -> None:
+    def __init__(self, width: int, heads: int, hidden: int, size: int = 3) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, 4, 4)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.heads = heads
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * heads * size)
+        self.heads, self.size = heads, size
+        self.proj = nn.Linear(heads * size, width)
+        self.wide, self.narrow = nn.Linear(width, hidden), nn.Linear(hidden, width)
         self.head = nn.Linear(width, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patches(x).flatten(2).transpose(1, 2)
-        n, t, c = x.shape
-        q, k, v = self.qkv(x).reshape(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
-        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, t, c) + x
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
+        n, t, _ = x.shape
+        q, k, v = self.qkv(self.norm(x)).reshape(n, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        x = x + self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        x = x + self.narrow(F.gelu(self.wide(x)))
+        return self.head(x[:, 0])
+
+
+class Shared(nn.Module):
+    """Attention whose queries share keys and values, with rotated halves and a bias by head."""
+
+    def __init__(self, width: int, groups: int, size: int = 4, times: int = 2) -> None:
+        super().__init__()
+        heads = groups * times
+        self.first = nn.Linear(2, width)
+        self.q = nn.Linear(width, heads * size, bias=False)
+        self.k, self.v = (nn.Linear(width, groups * size, bias=False) for _ in range(2))
+        self.bias = nn.Parameter(torch.zeros(5, heads))
+        self.register_buffer("distance", torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3]))
+        self.size, self.times = size, times
+        self.out = nn.Parameter(torch.zeros(heads * size, width))
+        self.head = nn.Linear(width, 4)
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        x = x.view(*x.shape[:2], -1, self.size).transpose(1, 2)
+        half = self.size // 2
+        return torch.cat((-x[..., half:], x[..., :half]), -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        n, t, _ = x.shape
+        q, k, v = (self.split_heads(layer(x)) for layer in (self.q, self.k, self.v))
+        k = k[:, :, None].expand(-1, -1, self.times, -1, -1).reshape(n, -1, t, self.size)
+        v = v.repeat_interleave(self.times, 1)
+        bias = self.bias[self.distance.view(3, 3)].permute(2, 0, 1)
+        weights = (q @ k.transpose(2, 3) / self.size**0.5 + bias[None]).softmax(-1)
+        heads = torch.matmul(weights, v).transpose(1, 2).contiguous().reshape(n * t, -1)
+        x = x + torch.mm(heads, self.out).view(n, t, -1)
         return self.head(x.mean(1))
+
+
+class Shuffled(nn.Module):
+    """Convolutions in groups, a shuffle of their channels, and half of the channels passed by."""
+
+    def __init__(self, group: int, out: int) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(2, 2 * group, 1)
+        self.grouped = nn.Conv1d(2 * group, 2 * out, 3, padding=1, groups=2)
+        self.norm = nn.BatchNorm1d(2 * out)
+        self.right = nn.Conv1d(out, out, 1)
+        self.classifier = nn.Linear(2 * out, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.grouped(torch.tanh(self.first(x))))
+        n, c, t = x.shape
+        x = x.view(n, 2, c // 2, t).transpose(1, 2).reshape(n, c, t)
+        x = torch.cat([x[:, : c // 2], self.right(x[:, c // 2 :])], 1)
+        return self.classifier(x.mean(2))
+
+
+class Encoder(nn.Module):
+    """PyTorch's own transformer layer, whose attention flattens batch and heads."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, width)
+        self.layer = nn.TransformerEncoderLayer(
+            width, heads, hidden, dropout=0.0, activation="gelu", batch_first=True
+        )
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(self.first(x)).amax(1))

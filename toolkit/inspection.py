@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from torch import nn
 
-from exporters.programs.capture import capture
+from exporters.programs.capture import SharedRecording, capture
 from profiles.errors import EdgeTailorError, ModelError, SpecError
 from toolkit.splitting import split
 from toolkit.submodels.capacity import count_activations, count_parameters
@@ -104,8 +104,9 @@ def inspect(
         (1.0, 0.5)
     """
     training = TrainingConfig(batch_size=batch)
-    full = split(model, "full", sample_shape, training)
-    return [describe(split(model, spec, sample_shape, training), full) for spec in specs]
+    with SharedRecording(model, sample_shape):
+        full = split(model, "full", sample_shape, training)
+        return [describe(split(model, spec, sample_shape, training), full) for spec in specs]
 
 
 def inspect_each(
@@ -117,17 +118,17 @@ def inspect_each(
         ModelError: Not even the full model is possible.
     """
     training = TrainingConfig(batch_size=batch)
-    logger.info("recording the model")
-    full = split(model, "full", sample_shape, training)
-
-    def look(spec: str) -> Inspection | NotPossible:
-        logger.info("splitting %s", spec)
-        try:
-            return describe(split(model, spec, sample_shape, training), full)
-        except (SpecError, ModelError) as error:
-            return NotPossible(spec, error)
-
-    return [look(spec) for spec in specs]
+    with SharedRecording(model, sample_shape):
+        logger.info("recording the model")
+        full = split(model, "full", sample_shape, training)
+        found: list[Inspection | NotPossible] = []
+        for spec in specs:
+            logger.info("splitting %s", spec)
+            try:
+                found.append(describe(split(model, spec, sample_shape, training), full))
+            except (SpecError, ModelError) as error:
+                found.append(NotPossible(spec, error))
+        return found
 
 
 def describe(submodel: Submodel, full: Submodel) -> Inspection:

@@ -9,6 +9,7 @@ import logging
 import re
 import warnings
 from contextlib import redirect_stderr
+from contextvars import ContextVar
 from io import StringIO
 
 import torch
@@ -51,6 +52,45 @@ aten = torch.ops.aten
 RESHAPING = ("view", "reshape", "slice", "select", "transpose", "permute", "unsqueeze", "squeeze")
 
 
+class SharedRecording:
+    """The recording of one model for one shape of samples, made once for several families.
+
+    Inside of `with` blocks of this object `capture` records the model only at its first call. The
+    model must not change while the object is in use.
+
+    Args:
+        model: The model.
+        sample_shape: Shape of one sample, without the batch.
+
+    Examples:
+        >>> model = nn.Linear(3, 2)
+        >>> with SharedRecording(model, (3,)):
+        ...     capture(model, (3,)) is capture(model, (3,))
+        True
+    """
+
+    def __init__(self, model: nn.Module, sample_shape: tuple[int, ...]) -> None:
+        self._model, self._shape = model, sample_shape
+        self._captured: Captured | None = None
+
+    def __enter__(self) -> None:
+        _SHARED.set((*_SHARED.get(), self))
+
+    def __exit__(self, *error: object) -> None:
+        _SHARED.set(_SHARED.get()[:-1])
+
+    def of(self, model: nn.Module, sample_shape: tuple[int, ...]) -> Captured | None:
+        """The recording of `model`; None if this object shares that of another model."""
+        if self._model is not model or self._shape != sample_shape:
+            return None
+        if self._captured is None:
+            self._captured = record_and_check(model, sample_shape)
+        return self._captured
+
+
+_SHARED: ContextVar[tuple[SharedRecording, ...]] = ContextVar("shared recordings", default=())
+
+
 def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     """Record `model` as it trains and as it predicts, and check that both can be used.
 
@@ -69,6 +109,15 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
             share weights, parameters are complex, integer or all frozen, or the output is not
             (batch, classes).
     """
+    for shared in _SHARED.get():
+        known = shared.of(model, sample_shape)
+        if known is not None:
+            return known
+    return record_and_check(model, sample_shape)
+
+
+def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
+    """Record and check `model`. Raises ModelError like `capture`."""
     check_parameters(model)
     try:
         training, dtype = record_training(model, sample_shape)

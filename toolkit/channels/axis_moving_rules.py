@@ -2,9 +2,18 @@
 
 import numpy as np
 import torch
+from torch.fx import Node
 
 from toolkit.channels.channel_units import Axis, Kept, fixed_axis
-from toolkit.channels.operator_call import Rule, Step, Value, fixed_axes, is_fixed
+from toolkit.channels.operator_call import (
+    OPEN_SIZE,
+    Rule,
+    Step,
+    Value,
+    fixed_axes,
+    is_fixed,
+    require_unchanged,
+)
 
 aten = torch.ops.aten
 
@@ -34,11 +43,20 @@ def expand(step: Step) -> Value:
     sizes = step.sizes()
     axes = [fixed_axis(1)] * (len(sizes) - len(x)) + list(x)
     grown = tuple(
-        axis if len(axis) == size else step.units.new_axis(size)
+        axis if len(axis) == size else step.units.new_repeated_axis(size)
         for axis, size in zip(axes, sizes, strict=True)
     )
     step.resize("size", grown)
     return grown
+
+
+def expand_as(step: Step) -> Value:
+    """Repeat axes of size 1 as another tensor has them."""
+    x, other = step.axes("self"), step.axes("other")
+    for axis, like in zip(x[::-1], other[::-1], strict=False):
+        if len(axis) == len(like):
+            step.units.join(axis, like)
+    return other
 
 
 def filled(step: Step) -> Value:
@@ -80,6 +98,85 @@ def split(step: Step) -> Value:
 
     step.tracked.edits.append(apply)
     return [tuple(p if i == place else axis for i, axis in enumerate(x)) for p in pieces]
+
+
+def unbind(step: Step) -> Value:
+    """Every index of one axis as a tensor of its own."""
+    (x,) = step.inputs()
+    place = step.argument("dim") % len(x)
+    step.require_all(x[place], "it selects one of them")
+    return [(*x[:place], *x[place + 1 :])] * len(x[place])
+
+
+def stack(step: Step) -> Value:
+    """Join tensors along a new axis; the other axes have the same channels in all tensors."""
+    first, *others = (step.of(node) for node in step.argument("tensors"))
+    for tensor in others:
+        for one, other in zip(first, tensor, strict=True):
+            step.units.join(one, other)
+    place = step.argument("dim") % (len(first) + 1)
+    return (*first[:place], fixed_axis(len(others) + 1), *first[place:])
+
+
+def piece(step: Step) -> Value:
+    """A range of an axis. Channels inside and outside of it are counted separately."""
+    (x,) = step.inputs()
+    place = step.argument("dim") % len(x)
+    axis, size = x[place], step.sizes()[place]
+    if size == len(axis):
+        return x
+    start, stop = step.argument("start") or 0, step.argument("end")
+    if step.argument("step") != 1 or not isinstance(start, int) or len(axis) >= OPEN_SIZE:
+        step.require_all(axis, "it selects some of them")
+        return (*x[:place], fixed_axis(size), *x[place + 1 :])
+    start = start % len(axis)
+    before, inside = axis[:start], axis[start : start + size]
+    step.units.add_boundary(inside)
+    if not isinstance(stop, Node):
+        step.edit("start", lambda kept: kept.count(before))
+        step.edit("end", lambda kept: kept.count(before) + kept.count(inside))
+    return (*x[:place], inside, *x[place + 1 :])
+
+
+def repeat(step: Step) -> Value:
+    """Repeat a tensor as often along each axis as `repeats` says."""
+    (x,) = step.inputs()
+    sizes = step.sizes()
+    axes = [fixed_axis(1)] * (len(sizes) - len(x)) + list(x)
+    return tuple(
+        fixed_axis(size) if is_fixed(axis, step.units) else np.resize(axis, size)
+        for axis, size in zip(axes, sizes, strict=True)
+    )
+
+
+def repeat_each(step: Step) -> Value:
+    """Repeat every index of an axis."""
+    (x,) = step.inputs()
+    if step.argument("dim") is None:
+        return require_unchanged(step)
+    place = step.argument("dim") % len(x)
+    times = step.argument("repeats")
+    return tuple(np.repeat(a, times) if i == place else a for i, a in enumerate(x))
+
+
+def index(step: Step) -> Value:
+    """Choose entries of one axis by a tensor of indices, as from a table; it must be kept whole."""
+    x = step.axes("self")
+    given = list(step.argument("indices"))
+    places = [place for place, one in enumerate(given) if one is not None]
+    if len(places) != 1:
+        return require_unchanged(step)
+    (place,) = places
+    step.require_all(x[place], "it selects some of them")
+    chosen = step.of(given[place])
+    return (*x[:place], *(fixed_axis(len(axis)) for axis in chosen), *x[place + 1 :])
+
+
+def index_select(step: Step) -> Value:
+    """Choose entries of one axis, which must be kept whole."""
+    x, place = step.axes("self"), step.argument("dim") % len(step.axes("self"))
+    step.require_all(x[place], "it selects some of them")
+    return (*x[:place], fixed_axis(step.sizes()[place]), *x[place + 1 :])
 
 
 def getitem(step: Step) -> Value:
@@ -129,6 +226,7 @@ RULES: dict[str, Rule] = {
     "t": reverse,
     "numpy_T": reverse,
     "expand": expand,
+    "expand_as": expand_as,
     **dict.fromkeys(("zeros", "ones", "full", "new_zeros", "new_ones", "new_full"), filled),
     "cat": cat,
     "concat": cat,
@@ -136,6 +234,13 @@ RULES: dict[str, Rule] = {
     "split_with_sizes": split,
     "chunk": split,
     "glu": glu,
+    "unbind": unbind,
+    "stack": stack,
+    "slice": piece,
+    "repeat": repeat,
+    "repeat_interleave": repeat_each,
+    "index": index,
+    "index_select": index_select,
     "pad": pad,
     "constant_pad_nd": pad,
 }

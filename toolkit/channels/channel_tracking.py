@@ -2,6 +2,7 @@
 
 import operator
 import re
+from collections.abc import Mapping
 
 import torch
 from torch.fx import GraphModule, Node
@@ -10,6 +11,7 @@ from exporters.programs.captured import Captured
 from toolkit.channels import (
     axis_moving_rules,
     elementwise_and_reduction_rules,
+    product_rules,
     recurrent_rules,
     reshape_rules,
     weighted_rules,
@@ -27,6 +29,7 @@ from toolkit.channels.operator_call import (
 
 RULES: dict[str, Rule] = {
     **weighted_rules.RULES,
+    **product_rules.RULES,
     **recurrent_rules.RULES,
     **reshape_rules.RULES,
     **axis_moving_rules.RULES,
@@ -35,18 +38,25 @@ RULES: dict[str, Rule] = {
 SPATIAL = re.compile(r"(adaptive_)?(avg|max)_pool\dd|upsample_\w+\dd")
 
 
-def track_channels(captured: Captured) -> TrackedChannels:
+def track_channels(
+    captured: Captured, choices: Mapping[Node, int] | None = None, inner_first: bool = False
+) -> TrackedChannels:
     """Track the channels through both graphs of `captured`.
 
     No model is refused here. Whether its requirements are met depends on the channels that are kept
     (`TrackedChannels.requirements`).
+
+    Args:
+        captured: The model.
+        choices: See TrackedChannels.
+        inner_first: See TrackedChannels.
     """
     units = Units()
     tensors = {
         name: tuple(units.new_axis(size) for size in captured.shape(name))
         for name in captured.tensors
     }
-    tracked = TrackedChannels(units, tensors)
+    tracked = TrackedChannels(units, tensors, choices or {}, inner_first)
     # Both graphs run the same layers, so that they share the units of parameters. An operator may
     # be in one of them only.
     for graph in (captured.training, captured.inference):
@@ -77,9 +87,9 @@ def rule_of(node: Node) -> Rule:
     if not isinstance(node.target, torch._ops.OpOverload):
         return axis_moving_rules.getitem if node.target is operator.getitem else require_unchanged
     name = operator_name(node)
+    if name in RULES:
+        return RULES[name]
     # torch tags most elementwise operators, which then need no rule each.
     if torch.Tag.pointwise in node.target.tags:
         return elementwise_and_reduction_rules.pointwise
-    if SPATIAL.fullmatch(name):
-        return elementwise_and_reduction_rules.spatial
-    return RULES.get(name, require_unchanged)
+    return elementwise_and_reduction_rules.spatial if SPATIAL.fullmatch(name) else require_unchanged

@@ -36,6 +36,18 @@ class Units:
         self.parents = [FIXED]
         self.computed: list[Axis] = []
         self.bounded: list[Axis] = []
+        self.repeated: set[int] = set()
+
+    def new_repeated_axis(self, size: int) -> Axis:
+        """An axis whose indices hold the same values: later operands say what its channels are."""
+        axis = self.new_axis(size)
+        self.repeated.update(axis.tolist())
+        return axis
+
+    def pin_if_repeated(self, axis: Axis) -> None:
+        """Pin `axis` if it repeats values and no operand has said yet what its channels are."""
+        if self.repeated.issuperset(axis.tolist()):
+            self.pin(axis)
 
     def new_axis(self, size: int) -> Axis:
         """An axis of new units."""
@@ -48,6 +60,7 @@ class Units:
         if one is not other:
             # Flattened axes repeat units many times; unite each pair once.
             for pair in np.unique(np.stack([one, other]), axis=1).T.tolist():
+                self.repeated.difference_update(pair)
                 low, high = sorted(map(self.root, pair))
                 self.parents[high] = low  # The lowest unit is the root, so that FIXED stays a root.
 

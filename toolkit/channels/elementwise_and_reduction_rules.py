@@ -8,7 +8,7 @@ SAME = (
     *("contiguous", "clone", "detach", "alias", "to", "_to_copy", "type_as", "lift_fresh_copy"),
     *("zeros_like", "ones_like", "full_like"),
 )
-REDUCTIONS = ("mean", "amax", "amin", "var", "std")
+REDUCTIONS = ("mean", "amax", "amin", "var", "std", "linalg_vector_norm", "logsumexp")
 ALONG = ("softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum")
 
 
@@ -46,6 +46,23 @@ def reduction(step: Step) -> Value:
     return tuple(axis for place, axis in enumerate(x) if place not in reduced)
 
 
+def total(step: Step) -> Value:
+    """A sum over some axes, which are kept whole: what is done with it may depend on their size."""
+    (x,) = step.inputs()
+    over = step.argument("dim") if step.takes("dim") else None
+    for place in over or range(len(x)):
+        step.require_all(x[place], "it sums over all of them")
+    return reduction(step)
+
+
+def displaced(step: Step) -> Value:
+    """`roll` and `flip`: indices of some axes change places."""
+    (x,) = step.inputs()
+    for place in step.argument("dims") or range(len(x)):
+        step.require_all(x[place], "it changes their order")
+    return x
+
+
 def needs_whole_axis(step: Step) -> Value:
     """Softmax and the like: each element depends on the whole of one axis."""
     (x,) = step.inputs()
@@ -73,18 +90,12 @@ def size(step: Step) -> Value:
     return None
 
 
-def select_indices(step: Step) -> Value:
-    """`slice` and `select`: some indices of one axis, which must be kept whole."""
+def select(step: Step) -> Value:
+    """One index of an axis, which must be kept whole."""
     (x,) = step.inputs()
     place = step.argument("dim") % len(x)
-    sizes = step.sizes()
-    if len(sizes) < len(x):
-        step.require_all(x[place], "it selects one of them")
-        return (*x[:place], *x[place + 1 :])
-    if sizes[place] == len(x[place]):
-        return x
-    step.require_all(x[place], "it selects some of them")
-    return (*x[:place], fixed_axis(sizes[place]), *x[place + 1 :])
+    step.require_all(x[place], "it selects one of them")
+    return (*x[:place], *x[place + 1 :])
 
 
 RULES: dict[str, Rule] = {
@@ -92,6 +103,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(REDUCTIONS, reduction),
     **dict.fromkeys(ALONG, needs_whole_axis),
     "sym_size": size,
-    "slice": select_indices,
-    "select": select_indices,
+    "sum": total,
+    **dict.fromkeys(("roll", "flip"), displaced),
+    "select": select,
 }

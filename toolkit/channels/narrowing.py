@@ -1,20 +1,19 @@
-"""The network with fewer channels: choosing them, editing the graphs, slicing the tensors."""
+"""The network with fewer channels: editing the graphs, slicing the tensors."""
 
-import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from exporters.programs import source_lines
 from exporters.programs.capture import record_current_mode
 from exporters.programs.captured import Captured
 from exporters.programs.recorded_graph import attribute, attributes_read, module_of
 from profiles.errors import SpecError
-from toolkit.channels.channel_tracking import track_channels
-from toolkit.channels.channel_units import Kept, Units
+from toolkit.channels.channel_choice import choose_channels
+from toolkit.channels.channel_units import Kept
 from toolkit.channels.operator_call import (
     Layer,
     Requirement,
@@ -35,25 +34,21 @@ class Narrowed:
         ranges: For each tensor that became smaller, the elements that it keeps.
         layers: The channels of each layer before narrowing.
         kept: The units that are kept.
+        reasons: Why layers keep all their output channels, by their names.
     """
 
     captured: Captured
     ranges: dict[str, Ranges]
     layers: dict[str, Layer]
     kept: Kept
-
-
-def leading_channels(units: Units, ratio: Fraction) -> Kept:
-    """Keep the leading ceil(ratio * n) channels of every group of n (HeteroFL, section 3)."""
-    groups = units.groups()
-    return units.without({unit for g in groups for unit in g[math.ceil(ratio * len(g)) :]})
+    reasons: dict[str, str]
 
 
 def narrow(captured: Captured, ratio: Fraction, spec: str, scaler: bool = False) -> Narrowed:
     """Keep the leading ceil(ratio * n) channels of each group of n.
 
     Args:
-        captured: The model. Its graphs are edited.
+        captured: The model.
         ratio: Share of the channels to keep, above 0 and at most 1.
         spec: The spec, for messages.
         scaler: Divide what narrowed layers compute by `ratio`, in training only.
@@ -62,13 +57,17 @@ def narrow(captured: Captured, ratio: Fraction, spec: str, scaler: bool = False)
         The narrowed model.
 
     Raises:
-        SpecError: If channels cannot be tracked through an operator, or none would be dropped.
+        SpecError: If no channel would be dropped, because operators need all of them or because
+            the ratio is too high.
     """
-    tracked = track_channels(captured)
-    kept = leading_channels(tracked.units, ratio)
-    for requirement in tracked.requirements:
-        if not requirement.is_met(kept):
-            raise _untracked(requirement, spec)
+    # The graphs are edited below, and the caller keeps its own.
+    captured = replace(
+        captured, training=copied(captured.training), inference=copied(captured.inference)
+    )
+    choice = choose_channels(captured, ratio)
+    tracked, kept = choice.tracked, choice.kept
+    if ratio < 1 and choice.unmet and kept.units.all():
+        raise _untracked(choice.unmet[0], spec)
     check_smaller(tracked, kept, ratio, spec)
     # All requirements are met, so that the graphs can be edited now.
     for edit in tracked.edits:
@@ -93,7 +92,16 @@ def narrow(captured: Captured, ratio: Fraction, spec: str, scaler: bool = False)
         frozen=smaller(captured.frozen),
         buffers=smaller(captured.buffers),
     )
-    return Narrowed(small, ranges, tracked.layers, kept)
+    return Narrowed(small, ranges, tracked.layers, kept, choice.reasons)
+
+
+def copied(graph: GraphModule) -> GraphModule:
+    """A copy of `graph` with the same tensors."""
+    nodes = Graph()
+    nodes.output(nodes.graph_copy(graph.graph, {}))
+    nodes.output_node().meta = dict(graph.graph.output_node().meta)
+    nodes.set_codegen(graph.graph._codegen)
+    return GraphModule(graph, nodes)
 
 
 def add_scalers(graph: GraphModule, tracked: TrackedChannels, kept: Kept, ratio: float) -> None:
@@ -123,9 +131,9 @@ def _untracked(requirement: Requirement, spec: str) -> SpecError:
     where = f" in {module!r}" if module else ""
     line = source_lines.parenthesized(source_lines.line_of_node(requirement.node))
     return SpecError(
-        f"{spec!r}: channels cannot be tracked through {requirement.node.target}{where}: "
-        f"{requirement.reason}{line}. Use slice or low-rank for this model, or replace the "
-        "operator.",
+        f"{spec!r}: every layer would keep all its channels. They cannot be tracked through "
+        f"{requirement.node.target}{where}: {requirement.reason}{line}. Use cp for this model, or "
+        "see with `edgetailor inspect` what other families can do.",
         code="spec.untracked-channels",
         spec=spec,
         operator=str(requirement.node.target),

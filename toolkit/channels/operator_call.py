@@ -21,11 +21,26 @@ Value = Axes | list[Axes] | None
 
 @dataclass(frozen=True)
 class Requirement:
-    """`node` only works if the kept units satisfy `is_met`; `reason` says why."""
+    """`node` only works if the kept units satisfy `is_met`; `reason` says why.
+
+    If they do not, all channels of `axes` are kept.
+    """
 
     node: Node
+    axes: tuple[Axis, ...]
     is_met: Callable[[Kept], bool]
     reason: str
+
+
+@dataclass(frozen=True)
+class Division:
+    """A reshape that divides an axis of channels: one of the new axes, `carrier`, has them.
+
+    The other new axes are kept whole: of 3 x 4 x 16 features for example the 4 heads are dropped.
+    """
+
+    node: Node
+    carrier: Axis
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,11 @@ class TrackedChannels:
     units: Units
     tensors: dict[str, Axes]
     """Axes of each parameter and buffer."""
+    choices: Mapping[Node, int] = field(default_factory=dict)
+    """How many of the possible carriers of a division have been tried."""
+    inner_first: bool = False
+    """Whether the last of the new axes is tried first, and not the first."""
+    divisions: list[Division] = field(default_factory=list)
     requirements: list[Requirement] = field(default_factory=list)
     edits: list[Edit] = field(default_factory=list)
     layers: dict[str, Layer] = field(default_factory=dict)
@@ -103,11 +123,11 @@ class Step:
 
     def require_all(self, axis: Axis, reason: str) -> None:
         """Require that every index of `axis` is kept."""
-        self.require(lambda kept: kept.all(axis), reason)
+        self.require([axis], lambda kept: kept.all(axis), reason)
 
-    def require(self, is_met: Callable[[Kept], bool], reason: str) -> None:
-        """Require that the kept units satisfy `is_met`."""
-        self.tracked.requirements.append(Requirement(self.node, is_met, reason))
+    def require(self, axes: Sequence[Axis], is_met: Callable[[Kept], bool], reason: str) -> None:
+        """Require that the kept units satisfy `is_met`, or else that `axes` are kept whole."""
+        self.tracked.requirements.append(Requirement(self.node, tuple(axes), is_met, reason))
 
     def edit(self, name: str, value: Callable[[Kept], Any]) -> None:
         """Set the argument `name` to `value`, a function of the kept units, when they are known."""
@@ -129,15 +149,22 @@ class Step:
                 self.require_all(axis, "its sizes cannot be matched with its axes")
             return
 
-        def sizes(kept: Kept) -> list[Any]:
-            return [
-                # -1 keeps its meaning, and a node computes its size itself.
-                kept.count(axis) if isinstance(size, int) and size >= 0 else size
-                for size, axis in zip(given, axes, strict=True)
-            ]
-
-        for size, axis in zip(given, axes, strict=True):
+        def new_size(size: Any, axis: Axis, kept: Kept) -> Any:
             if isinstance(size, Node):
+                return size if kept.all(axis) else -1
+            return kept.count(axis) if size >= 0 else size
+
+        def sizes(kept: Kept) -> list[Any]:
+            return [new_size(size, axis, kept) for size, axis in zip(given, axes, strict=True)]
+
+        computed = [
+            axis
+            for size, axis in zip(given, axes, strict=True)
+            if isinstance(size, Node) and not is_fixed(axis, self.units)
+        ]
+        # One size may be left open: batch * heads for example.
+        if -1 in given or len(computed) > 1:
+            for axis in computed:
                 self.require_all(axis, "it computes a size from the number of channels")
         self.edit(name, sizes)
 

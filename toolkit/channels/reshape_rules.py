@@ -7,7 +7,15 @@ import numpy as np
 import torch
 
 from toolkit.channels.channel_units import Axes, Axis, fixed_axis
-from toolkit.channels.operator_call import OPEN_SIZE, Rule, Step, Value, is_fixed, require_unchanged
+from toolkit.channels.operator_call import (
+    OPEN_SIZE,
+    Division,
+    Rule,
+    Step,
+    Value,
+    is_fixed,
+    require_unchanged,
+)
 
 aten = torch.ops.aten
 
@@ -31,7 +39,9 @@ def squeeze(step: Step) -> Value:
     x = step.axes("self")
     dims = step.argument("dim") if step.takes("dim") else range(len(x))
     long = [x[dim] for dim in ([dims] if isinstance(dims, int) else dims) if len(x[dim]) > 1]
-    step.require(lambda kept: all(kept.count(a) > 1 for a in long), "one channel would be left")
+    step.require(
+        long, lambda kept: all(kept.count(a) > 1 for a in long), "one channel would be left"
+    )
     return reshape(step)
 
 
@@ -76,10 +86,14 @@ def regroup(step: Step, axes: Axes, sizes: tuple[int, ...]) -> list[Axis]:
     """Axes of the given sizes that hold the elements of `axes` in the same order."""
     if len(axes) == 1 and len(sizes) == 1:
         return list(axes)
+    for axis in axes:
+        step.units.pin_if_repeated(axis)
     reason = f"it turns axes of {format_sizes(map(len, axes))} into {format_sizes(sizes)}"
     free = [place for place, axis in enumerate(axes) if not is_fixed(axis, step.units)]
     long = [place for place in free if len(axes[place]) > 1]
-    spread = trace_channels(step, axes, long[0], sizes) if len(long) == 1 else None
+    spread = None
+    if len(long) == 1:
+        spread = trace_channels(step, axes, long[0], sizes) or divide(step, axes, long[0], sizes)
     for place in free:
         if spread is None or place not in long:
             step.require_all(axes[place], reason)
@@ -91,24 +105,76 @@ def trace_channels(
 ) -> list[Axis] | None:
     """Axes of the given sizes, of which one alone determines the channel, as axis `channels` did.
 
-    None if there is no such axis, or if the batch size would have to change with the channels.
+    None if there is no such axis.
     """
-    before = [len(axis) for axis in axes]
-    if any(size % OPEN_SIZE == 0 for size in before):
-        return None
-    shape = [size if place == channels else 1 for place, size in enumerate(before)]
-    # The units of the channel axis, repeated to the full shape and then reshaped as the tensor is.
+    small = sample_sizes(sizes)
     # An axis of the result determines the channel if the units do not depend on the other axes.
-    alone = step.units.roots(axes[channels]).reshape(shape)
-    full = np.broadcast_to(alone, before).reshape(sizes)
+    full = units_of_elements(step, axes, channels).reshape(small)
     for place in range(len(sizes)):
         others = tuple(i for i in range(len(sizes)) if i != place)
         alone = full.min(axis=others, keepdims=True)
-        if np.array_equal(np.broadcast_to(alone, full.shape), full):
-            result = [fixed_axis(size) for size in sizes]
-            result[place] = alone.reshape(-1)
-            return result
+        fits = np.array_equal(np.broadcast_to(alone, full.shape), full)
+        if fits and (units := without_samples(alone.reshape(-1), sizes[place])) is not None:
+            return with_channels(sizes, place, units)
     return None
+
+
+def divide(step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]) -> list[Axis] | None:
+    """Let one of the new axes have the channels; channels of the same index there are united.
+
+    Which one is a choice (`TrackedChannels.choices`). None if all have been tried.
+    """
+    small = sample_sizes(sizes)
+    options = [place for place, size in enumerate(sizes) if size > 1 and size != OPEN_SIZE]
+    if step.tracked.inner_first:
+        options.reverse()
+    full = units_of_elements(step, axes, channels).reshape(small)
+    for place in options[step.tracked.choices.get(step.node, 0) :]:
+        rows = np.moveaxis(full, place, 0).reshape(small[place], -1)
+        units = without_samples(rows, sizes[place])
+        if units is not None:
+            for column in range(1, units.shape[1]):
+                step.units.join(units[:, 0], units[:, column])
+            step.tracked.divisions.append(Division(step.node, units[:, 0]))
+            return with_channels(sizes, place, units[:, 0])
+    return None
+
+
+SAMPLES = 2
+"""Stands for the batch size where all elements of a tensor are looked at."""
+
+
+def sample_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
+    """`sizes` with SAMPLES in place of the batch size."""
+    return tuple(
+        size // OPEN_SIZE * SAMPLES if size % OPEN_SIZE == 0 and size else size for size in sizes
+    )
+
+
+def units_of_elements(step: Step, axes: Axes, channels: int) -> Axis:
+    """The units of axis `channels`, for every element of a tensor with `axes`."""
+    small = sample_sizes(map(len, axes))
+    shape = [size if place == channels else 1 for place, size in enumerate(small)]
+    alone = step.units.roots(axes[channels][: small[channels]]).reshape(shape)
+    return np.broadcast_to(alone, small)
+
+
+def without_samples(units: Axis, size: int) -> Axis | None:
+    """The units of an axis of `size` for one sample; None if they differ between samples."""
+    if size % OPEN_SIZE:
+        return units
+    first, second = units.reshape(SAMPLES, -1, *units.shape[1:])
+    return first if np.array_equal(first, second) else None
+
+
+def with_channels(sizes: tuple[int, ...], place: int, channels: Axis) -> list[Axis]:
+    """Axes of the given sizes, all fixed but the one at `place`.
+
+    If that axis is made of the batch and the channels, its units are repeated for each sample.
+    """
+    result = [fixed_axis(size) for size in sizes]
+    result[place] = np.resize(channels, sizes[place])
+    return result
 
 
 def format_sizes(sizes: Iterable[int]) -> str:

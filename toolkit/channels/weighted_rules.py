@@ -46,7 +46,7 @@ def convolution(step: Step) -> Value:
     elif groups == len(inputs):
         outputs = depthwise(step, inputs, weight, transposed)
     else:
-        outputs = grouped(step, inputs)
+        outputs = grouped(step, inputs, weight, transposed)
     join_bias(step, outputs)
     note_layer(step, inputs, outputs)
     return (x[0], outputs, *map(fixed_axis, step.sizes()[2:]))
@@ -63,14 +63,35 @@ def depthwise(step: Step, inputs: Axis, weight: Axes, transposed: bool) -> Axis:
     return outputs
 
 
-def grouped(step: Step, inputs: Axis) -> Axis:
-    """Require all channels of a convolution in groups of several channels."""
-    outputs = step.units.new_axis(step.sizes()[1])
-    step.units.add_computed(outputs)
+def grouped(step: Step, inputs: Axis, weight: Axes, transposed: bool) -> Axis:
+    """Output channels of a convolution in groups: every group keeps its leading channels.
+
+    All groups share an axis of the weight, so that they keep the same of its channels.
+    """
     groups = step.argument("groups")
-    for axis in (inputs, outputs):
-        step.require_all(axis, f"it processes {len(inputs)} channels in {groups} groups")
+    if transposed:
+        outputs = np.tile(weight[1], groups)
+        step.units.join(inputs, weight[0])
+        separate = inputs
+    else:
+        outputs = weight[0]
+        step.units.join(inputs, np.tile(weight[1], groups))
+        separate = outputs
+    step.units.add_computed(outputs)
+    require_equal_groups(step, separate, groups)
     return outputs
+
+
+def require_equal_groups(step: Step, channels: Axis, groups: int) -> None:
+    """Require that each group of neighbouring `channels` keeps the same number of them."""
+    members = np.split(channels, groups)
+    for member in members:
+        step.units.add_boundary(member)
+
+    def check(kept: Kept) -> bool:
+        return len({kept.count(member) for member in members}) == 1
+
+    step.require(members, check, "its groups would keep unequal numbers of channels")
 
 
 def embedding(step: Step) -> Value:
@@ -111,16 +132,22 @@ def group_norm(step: Step) -> Value:
     if groups == len(channels):
         step.edit("num_groups", lambda kept: kept.count(channels))
         return x
-    members = np.split(channels, groups)
-    for member in members:
-        step.units.add_boundary(member)
-
-    def check(kept: Kept) -> bool:
-        # torch requires groups of equal size.
-        return len({kept.count(member) for member in members}) == 1
-
-    step.require(check, "its groups would keep unequal numbers of channels")
+    require_equal_groups(step, channels, groups)
     return x
+
+
+def rms_norm(step: Step) -> Value:
+    """Divide by the root mean square over the last axes, of the channels that are kept."""
+    return layer_norm(step)
+
+
+def weight_norm(step: Step) -> Value:
+    """g * v / ||v||, with one norm for each index of the axis `dim`."""
+    v, g = step.axes("v"), step.axes("g")
+    place = step.argument("dim")
+    if len(g[place]) > 1:
+        step.units.join(v[place], g[place])
+    return v
 
 
 SCALED: dict[str, Rule] = {
@@ -143,4 +170,6 @@ RULES: dict[str, Rule] = {
     "prelu": channelwise,
     "layer_norm": layer_norm,
     "group_norm": group_norm,
+    "rms_norm": rms_norm,
+    "_weight_norm": weight_norm,
 }

@@ -48,17 +48,19 @@ def inspect(
     show_stages()
     logger.info("loading PyTorch")
 
+    from exporters.programs.capture import SharedRecording
     from toolkit import inspection
     from toolkit.cli import inspect_table
     from toolkit.submodels.model_loading import load_model
 
     logger.info("loading the model")
     loaded = load_model(model, weights, seed)
-    found = inspection.inspect_each(loaded, input_shape, specs, batch)
-    failed = [f for f in found if isinstance(f, inspection.NotPossible)]
-    if len(specs) == len(failed) == 1 and not cut_points:
-        raise failed[0].cause
-    places = inspection.cut_places(loaded, input_shape, batch) if cut_points else None
+    with SharedRecording(loaded, input_shape):
+        found = inspection.inspect_each(loaded, input_shape, specs, batch)
+        failed = [f for f in found if isinstance(f, inspection.NotPossible)]
+        if len(specs) == len(failed) == 1 and not cut_points:
+            raise failed[0].cause
+        places = inspection.cut_places(loaded, input_shape, batch) if cut_points else None
     if as_json:
         click.echo(json.dumps(inspection.as_json(found, places), indent=1))
     else:

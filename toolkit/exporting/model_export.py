@@ -12,6 +12,7 @@ from device_agent.formats.manifest import MANIFEST
 from device_agent.training.memory_estimate import training_bytes
 from exporters.bundle_writer import peak_bytes
 from exporters.export import Format, export
+from exporters.programs.capture import SharedRecording
 from exporters.programs.operation_counts import macs
 from exporters.programs.program import ProgramSignature
 from exporters.runtime_graph import Graph
@@ -114,10 +115,11 @@ class Exported:
 
 @dataclass(frozen=True)
 class Origin:
-    """The model that bundles are cut from, its weights, and the full submodel."""
+    """The model that bundles are cut from, its weights, its recording and the full submodel."""
 
     model: nn.Module
     numbers: GlobalModel
+    recording: SharedRecording
     full: Submodel
 
 
@@ -147,7 +149,10 @@ def load_origin(request: Request) -> Origin:
     """Load the model of `request`. Raises ModelError or InputError."""
     logger.info("loading the model")
     model, numbers = load_global(request.model, request.weights, request.seed)
-    return Origin(model, numbers, split(model, "full", request.sample_shape, request.training))
+    recording = SharedRecording(model, request.sample_shape)
+    with recording:
+        full = split(model, "full", request.sample_shape, request.training)
+    return Origin(model, numbers, recording, full)
 
 
 def save_weights(origin: Origin, request: Request) -> None:
@@ -168,11 +173,8 @@ def save_weights(origin: Origin, request: Request) -> None:
 def export_from(origin: Origin, request: Request, log: Log = logger) -> Exported:
     """Export the submodel of `request`, cut from `origin`. Raises like `export_bundle`."""
     log.info("splitting %s", request.spec)
-    submodel = (
-        origin.full  # recording a model takes seconds, so it is not split again
-        if request.spec == "full"
-        else split(origin.model, request.spec, request.sample_shape, request.training)
-    )
+    with origin.recording:
+        submodel = split(origin.model, request.spec, request.sample_shape, request.training)
     inspection = describe(submodel, origin.full)
     if request.dry_run:
         return Exported(request.out, inspection)

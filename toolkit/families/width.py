@@ -91,7 +91,10 @@ def layer_decisions(narrowed: Narrowed) -> list[LayerDecision]:
             return f"{out} channels out"
         return f"{kept.count(layer.inputs)} of {len(layer.inputs)} channels in, {out} out"
 
-    return [LayerDecision(name, left(layer)) for name, layer in narrowed.layers.items()]
+    return [
+        LayerDecision(name, left(layer), narrowed.reasons.get(name, ""))
+        for name, layer in narrowed.layers.items()
+    ]
 
 
 FAMILY = Width()

@@ -214,7 +214,8 @@ def _workloads(source: ModelSource) -> Workloads:
 def _remembered(source: ModelSource, candidates: tuple[str, ...] | None) -> dict[str, Found | None]:
     """The candidates with their results in the cache."""
     workloads = _workloads(source)
-    every = specs(workloads.model, source.sample_shape, source.training.batch_size)
+    with workloads.recording:
+        every = specs(workloads.model, source.sample_shape, source.training.batch_size)
     return {spec: workloads.remembered(spec) for spec in candidates or every}
 
 
@@ -223,7 +224,8 @@ def _examined(source: ModelSource, spec: str, limit_bytes: int | None) -> Found:
     workloads = _workloads(source)
     if limit_bytes is not None:
         try:
-            submodel = split(workloads.model, spec, source.sample_shape, source.training)
+            with workloads.recording:
+                submodel = split(workloads.model, spec, source.sample_shape, source.training)
         except EdgeTailorError:
             return workloads.of(spec)  # keeps the reason
         if submodel.bytes > limit_bytes:

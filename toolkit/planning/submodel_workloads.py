@@ -16,7 +16,7 @@ from device_agent.formats.manifest import Record, Train, uploaded
 from exporters.export import compile_graphs
 from exporters.graph_cache import cache_folder
 from exporters.onnx.graph_workload import signature_work
-from exporters.programs.capture import capture
+from exporters.programs.capture import SharedRecording, capture
 from exporters.programs.captured import Captured
 from exporters.programs.program_identity import digest, environment, sources_digest
 from profiles.cost_model import memory_rule, workload
@@ -73,7 +73,9 @@ class Workloads:
 
     def __post_init__(self) -> None:
         logger.info("recording the model")
-        captured = capture(self.model, self.sample_shape)
+        self.recording = SharedRecording(self.model, self.sample_shape)
+        with self.recording:
+            captured = capture(self.model, self.sample_shape)
         # The learning rate is an input of the graphs, and the schedule has the epochs. Neither
         # changes a graph, so neither belongs to the key.
         training = replace(self.training, learning_rate=0.0, round_decay=1.0, epochs=1)
@@ -100,7 +102,9 @@ class Workloads:
         if known is not None:
             return known
         try:
-            known = self.compute(split(self.model, spec, self.sample_shape, self.training))
+            with self.recording:
+                submodel = split(self.model, spec, self.sample_shape, self.training)
+            known = self.compute(submodel)
         except EdgeTailorError as error:
             known = Impossible(submodel=spec, reason=str(error))
         if self.cache is not None:

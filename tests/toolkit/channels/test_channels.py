@@ -5,14 +5,12 @@ from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from edgetailor import split
-from narrow_models import Attention
 from refusals import refused
+from toolkit.channels.channel_choice import leading_channels
 from toolkit.channels.channel_units import Axis, Units
-from toolkit.channels.narrowing import leading_channels
 
 
 class Lambda(nn.Module):
@@ -50,34 +48,13 @@ class Squeezed(nn.Module):
         return self.last(self.conv(x).mean((2, 3), keepdim=True).squeeze())
 
 
-def grouped() -> nn.Module:
-    layers = (nn.Conv1d(3, 8, 1), nn.Conv1d(8, 8, 1, groups=2), nn.AdaptiveAvgPool1d(1))
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 2))
-
-
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "attention heads": (
-        Attention,
-        (3, 8, 8),
-        r"aten\.\w+\.default: it turns axes of 48 into 3 x 4 x 4",
-    ),
-    "groups": (
-        grouped,
-        (3, 5),
-        r"aten\.conv1d\.default in '1': it processes 8 channels in 2 groups",
-    ),
-    "shuffled": (
-        lambda: Lambda(lambda x: x.view(-1, 3, 4).transpose(1, 2).flatten(1)),
-        (3,),
-        "view",
-    ),
     "squeezed": (Squeezed, (2, 3, 3), "one channel would be left"),
-    "into the batch": (lambda: Lambda(lambda x: x.reshape(-1, 1).view(-1, 12)), (3,), "batch x 12"),
-    "some": (lambda: Lambda(lambda x: torch.cat([x[:, :5], x[:, 5:]], 1)), (3,), "selects some"),
-    "reversed": (lambda: Lambda(lambda x: x.flip(1)), (3,), r"aten\.flip.* no rule"),
+    "every other": (lambda: Lambda(lambda x: x[:, ::2].repeat(1, 2)), (3,), "selects some"),
+    "reversed": (lambda: Lambda(lambda x: x.flip(1)), (3,), r"aten\.flip.* changes their order"),
+    "sorted": (lambda: Lambda(lambda x: x.sort(1).values), (3,), r"aten\.sort.* no rule"),
     "together": (lambda: Lambda(lambda x: x.softmax(1)), (3,), "softmax.*combines all of them"),
-    "sum": (lambda: Lambda(lambda x: x + x.sum(1, keepdim=True) / 12), (3,), "sum.* no rule"),
-    "product": (lambda: Lambda(lambda x: x @ (x.T @ x)), (3,), "matmul.* no rule"),
+    "sum": (lambda: Lambda(lambda x: x + x.sum(1, keepdim=True) / 12), (3,), "sum.* sums over"),
     "projections": (Projected, (5, 3), r"aten\.lstm\.input in 'memory': no rule"),
 }
 
@@ -92,10 +69,19 @@ def test_what_cannot_be_tracked_is_refused(name: str) -> None:
     assert operator.startswith("aten.")
     assert re.search(message, f"{operator}{where}: {reason}")
     assert f"{operator}{where}: {reason}" in str(caught.value)
-    line = re.search(r"\(\S+\.py, line \d+: .+\)\. Use slice", str(caught.value))
-    assert (line is None) is (
-        name == "groups"
-    )  # It is made of torch's own modules only, which have no line to show.
+    line = re.search(r"\(\S+\.py, line \d+: .+\)\. Use cp", str(caught.value))
+    assert line
+
+
+def test_a_layer_whose_channels_are_all_needed_keeps_them_and_others_get_narrower() -> None:
+    model = nn.Sequential(
+        nn.Linear(3, 12), nn.Softmax(1), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 2)
+    )
+    submodel = split(model, "width:0.5", (3,))
+    shapes = {entry.name: entry.shape for entry in submodel.program.tensors if entry.stored}
+    assert [shapes[f"{n}.weight"] for n in (0, 2, 4)] == [(12, 3), (4, 12), (2, 4)]
+    reasons = {one.layer: one.reason for one in submodel.layer_decisions}
+    assert reasons == {"0": "it combines all of them", "2": "", "4": ""}
 
 
 def counts(units: Units, ratio: str, *axes: Axis) -> list[int]:

@@ -15,12 +15,16 @@ from edgetailor import GlobalModel, TrainingConfig, split
 from exporters.export import export
 from narrow_models import (
     Concatenating,
+    Encoder,
     Gated,
     Mixer,
+    Packed,
     Plain,
     Recurrent,
     Residual,
     Separable,
+    Shared,
+    Shuffled,
     Signal,
 )
 from refusals import refused
@@ -54,6 +58,7 @@ PADDED = [0, 1, 4, 5, 6, 9, 10, 11, 14, 15]
 LSTM_GATES = [0, 1, 2, 6, 7, 8, 12, 13, 14, 18, 19, 20]
 GRU_GATES = [0, 1, 5, 6, 10, 11]
 BOTH_WAYS = [0, 1, 2, 6, 7, 8]
+LEAVES = ("weight", "bias")
 CASES = {
     "plain": Case(Plain, (7, 10, 12), (3, 4, 5), (3, 9, 9)),
     "residual": Case(Residual, (6, 4, 9), (3, 2, 4), (2, 8, 8)),
@@ -121,6 +126,50 @@ CASES = {
             "wide.weight": {0: PADDED, 1: HALVES},
             "wide.bias": {0: PADDED},
             "classifier.weight": {1: PADDED},
+        },
+    ),
+    # Of 3 x 4 heads of 3 features, the first two heads of queries, keys and values stay.
+    "packed attention": Case(
+        Packed,
+        (6, 4, 10),
+        (3, 2, 5),
+        (3, 8, 8),
+        ratio="0.5",
+        indices={
+            f"qkv.{leaf}": {0: [*range(6), *range(12, 18), *range(24, 30)]} for leaf in LEAVES
+        },
+    ),
+    "shared keys": Case(Shared, (6, 3), (3, 2), (3, 2), ratio="0.5"),
+    # Each group of 6 keeps 3. Shuffled, channels 0 and 1 of both groups are the first half, of
+    # which channel 0 stays; channels 2 and 3 are the second half, of which 2 stays.
+    "shuffled": Case(
+        Shuffled,
+        (6, 4),
+        (3, 2),
+        (2, 5),
+        ratio="0.5",
+        indices={
+            **{f"first.{leaf}": {0: [0, 1, 2, 6, 7, 8]} for leaf in LEAVES},
+            **{f"grouped.{leaf}": {0: [0, 2, 4, 6]} for leaf in LEAVES},
+            **{
+                f"norm.{leaf}": {0: [0, 2, 4, 6]}
+                for leaf in (*LEAVES, "running_mean", "running_var")
+            },
+            "right.weight": {0: [0, 1], 1: [0, 1]},
+            "right.bias": {0: [0, 1]},
+            "classifier.weight": {1: [0, 1, 4, 5]},
+        },
+    ),
+    # The attention's own width is that of its heads, which is the width of the layer here.
+    "encoder layer": Case(
+        Encoder,
+        (8, 4, 10),
+        (4, 2, 5),
+        (5, 3),
+        ratio="0.5",
+        indices={
+            f"layer.self_attn.in_proj_{leaf}": {0: [*range(4), *range(8, 12), *range(16, 20)]}
+            for leaf in LEAVES
         },
     ),
 }

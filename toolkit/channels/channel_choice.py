@@ -1,0 +1,106 @@
+"""Choosing the channels that a narrower network keeps.
+
+Where an operator needs channels whole, they are kept, and the rest of the network becomes narrower.
+A reshape that divides an axis, for example 48 features into 3 x 4 heads x 4, leaves a choice: which
+of the new axes is narrowed. The outer one is, as for heads, if the operators allow it. In a channel
+shuffle this would leave much more than narrowing the inner one.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from torch.fx import Node
+
+from exporters.programs.captured import Captured
+from toolkit.channels.channel_tracking import track_channels
+from toolkit.channels.channel_units import FIXED, Axis, Kept, Units
+from toolkit.channels.operator_call import Requirement, TrackedChannels
+
+MUCH_MORE = 1.25
+"""Whole heads are kept, not the leading features of each, unless that leaves so many times more."""
+
+
+@dataclass(frozen=True)
+class ChannelChoice:
+    """The channels that are kept.
+
+    Attributes:
+        tracked: The channels of the model.
+        kept: The units that are kept.
+        unmet: Requirements for which channels are kept whole.
+        reasons: Why a layer keeps all its output channels, by the layer's name.
+    """
+
+    tracked: TrackedChannels
+    kept: Kept
+    unmet: tuple[Requirement, ...]
+    reasons: dict[str, str]
+
+    @property
+    def parameters(self) -> int:
+        """How many elements of the model's tensors are kept."""
+        return sum(
+            math.prod(self.kept.count(axis) for axis in axes)
+            for axes in self.tracked.tensors.values()
+        )
+
+
+def leading_channels(units: Units, ratio: Fraction) -> Kept:
+    """Keep the leading ceil(ratio * n) channels of every group of n (HeteroFL, section 3)."""
+    groups = units.groups()
+    return units.without({unit for g in groups for unit in g[math.ceil(ratio * len(g)) :]})
+
+
+def choose_channels(captured: Captured, ratio: Fraction) -> ChannelChoice:
+    """The leading channels of every group, where the operators of the model allow it."""
+    outer = keep_whole(track_fitting(captured, ratio, inner_first=False), ratio)
+    if not outer.tracked.divisions and not outer.unmet:
+        return outer
+    inner = keep_whole(track_fitting(captured, ratio, inner_first=True), ratio)
+    return inner if outer.parameters > MUCH_MORE * inner.parameters else outer
+
+
+def track_fitting(captured: Captured, ratio: Fraction, inner_first: bool) -> TrackedChannels:
+    """Track the channels with choices of carriers that fit the requirements, if there are any."""
+    choices: dict[Node, int] = {}
+    while True:
+        tracked = track_channels(captured, choices, inner_first)
+        unmet = unmet_requirements(tracked, leading_channels(tracked.units, ratio))
+        needed = free_roots(tracked.units, (axis for one in unmet for axis in one.axes))
+        unfit = [
+            one.node
+            for one in tracked.divisions
+            if needed & free_roots(tracked.units, [one.carrier])
+        ]
+        if not unfit:
+            return tracked
+        for node in unfit:
+            choices[node] = choices.get(node, 0) + 1
+
+
+def keep_whole(tracked: TrackedChannels, ratio: Fraction) -> ChannelChoice:
+    """Keep all channels of the axes of unmet requirements, and the leading channels elsewhere."""
+    units, found, reasons = tracked.units, list[Requirement](), dict[str, str]()
+    while unmet := unmet_requirements(tracked, kept := leading_channels(units, ratio)):
+        for one in unmet:
+            needed = free_roots(units, one.axes)
+            for name, layer in tracked.layers.items():
+                if needed & free_roots(units, [layer.outputs]):
+                    reasons.setdefault(name, one.reason)
+        for one in unmet:
+            for axis in one.axes:
+                units.pin(axis)
+        found += unmet
+    return ChannelChoice(tracked, kept, tuple(found), reasons)
+
+
+def unmet_requirements(tracked: TrackedChannels, kept: Kept) -> list[Requirement]:
+    """The requirements that do not hold for the units that are kept."""
+    return [one for one in tracked.requirements if not one.is_met(kept)]
+
+
+def free_roots(units: Units, axes: Iterable[Axis]) -> set[int]:
+    """The units of `axes` that may be dropped."""
+    return {root for axis in axes for root in units.roots(axis).tolist()} - {FIXED}

@@ -1,0 +1,91 @@
+"""Rules for products of matrices and attention: the axis that is summed over has the same channels.
+
+A sum over fewer channels is what a narrower layer computes, as in a linear layer.
+"""
+
+import numpy as np
+
+from toolkit.channels.channel_units import Axes, Axis
+from toolkit.channels.elementwise_and_reduction_rules import unite_axes
+from toolkit.channels.operator_call import Layer, Rule, Step, Value, name_of, require_unchanged
+
+
+def unite_broadcast(step: Step, *operands: Axes) -> Axes:
+    """The axes of several operands that are broadcast against each other."""
+    rank = max(map(len, operands), default=0)
+    return tuple(
+        unite_axes(step, [axes[place] for axes in operands if -place <= len(axes)])
+        for place in range(-rank, 0)
+    )
+
+
+def product(step: Step, one: Axes, other: Axes) -> Axes:
+    """(..., m, k) and (..., k, n) -> (..., m, n); a vector has one axis, which is summed over."""
+    column = len(other) == 1
+    row = len(one) == 1
+    step.units.join(one[-1], other[-1] if column else other[-2])
+    if len(other) == 2:
+        # The columns of a weight are channels that the product computes.
+        step.units.add_computed(other[-1])
+    batch = unite_broadcast(step, one[:-2], () if column else other[:-2])
+    return (*batch, *(() if row else (one[-2],)), *(() if column else (other[-1],)))
+
+
+def matmul(step: Step) -> Value:
+    """`mm`, `bmm`, `matmul`."""
+    one, other = (step.of(node) for node in step.node.args[:2])
+    return product(step, one, other)
+
+
+def add_product(step: Step) -> Value:
+    """`addmm` and `baddbmm`: bias + one @ other; the weight of a layer is (i, o)."""
+    bias, one, other = (step.of(node) for node in step.node.args[:3])
+    result = product(step, one, other)
+    name = name_of(step.node.args[2], step.node)
+    step.tracked.layers[name] = Layer(one[-1], other[-1])
+    return unite_broadcast(step, bias, result)
+
+
+def einsum(step: Step) -> Value:
+    """Axes with the same letter have the same channels; letters that end there are summed over."""
+    equation = str(step.argument("equation")).replace(" ", "")
+    operands = [step.of(node) for node in step.argument("tensors")]
+    if "->" not in equation or "." in equation:
+        return require_unchanged(step)
+    inputs, result = equation.split("->")
+    known: dict[str, Axis] = {}
+    for letters, axes in zip(inputs.split(","), operands, strict=True):
+        for letter, axis in zip(letters, axes, strict=True):
+            step.units.join(known.setdefault(letter, axis), axis)
+    for letters, axes in zip(inputs.split(","), operands, strict=True):
+        if len(letters) == 2:
+            for axis in axes:
+                step.units.add_computed(axis)
+    return tuple(known[letter] for letter in result)
+
+
+def attention(step: Step) -> Value:
+    """Query (..., h, t, d), key and value (..., g, s, d); the h heads share g keys and values."""
+    query, key, value = (step.axes(name) for name in ("query", "key", "value"))
+    step.units.join(query[-1], key[-1])
+    step.units.join(key[-2], value[-2])
+    if len(query) > 2 and len(key[-3]) not in (1, len(query[-3])):
+        times = len(query[-3]) // len(key[-3])
+        step.units.join(query[-3], np.repeat(key[-3], times))
+        step.units.join(key[-3], value[-3])
+        batch = (*unite_broadcast(step, query[:-3], key[:-3], value[:-3]), query[-3])
+    else:
+        batch = unite_broadcast(step, query[:-2], key[:-2], value[:-2])
+    # Each score is compared with all others of its query.
+    step.require_all(key[-2], "it combines all of them")
+    mask = step.axes("attn_mask")
+    unite_broadcast(step, (*batch, query[-2], key[-2]), mask)
+    return (*batch, query[-2], value[-1])
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("mm", "bmm", "matmul"), matmul),
+    **dict.fromkeys(("addmm", "baddbmm"), add_product),
+    "einsum": einsum,
+    "scaled_dot_product_attention": attention,
+}
