@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-oldest check format docs release-check
+.PHONY: help setup demo test test-long test-oldest test-zoo check format docs release-check
 .PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-plan
 
 help: ## list the targets
@@ -80,6 +80,15 @@ $(DOCS): $(STAMP)
 docs: $(DOCS) ## build the documentation site into site/, without a network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "Open site/index.html"
+
+ZOO := $(VENV)/.zoo
+$(ZOO): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints.txt -e '.[zoo]'
+	@touch $@
+
+test-zoo: $(ZOO) ## export stock models of five libraries, into docs/reference/models.md (an hour); ARGS
+	PYTHONPATH=. OMP_NUM_THREADS=1 $(BIN)/python tests/zoo/run_zoo.py $(ARGS)
 
 RELEASE := $(VENV)/.release
 $(RELEASE): $(STAMP)

@@ -6,6 +6,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -15,6 +16,9 @@ VARIABLE = "EDGETAILOR_TEST_SEED"
 
 
 CACHE = "EDGETAILOR_CACHE"
+# No test asserts a time: other processes on the machine decide how long an example takes.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

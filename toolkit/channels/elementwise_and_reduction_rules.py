@@ -23,8 +23,8 @@ def pointwise(step: Step) -> Value:
 
 
 def same_axes(step: Step) -> Value:
-    """The result has the axes of the first operand."""
-    return step.inputs()[0]
+    """The result has the axes of the first operand; a number has none."""
+    return next(iter(step.inputs()), ())
 
 
 def unite_axes(step: Step, axes: list[Axis]) -> Axis:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from edgetailor import split
@@ -82,6 +83,11 @@ def test_a_layer_whose_channels_are_all_needed_keeps_them_and_others_get_narrowe
     assert [shapes[f"{n}.weight"] for n in (0, 2, 4)] == [(12, 3), (4, 12), (2, 4)]
     reasons = {one.layer: one.reason for one in submodel.layer_decisions}
     assert reasons == {"0": "it combines all of them", "2": "", "4": ""}
+
+
+def test_a_number_that_the_model_makes_itself_has_no_channels() -> None:
+    submodel = split(Lambda(lambda x: x * torch.tensor(0.5)), "width:0.5", (3,))
+    assert submodel.counts.params == 6 * 3 + 6 + 2 * 6 + 2
 
 
 def counts(units: Units, ratio: str, *axes: Axis) -> list[int]:

@@ -1,0 +1,175 @@
+"""`make test-zoo`: stock models of several libraries through every family and both formats.
+
+For each model: the submodels of all families, `full` as ONNX and as TFLite with verification, and
+one other family as ONNX. The results are kept in a file, so that an interrupted run goes on. The
+table of the documentation is written from it.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from zoo_models import MODELS, ZooModel
+
+import edgetailor as et
+from exporters.programs.capture import SharedRecording
+from toolkit.submodels.global_model import from_model
+from toolkit.submodels.submodel import Submodel
+
+SPECS = ("full", "low-rank:0.5,keep=0", "slice:0.6", "width:0.5", "cp:2.0")
+FAMILIES = [spec.partition(":")[0] for spec in SPECS]
+GOALS = {"onnx": 57, "tflite": 54, "low-rank": 55, "slice": 54, "width": 48, "cp": 60}
+"""How many models have to pass; `other` is one family beside `full`, as ONNX."""
+COLUMNS = ("onnx", "tflite", *FAMILIES[1:], "other")
+PAGE = Path("docs/reference/models.md")
+BATCH = 4
+
+Row = dict[str, Any]
+
+
+def attempt(row: Row, column: str, work: Callable[[], Any]) -> Any:
+    """Do `work` and note in `row` what came of it and its processor time."""
+    start = time.process_time()
+    try:
+        result = work()
+        row[column] = "yes"
+    except Exception as error:  # one model's failure must not end the others'
+        result = None
+        row[column] = f"{getattr(error, 'code', type(error).__name__)}: {error}"
+    row.setdefault("seconds", {})[column] = round(time.process_time() - start, 2)
+    return result
+
+
+def examine(model: ZooModel, number: int, folder: Path) -> Row:
+    """All results of one model."""
+    torch.manual_seed(0)
+    net = model.make()
+    row: Row = {
+        "name": model.name,
+        "kind": model.kind,
+        "library": model.library,
+        "params": sum(p.numel() for p in net.parameters()),
+    }
+    training = et.TrainingConfig(batch_size=BATCH)
+    submodels: dict[str, Submodel | None] = {}
+    with SharedRecording(net, model.shape):
+        for family, spec in zip(FAMILIES, SPECS, strict=True):
+            submodels[family] = attempt(
+                row, family, lambda spec=spec: et.split(net, spec, model.shape, training)
+            )
+    full = submodels["full"]
+    if full is None:
+        return row
+    row["shares"] = {
+        family: round(one.counts.capacity(full.counts), 2)
+        for family, one in submodels.items()
+        if one is not None
+    }
+    state = from_model(net)
+    possible = [one for family, one in submodels.items() if one is not None and family != "full"]
+    cases = {"onnx": (full, "onnx"), "tflite": (full, "tflite")}
+    if possible:
+        other = possible[number % len(possible)]
+        row["beside"] = str(other.spec)
+        cases["other"] = (other, "onnx")
+    for column, (submodel, form) in cases.items():
+        out = folder / model.name / column
+        attempt(row, column, lambda s=submodel, f=form, o=out: et.export(s, state, o, format=f))
+    return row
+
+
+def known_rows(results: Path) -> dict[str, Row]:
+    """The rows of an earlier run."""
+    if not results.exists():
+        return {}
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    return {row["name"]: row for row in rows}
+
+
+def passed(rows: Sequence[Row], column: str) -> int:
+    """How many models pass in `column`."""
+    return sum(row.get(column) == "yes" for row in rows)
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The page of the documentation."""
+    head = ["model", "library", "kind", "parameters", *COLUMNS[:-1]]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    refusals: list[str] = []
+    for row in rows:
+        cells = [row["name"], row["library"], row["kind"], f"{row['params']:,}"]
+        for column in COLUMNS[:-1]:
+            found = row.get(column, "no")
+            if found == "yes":
+                share = row.get("shares", {}).get(column)
+                cells.append("yes" if share is None else f"{share:.2f}")
+            else:
+                refusals.append(f"- `{row['name']}`, {column}: {found.partition(': ')[2]}")
+                cells.append("no")
+        lines.append("| " + " | ".join(cells) + " |")
+    counts = ", ".join(f"{column} {passed(rows, column)}" for column in COLUMNS[:-1])
+    specs = ", ".join(f"`{spec}`" for spec in SPECS[1:])
+    return "\n".join(
+        [
+            "# Models",
+            "",
+            f"`make test-zoo` takes {len(rows)} models as their libraries ship them, with random "
+            "weights and small inputs. It exports the full model to ONNX and to TFLite, with "
+            f"verification, and cuts the submodels {specs}. The table gives their capacities. ",
+            "",
+            f"Models that pass: {counts}.",
+            "",
+            *lines,
+            "",
+            "## Refusals",
+            "",
+            *(refusals or ["None."]),
+            "",
+        ]
+    )
+
+
+def main() -> int:
+    """Run, write the table, and fail if fewer models pass than the goals say."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="only these models; no table is written")
+    parser.add_argument("--results", type=Path, default=Path(".zoo.jsonl"), help="kept results")
+    parser.add_argument("--again", action="store_true", help="drop earlier results")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    if options.again:
+        options.results.unlink(missing_ok=True)
+    known = known_rows(options.results)
+    for number, model in enumerate(MODELS):
+        if model.name in known or (options.names and model.name not in options.names):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            row = examine(model, number, Path(folder))
+        known[model.name] = row
+        with options.results.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        failed = {column: row.get(column, "no")[:160] for column in ("full", *COLUMNS)}
+        failed = {column: found for column, found in failed.items() if found != "yes"}
+        print(f"{model.name}: {sum(row['seconds'].values()):.0f} s {failed or ''}", flush=True)
+    if options.names:
+        return 0
+    rows = [known[model.name] for model in MODELS]
+    PAGE.write_text(page(rows))
+    short = {
+        c: f"{passed(rows, c)} of {goal}" for c, goal in GOALS.items() if passed(rows, c) < goal
+    }
+    print(f"written: {PAGE}; below the goal: {short or 'none'}")
+    return 1 if short else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
