@@ -118,7 +118,7 @@ class Store:
     def set_bundles(
         self, round_: int, bundles: Iterable[tuple[str, Mapping[str, bytes]]]
     ) -> dict[str, Bundle]:
-        """Keep the bundles of `round_` by submodel, and remove files of earlier rounds.
+        """Keep the bundles of `round_` by submodel, and forget those of earlier rounds.
 
         `bundles` gives each submodel with its files: one bundle is in memory at a time.
         """
@@ -139,7 +139,6 @@ class Store:
                         for name, entry in files.items()
                     ],
                 )
-        self._drop_files(self.blobs.names())
         return kept
 
     def bundles(self, round_: int) -> dict[str, Bundle]:
@@ -264,7 +263,6 @@ class Store:
                 open_round.forget(db)
                 retention.drop_models(db, self.keep)
                 retention.shorten_records(db, result.round)
-        self._drop_files(self.blobs.names())
 
     def history(self) -> list[RoundResult]:
         """The results so far, from round 0."""
@@ -316,8 +314,15 @@ class Store:
             for table in ("uploads", "bundles"):
                 db.execute(f"DELETE FROM {table}")
             open_round.forget(db)
-        self._drop_files(self.blobs.names())
+        self.remove_unnamed()
         return int(last) + 1
+
+    def remove_unnamed(self) -> None:
+        """Remove the files that the database does not name any more.
+
+        With thousands of updates this takes seconds: call it when nobody waits for the thread.
+        """
+        self._drop_files(self.blobs.names())
 
     @contextmanager
     def _unnamed(self) -> Iterator[Callable[[bytes], FileEntry]]:

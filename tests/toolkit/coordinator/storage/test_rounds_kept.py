@@ -41,6 +41,7 @@ def filled(folder: Path, keep: Keep, accuracies: list[float | None] | None = Non
     store = Store(folder, keep)
     for round_, accuracy in enumerate(accuracies or ACCURACIES):
         store.add_result(result(round_, accuracy, loss=10 - round_), model_of(round_))
+    store.remove_unnamed()
     store.close()
     return folder
 
