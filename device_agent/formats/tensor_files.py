@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from device_agent.formats.atomic_files import stream_file
 from profiles.json_decoding import decode_json
 
-DTYPES = {"F32": np.float32, "I64": np.int64}
+DTYPES: dict[str, type[np.generic]] = {"F32": np.float32, "I64": np.int64}
 """The types that tensors of updates may have."""
 
 ALIGNMENT = 8
@@ -41,8 +41,7 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, np
         pass  # opening checks the header and all offsets
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        header = decode_json(file.read(length), dict[str, msgspec.Raw])
-        header.pop("__metadata__", None)
+        header = _header(file.read(length))
         found = {}
         for name in header if names is None else names:
             if name not in header:
@@ -52,12 +51,46 @@ def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, np
     return found
 
 
-def _tensor(file: BinaryIO, begin: int, entry: Tensor, name: str) -> np.ndarray:
+def tensors_in(data: bytearray) -> dict[str, np.ndarray]:
+    """The tensors of `data`, the content of a safetensors file. They share its memory.
+
+    Raises:
+        SafetensorError: A tensor is not float32 or int64, or is not inside the file.
+        MalformedError: The header is not that of a safetensors file.
+    """
+    begin = 8 + int.from_bytes(data[:8], "little")
+    entries = _header(bytes(data[8:begin])).items()
+    return {name: _view(data, begin, decode_json(raw, Tensor), name) for name, raw in entries}
+
+
+def _view(data: bytearray, begin: int, entry: Tensor, name: str) -> np.ndarray:
+    dtype, (first, end) = _dtype(entry, name), entry.data_offsets
+    size = math.prod(entry.shape) * np.dtype(dtype).itemsize
+    inside = 0 <= first <= end <= len(data) - begin
+    if not inside or end - first != size or min(entry.shape, default=0) < 0:
+        raise SafetensorError(f"{name!r} is not inside the file")
+    found = np.ndarray(entry.shape, dtype, data, begin + first)
+    return np.require(found, requirements="A")  # other writers may not align their tensors
+
+
+def _header(data: bytes) -> dict[str, msgspec.Raw]:
+    """The header of a file without its metadata: each tensor's entry."""
+    header = decode_json(data, dict[str, msgspec.Raw])
+    header.pop("__metadata__", None)
+    return header
+
+
+def _dtype(entry: Tensor, name: str) -> type[np.generic]:
     if entry.dtype not in DTYPES:
         raise SafetensorError(f"{name!r} has type {entry.dtype}; the type must be F32 or I64")
+    return DTYPES[entry.dtype]
+
+
+def _tensor(file: BinaryIO, begin: int, entry: Tensor, name: str) -> np.ndarray:
+    dtype = _dtype(entry, name)
     file.seek(begin + entry.data_offsets[0])
     # fromfile allocates the array itself, so there is no copy as with frombuffer(file.read()).
-    found = np.fromfile(file, DTYPES[entry.dtype], math.prod(entry.shape))
+    found = np.fromfile(file, dtype, math.prod(entry.shape))
     if found.size < math.prod(entry.shape):
         raise SafetensorError(f"{name!r} is truncated")
     return found.reshape(entry.shape)

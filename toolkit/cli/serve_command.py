@@ -9,7 +9,13 @@ from toolkit.cli.early_checks import check_model
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
-def serve(config: Path) -> None:
+@click.option(
+    "--check-models",
+    is_flag=True,
+    help="Read every kept model and compare it with its hash. By default only the newest and the "
+    "best are read, and of the others the size is checked.",
+)
+def serve(config: Path, check_models: bool) -> None:
     """Run the coordinator of the federation in CONFIG (TOML).
 
     Runs until interrupted. Writes a join token for each kind of device to the state folder. Copy it
@@ -23,4 +29,4 @@ def serve(config: Path) -> None:
 
     from toolkit.coordinator.server import serve as serve_config
 
-    serve_config(config)
+    serve_config(config, check_models)

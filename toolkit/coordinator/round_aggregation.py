@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from safetensors import SafetensorError
 
-from device_agent.formats.tensor_files import read_tensors
+from device_agent.formats.tensor_files import tensors_in
 from device_agent.formats.update import UpdateRecord
 from profiles.errors import EdgeTailorError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
@@ -126,13 +126,12 @@ class RoundAggregation:
 
     def _read(self, sha256: str, body: bytes) -> Update | None:
         """One update; None if its file cannot be read or has another content."""
-        blobs = self._store.blobs
+        data = self._store.blobs.read(sha256)
+        if data is None:
+            return None
         try:
-            if not blobs.is_whole(sha256):
-                return None
-            record = decode_json(body, UpdateRecord)
-            return record, read_tensors(blobs.path(sha256))
-        except (OSError, SafetensorError, MalformedError):
+            return decode_json(body, UpdateRecord), tensors_in(data)
+        except (SafetensorError, MalformedError):
             return None
 
     def _restore_model(self) -> None:

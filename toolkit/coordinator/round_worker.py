@@ -82,6 +82,7 @@ class RoundWorker:
             self._when_room(self._prepare)
         if rounds.phase == "aggregating" and rounds.devices and self._prepared():
             self._when_room(self._open)
+            coordinator.store.remove_unnamed()  # last, so that no device waits for it
         with coordinator.lock:
             closing = rounds.due(coordinator.clock())
             late = coordinator.close_round() if closing else []
@@ -90,6 +91,8 @@ class RoundWorker:
                 logger.warning("%s missed the deadline of round %d.", label(device), rounds.round)
             self._fold()
             self._log_end()
+            if rounds.phase == "finished":
+                coordinator.store.remove_unnamed()
             coordinator.changed.set()
 
     def resume(self) -> None:
@@ -226,7 +229,10 @@ class RoundWorker:
             logger.warning(warning)
 
     def _when_room(self, write: Callable[[], None]) -> None:
-        """Run `write`. If the disk is full, say so once and run it again until there is room."""
+        """Run `write`. If the disk is full, say so once and run it again until there is room.
+
+        Files that nothing names any more are removed first.
+        """
         told = False
         while True:
             try:
@@ -242,6 +248,7 @@ class RoundWorker:
                         self._coordinator.store.folder,
                     )
                 told = True
+            self._coordinator.store.remove_unnamed()
             self._stopping.wait(ROOM_S)
 
     def _publish(self, model: bytes) -> None:

@@ -47,11 +47,12 @@ KEEP_ALIVE_S = 75
 when it is used again."""
 
 
-def serve(config_path: Path) -> None:
+def serve(config_path: Path, read_all: bool = False) -> None:
     """Serve the federation of the file `config_path` until interrupted.
 
     Args:
         config_path: The federation's TOML file.
+        read_all: Compare every kept model with its hash.
 
     Raises:
         InputError: For a mistake in the file, a port in use, or a state folder of another
@@ -70,7 +71,7 @@ def serve(config_path: Path) -> None:
     with bind(config.host, config.port, config_path) as listening:
         with answer_preparing(listening):
             model = federation(config)
-            server = Server(config, model, config_path, listening=listening)
+            server = Server(config, model, config_path, listening=listening, read_all=read_all)
         planned = [kind.name for kind in config.devices if kind.planned]
         if planned:
             server.make_planner = lambda *args: make_planner(config, *args)
@@ -92,6 +93,7 @@ class Server:
         origin: The path of the file, for error messages.
         planner: Assigns submodels to devices of `auto` kinds.
         listening: The server's socket. By default it makes one from `config`.
+        read_all: Compare every kept model with its hash.
 
     Attributes:
         make_planner: Makes `planner` while the server runs, if it is not given.
@@ -107,13 +109,14 @@ class Server:
         origin: Path,
         planner: SubmodelPlanner | None = None,
         listening: socket.socket | None = None,
+        read_all: bool = False,
     ) -> None:
         self.config = config
         self.make_planner: MakePlanner | None = None
         held_out = read_samples(config.held_out, config.input_shape, config.training.labels)
         self._socket = listening or bind(config.host, config.port, origin)
         try:
-            self._store = Store(config.state, config.keep)
+            self._store = Store(config.state, config.keep, read_all=read_all)
         except BaseException:
             self._socket.close()
             raise

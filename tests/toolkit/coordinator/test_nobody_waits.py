@@ -130,3 +130,22 @@ def test_while_a_round_opens(
         monkeypatch.setattr(fleet.store, "drop_damaged", slow_drop)
     assert answered_while(fleet, blocked) == ["wait", "training"]
     assert MANIFEST in fleet.coordinator.bundles["full"]
+
+
+def test_the_next_round_is_open_before_old_files_are_removed(
+    fleet: LargeFleet, blocked: Blocked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        fleet.send(number, fleet.update(tmp_path / str(number), number, number**2 + 1.0))
+    fleet.worker.turn()
+    old = {sha256 for _, sha256, _ in fleet.store.updates(1)}
+    remove = fleet.store.remove_unnamed
+
+    def slow_remove() -> None:
+        blocked()
+        remove()
+
+    monkeypatch.setattr(fleet.store, "remove_unnamed", slow_remove)
+    assert answered_while(fleet, blocked) == ["train", "training"]
+    assert old
+    assert not old & set(fleet.store.blobs.names())

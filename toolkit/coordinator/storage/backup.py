@@ -141,7 +141,7 @@ def _copy_blob(state: Path, made: Path, sha256: str) -> None:
     if not has_hash(target, sha256):
         raise InputError(
             f"{source} is missing or damaged: there is no backup of a damaged federation. Start "
-            "`edgetailor serve` again: it says what can be recovered.",
+            "`edgetailor serve` again with --check-models: it says what can be recovered.",
             code="backup.damaged-file",
             path=str(source),
         )

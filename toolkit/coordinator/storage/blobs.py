@@ -26,6 +26,23 @@ class Blobs:
         """Whether the file with this hash exists and is undamaged."""
         return has_hash(self.path(sha256), sha256)
 
+    def has_size(self, sha256: str, size: int) -> bool:
+        """Whether the file with this hash exists and has `size` bytes; its content is not read."""
+        try:
+            return self.path(sha256).stat().st_size == size
+        except OSError:
+            return False
+
+    def read(self, sha256: str) -> bytearray | None:
+        """The content of the file with this hash; None if it is missing or damaged."""
+        try:
+            with self.path(sha256).open("rb") as file:
+                data = bytearray(os.fstat(file.fileno()).st_size)
+                file.readinto(data)
+        except OSError:
+            return None
+        return data if hashlib.sha256(data).hexdigest() == sha256 else None
+
     def put(self, data: bytes) -> FileEntry:
         """Keep `data`. Repeating it changes nothing."""
         entry = FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())

@@ -47,11 +47,15 @@ UNION ALL SELECT model FROM history WHERE kept"""
 class Store:
     """The state folder of one federation. `keep` says which models stay.
 
+    With `read_all` every kept model is compared with its hash, otherwise the newest and the best.
+
     Raises InputError, and changes nothing, if another process has it open or if it held a
     federation that cannot be continued.
     """
 
-    def __init__(self, folder: Path, keep: Keep = "all", needs_model: bool = True) -> None:
+    def __init__(
+        self, folder: Path, keep: Keep = "all", needs_model: bool = True, read_all: bool = False
+    ) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -75,7 +79,7 @@ class Store:
         self.registry = Registry(self._database)
         self.open_round = OpenRound(self._database)
         self._held: list[str] = []
-        self._recover()
+        self._recover(read_all)
 
     def close(self) -> None:
         """Close the database, so that another process may open the folder."""
@@ -85,14 +89,14 @@ class Store:
     def _write_marker(self, connection: sqlite3.Connection) -> None:
         Marker.of(connection).write(self.folder)
 
-    def _recover(self) -> None:
+    def _recover(self, read_all: bool) -> None:
         """Make again what a kill or a damage has left out and what can be made from the rest."""
         with self._database.transaction() as db:
             marker = Marker.of(db)
             pending = db.execute("SELECT sha256 FROM uploads EXCEPT SELECT sha256 FROM updates")
             lost = [(sha256,) for (sha256,) in pending if not self.blobs.is_whole(sha256)]
             db.executemany("DELETE FROM uploads WHERE sha256 = ?", lost)
-            rounds = retention.drop_lost(db, marker.model, self.blobs.is_whole)
+            rounds = retention.drop_lost(db, marker.model, self.blobs, read_all)
         for round_ in rounds:
             logger.warning("The model of round %d is missing or damaged: it is lost.", round_)
         if marker != read_marker(self.folder):
@@ -118,7 +122,7 @@ class Store:
     def set_bundles(
         self, round_: int, bundles: Iterable[tuple[str, Mapping[str, bytes]]]
     ) -> dict[str, Bundle]:
-        """Keep the bundles of `round_` by submodel, and remove files of earlier rounds.
+        """Keep the bundles of `round_` by submodel, and forget those of earlier rounds.
 
         `bundles` gives each submodel with its files: one bundle is in memory at a time.
         """
@@ -139,7 +143,6 @@ class Store:
                         for name, entry in files.items()
                     ],
                 )
-        self._drop_files(self.blobs.names())
         return kept
 
     def bundles(self, round_: int) -> dict[str, Bundle]:
@@ -254,17 +257,17 @@ class Store:
                     (result.round - 1,),
                 ).fetchone()
                 db.execute(
-                    "INSERT OR REPLACE INTO history (round, accuracy, loss, updates, model, "
-                    "left_out, started_from) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT OR REPLACE INTO history (round, accuracy, loss, updates, model, size, "
+                    "left_out, started_from) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         *(result.round, result.accuracy, result.loss, result.updates),
-                        *(entry.sha256, json.dumps(result.left_out), before and before[0]),
+                        *(entry.sha256, entry.size, json.dumps(result.left_out)),
+                        before and before[0],
                     ),
                 )
                 open_round.forget(db)
                 retention.drop_models(db, self.keep)
                 retention.shorten_records(db, result.round)
-        self._drop_files(self.blobs.names())
 
     def history(self) -> list[RoundResult]:
         """The results so far, from round 0."""
@@ -316,8 +319,15 @@ class Store:
             for table in ("uploads", "bundles"):
                 db.execute(f"DELETE FROM {table}")
             open_round.forget(db)
-        self._drop_files(self.blobs.names())
+        self.remove_unnamed()
         return int(last) + 1
+
+    def remove_unnamed(self) -> None:
+        """Remove the files that the database does not name any more.
+
+        With thousands of updates this takes seconds: call it when nobody waits for the thread.
+        """
+        self._drop_files(self.blobs.names())
 
     @contextmanager
     def _unnamed(self) -> Iterator[Callable[[bytes], FileEntry]]:

@@ -1,8 +1,9 @@
 """Which models and records of updates are kept. Each function takes part in a transaction."""
 
 import sqlite3
-from collections.abc import Callable
 from typing import Literal
+
+from toolkit.coordinator.storage.blobs import Blobs
 
 Keep = int | Literal["all", "best"]
 """The models of how many of the last rounds are kept. The best one always is, and the current."""
@@ -32,16 +33,32 @@ def drop_models(db: sqlite3.Connection, keep: Keep) -> None:
 
 
 def drop_lost(
-    db: sqlite3.Connection, current: str | None, is_whole: Callable[[str], bool]
+    db: sqlite3.Connection, current: str | None, blobs: Blobs, read_all: bool
 ) -> list[int]:
     """Mark the models of earlier rounds that are missing or damaged; returns their rounds.
 
-    Otherwise no backup could be made any more. The model `current` is left to `folder_check.py`.
+    Otherwise no backup could be made any more. The models of the newest and the best round are
+    compared with their hashes, others with their sizes only. If one is lost, or with `read_all`,
+    all are compared with their hashes. The model `current` is left to `folder_check.py`.
     """
-    kept = db.execute("SELECT round, model FROM history WHERE kept").fetchall()
-    lost = [round_ for round_, model in kept if model != current and not is_whole(model)]
-    db.executemany("UPDATE history SET kept = 0 WHERE round = ?", [(round_,) for round_ in lost])
-    return lost
+    kept = db.execute(
+        f"SELECT model, size, round IN ((SELECT max(round) FROM history), ({BEST})) FROM history "
+        "WHERE kept AND model IS NOT ?",
+        (current,),
+    ).fetchall()
+    damaged = {
+        model
+        for model, size, important in kept
+        if not blobs.has_size(model, size) or (important and not blobs.is_whole(model))
+    }
+    if damaged or read_all:
+        damaged |= {model for model, _, _ in kept if not blobs.is_whole(model)}
+    rounds: list[int] = []
+    for model in damaged:
+        rows = db.execute("SELECT round FROM history WHERE kept AND model = ?", (model,))
+        rounds += [round_ for (round_,) in rows]
+        db.execute("UPDATE history SET kept = 0 WHERE model = ?", (model,))
+    return sorted(rounds)
 
 
 def shorten_records(db: sqlite3.Connection, round_: int) -> None:

@@ -4,7 +4,7 @@ import sqlite3
 
 from toolkit.coordinator.storage import content_digest
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Kept in the file as `PRAGMA user_version`. Raise it with every change of TABLES."""
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -39,6 +39,7 @@ CREATE TABLE failures (round INTEGER, device TEXT, PRIMARY KEY (round, device));
 CREATE TABLE history (
     round INTEGER PRIMARY KEY, accuracy REAL, loss REAL NOT NULL,
     updates INTEGER NOT NULL, model TEXT NOT NULL,
+    size INTEGER NOT NULL,  -- bytes of the model
     left_out TEXT NOT NULL,  -- JSON: why an update was not used, by device
     started_from INTEGER,  -- the round whose model was trained
     kept INTEGER NOT NULL DEFAULT 1);  -- whether the file of the model is there

@@ -45,6 +45,7 @@ def work(folder: Path, report: Connection, job: Job | None) -> None:
         report.send(("result", 0, None))
     while (round_ := store.history()[-1].round + 1) <= ROUNDS:
         store.set_bundles(round_, [("full", {"weights": store.model() or b""})])
+        store.remove_unnamed()
         present = {device for device, _, _ in store.updates(round_)}
         for device in DEVICES:
             if device in present:

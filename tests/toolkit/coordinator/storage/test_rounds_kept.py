@@ -15,6 +15,7 @@ from device_agent.formats.protocol import RoundResult
 from made_profiles import full
 from refusals import refused
 from toolkit.coordinator.rounds.falling_quality import falling
+from toolkit.coordinator.storage.backup import backup
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.retention import FULL_RECORDS, Keep
 from toolkit.coordinator.storage.rollback import roll_back
@@ -41,6 +42,7 @@ def filled(folder: Path, keep: Keep, accuracies: list[float | None] | None = Non
     store = Store(folder, keep)
     for round_, accuracy in enumerate(accuracies or ACCURACIES):
         store.add_result(result(round_, accuracy, loss=10 - round_), model_of(round_))
+    store.remove_unnamed()
     store.close()
     return folder
 
@@ -176,3 +178,46 @@ def test_three_falls_in_a_row(accuracies: list[float], warned: bool) -> None:
     assert (falling(results) is not None) == warned
     losses = [result(round_, None, 1 - accuracy) for round_, accuracy in enumerate(accuracies)]
     assert (falling(losses) is not None) == warned
+
+
+def flip(state: Path, round_: int) -> None:
+    """Damage the model of `round_` and leave its size."""
+    path = state / "files" / hashlib.sha256(model_of(round_)).hexdigest()
+    path.write_bytes(path.read_bytes().swapcase())
+
+
+def kept_at_start(state: Path, read_all: bool = False) -> list[int]:
+    Store(state, read_all=read_all).close()
+    return [one.round for one in saved_rounds(state) if one.kept]
+
+
+def test_a_start_reads_the_newest_and_the_best_model(tmp_path: Path) -> None:
+    state = filled(tmp_path / "state", "all")
+    flip(state, 2)
+    assert kept_at_start(state) == [0, 1, 2, 3, 4]
+    for use in (
+        lambda: export_model(state, 2, tmp_path / "out.safetensors"),
+        lambda: roll_back(state, 2),
+    ):
+        with refused("round.damaged-model", round=2):
+            use()
+    with refused("backup.damaged-file"):
+        backup(state, tmp_path / "copy")
+    assert kept_at_start(state, read_all=True) == [0, 1, 3, 4]
+    flip(state, 1)  # the best
+    flip(state, 0)
+    assert kept_at_start(state) == [3, 4]
+
+
+def test_a_start_reads_all_models_if_one_is_missing(tmp_path: Path) -> None:
+    state = filled(tmp_path, "all")
+    flip(state, 2)
+    (state / "files" / hashlib.sha256(model_of(0)).hexdigest()).write_bytes(b"short")
+    assert kept_at_start(state) == [1, 3, 4]
+
+
+def test_a_start_after_a_rollback_reads_the_newest_model(tmp_path: Path) -> None:
+    state = filled(tmp_path, "all")
+    roll_back(state, 2)
+    flip(state, 4)
+    assert kept_at_start(state) == [0, 1, 2, 3]
