@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device_agent.formats.manifest import SAFE_LIMIT, Port, labels_of
+from device_agent.formats.label_rule import IGNORED, LabelRule
+from device_agent.formats.manifest import SAFE_LIMIT, Port
 from device_agent.runtime.runtime_choice import Session, open_session
 from exporters.programs.program import Program, ProgramSignature
 from exporters.runtime_graph import Graphs
@@ -234,7 +235,7 @@ def example(
     if port.kind == "labels" and port.dtype == "float32":
         return torch.randn(shape, generator=generator)
     if port.kind == "labels":
-        return torch.randint(labels_of(program.classes), shape, generator=generator)
+        return random_labels(program.classes, shape, generator)
     if port.state is not None and port.state in values:
         return values[port.state].detach()
     if port.kind == "classes":  # one class is absent, so that the mask has an effect
@@ -249,6 +250,14 @@ def example(
         return torch.randn(shape, generator=generator)
     # Optimizer state: second moments and step counts must not be negative.
     return torch.rand(shape, generator=generator) * 0.1
+
+
+def random_labels(classes: int, shape: list[int], generator: torch.Generator) -> Tensor:
+    """Random classes of `shape`; a quarter is IGNORED if a sample has several."""
+    labels = torch.randint((LabelRule(classes).highest or 0) + 1, shape, generator=generator)
+    if len(shape) == 1:
+        return labels
+    return torch.where(torch.rand(shape, generator=generator) < 0.25, IGNORED, labels)
 
 
 def relative_error(came: Tensor, expected: Tensor, before: Tensor | None = None) -> float:

@@ -1,6 +1,7 @@
 """Models as users write them, without any preparation for splitting.
 
-Smooth activations, so that exact comparisons meet no kinks. Each maps (N, *shape) to (N, 5).
+Smooth activations, so that exact comparisons meet no kinks. Each maps (N, *shape) to (N, 5), or to
+five classes for each position of a sequence (N, t, 5) or of an image (N, 5, h, w).
 """
 
 from collections.abc import Callable
@@ -158,6 +159,35 @@ class Recurrent(nn.Module):
         return self.head(torch.tanh(self.hidden(out[:, -1])))
 
 
+class Tagger(nn.Module):
+    """An encoder layer over a sequence of vectors, and classes for each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Linear(6, 8)
+        self.encoder = Encoder(8)
+        self.bend = nn.Linear(8, 8)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.bend(self.encoder(self.tokens(x)))))
+
+
+class Segmentation(nn.Module):
+    """Convolutions with a stride, an upsampling and classes for each point of the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(2, 8, 3, 2, 1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.body = nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Conv2d(8, CLASSES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        deep = torch.tanh(self.body(torch.tanh(self.norm(self.down(x)))))
+        return F.interpolate(self.head(deep), size=x.shape[2:], mode="bilinear")
+
+
 class CalledTwice(nn.Module):
     """One module used twice: its weight is shared although there is only one parameter."""
 
@@ -190,10 +220,11 @@ class Tied(nn.Module):
 
 @dataclass(frozen=True)
 class Foreign:
-    """How to build a model, and the shape of one sample."""
+    """How to build a model, and the shapes of one sample and of its labels."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
+    labels: tuple[int, ...] = ()
 
 
 FOREIGN = {
@@ -204,4 +235,6 @@ FOREIGN = {
     "signal": Foreign(Signal, (2, 16)),
     "recurrent": Foreign(Recurrent, (7, 6)),
     "called-twice": Foreign(CalledTwice, (2, 6, 6)),
+    "tagger": Foreign(Tagger, (4, 6), (4,)),
+    "segmentation": Foreign(Segmentation, (2, 6, 4), (6, 4)),
 }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn import functional
 
 from device_agent.training.batching import batches
 
@@ -44,6 +44,11 @@ class Device:
             order = np.random.default_rng([self.seed, epoch])
             for indices in batches(len(self.y), plan.batch_size, order):
                 yield torch.from_numpy(self.y[indices]), indices
+
+
+def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """PyTorch's own; of a sequence it wants (batch, n, t), while models return (batch, t, n)."""
+    return functional.cross_entropy(output.movedim(-1, 1) if output.dim() == 3 else output, y)
 
 
 def state_of(model: nn.Module) -> State:

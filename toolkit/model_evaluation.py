@@ -1,5 +1,6 @@
 """Evaluating a model: accuracy and mean loss on samples that no device trained on."""
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -7,17 +8,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from device_agent.formats.manifest import Dtype, labels_of
+from device_agent.formats.label_rule import LabelRule, count_labels
+from device_agent.formats.manifest import Dtype
+from device_agent.training.data_checks import batch_shape, check_classes
 from device_agent.training.local_data import load_data
 from exporters.programs.input_shapes import wrong_input_shape
-from exporters.programs.losses import Objective, objective
+from exporters.programs.losses import objective
+from exporters.programs.model_output import trained_output
 from profiles.errors import InputError, ModelError
-from toolkit.submodels.hyperparameters import Loss, TrainingConfig
+from toolkit.submodels.hyperparameters import Loss
 from toolkit.submodels.model_loading import load_model
 
 EVALUATION_VERSION = 1
 CHUNK = 256
-"""Samples that are evaluated together."""
+"""Samples that are evaluated together, at most."""
+NUMBERS = 1 << 24
+"""Numbers of the output that are evaluated together, at most; one sample may have more."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +32,13 @@ class Evaluation:
 
     Attributes:
         samples: How many samples were evaluated.
-        accuracy: Share of samples classified correctly, from 0 to 1; None for a regression.
-        loss: Mean loss of a sample.
+        counted: How many labels count: one a sample, or one for each position with a class.
+        accuracy: Share of the labels that were predicted, from 0 to 1; None for a regression.
+        loss: Mean loss of the labels that count.
     """
 
     samples: int
+    counted: int
     accuracy: float | None
     loss: float
 
@@ -47,7 +55,8 @@ def evaluate(
     Args:
         module: The model with its weights. It is switched to inference mode.
         x: Samples (n, *shape).
-        y: Labels: classes (n,) int64, or for a regression (n, outputs) float32.
+        y: Labels: int64 classes (n,), or (n, ...) with one for each position of the model's output;
+            for a regression float32 numbers in the shape of the output.
         origin: Where the data come from, for messages.
         loss: The loss that the model was trained on.
 
@@ -64,17 +73,20 @@ def evaluate(
         >>> evaluate(mnist_dnn(), x, np.zeros(8, np.int64), "zeros").samples
         8
     """
-    module.eval()
-    total, right = 0.0, 0
-    for start in range(0, len(y), CHUNK):
-        target = torch.from_numpy(y[start : start + CHUNK])
+    shape = tuple(_output(module.eval(), torch.from_numpy(x[:1])).shape[1:])
+    goal = objective(loss, shape)
+    _check_labels(y, goal.labels, origin)
+    total, right, counted = 0.0, 0, count_labels(y)
+    chunk = max(1, min(CHUNK, NUMBERS // math.prod(shape)))
+    for start in range(0, len(y), chunk):
+        own = y[start : start + chunk]
+        target = torch.from_numpy(own)
         # float64, so that the mean over many samples does not lose digits.
-        output = _output(module, torch.from_numpy(x[start : start + CHUNK])).double()
-        goal = objective(loss, output.shape[1])
-        _check_labels(y, output.shape[1], goal, origin)
-        total += float(goal.loss(output, target)) * len(target)
+        output = _output(module, torch.from_numpy(x[start : start + chunk])).double()
+        total += float(goal.loss(output, target)) * count_labels(own)
         right += int(goal.correct(output, target)) if goal.correct else 0
-    return Evaluation(len(y), right / len(y) if goal.correct else None, total / len(y))
+    accuracy = right / counted if goal.correct else None
+    return Evaluation(len(y), counted, accuracy, total / counted)
 
 
 def take_statistics(module: nn.Module, x: np.ndarray) -> None:
@@ -122,9 +134,8 @@ def evaluate_file(
         InputError: If the weights or labels do not fit the model.
     """
     module = load_model(model, weights_file)
-    outputs, dtype = _outputs_and_sample_type(module.eval(), sample_shape)
-    labels = TrainingConfig(loss=loss).labels
-    local = load_data(data, sample_shape, outputs, dtype, least=1, labels=labels)
+    shape, dtype = _output_shape_and_sample_type(module.eval(), sample_shape)
+    local = load_data(data, sample_shape, objective(loss, shape).labels, dtype, least=1)
     return evaluate(module, np.array(local.x), np.array(local.y), data, loss)
 
 
@@ -133,46 +144,39 @@ def as_json(found: Evaluation) -> dict[str, object]:
     return {"version": EVALUATION_VERSION, **asdict(found)}
 
 
-def _check_labels(y: np.ndarray, outputs: int, goal: Objective, origin: str) -> None:
-    """Raise InputError if labels do not fit a model of `outputs` outputs."""
-    if goal.correct is None:
-        if y.shape[1:] != (outputs,):
-            raise InputError(
-                f"{origin} has labels of shape {y.shape}; the model's output is (n, {outputs}).",
-                code="data.wrong-shape",
-                origin=origin,
-                shape=list(y.shape),
-                outputs=outputs,
-            )
-        return
-    low, high, top = y.min(), y.max(), labels_of(outputs) - 1
-    if low < 0 or high > top:
+def _check_labels(y: np.ndarray, labels: LabelRule, origin: str) -> None:
+    """Raise InputError if `y` are not labels that the model takes."""
+    if y.shape[1:] != labels.shape:
         raise InputError(
-            f"{origin} has labels from {low} to {high}; the model's classes are 0 to {top}.",
-            code="data.label-out-of-range",
+            f"{origin} has labels of shape {y.shape}; the model's labels are "
+            f"{batch_shape(labels.shape or ())}.",
+            code="data.wrong-shape",
             origin=origin,
-            lowest=int(low),
-            highest=int(high),
-            classes=top + 1,
+            shape=list(y.shape),
+            expected=list(labels.shape or ()),
         )
+    if labels.dtype == "int64":
+        check_classes(y, labels, origin)
 
 
-def _outputs_and_sample_type(module: nn.Module, sample_shape: tuple[int, ...]) -> tuple[int, Dtype]:
-    """How many outputs `module` has, and the type of the samples that it takes."""
+def _output_shape_and_sample_type(
+    module: nn.Module, sample_shape: tuple[int, ...]
+) -> tuple[tuple[int, ...], Dtype]:
+    """Shape of the output of `module` for one sample, and the type of the samples that it takes."""
     zeros = torch.zeros(1, *sample_shape)
     try:
-        return _output(module, zeros).shape[1], "float32"
+        return tuple(_output(module, zeros).shape[1:]), "float32"
     except ModelError:
         # Only a model with an embedding can take whole numbers.
         if not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in module.modules()):
             raise
-    return _output(module, zeros.long()).shape[1], "int64"
+    return tuple(_output(module, zeros.long()).shape[1:]), "int64"
 
 
 def _output(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     try:
         with torch.no_grad():
-            output = module(x)
+            output = trained_output(module(x))
     except Exception as error:  # the user's code may raise anything
         shape = tuple(x.shape[1:])
         reason = str(error).partition("\n")[0]
@@ -181,9 +185,9 @@ def _output(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
             code="model.forward-fails",
             shape=list(shape),
         ) from error
-    if not isinstance(output, torch.Tensor) or output.ndim != 2:
+    if not isinstance(output, torch.Tensor) or output.shape[:1] != x.shape[:1]:
         raise ModelError(
-            "The model must return one tensor of shape (batch, classes).",
+            "The model must return one tensor with the batch as its first axis.",
             code="model.wrong-output",
         )
     return output

@@ -28,7 +28,7 @@ class Bundle:
     """An opened and checked bundle.
 
     Every bundle has the signatures `predict` (samples -> output) and `evaluate` (samples, labels ->
-    loss, and for a classification the number of correct samples). The schedule names the
+    loss, and for a classification the number of correct predictions). The schedule names the
     signatures that train.
 
     Attributes:

@@ -44,7 +44,8 @@ class Port(Struct, frozen=True, kw_only=True):
     an output:
 
     - `samples`: a batch of the source data set.
-    - `labels`: its labels, int64 classes or float32 numbers in the shape of the model's output.
+    - `labels`: its labels: int64 classes, one a sample or one for each position of the model's
+      output, or float32 numbers in the shape of the output.
     - `classes`: 1 for every class that the device has samples of, 0 for the others.
     - `scalar`: a number that the schedule gives.
     - `seed`: a new random integer from 0 to 2^31 - 2 (for dropout).
@@ -156,8 +157,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """The content of `manifest.json`.
 
     `base` is the fingerprint of the global model that the bundle was cut from. `runtime` is one of
-    `Runtime`. `classes` is the width of the model's output; a width of 1 separates the labels 0 and
-    1. Samples of type int64 are at least 0 and, if `sample_limit` is given, below it.
+    `Runtime`. `classes` is the size of the output's class axis; a size of 1 separates the labels 0
+    and 1. Samples of type int64 are at least 0 and, if `sample_limit` is given, below it.
     """
 
     version: int
@@ -172,17 +173,6 @@ class Manifest(Struct, frozen=True, kw_only=True):
     tensors: tuple[TensorEntry, ...]
     schedule: tuple[Instruction, ...]
     files: dict[str, FileEntry]
-
-
-def labels_of(classes: int) -> int:
-    """The number of labels of a model with `classes` outputs."""
-    return max(classes, 2)
-
-
-def label_dtype(manifest: Manifest) -> Dtype:
-    """The type of the labels: int64 for classes, float32 for a regression."""
-    ports = (port for signature in manifest.signatures.values() for port in signature.inputs)
-    return next((port.dtype for port in ports if port.kind == "labels"), "int64")
 
 
 def encode(record: msgspec.Struct) -> bytes:

@@ -36,19 +36,26 @@ MOST_SAMPLES = 10**12
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
-    """Mean `loss` over `samples` samples, and the number of `correct` ones.
+    """Mean `loss` over the labels of `samples` samples, and how many predictions are `correct`.
 
-    `correct` is None for a regression.
+    `counted` is the number of labels that count: of samples, or of positions with a class; agents
+    before 0.2 do not give it. `correct` is None for a regression.
     """
 
     samples: int
     loss: float
     correct: int | None
+    counted: Count | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of correct predictions, from 0 to 1; None for a regression or without labels."""
+        counted = self.samples if self.counted is None else self.counted
+        return self.correct / counted if self.correct is not None and counted else None
 
     def __str__(self) -> str:
-        if self.correct is None:
-            return f"loss {self.loss:.4f}"
-        return f"loss {self.loss:.4f}, accuracy {self.correct / self.samples:.1%}"
+        accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.1%}"
+        return f"loss {self.loss:.4f}{accuracy}"
 
 
 class UpdateRecord(Struct, frozen=True, kw_only=True):

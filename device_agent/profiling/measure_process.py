@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from device_agent.formats.bundle import Bundle, open_bundle, training_of
-from device_agent.formats.manifest import SAFE_LIMIT, SAMPLES, Record, label_dtype, labels_of
+from device_agent.formats.label_rule import label_rule
+from device_agent.formats.manifest import SAFE_LIMIT, SAMPLES, Record
 from device_agent.profiling.measure_messages import Measurement, Request, Task
 from device_agent.profiling.sustained_run import Action, seconds_of, sustain
 from device_agent.system import process_memory
@@ -33,14 +34,15 @@ def synthetic(bundle: Bundle, samples: int) -> LocalData:
     generator = np.random.default_rng(0)
     about = bundle.manifest
     shape = (samples, *about.sample_shape)
-    regression = label_dtype(about) == "float32"
+    labels = label_rule(about)
+    label_shape = (samples, *(labels.shape or ()))
     return LocalData(
         x=generator.integers(about.sample_limit or SAFE_LIMIT, size=shape)
         if about.sample_dtype == "int64"
         else generator.standard_normal(shape, dtype=np.float32),
-        y=generator.standard_normal((samples, about.classes), dtype=np.float32)
-        if regression
-        else generator.integers(labels_of(about.classes), size=samples),
+        y=generator.standard_normal(label_shape, dtype=np.float32)
+        if labels.dtype == "float32"
+        else generator.integers((labels.highest or 0) + 1, size=label_shape),
     )
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from device_agent.formats.bundle import Bundle, open_bundle
-from device_agent.formats.manifest import FileEntry, label_dtype, uploaded
+from device_agent.formats.label_rule import label_rule
+from device_agent.formats.manifest import FileEntry, uploaded
 from device_agent.formats.update import UpdateRecord, check_place, check_trained, write_update
 from device_agent.runtime.runtime_choice import describe
 from device_agent.system.disk_space import storage_error
@@ -175,10 +176,9 @@ def local_data(bundle: Bundle, source: Data, unpack_to: Path | None = None) -> L
     return load_data(
         source,
         about.sample_shape,
-        about.classes,
+        label_rule(about),
         about.sample_dtype,
         about.sample_limit,
-        labels=label_dtype(about),
         unpack_to=unpack_to,
     )
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from device_agent.formats.manifest import Dtype, labels_of
+from device_agent.formats.label_rule import IGNORED, LabelRule
+from device_agent.formats.manifest import Dtype
 from device_agent.training.array_files import row_slices
 from profiles.errors import DataError
 from profiles.text_formatting import counted
@@ -63,26 +64,24 @@ def check_arrays(
     x: np.ndarray,
     y: np.ndarray,
     sample_shape: tuple[int, ...],
-    classes: int | None,
+    labels: LabelRule,
     origin: str,
     dtype: Dtype = "float32",
     limit: int | None = None,
     least: int = MIN_SAMPLES,
-    labels: Dtype = "int64",
     on_piece: OnPiece = ignore_piece,
 ) -> tuple[str, ...]:
     """Check that samples and labels fit a model.
 
     Args:
         x: Samples, shape (n, *sample_shape).
-        y: Labels: classes (n,), or numbers (n, outputs) for a regression.
+        y: Labels, shape (n, *labels.shape).
         sample_shape: Shape of one sample.
-        classes: Number of the model's outputs; None if the model is not known yet.
+        labels: The labels that the model takes.
         origin: Name of the data for messages.
         dtype: Required type of the samples.
         limit: Integers in `x` must be below this number.
         least: Smallest number of samples.
-        labels: Required type of the labels.
         on_piece: Called with each piece of the data that passed.
 
     Returns:
@@ -91,32 +90,32 @@ def check_arrays(
     Raises:
         DataError: Types, shapes, the number of samples or a value do not fit.
     """
-    if x.dtype != dtype or y.dtype != labels:
-        advice = f"Convert them: x.astype({dtype!r}), y.astype({labels!r})."
+    if x.dtype != dtype or y.dtype != labels.dtype:
+        advice = f"Convert them: x.astype({dtype!r}), y.astype({labels.dtype!r})."
         # A conversion would hide that the data belong to another kind of task.
-        if {str(y.dtype), labels} == {"int64", "float32"}:
+        if {str(y.dtype), labels.dtype} == {"int64", "float32"}:
             advice = "Classes are int64; float32 is for a regression with the loss mse."
         raise DataError(
-            f"{origin}: x must be {dtype} and y {labels}; they are {x.dtype} and {y.dtype}. "
+            f"{origin}: x must be {dtype} and y {labels.dtype}; they are {x.dtype} and {y.dtype}. "
             f"{advice}",
             code="data.wrong-type",
             x_type=str(x.dtype),
             y_type=str(y.dtype),
         )
-    widths = () if labels == "int64" else ("outputs" if classes is None else classes,)
-    fitting = y.ndim == 1 + len(widths) and (classes is None or y.shape[1:] == widths)
-    if x.shape[1:] != sample_shape or not fitting or len(x) != len(y):
+    fitting = y.ndim > 0 and x.shape == (len(y), *sample_shape)
+    if not fitting or labels.shape not in (None, y.shape[1:]):
+        expected = "(n, ...)" if labels.shape is None else batch_shape(labels.shape)
         raise DataError(
-            f"{origin}: x must be {batch_shape(sample_shape)} and y {batch_shape(widths)}; they "
-            f"are {x.shape} and {y.shape}.",
+            f"{origin}: x must be {batch_shape(sample_shape)} and y {expected}; they are {x.shape} "
+            f"and {y.shape}.",
             code="data.wrong-shape",
             x_shape=list(x.shape),
             y_shape=list(y.shape),
         )
     check_count(len(y), origin, least)
     remarks: tuple[str, ...] = ()
-    if labels == "int64":
-        remarks = check_classes(y, classes, origin, on_piece)
+    if labels.dtype == "int64":
+        remarks = check_classes(y, labels, origin, on_piece)
     else:
         check_finite(y, "y", origin, on_piece)
     if dtype == "int64":
@@ -137,7 +136,7 @@ def check_count(samples: int, origin: str, least: int) -> None:
         )
 
 
-def batch_shape(shape: tuple[int | str, ...]) -> str:
+def batch_shape(shape: tuple[int, ...]) -> str:
     """The shape of a batch of samples with this `shape`, as text."""
     return f"(n, {', '.join(map(str, shape))})" if shape else "(n,)"
 
@@ -161,36 +160,47 @@ def check_finite(array: np.ndarray, name: str, origin: str, on_piece: OnPiece) -
         on_piece(piece)
 
 
-def value_range(array: np.ndarray, on_piece: OnPiece) -> tuple[int, int]:
-    """Smallest and largest integer in `array`."""
+def value_range(
+    array: np.ndarray, on_piece: OnPiece, ignored: int | None = None
+) -> tuple[int, int] | None:
+    """Smallest and largest integer in `array` except for `ignored`; None if there is none."""
     ends = []
     for rows in row_slices(array):
         piece = np.ascontiguousarray(array[rows])
-        ends += [int(piece.min()), int(piece.max())]
+        counted = piece if ignored is None else piece[piece != ignored]
+        if counted.size:
+            ends += [int(counted.min()), int(counted.max())]
         on_piece(piece)
-    return min(ends), max(ends)
+    return (min(ends), max(ends)) if ends else None
 
 
 def check_classes(
-    y: np.ndarray, classes: int | None, origin: str, on_piece: OnPiece = ignore_piece
+    y: np.ndarray, labels: LabelRule, origin: str, on_piece: OnPiece = ignore_piece
 ) -> tuple[str, ...]:
     """Check the labels of a classification.
 
     Args:
-        y: Classes, shape (n,).
-        classes: Number of the model's outputs; None if the model is not known yet.
+        y: Classes, shape (n, *labels.shape). With several labels a sample, some may be IGNORED.
+        labels: The labels that the model takes.
         origin: Name of the data for messages.
         on_piece: Called with each piece of the labels.
 
     Returns:
-        A remark if all samples have one class. This is not an error, because other devices of the
+        A remark if all labels are one class. This is not an error, because other devices of the
         fleet may have the other classes.
 
     Raises:
-        DataError: A label is outside the model's classes.
+        DataError: A label is outside the model's classes, or all are IGNORED.
     """
-    highest = None if classes is None else labels_of(classes) - 1
-    low, high = value_range(y, on_piece)
+    highest = labels.highest
+    found = value_range(y, on_piece, IGNORED if y.ndim > 1 else None)
+    if found is None:
+        raise DataError(
+            f"{origin}: y has no label that counts: all are {IGNORED}, the label of positions to "
+            "ignore. Give samples with labels.",
+            code="data.no-labels",
+        )
+    low, high = found
     if low < 0 or (highest is not None and high > highest):
         wrong = low if low < 0 else high
         known = "0 and above" if highest is None else f"0 to {highest}"
@@ -203,8 +213,9 @@ def check_classes(
         )
     if low < high:
         return ()
+    what = "sample has" if y.ndim == 1 else "position that counts has"
     return (
-        f"{origin}: every sample has the class {low}. The model learns nothing here about the "
+        f"{origin}: every {what} the class {low}. The model learns nothing here about the "
         "other classes.",
     )
 
@@ -213,7 +224,7 @@ def check_integers(
     x: np.ndarray, limit: int | None, origin: str, on_piece: OnPiece = ignore_piece
 ) -> None:
     """Raise DataError if `x` holds an integer below 0, or one that is not below `limit`."""
-    low, high = value_range(x, on_piece)
+    low, high = value_range(x, on_piece) or (0, 0)
     if low < 0:
         raise DataError(
             f"{origin}: integers in x must be 0 or above, but x holds {low}.",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import Dtype
 from device_agent.system.disk_space import MappedArray
 from device_agent.training.array_files import (
@@ -34,7 +35,7 @@ class LocalData:
 
     Attributes:
         x: Samples, shape (n, *sample_shape), in the type that the bundle requires.
-        y: Labels: classes (n,) int64, or numbers (n, outputs) float32 for a regression.
+        y: Labels, shape (n, *shape): classes (int64), or numbers for a regression (float32).
         mapped: The arrays that are memory-mapped files.
         fingerprint: Digest of all values. A checkpoint is only used with the same data.
         remarks: Notes for the owner of the data.
@@ -86,11 +87,10 @@ class LocalData:
 def load_data(
     source: Data,
     sample_shape: tuple[int, ...],
-    classes: int,
+    labels: LabelRule,
     dtype: Dtype = "float32",
     limit: int | None = None,
     least: int = MIN_SAMPLES,
-    labels: Dtype = "int64",
     unpack_to: Path | None = None,
 ) -> LocalData:
     """Load samples and labels, and check that they fit a model.
@@ -102,11 +102,10 @@ def load_data(
             `module:callable` that returns x and y, or the arrays: a pair (x, y), or a mapping with
             the keys `x` and `y`.
         sample_shape: Shape of one sample.
-        classes: Number of the model's outputs.
+        labels: The labels that the model takes.
         dtype: Type of the samples that the model requires. If it is int64, int32 is converted.
         limit: Integers in `x` must be below this number.
         least: Smallest number of samples.
-        labels: Type of the labels: int64 for classes, float32 for a regression.
         unpack_to: Folder for large arrays that cannot be mapped: compressed members, and the
             result of a conversion to int64.
 
@@ -138,7 +137,7 @@ def load_data(
 
     x, y = as_array(x_found), as_array(y_found)
     remarks = check_arrays(
-        x, y, sample_shape, classes, name_of(source), dtype, limit, least, labels, add_piece
+        x, y, sample_shape, labels, name_of(source), dtype, limit, least, add_piece
     )
     return LocalData(x, y, mapped, digest.hexdigest(), remarks)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from device_agent.formats.bundle import Bundle
+from device_agent.formats.label_rule import count_labels
 from device_agent.formats.manifest import (
     EVALUATE,
     LOSS,
@@ -183,7 +184,8 @@ class SignatureRuns:
             samples: Indices of the samples to evaluate.
 
         Returns:
-            Mean loss and, for a classification, the number of correct predictions.
+            Mean loss of the labels that count and, for a classification, the number of correct
+            predictions.
 
         Raises:
             BundleError: The bundle has no such signature.
@@ -197,15 +199,19 @@ class SignatureRuns:
                 signature=EVALUATE,
             )
         session = self.open(EVALUATE)
-        loss, correct = 0.0, 0
+        loss, correct, counted = 0.0, 0, 0
         for indices in batches(len(samples), instruction.batch_size, None):
             self.on_batch()
             feeds = self.feeds(signature, instruction.source, samples[indices], {})
             results = session.run(feeds)
-            # The loss of a batch is a mean, and the last batch may have another size.
-            loss += float(results[LOSS]) * len(indices)
+            # The loss of a batch is a mean, and batches may have different numbers of labels.
+            labels = count_labels(self.local.labels(samples[indices]))
+            loss, counted = loss + float(results[LOSS]) * labels, counted + labels
             correct += int(results.get(CORRECT, 0))
         counts = any(port.name == CORRECT for port in signature.outputs)
         return Evaluation(
-            samples=len(samples), loss=loss / len(samples), correct=correct if counts else None
+            samples=len(samples),
+            loss=loss / max(counted, 1),
+            correct=correct if counts else None,
+            counted=counted,
         )

@@ -44,9 +44,9 @@ def train(
 
     Args:
         bundle: Folder of the bundle.
-        data: Samples `x` of shape (n, *sample shape) and labels `y` of shape (n,), or (n, outputs)
-            for a regression. Pass an .npz file, a folder of x.npy and y.npy, `module:callable`,
-            a pair of arrays or a mapping with the keys `x` and `y`.
+        data: Samples `x` of shape (n, *sample shape) and labels `y`: (n,), or (n, ...) with one for
+            each position of the model's output. Pass an .npz file, a folder of x.npy and y.npy,
+            `module:callable`, a pair of arrays or a mapping with the keys `x` and `y`.
         out: Folder for the update. It must not exist, unless `force` is set.
         personal: File of the personal model of a `cp` or `pfedme` bundle. It is read if it exists
             and written after training. Without it, a personal model is lost; a warning is logged.

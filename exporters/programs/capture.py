@@ -106,8 +106,8 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
 
     Raises:
         ModelError: The model cannot be recorded or cannot be trained here; for example, modules
-            share weights, parameters are complex, integer or all frozen, or the output is not
-            (batch, classes).
+            share weights, parameters are complex, integer or all frozen, or the output is not one
+            float32 tensor with the batch as its first axis.
     """
     for shared in _SHARED.get():
         known = shared.of(model, sample_shape)
@@ -137,7 +137,7 @@ def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Capture
         training=training,
         inference=inference,
         sample_shape=sample_shape,
-        classes=int(output.shape[1]),
+        output_shape=tuple(int(size) for size in output.shape[1:]),
         parameters={n: v.detach() for n, v in model.named_parameters() if v.requires_grad},
         frozen={n: v.detach() for n, v in model.named_parameters() if not v.requires_grad},
         # Integer buffers only count batches; the model's function does not depend on them. Buffers

@@ -6,17 +6,18 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from device_agent.formats.manifest import Dtype
+from exporters.programs.losses import class_count
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A recorded model. Both graphs map one input (batch, *sample_shape) to (batch, classes).
+    """A recorded model. Both graphs map one input (batch, *sample_shape) to one output.
 
     Attributes:
         training: The model as it trains.
         inference: The model as it predicts.
         sample_shape: Shape of one sample, without the batch.
-        classes: Width of the output.
+        output_shape: Shape of the output of one sample, without the batch.
         parameters: Trained parameters by name.
         buffers: Floating-point buffers by name, for example running statistics.
         frozen: Parameters that are only read (requires_grad=False).
@@ -28,12 +29,17 @@ class Captured:
     training: GraphModule
     inference: GraphModule
     sample_shape: tuple[int, ...]
-    classes: int
+    output_shape: tuple[int, ...]
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
     frozen: dict[str, Tensor] = field(default_factory=dict)
     sample_dtype: Dtype = "float32"
     sample_limit: int | None = None
+
+    @property
+    def classes(self) -> int:
+        """The size of the output's class axis, see `losses`."""
+        return class_count(self.output_shape)
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -1,7 +1,17 @@
-"""Losses of a model's output (batch, n) against its labels, and counts of correct samples.
+"""Losses of a model's output against its labels, and counts of correct predictions.
 
-Each loss is the mean over the batch of a loss for one sample. It uses only operators whose
-gradients can be written with forward operators.
+Logits have a class axis, and one label for each position of the other axes:
+
+| logits | class axis | labels |
+|---|---|---|
+| (batch, n) | 1 | (batch,) |
+| (batch, t, n) | 2, the last | (batch, t) |
+| (batch, n, h, w) and more axes | 1 | (batch, h, w) and more axes |
+
+With two, four or more axes this is the rule of `torch.nn.functional.cross_entropy`. With three axes
+PyTorch wants (batch, n, t), but models of sequences return (batch, t, n).
+
+All functions use only operators whose gradients can be written with forward operators.
 """
 
 from collections.abc import Callable
@@ -10,105 +20,168 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from device_agent.formats.manifest import Port
+from device_agent.formats.label_rule import IGNORED, LabelRule
 from profiles.errors import ModelError
 
 Measure = Callable[[Tensor, Tensor], Tensor]
-"""Maps output (batch, n) and labels to a scalar tensor."""
+"""Maps output and labels to a scalar tensor."""
 
 
 @dataclass(frozen=True)
-class Objective:
-    """A loss to minimise and a count of correct samples.
+class Measures:
+    """A loss and a count of correct predictions.
 
     Attributes:
         loss: The loss of a batch.
-        correct: The number of correct samples in a batch, as float32; None for regression, where
-            no output is correct or wrong.
+        correct: The number of correct predictions in a batch, as float32; None for regression,
+            where no output is correct or wrong.
     """
 
     loss: Measure
     correct: Measure | None
 
-    def labels(self, outputs: int) -> Port:
-        """Port for the labels: class indices (batch,); for regression, numbers (batch, outputs)."""
-        if self.correct is None:
-            return Port(name="y", kind="labels", dtype="float32", shape=(None, outputs))
-        return Port(name="y", kind="labels", dtype="int64", shape=(None,))
+
+@dataclass(frozen=True)
+class Objective(Measures):
+    """What a model of one output shape minimises.
+
+    Attributes:
+        labels: The labels that it takes: a class for each position; for regression, numbers in the
+            shape of the output.
+    """
+
+    labels: LabelRule
+
+
+def class_axis(axes: int) -> int:
+    """The class axis of logits with this number of axes, counting the batch."""
+    return 2 if axes == 3 else 1
+
+
+def class_count(shape: tuple[int, ...]) -> int:
+    """The size of the class axis of an output of `shape`, without the batch; 1 for (batch,).
+
+    Examples:
+        >>> class_count((10,)), class_count((128, 9)), class_count((21, 64, 64))
+        (10, 9, 21)
+    """
+    return shape[class_axis(1 + len(shape)) - 1] if shape else 1
+
+
+def along_classes(values: Tensor, axes: int) -> Tensor:
+    """`values` (n,) in a shape that broadcasts over logits with this number of axes."""
+    behind = axes - 1 - class_axis(axes)
+    return values.view(-1, *[1] * behind) if behind else values
+
+
+def mean_of_counted(losses: Tensor, labels: Tensor) -> Tensor:
+    """Mean of `losses` over the positions whose label is not IGNORED; 0 if there is none.
+
+    Both have the shape (batch, ...). Labels (batch,) all count: a sample without a label is left
+    out of the data.
+    """
+    if labels.dim() == 1:
+        return losses.mean()
+    counted = (labels != IGNORED).to(losses.dtype)
+    # The sum is at least 1 unless it is 0; then the losses' sum and its gradient are 0 too.
+    return (losses * counted).sum() / counted.sum().clamp(min=1)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the batch of -log softmax(logits)[label]; logits (batch, classes).
+    """Mean over the positions that count of -log softmax(logits)[label].
 
     A comparison selects the label's term, so that neither gather nor scatter is needed.
     """
-    picked = labels.unsqueeze(1) == torch.arange(logits.shape[1])
-    return -(torch.log_softmax(logits, 1) * picked.to(logits.dtype)).sum(1).mean()
+    axis = class_axis(logits.dim())
+    picked = labels.unsqueeze(axis) == along_classes(torch.arange(logits.shape[axis]), logits.dim())
+    terms = torch.log_softmax(logits, axis) * picked.to(logits.dtype)
+    return -mean_of_counted(terms.sum(axis), labels)
 
 
 def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the batch of -log p(label), with p(1) = sigmoid(z); logits z (batch, 1).
+    """Mean over the positions that count of -log p(label), with p(1) = sigmoid(z); one logit z.
 
     This is max(z, 0) - z * y + log(1 + exp(-|z|)), but with a correct gradient at z = 0.
     """
-    z, y = logits.squeeze(1), labels.to(logits.dtype)
+    z, y = logits.squeeze(class_axis(logits.dim())), labels.to(logits.dtype)
     log_sigmoid = torch.nn.functional.logsigmoid
-    return -(y * log_sigmoid(z) + (1 - y) * log_sigmoid(-z)).mean()
+    return -mean_of_counted(y * log_sigmoid(z) + (1 - y) * log_sigmoid(-z), labels)
 
 
 def mean_squared_error(output: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the batch and the outputs of (output - label)^2; both (batch, n)."""
+    """Mean over all numbers of (output - label)^2; both (batch, ...)."""
     return (output - labels).square().mean()
 
 
 def count_correct_classes(logits: Tensor, labels: Tensor) -> Tensor:
-    """Count the samples with argmax(logits) == label; logits (batch, n).
+    """Count the positions with argmax(logits) == label; no class equals IGNORED.
 
     As in argmax, the first of equal logits wins. Every runtime has the operators used here.
     """
-    classes = logits.shape[1]
-    places = torch.arange(classes).to(logits.dtype)
-    largest = logits == logits.amax(1, keepdim=True)
+    axis = class_axis(logits.dim())
+    classes = logits.shape[axis]
+    places = along_classes(torch.arange(classes).to(logits.dtype), logits.dim())
+    largest = logits == logits.amax(axis, keepdim=True)
     # `classes` is above every index, so that the minimum is the first of the largest logits.
-    chosen = torch.where(largest, places, float(classes)).amin(1)
+    chosen = torch.where(largest, places, float(classes)).amin(axis)
     return (chosen == labels.to(logits.dtype)).to(logits.dtype).sum()
 
 
 def count_correct_signs(logits: Tensor, labels: Tensor) -> Tensor:
-    """Count the samples with (logit > 0) == label; logits (batch, 1)."""
-    chosen = (logits.squeeze(1) > 0).to(logits.dtype)
+    """Count the positions with (logit > 0) == label; one logit each."""
+    chosen = (logits.squeeze(class_axis(logits.dim())) > 0).to(logits.dtype)
     return (chosen == labels.to(logits.dtype)).to(logits.dtype).sum()
 
 
-# Cross-entropy of a single output is this loss too; see `objective`.
-BINARY = Objective(binary_cross_entropy, count_correct_signs)
-OBJECTIVES = {
-    "cross-entropy": Objective(cross_entropy, count_correct_classes),
-    "binary-cross-entropy": BINARY,
-    "mse": Objective(mean_squared_error, None),
+MEASURES = {
+    "cross-entropy": Measures(cross_entropy, count_correct_classes),
+    "binary-cross-entropy": Measures(binary_cross_entropy, count_correct_signs),
+    "mse": Measures(mean_squared_error, None),
 }
-"""Objectives by the name of the loss."""
+"""Measures by the name of the loss."""
 
 
-def objective(loss: str, outputs: int) -> Objective:
-    """Select the objective for a loss and a model's output width.
+def objective(loss: str, shape: tuple[int, ...]) -> Objective:
+    """Select the objective for a loss and a model's output.
 
     Args:
-        loss: A key of `OBJECTIVES`.
-        outputs: Width of the model's output. For one output, cross-entropy is binary.
+        loss: A key of `MEASURES`.
+        shape: Shape of the model's output, without the batch. If the class axis has size 1,
+            cross-entropy is binary.
 
     Returns:
         The objective.
 
     Raises:
-        ModelError: The loss does not fit the number of outputs.
+        ModelError: The loss does not fit the output.
+
+    Examples:
+        >>> objective("cross-entropy", (21, 64, 64)).labels.shape
+        (64, 64)
     """
-    if loss == "binary-cross-entropy" and outputs != 1:
+    found = MEASURES[loss]
+    if found.correct is None:
+        return Objective(found.loss, None, LabelRule(None, shape, "float32"))
+    if not shape:
         raise ModelError(
-            f"The loss {loss!r} needs a model with one output, a logit for two classes; this model "
-            f'has {outputs}. Use "cross-entropy", or give the last layer one output.',
+            f"The loss {loss!r} needs logits with a class axis: (batch, n), (batch, t, n) or "
+            "(batch, n, h, w). This model's output is (batch,). Give it an axis for the classes, "
+            "of size 1 if there are two.",
             code="model.loss-mismatch",
             loss=loss,
-            outputs=outputs,
+            shape=list(shape),
         )
-    return BINARY if loss == "cross-entropy" and outputs == 1 else OBJECTIVES[loss]
+    classes = class_count(shape)
+    if loss == "binary-cross-entropy" and classes != 1:
+        raise ModelError(
+            f"The loss {loss!r} needs a model with one output, a logit for two classes; this model "
+            f'has {classes}. Use "cross-entropy", or give the last layer one output.',
+            code="model.loss-mismatch",
+            loss=loss,
+            outputs=classes,
+        )
+    if classes == 1:
+        found = MEASURES["binary-cross-entropy"]
+    axis = class_axis(1 + len(shape)) - 1
+    positions = (*shape[:axis], *shape[axis + 1 :])
+    return Objective(found.loss, found.correct, LabelRule(classes, positions))

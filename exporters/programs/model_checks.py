@@ -35,7 +35,7 @@ RANDOM_NAMES = (
     *("exponential", "geometric", "cauchy", "poisson", "binomial"),
 )
 """Parts of the names of operators that draw random numbers."""
-OUTPUT_RULE = "it must be one tensor of shape (batch, classes)."
+OUTPUT_RULE = "it must be one tensor with the batch as its first axis and all other sizes fixed."
 CONTROL_FLOW = ("cond", "while_loop", "map_impl", "scan", "associative_scan")
 UNSEEDED_DROPOUT = dict.fromkeys(RECURRENT, 5)
 """Operators with a dropout that has no seed, and the position of its probability argument."""
@@ -195,20 +195,18 @@ def check_output_type(output: object) -> None:
 
 
 def check_output(output: object, batch: object) -> None:
-    """Raise ModelError unless the model's `output` is one float32 tensor (batch, classes)."""
+    """Raise ModelError unless the model's `output` is one float32 tensor (batch, ...)."""
     check_output_type(output)
     assert isinstance(output, Tensor)
-    fits = output.dim() == 2
-    if fits:
-        rows, classes = output.shape
-        # Compare symbolic expressions: `rows == batch` would add a guard on the numbers and so fix
-        # the batch size of the recording.
-        fits = (
-            isinstance(rows, torch.SymInt)
-            and isinstance(batch, torch.SymInt)
-            and rows.node.expr == batch.node.expr
-            and isinstance(classes, int)
-        )
+    rows, *sizes = output.shape or (None,)
+    # Compare symbolic expressions: `rows == batch` would add a guard on the numbers and so fix the
+    # batch size of the recording.
+    fits = (
+        isinstance(rows, torch.SymInt)
+        and isinstance(batch, torch.SymInt)
+        and rows.node.expr == batch.node.expr
+        and all(isinstance(size, int) and size > 0 for size in sizes)
+    )
     if not fits:
         shape = name_batch(str(tuple(output.shape)))
         raise ModelError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.fx import GraphModule
 
+from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import Dtype, Instruction, Port, TensorEntry
 from profiles.errors import ModelError
 
@@ -70,7 +71,7 @@ class Program:
     Attributes:
         submodel: The submodel spec.
         sample_shape: Shape of one sample, without the batch.
-        classes: Width of the model's output.
+        classes: Size of the class axis of the model's output, see `losses`.
         signatures: The functions to export.
         tensors: The device's state: parameters, buffers and optimizer state.
         schedule: The order in which the device runs the signatures.
@@ -91,6 +92,12 @@ class Program:
 def samples_port(shape: tuple[int, ...], name: str = "x", dtype: Dtype = "float32") -> Port:
     """Port for a batch of samples of `shape`."""
     return Port(name=name, kind="samples", dtype=dtype, shape=(None, *shape))
+
+
+def labels_port(labels: LabelRule) -> Port:
+    """Port for the labels of a batch of samples, in the shape that `labels` has."""
+    shape = (None, *(labels.shape or ()))
+    return Port(name="y", kind="labels", dtype=labels.dtype, shape=shape)
 
 
 def present_port(classes: int) -> Port:

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value
 from torch.fx import GraphModule
 
-from device_agent.formats.manifest import Dtype, TensorEntry
+from device_agent.formats.manifest import Dtype, Port, TensorEntry
 from exporters.programs.dropout import SeededDropout, has_dropout
 from exporters.programs.losses import objective
 from exporters.programs.optimizers import Optimizer, select
 from exporters.programs.program import (
     ProgramSignature,
     Tensors,
+    labels_port,
     metric_port,
     present_port,
     samples_port,
@@ -27,6 +28,7 @@ from exporters.programs.program import (
     state_out,
 )
 from exporters.programs.recorded_graph import attributes_read, input_node, output_node
+from profiles.errors import ModelError
 
 Penalty = Callable[[Tensors], Tensor]
 """A term of the objective that depends only on trained parameters and other state."""
@@ -45,9 +47,9 @@ def sample_dtype(graph: GraphModule) -> Dtype:
     return "int64" if input_node(graph).meta["val"].dtype == torch.int64 else "float32"
 
 
-def output_width(graph: GraphModule) -> int:
-    """How many numbers `graph` returns for one sample."""
-    return int(output_node(graph).meta["val"].shape[1])
+def output_shape(graph: GraphModule) -> tuple[int, ...]:
+    """Shape of what `graph` returns for one sample."""
+    return tuple(int(size) for size in output_node(graph).meta["val"].shape[1:])
 
 
 def run(graph: GraphModule, tensors: Tensors, x: Tensor, names: Names = same_name) -> Tensor:
@@ -101,21 +103,20 @@ def train_signature(
         reads: Tensors that the graph or the penalty only reads. Running statistics among them do
             not change (static batch norm).
         names: Maps the graph's names of tensors to those in the device's state.
-        loss: Name of the loss, see `losses.OBJECTIVES`.
+        loss: Name of the loss, see `losses.MEASURES`.
         masked: Set the logits of classes that the device has no samples of to zero (HeteroFL's
-            masked cross-entropy, for models of at least two classes).
+            masked cross-entropy, for outputs (batch, n) of at least two classes).
 
     Returns:
         The signature.
 
     Raises:
-        ModelError: The loss does not fit the model's output.
+        ModelError: The loss or `masked` does not fit the model's output.
     """
     kept = optimizer.state(parameters)
     written = (*parameters, *kept, *buffers)
-    classes = output_width(graph)
-    target = objective(loss, classes)
-    mask = present_port(classes) if masked and classes > 1 else None
+    target = objective(loss, output_shape(graph))
+    mask = class_mask(graph) if masked else None
     random = seed_port() if has_dropout(graph) else None
 
     def step(feeds: Tensors) -> dict[str, Tensor]:
@@ -141,7 +142,7 @@ def train_signature(
 
     inputs = [
         samples_port(sample_shape, dtype=sample_dtype(graph)),
-        target.labels(classes),
+        labels_port(target.labels),
         scalar_port("rate"),
     ]
     inputs += [port for port in (mask, random) if port is not None]
@@ -152,6 +153,23 @@ def train_signature(
         function=step,
         source=graph,
     )
+
+
+def class_mask(graph: GraphModule) -> Port | None:
+    """Port for the classes that a device has samples of; None for a single logit.
+
+    Raises ModelError unless the output is (batch, n).
+    """
+    shape = output_shape(graph)
+    if len(shape) != 1:
+        raise ModelError(
+            "masked needs one class for each sample, an output (batch, n): it leaves out classes "
+            f"that a device has no samples of. This model's output is {('batch', *shape)}. Train "
+            "without masked.",
+            code="model.masked-output",
+            shape=list(shape),
+        )
+    return present_port(shape[0]) if shape[0] > 1 else None
 
 
 def forward_signature(
@@ -174,7 +192,6 @@ def forward_signature(
     Returns:
         The signature.
     """
-    shape = tuple(int(size) for size in output_node(graph).meta["val"].shape[1:])
 
     def function(feeds: Tensors) -> dict[str, Tensor]:
         return {"output": run(graph, feeds, feeds["x"], names)}
@@ -182,7 +199,7 @@ def forward_signature(
     return ProgramSignature(
         name=name,
         inputs=(samples_port(sample_shape, dtype=sample_dtype(graph)), *map(state_in, reads)),
-        outputs=(samples_port(shape, "output"),),
+        outputs=(samples_port(output_shape(graph), "output"),),
         function=function,
         source=graph,
     )
@@ -198,14 +215,14 @@ def evaluation_signature(
 ) -> ProgramSignature:
     """Build an evaluation: (x, y, state) -> (loss, correct), both float32.
 
-    The loss is the mean over the batch, `correct` the number of correctly predicted samples.
-    A regression has no output `correct`.
+    The loss is the mean over the labels that count, `correct` the number of correct predictions
+    among them. A regression has no output `correct`.
 
     Args:
         graph: The recorded inference graph.
         sample_shape: Shape of one sample, without the batch.
         reads: Tensors of the device's state that the graph reads.
-        loss: Name of the loss, see `losses.OBJECTIVES`.
+        loss: Name of the loss, see `losses.MEASURES`.
         names: Maps the graph's names of tensors to those in the device's state.
 
     Returns:
@@ -214,8 +231,7 @@ def evaluation_signature(
     Raises:
         ModelError: The loss does not fit the model's output.
     """
-    width = output_width(graph)
-    target = objective(loss, width)
+    target = objective(loss, output_shape(graph))
     measures = {"loss": target.loss, "correct": target.correct}
     known = {key: measure for key, measure in measures.items() if measure is not None}
 
@@ -223,7 +239,7 @@ def evaluation_signature(
         output = run(graph, feeds, feeds["x"], names)
         return {key: measure(output, feeds["y"]) for key, measure in known.items()}
 
-    inputs = (samples_port(sample_shape, dtype=sample_dtype(graph)), target.labels(width))
+    inputs = (samples_port(sample_shape, dtype=sample_dtype(graph)), labels_port(target.labels))
     return ProgramSignature(
         name="evaluate",
         inputs=(*inputs, *map(state_in, reads)),

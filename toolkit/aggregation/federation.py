@@ -109,14 +109,14 @@ class Federation:
 
         Args:
             x: Samples, (samples, *input_shape).
-            y: Their labels, (samples,).
+            y: Their labels, (samples,), or (samples, ...) as the model's output needs them.
 
         Returns:
             The accuracy (None for a regression) and the mean loss.
 
         Raises:
             ModelError: If the model does not take these samples.
-            InputError: If it has no class for a label.
+            InputError: If the labels do not fit its output.
         """
         self.model.lend_to(self.module)
         if self.training.batch_norm == "static":

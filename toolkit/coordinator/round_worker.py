@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from device_agent.formats.atomic_files import shown
+from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import MANIFEST, Dtype
 from device_agent.formats.protocol import Preparation, RoundResult
 from device_agent.training.array_files import as_array, read_arrays
@@ -285,5 +286,5 @@ def read_samples(
     """
     x, y = (np.array(as_array(found)) for found in read_arrays(path))
     dtype: Dtype = "int64" if x.dtype == np.int64 else "float32"
-    check_arrays(x, y, shape, None, f"`{key}` {path}", dtype, labels=labels)
+    check_arrays(x, y, shape, LabelRule(None, None, labels), f"`{key}` {path}", dtype)
     return x, y

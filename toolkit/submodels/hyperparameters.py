@@ -37,8 +37,9 @@ class TrainingConfig:
             samples.
         masked: Whether the logits of classes of which a device has no samples are set to zero, as
             HeteroFL's authors do. They stay in the softmax. Each row of the classifier is
-            averaged over the devices that have its class.
-        loss: `cross-entropy` (binary if the model has one output), or `mse` for a regression.
+            averaged over the devices that have its class. Only for outputs (batch, n).
+        loss: `cross-entropy` (binary if the output's class axis has size one), or `mse` for a
+            regression.
         optimizer: The optimizer that devices use.
         proximal: FedProx's mu, which keeps parameters close to those that the device received.
 

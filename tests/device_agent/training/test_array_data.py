@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bundles import CLASSES, SAMPLE_SHAPE, BundleOf, everything, samples
+from device_agent.formats.label_rule import LabelRule
 from device_agent.training.local_data import load_data
 from device_agent.training.standalone_training import train
 from log_messages import logged
@@ -29,25 +30,27 @@ def test_arrays_train_as_a_file_does(bundle_of: BundleOf, tmp_path: Path) -> Non
 def test_the_arrays_of_an_opened_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "local.npz", x=X, y=Y)
     with np.load(tmp_path / "local.npz") as file:
-        local = load_data(file, SAMPLE_SHAPE, CLASSES)
+        local = load_data(file, SAMPLE_SHAPE, LabelRule(CLASSES))
     assert np.array_equal(local.x, X)
     assert np.array_equal(local.y, Y)
 
 
 def test_the_fingerprint_is_that_of_a_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "local.npz", x=X, y=Y)
-    found = load_data((X, Y), SAMPLE_SHAPE, CLASSES).fingerprint
-    assert found == load_data(tmp_path / "local.npz", SAMPLE_SHAPE, CLASSES).fingerprint
+    found = load_data((X, Y), SAMPLE_SHAPE, LabelRule(CLASSES)).fingerprint
+    assert found == load_data(tmp_path / "local.npz", SAMPLE_SHAPE, LabelRule(CLASSES)).fingerprint
     other = X.copy()
     other.flat[3] += 1
-    assert found != load_data((other, Y), SAMPLE_SHAPE, CLASSES).fingerprint
+    assert found != load_data((other, Y), SAMPLE_SHAPE, LabelRule(CLASSES)).fingerprint
     # The values count, not their order in memory.
-    assert found == load_data((np.asfortranarray(X), Y), SAMPLE_SHAPE, CLASSES).fingerprint
+    assert (
+        found == load_data((np.asfortranarray(X), Y), SAMPLE_SHAPE, LabelRule(CLASSES)).fingerprint
+    )
 
 
 def test_int32_is_converted() -> None:
     x = np.array([[1, 2], [3, 4]], np.int32)
-    local = load_data((x, np.array([0, 1])), (2,), 2, "int64", 5)
+    local = load_data((x, np.array([0, 1])), (2,), LabelRule(2), "int64", 5)
     assert (local.x.dtype, local.x.tolist()) == (np.int64, x.tolist())
 
 
@@ -75,7 +78,7 @@ INFINITE = np.where(np.arange(X.size).reshape(X.shape) == 5, np.float32(np.inf),
 )  # fmt: skip
 def test_refused(source: object, code: str, values: dict[str, object]) -> None:
     with refused(code, **values) as caught:
-        load_data(source, SAMPLE_SHAPE, CLASSES)  # type: ignore[arg-type]
+        load_data(source, SAMPLE_SHAPE, LabelRule(CLASSES))  # type: ignore[arg-type]
     assert str(caught.value).startswith("data")
 
 

@@ -21,6 +21,7 @@ from bundles import (
     write_data,
 )
 from commands import Agent, environment, refusal
+from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.update import read_update
 from device_agent.system.disk_space import MappedArray, open_npy
 from device_agent.training import array_files
@@ -34,7 +35,7 @@ MB = 1 << 20
 
 
 def load(source: object, unpack_to: Path | None = None) -> LocalData:
-    return load_data(str(source), SAMPLE_SHAPE, CLASSES, unpack_to=unpack_to)
+    return load_data(str(source), SAMPLE_SHAPE, LabelRule(CLASSES), unpack_to=unpack_to)
 
 
 def as_folder(folder: Path, x: np.ndarray, y: np.ndarray) -> Path:
@@ -159,7 +160,12 @@ def test_int32_numbers_are_converted_on_disk(
     monkeypatch.setattr(array_files, "IN_MEMORY_BYTES", 100)
     monkeypatch.setattr(array_files, "PIECE_BYTES", 1000)
     found = load_data(
-        str(tmp_path / "local.npz"), (2,), 1, "int64", 20, unpack_to=tmp_path / "unpacked"
+        str(tmp_path / "local.npz"),
+        (2,),
+        LabelRule(1),
+        "int64",
+        20,
+        unpack_to=tmp_path / "unpacked",
     )
     assert found.x.dtype == np.int64
     assert not found.x.flags.owndata

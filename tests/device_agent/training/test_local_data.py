@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundles import CLASSES, SAMPLE_SHAPE, samples, write_data
+from device_agent.formats.label_rule import LabelRule
 from device_agent.training.batching import batches
 from device_agent.training.data_functions import is_reference
 from device_agent.training.local_data import load_data
@@ -21,7 +22,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def load(source: object) -> tuple[np.ndarray, np.ndarray]:
-    local = load_data(str(source), SAMPLE_SHAPE, CLASSES)
+    local = load_data(str(source), SAMPLE_SHAPE, LabelRule(CLASSES))
     return local.x, local.y
 
 
@@ -120,7 +121,7 @@ WORDS = np.array([[0, 19], [3, 4], [1, 1]])
 def test_whole_numbers(tmp_path: Path, dtype: type) -> None:
     path = tmp_path / "local.npz"
     np.savez(path, x=WORDS.astype(dtype), y=np.array([0, 1, 1]))
-    local = load_data(str(path), (2,), 1, "int64", 20)
+    local = load_data(str(path), (2,), LabelRule(1), "int64", 20)
     assert local.x.dtype == np.int64
     np.testing.assert_array_equal(local.x, WORDS)
 
@@ -145,12 +146,12 @@ def test_whole_numbers_that_do_not_fit(
     path = tmp_path / "local.npz"
     np.savez(path, x=x, y=np.array([0, 1, label]))
     with refused(code, **values):
-        load_data(str(path), (2,), 1, "int64", 20)
+        load_data(str(path), (2,), LabelRule(1), "int64", 20)
 
 
 def test_whole_numbers_without_a_limit(tmp_path: Path) -> None:
     np.savez(tmp_path / "local.npz", x=WORDS * 1000, y=np.array([0, 1, 1]))
-    assert load_data(str(tmp_path / "local.npz"), (2,), 1, "int64").x.max() == 19_000
+    assert load_data(str(tmp_path / "local.npz"), (2,), LabelRule(1), "int64").x.max() == 19_000
 
 
 def test_no_such_file(tmp_path: Path) -> None:

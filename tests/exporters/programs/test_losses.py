@@ -1,84 +1,136 @@
-"""Losses, their gradients and the count of correct samples, compared with torch."""
+"""Losses, their gradients and the count of correct labels, compared with torch and numpy."""
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional
 
-from exporters.programs.losses import (
-    OBJECTIVES,
-    count_correct_classes,
-    count_correct_signs,
-    objective,
-)
+from device_agent.formats.label_rule import IGNORED, LabelRule, count_labels
+from exporters.programs.losses import MEASURES, class_count, objective
 from refusals import refused
 
 SAMPLES = 13
-WIDTHS = {"cross-entropy": 5, "binary-cross-entropy": 1, "mse": 3}
+SHAPES = {
+    "cross-entropy": [(5,), (4, 3), (7, 2), (3, 4, 2), (2, 3, 2, 2)],
+    "binary-cross-entropy": [(1,), (4, 1), (1, 4, 2)],
+    "mse": [(3,), (), (1,), (4, 3), (2, 3, 4)],
+}
+"""Shapes of the output of one sample."""
+CASES = [(loss, shape) for loss, shapes in SHAPES.items() for shape in shapes]
+PER_POSITION = [(loss, shape) for loss, shape in CASES if loss != "mse" and len(shape) > 1]
 
 
-def labels(loss: str) -> torch.Tensor:
+def labels(loss: str, shape: tuple[int, ...]) -> Tensor:
+    """Random labels; with several a sample, a quarter is ignored."""
+    rule = objective(loss, shape).labels
+    size = (SAMPLES, *(rule.shape or ()))
     if loss == "mse":
-        return torch.randn(SAMPLES, WIDTHS[loss], dtype=torch.float64)
-    return torch.randint(max(2, WIDTHS[loss]), (SAMPLES,))
+        return torch.randn(size, dtype=torch.float64)
+    y = torch.randint(max(2, class_count(shape)), size)
+    return y if y.dim() == 1 else torch.where(torch.rand(size) < 0.25, IGNORED, y)
 
 
-def torchs(loss: str, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def classes_second(output: Tensor) -> Tensor:
+    """Logits as PyTorch's losses want them: (batch, n, ...)."""
+    return output.movedim(-1, 1) if output.dim() == 3 else output
+
+
+def torchs(loss: str, output: Tensor, target: Tensor) -> Tensor:
     if loss == "mse":
         return functional.mse_loss(output, target)
-    if loss == "cross-entropy":
-        return functional.cross_entropy(output, target)
-    return functional.binary_cross_entropy_with_logits(output[:, 0], target.double())
+    logits = classes_second(output)
+    if logits.shape[1] > 1:
+        return functional.cross_entropy(logits, target, ignore_index=-100)
+    counted = target != -100
+    z, y = logits.squeeze(1)[counted], target[counted].double()
+    return functional.binary_cross_entropy_with_logits(z, y)
 
 
-@pytest.mark.parametrize("loss", OBJECTIVES)
-def test_values_and_gradients_equal_torchs(loss: str, seed: int) -> None:
+def value_and_gradient(measure: object, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = output.clone().requires_grad_()
+    value = measure(leaf, target)  # type: ignore[operator]
+    (gradient,) = torch.autograd.grad(value, leaf)
+    return value.detach(), gradient
+
+
+@pytest.mark.parametrize(("loss", "shape"), CASES)
+def test_values_and_gradients_equal_torchs(loss: str, shape: tuple[int, ...], seed: int) -> None:
     torch.manual_seed(seed)
-    output = 3 * torch.randn(SAMPLES, WIDTHS[loss], dtype=torch.float64)
-    target = labels(loss)
-    found = []
-    for measure in (objective(loss, WIDTHS[loss]).loss, lambda o, t: torchs(loss, o, t)):
-        leaf = output.clone().requires_grad_()
-        value = measure(leaf, target)
-        (gradient,) = torch.autograd.grad(value, leaf)
-        found.append((value.detach(), gradient))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+    output = 3 * torch.randn(SAMPLES, *shape, dtype=torch.float64)
+    target = labels(loss, shape)
+    came = value_and_gradient(objective(loss, shape).loss, output, target)
+    expected = value_and_gradient(lambda o, t: torchs(loss, o, t), output, target)
+    torch.testing.assert_close(came, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_count_of_correct_classes_equals_argmax(seed: int) -> None:
-    draw = np.random.default_rng(seed)
+@pytest.mark.parametrize(("loss", "shape"), PER_POSITION)
+def test_without_labels_loss_and_gradient_are_zero(loss: str, shape: tuple[int, ...]) -> None:
+    output = torch.randn(SAMPLES, *shape, dtype=torch.float64)
+    goal = objective(loss, shape)
+    target = torch.full((SAMPLES, *(goal.labels.shape or ())), IGNORED)
+    value, gradient = value_and_gradient(goal.loss, output, target)
+    assert value == 0
+    assert not gradient.any()
+    assert goal.correct is not None
+    assert goal.correct(output, target) == 0
+
+
+@pytest.mark.parametrize(("loss", "shape"), [case for case in CASES if case[0] != "mse"])
+def test_count_of_correct_labels_equals_argmax(
+    loss: str, shape: tuple[int, ...], seed: int
+) -> None:
+    torch.manual_seed(seed)
     # Small integers, so that many logits are equal; argmax takes the first.
-    logits = draw.integers(-2, 3, (400, 6)).astype(np.float32)
-    y = draw.integers(6, size=400)
-    actual = count_correct_classes(torch.from_numpy(logits), torch.from_numpy(y))
-    assert actual.dtype == torch.float32
-    assert float(actual) == np.count_nonzero(logits.argmax(1) == y)
+    output = torch.randint(-2, 3, (SAMPLES, *shape)).float()
+    target = labels(loss, shape)
+    correct = objective(loss, shape).correct
+    assert correct is not None
+    logits = classes_second(output).numpy()
+    chosen = logits.argmax(1) if logits.shape[1] > 1 else logits[:, 0] > 0
+    assert correct(output, target).dtype == torch.float32
+    assert float(correct(output, target)) == np.count_nonzero(chosen == target.numpy())
 
 
 def test_nan_outputs_are_never_correct() -> None:
-    y = torch.arange(4)
-    assert float(count_correct_classes(torch.full((4, 4), torch.nan), y)) == 0
-
-
-def test_correct_signs(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    logits = draw.integers(-2, 3, 400).astype(np.float32)
-    y = draw.integers(2, size=400)
-    actual = count_correct_signs(torch.from_numpy(logits[:, None]), torch.from_numpy(y))
-    assert float(actual) == np.count_nonzero((logits > 0) == y)
+    correct = objective("cross-entropy", (4,)).correct
+    assert correct is not None
+    assert float(correct(torch.full((4, 4), torch.nan), torch.arange(4))) == 0
 
 
 def test_cross_entropy_of_one_output_is_binary() -> None:
-    assert objective("cross-entropy", 1) is objective("binary-cross-entropy", 1)
-    assert objective("cross-entropy", 2) is not objective("cross-entropy", 1)
+    binary = MEASURES["binary-cross-entropy"].loss
+    assert objective("cross-entropy", (1,)).loss is binary
+    assert objective("cross-entropy", (1, 8, 8)).loss is binary
+    assert objective("cross-entropy", (2,)).loss is not binary
 
 
-def test_labels_are_classes_or_for_regression_numbers() -> None:
-    classes, numbers = (objective(loss, 3).labels(3) for loss in ("cross-entropy", "mse"))
-    assert (classes.dtype, classes.shape) == ("int64", (None,))
-    assert (numbers.dtype, numbers.shape) == ("float32", (None, 3))
+@pytest.mark.parametrize(
+    ("loss", "shape", "rule"),
+    [
+        ("cross-entropy", (3,), LabelRule(3)),
+        ("cross-entropy", (1,), LabelRule(1)),
+        ("cross-entropy", (7, 3), LabelRule(3, (7,))),
+        ("cross-entropy", (3, 8, 9), LabelRule(3, (8, 9))),
+        ("mse", (3,), LabelRule(None, (3,), "float32")),
+        ("mse", (3, 8, 9), LabelRule(None, (3, 8, 9), "float32")),
+        ("mse", (), LabelRule(None, (), "float32")),
+    ],
+)
+def test_labels_of_an_output(loss: str, shape: tuple[int, ...], rule: LabelRule) -> None:
+    assert objective(loss, shape).labels == rule
 
 
-def test_a_loss_that_does_not_fit_the_output() -> None:
+def test_losses_that_do_not_fit_the_output() -> None:
     with refused("model.loss-mismatch", loss="binary-cross-entropy", outputs=10):
-        objective("binary-cross-entropy", 10)
+        objective("binary-cross-entropy", (10,))
+    with refused("model.loss-mismatch", loss="binary-cross-entropy", outputs=3):
+        objective("binary-cross-entropy", (8, 3))
+    for loss in ("cross-entropy", "binary-cross-entropy"):
+        with refused("model.loss-mismatch", loss=loss, shape=[]):
+            objective(loss, ())
+
+
+def test_numbers_and_classes_are_counted_apart() -> None:
+    assert count_labels(np.array([[0, -100], [3, 1]])) == 3
+    assert count_labels(np.full((4, 2), -100, np.float32)) == 4

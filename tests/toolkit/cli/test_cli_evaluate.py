@@ -56,7 +56,8 @@ def test_evaluate_as_json_and_on_a_single_sample(signs: Path) -> None:
     done = edgetailor(*EVALUATE, "held.npz", "--json", cwd=signs)
     assert (done.code, done.stderr) == (0, "")
     assert json.loads(done.stdout) == {
-        "version": 1, "samples": 4, "accuracy": 0.75, "loss": pytest.approx(LOSS, rel=1e-6),
+        "version": 1, "samples": 4, "counted": 4, "accuracy": 0.75,
+        "loss": pytest.approx(LOSS, rel=1e-6),
     }  # fmt: skip
     np.savez(signs / "held.npz", x=np.zeros((1, 1, 1, 2), np.float32), y=np.array([0]))
     done = edgetailor(*EVALUATE, "held.npz", cwd=signs)
@@ -107,6 +108,6 @@ def test_models_that_cannot_be_judged(signs: Path) -> None:
         "Wrong input shape (3, 8, 8): the layer 'units.0.conv' "
     )
     assert refused(signs, "evaluate", "signs:vector", "--weights", "w", *shape) == (
-        "The model must return one tensor of shape (batch, classes)."
+        "The model must return one tensor with the batch as its first axis."
     )
     assert refused(signs, "evaluate", "signs:signs", *shape) == "Missing option '--weights'."

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 import eager
 from edgetailor import TrainingConfig, split
 from exporters.programs.capture import capture
 from foreign_models import CLASSES, FOREIGN, Tied
+from oracles import cross_entropy
 from profiles.errors import SpecError
 from refusals import refused
 from toolkit.families import recovering_family
@@ -63,7 +63,10 @@ def build(name: str, spec: str, seed: int) -> Case:
     submodel = split(model, spec, foreign.shape, TrainingConfig(batch_size=BATCH, momentum=0.0))
     state = eager.first_state(submodel, submodel.cut(from_model(model)))
     x = torch.randn(BATCH, *foreign.shape, dtype=torch.float64)
-    return Case(model.double(), submodel, state, x, torch.randint(CLASSES, (BATCH,)))
+    y = torch.randint(CLASSES, (BATCH, *foreign.labels))
+    if foreign.labels:
+        y[torch.rand(y.shape) < 0.2] = -100  # positions to ignore
+    return Case(model.double(), submodel, state, x, y)
 
 
 @pytest.fixture(scope="module", params=itertools.product(FOREIGN, SPECS), ids="-".join)

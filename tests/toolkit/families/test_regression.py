@@ -16,6 +16,7 @@ from command_models import TINY
 from commands import edgetailor
 from device_agent.federation.fleet_status import lines
 from device_agent.formats.bundle import open_bundle
+from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.update import read_update
 from device_agent.profiling.measure_process import synthetic
 from device_agent.training.bundle_evaluation import evaluate_bundle
@@ -103,7 +104,7 @@ def test_a_round_of_a_regression(seed: int, tmp_path: Path) -> None:
     assert loss == pytest.approx(loss_of(made.module, device), rel=1e-5)
     for name, value in expected.items():
         assert float((came[name] - value).norm()) <= 1e-4 * float(value.norm()), name
-    with refused("data.wrong-shape", shape=[21, 2], outputs=CLASSES):
+    with refused("data.wrong-shape", shape=[21, 2], expected=[CLASSES]):
         made.evaluate(device.x, device.y[:, :2])
 
 
@@ -137,14 +138,14 @@ def test_a_slice_judges_on_its_recordings(seed: int, tmp_path: Path) -> None:
 def test_numbers_that_do_not_fit(tmp_path: Path, y: np.ndarray, message: str) -> None:
     np.savez(tmp_path / "local.npz", x=X, y=y)
     with pytest.raises(DataError, match=message):
-        load_data(str(tmp_path / "local.npz"), (2,), 3, labels="float32")
+        load_data(str(tmp_path / "local.npz"), (2,), LabelRule(None, (3,), "float32"))
 
 
 def test_held_out_numbers(tmp_path: Path) -> None:
     np.savez(tmp_path / "held_out.npz", x=X, y=Y)
     np.testing.assert_array_equal(read_samples(tmp_path / "held_out.npz", (2,), "float32")[1], Y)
-    np.savez(tmp_path / "held_out.npz", x=X, y=Y[:, 0])
-    with pytest.raises(DataError, match=r"y \(n, outputs\); they are \(4, 2\) and \(4,\)"):
+    np.savez(tmp_path / "held_out.npz", x=X, y=Y[:3])
+    with pytest.raises(DataError, match=r"y \(n, \.\.\.\); they are \(4, 2\) and \(3, 3\)"):
         read_samples(tmp_path / "held_out.npz", (2,), "float32")
 
 

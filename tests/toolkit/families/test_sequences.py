@@ -159,7 +159,7 @@ def test_accuracy_of_a_single_logit(seed: int) -> None:
         chance = torch.sigmoid(federation.module(torch.from_numpy(x)))[:, 0].double().numpy()
     assert accuracy == np.mean((chance > 0.5) == (y == 1))
     assert loss == pytest.approx(-np.log(np.where(y == 1, chance, 1 - chance)).mean(), rel=1e-5)
-    with refused("data.label-out-of-range", lowest=0, highest=2, classes=2):
+    with refused("data.label-out-of-range", label=2, highest=1):
         federation.evaluate(x, np.where(np.arange(40) == 0, 2, 0))
     with refused("model.forward-fails", shape=[7]):
         federation.evaluate(x.astype(np.float32), y)

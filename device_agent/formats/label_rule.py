@@ -1,0 +1,58 @@
+"""The labels that a model takes, and how many of them count."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from device_agent.formats.manifest import Dtype, Manifest
+
+IGNORED = -100
+"""The label of a position that counts neither in the loss nor as correct, as in PyTorch."""
+
+
+@dataclass(frozen=True)
+class LabelRule:
+    """The labels that a model takes.
+
+    Attributes:
+        classes: The size of the output's class axis; a size of 1 separates the labels 0 and 1. None
+            for a regression, and if the model is not known yet.
+        shape: Shape of the labels of one sample: () for one class a sample, (t,) for one class for
+            each step of a sequence, (h, w) for each point of an image; for a regression the shape
+            of the output. None if the model is not known yet.
+        dtype: int64 for classes, float32 for a regression.
+
+    Examples:
+        >>> LabelRule(10).highest, LabelRule(1).highest
+        (9, 1)
+    """
+
+    classes: int | None
+    shape: tuple[int, ...] | None = ()
+    dtype: Dtype = "int64"
+
+    @property
+    def highest(self) -> int | None:
+        """The largest class; None if the model is not known yet."""
+        return None if self.classes is None else max(self.classes, 2) - 1
+
+
+def label_rule(manifest: Manifest) -> LabelRule:
+    """The labels that the bundle of `manifest` takes."""
+    ports = (port for signature in manifest.signatures.values() for port in signature.inputs)
+    port = next((port for port in ports if port.kind == "labels"), None)
+    if port is None:
+        return LabelRule(manifest.classes)
+    # The manifest's own shapes have None for the batch only.
+    shape = tuple(size for size in port.shape[1:] if size is not None)
+    return LabelRule(manifest.classes, shape, port.dtype)
+
+
+def count_labels(y: np.ndarray) -> int:
+    """How many labels in `y` count: classes that are not IGNORED; for a regression, samples.
+
+    Examples:
+        >>> count_labels(np.array([[0, 1, IGNORED], [2, IGNORED, IGNORED]]))
+        3
+    """
+    return int(np.count_nonzero(y != IGNORED)) if y.dtype == np.int64 else len(y)
