@@ -205,17 +205,24 @@ class CalledTwice(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two layers that share one weight."""
+    """Two layers with one weight, which is also used transposed, and layers with two names."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(6, 6)
-        self.second = nn.Linear(6, 6)
+        self.stem = nn.Linear(6, 12)
+        self.first = nn.Linear(12, 8, bias=False)
+        self.second = nn.Linear(12, 8, bias=False)
         self.second.weight = self.first.weight
-        self.head = nn.Linear(6, CLASSES)
+        self.norm = nn.BatchNorm1d(8)
+        self.same_norm = self.norm
+        self.hidden = nn.Linear(8, 8)
+        self.same_hidden = self.hidden
+        self.head = nn.Linear(8, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+        x = torch.tanh(self.norm(self.first(torch.tanh(self.stem(x)))))
+        x = self.same_norm(self.second(torch.tanh(x @ self.first.weight)))
+        return self.head(torch.tanh(self.same_hidden(torch.tanh(self.hidden(x)))))
 
 
 @dataclass(frozen=True)
@@ -237,4 +244,5 @@ FOREIGN = {
     "called-twice": Foreign(CalledTwice, (2, 6, 6)),
     "tagger": Foreign(Tagger, (4, 6), (4,)),
     "segmentation": Foreign(Segmentation, (2, 6, 4), (6, 4)),
+    "tied": Foreign(Tied, (6,)),
 }

@@ -70,3 +70,53 @@ def smooth_conv1d() -> nn.Sequential:
             classifier=nn.Linear(8 * 7, CLASSES),
         )
     )
+
+
+def tied_layers(stem: int = 10, hidden: int = 6) -> nn.Sequential:
+    """Two layers with one weight between others, a layer and a batch norm with two names."""
+    first, second = nn.Linear(stem, hidden), nn.Linear(stem, hidden)
+    second.weight = first.weight
+    norm, layer = nn.BatchNorm1d(hidden), nn.Linear(hidden, hidden)
+    return nn.Sequential(
+        OrderedDict(
+            flat=nn.Flatten(),
+            stem=nn.Linear(72, stem),
+            bend=nn.Tanh(),
+            first=first,
+            norm=norm,
+            layer=layer,
+            squash=nn.Sigmoid(),
+            back=Transposed(first),
+            round=nn.Tanh(),
+            second=second,
+            same_norm=norm,
+            same_layer=layer,
+            turn=nn.Tanh(),
+            classifier=nn.Linear(hidden, CLASSES),
+        )
+    )
+
+
+class Transposed(nn.Module):
+    """x W with the weight of a linear layer, which computes x W^T."""
+
+    def __init__(self, tied: nn.Linear) -> None:
+        super().__init__()
+        self.weight = tied.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+class TiedTokens(nn.Module):
+    """The mean embedding of some tokens, compared with the embedding of every token."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(CLASSES, width)
+        self.hidden = nn.Linear(width, width)
+        self.head = nn.Linear(width, CLASSES)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.hidden(self.embedding(x).mean(1))))

@@ -84,7 +84,8 @@ def sgd(groups: Sequence[dict[str, object]], plan: Plan, nesterov: bool = False)
 def train_full(model: nn.Module, device: Device, plan: Plan) -> State:
     """FedAvg: local training of all parameters."""
     model = copy.deepcopy(model).double().train()
-    x = torch.from_numpy(device.x).double()
+    x = torch.from_numpy(device.x)
+    x = x.double() if x.is_floating_point() else x  # tokens stay integers
     optimizer = sgd([{"params": list(model.parameters())}], plan)
     for y, indices in device.visits(plan):
         optimizer.zero_grad()
@@ -101,7 +102,7 @@ def train_slice(
     train: Callable[[nn.Module, Device, Plan], State] = train_full,
 ) -> State:
     """EmbracingFL: train `first` and later layers on the recorded output of the earlier ones."""
-    children = list(model.named_children())
+    children = list(model._modules.items())  # a module may have several names
     cut = [name for name, _ in children].index(first)
     prefix = nn.Sequential(OrderedDict(children[:cut]))
     prefix = copy.deepcopy(prefix).double().eval()
@@ -187,8 +188,10 @@ def train_low_rank(
     """FedHM: train layers in `ranks` as U V^T with decay / 2 ||U V^T||_F^2 as weight decay."""
     model = copy.deepcopy(model).double().train()
     pairs = {name: Pair(model.get_submodule(name), rank) for name, rank in ranks.items()}
-    for name, pair in pairs.items():
-        parent, _, own = name.rpartition(".")
+    modules = list(model.named_modules(remove_duplicate=False))
+    paths = {path: pair for pair in pairs.values() for path, one in modules if one is pair.dense}
+    for path, pair in paths.items():
+        parent, _, own = path.rpartition(".")
         setattr(model.get_submodule(parent), own, pair)
     factors = [p for pair in pairs.values() for p in (pair.u, pair.v)]
     replaced = {id(p) for p in (*factors, *(pair.dense.weight for pair in pairs.values()))}
@@ -203,9 +206,9 @@ def train_low_rank(
     recovered = {
         name: value
         for name, value in state_of(model).items()
-        if name.rpartition(".")[0].removesuffix(".dense") not in ranks
+        if name.rpartition(".")[0].removesuffix(".dense") not in paths
     }
-    for name, pair in pairs.items():
+    for name, pair in paths.items():
         recovered[f"{name}.weight"] = pair.product().detach()
         if pair.bias is not None:
             recovered[f"{name}.bias"] = pair.bias.detach()

@@ -15,13 +15,14 @@ from io import StringIO
 import torch
 from torch import nn
 from torch._dynamo.exc import UserError, UserErrorType
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from device_agent.formats.manifest import Dtype
 from exporters.programs import source_lines
 from exporters.programs.captured import Captured
 from exporters.programs.functional_form import make_functional
+from exporters.programs.graph_cleanup import clean_up, use_first_names
 from exporters.programs.input_shapes import wrong_input_shape
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.model_checks import (
@@ -35,16 +36,19 @@ from exporters.programs.model_checks import (
     name_batch,
 )
 from exporters.programs.model_output import return_trained_output
+from exporters.programs.random_draws import (
+    RandomDraws,
+    decides_at_random,
+    draws_outside_torch,
+)
 from exporters.programs.recorded_graph import (
     MINIMUM_BATCH,
     input_node,
-    is_impure,
-    is_integer_attribute,
     output_node,
 )
+from exporters.programs.shared_tensors import first_names, tensors_by_all_names
 from exporters.programs.tracing import DTYPES
 from exporters.recurrence.lstm_recording import lstm_shapes_only
-from exporters.recurrence.recurrent_layers import RECURRENT
 from profiles.errors import ModelError
 
 aten = torch.ops.aten
@@ -102,12 +106,13 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
         sample_shape: Shape of one sample, without the batch.
 
     Returns:
-        Both graphs and the model's tensors, under the names that they have in the model.
+        Both graphs and the model's tensors, under the names that they have in the model. A tensor
+        with several names has its first one.
 
     Raises:
-        ModelError: The model cannot be recorded or cannot be trained here; for example, modules
-            share weights, parameters are complex, integer or all frozen, or the output is not one
-            float32 tensor with the batch as its first axis.
+        ModelError: The model cannot be recorded or cannot be trained here; for example, parameters
+            are complex, integer or all frozen, or the output is not one float32 tensor with the
+            batch as its first axis.
     """
     for shared in _SHARED.get():
         known = shared.of(model, sample_shape)
@@ -133,6 +138,7 @@ def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Capture
     check_writes(training)
     output = output_node(training).meta["val"]
     check_output(output, input_node(training).meta["val"].shape[0])
+    first, saved = first_names(tensors_by_all_names(model)), model.state_dict()
     captured = Captured(
         training=training,
         inference=inference,
@@ -145,7 +151,7 @@ def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Capture
         buffers={
             name: v
             for name, v in model.named_buffers()
-            if v.is_floating_point() and name in model.state_dict()
+            if v.is_floating_point() and name in saved and first[name] == name
         },
         sample_dtype=dtype,
         sample_limit=smallest_embedding(training),
@@ -158,10 +164,17 @@ def record_training(model: nn.Module, sample_shape: tuple[int, ...]) -> tuple[Gr
     """The training graph and its sample type: float32, or int64 if only an embedding takes it."""
     try:
         return record(model, sample_shape, "float32", training=True), "float32"
-    except ModelError:
+    except ModelError as error:
         if not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules()):
             raise
-    return record(model, sample_shape, "int64", training=True), "int64"
+        first = error
+    try:
+        return record(model, sample_shape, "int64", training=True), "int64"
+    except ModelError:
+        # PyTorch says of an embedding that does not take float32 that its indices are integers.
+        if "indices" in str(first):
+            raise
+        raise first from None
 
 
 def record(
@@ -205,19 +218,21 @@ def record_current_mode(
     model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype
 ) -> GraphModule:
     """ATen graph of `model` in its current mode. Raises ModelError if it cannot be recorded."""
-    batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
+    batch, draws = torch.export.Dim("batch", min=MINIMUM_BATCH), RandomDraws()
     # These loggers only repeat what the exception says.
     for noisy in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     try:
         example = torch.zeros(MINIMUM_BATCH + 1, *sample_shape, dtype=DTYPES[dtype])
         # torch prints the unfinished graph to stderr when it fails.
-        with warnings.catch_warnings(), lstm_shapes_only(), redirect_stderr(StringIO()):
+        with warnings.catch_warnings(), lstm_shapes_only(), redirect_stderr(StringIO()), draws:
             warnings.simplefilter("ignore")
             program = torch.export.export(
                 model, (example,), dynamic_shapes=({0: batch},), strict=False
             )
     except GuardOnDataDependentSymNode as error:
+        if draws.line:
+            raise decides_at_random(draws.line) from error
         raise ModelError(
             "The model's Python code reads values that it computes from the samples"
             f"{source_lines.place_of_error(error)}; it must run the same operators for every "
@@ -226,6 +241,8 @@ def record_current_mode(
         ) from error
     except Exception as error:  # the model's own code may raise any error
         raise_if_interrupted(error)
+        if draws.outside_torch():
+            raise draws_outside_torch() from error
         if isinstance(error, UserError) and error.error_type is UserErrorType.CONSTRAINT_VIOLATION:
             raise fixed_batch_error(str(error)) from error
         reason = name_batch(source_lines.first_line(error))
@@ -240,10 +257,14 @@ def record_current_mode(
             shape=list(sample_shape),
             dtype=dtype,
         ) from error
+    if draws.outside_torch():
+        raise draws_outside_torch()
     graph = program.module()
     assert isinstance(graph, GraphModule)
+    use_first_names(graph, first_names(tensors_by_all_names(model)))
     make_functional(graph)
-    return clean_up(graph)
+    clean_up(graph)
+    return graph
 
 
 def fixed_batch_error(reason: str) -> ModelError:
@@ -262,55 +283,6 @@ def fixed_batch_error(reason: str) -> ModelError:
         "of samples. Write -1 for the batch in reshape and view, and do not branch on len(x) or "
         "x.shape[0].",
         code="model.fixed-batch",
-    )
-
-
-def clean_up(graph: GraphModule) -> GraphModule:
-    """Remove input guards, batch counters and dropouts of probability 0.
-
-    Zero states of recurrent layers take the type of the weights, so that the graph also runs in
-    float64.
-    """
-    # Backwards, so that a node is erased before the nodes that it reads.
-    for node in reversed(list(graph.graph.nodes)):
-        if node.target in RECURRENT:
-            retype_zeros(graph, node)
-        if node.target is aten.dropout.default and node.args[1] == 0:
-            node.replace_all_uses_with(node.args[0])
-            graph.graph.erase_node(node)
-            continue
-        guard = node.op == "call_module" and node.target == "_guards_fn"
-        counter = is_batch_counter(graph, node)
-        if guard or counter:
-            graph.graph.erase_node(node)
-    # Batch norms whose output nothing reads still update their statistics, so that they stay.
-    graph.graph.eliminate_dead_code(is_impure_node=is_impure)
-    graph.recompile()
-    return graph
-
-
-def retype_zeros(graph: GraphModule, recurrent: Node) -> None:
-    """Give the zero states of the layer `recurrent` the type of its weights instead of float32."""
-    states, weights = recurrent.args[1:3]
-    for zeros in states if isinstance(states, list | tuple) else [states]:
-        if isinstance(zeros, Node) and zeros.target is aten.zeros.default:
-            with graph.graph.inserting_before(zeros):
-                twin = graph.graph.call_function(
-                    aten.new_zeros.default,
-                    (weights[0], zeros.args[0]),  # type: ignore[index]
-                )
-            twin.meta = dict(zeros.meta)
-            zeros.replace_all_uses_with(twin)
-
-
-def is_batch_counter(graph: GraphModule, node: Node) -> bool:
-    """Whether `node` adds to an integer buffer that counts batches, as batch norms have."""
-    if node.target is not aten.add_.Tensor:
-        return False
-    counted = node.args[0]
-    # A module that runs twice in one pass counts twice: the second addition reads the first.
-    return is_integer_attribute(graph, counted) or (
-        isinstance(counted, Node) and is_batch_counter(graph, counted)
     )
 
 

@@ -19,7 +19,7 @@ from exporters.programs import source_lines
 from exporters.programs.dropout import SEEDED, SeededBernoulli
 from exporters.programs.model_output import trained_output
 from exporters.programs.recorded_graph import MINIMUM_BATCH, writes_in_place
-from exporters.recurrence.recurrent_layers import RECURRENT
+from exporters.programs.shared_tensors import first_names
 from profiles.errors import ModelError
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ RANDOM_NAMES = (
 """Parts of the names of operators that draw random numbers."""
 OUTPUT_RULE = "it must be one tensor with the batch as its first axis and all other sizes fixed."
 CONTROL_FLOW = ("cond", "while_loop", "map_impl", "scan", "associative_scan")
-UNSEEDED_DROPOUT = dict.fromkeys(RECURRENT, 5)
-"""Operators with a dropout that has no seed, and the position of its probability argument."""
 WEIGHTED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 VIEWS = ("aten.detach", "aten.alias", "aten.view", "aten.slice", "aten.select", "aten.transpose")
@@ -48,8 +46,9 @@ def check_parameters(model: nn.Module) -> None:
     """Check that families can split and train all parameters and buffers of `model`.
 
     Raises:
-        ModelError: A layer has no weight or is not supported; a tensor is shared, lazy, empty, not
-            float32, not finite or has an invalid name; or no parameter is trained.
+        ModelError: A layer has no weight or is not supported; a tensor is lazy, empty, not
+            float32, not finite or has an invalid name; two parameters are in the same memory; or
+            no parameter is trained.
     """
     for name, module in model.named_modules():
         if isinstance(module, WEIGHTED_LAYERS) and module.weight is None:
@@ -59,20 +58,22 @@ def check_parameters(model: nn.Module) -> None:
                 layer=name,
             )
         check_layer(name, module)
-    owners: dict[int, str] = {}
-    for name, value in model.named_parameters(remove_duplicate=False):
+    parameters = dict(model.named_parameters())
+    for name, value in parameters.items():
         check_parameter(name, value)
-        if id(value) in owners:
+    # One parameter may have several names, but two parameters must not be one tensor: an optimizer
+    # would change it twice in each step.
+    for name, first in first_names(parameters).items():
+        if name != first:
             raise ModelError(
-                f"{name!r} and {owners[id(value)]!r} share one weight; shared weights cannot be "
-                "split yet. Give each module its own weight.",
-                code="model.shared-weight",
-                parameters=[name, owners[id(value)]],
+                f"{name!r} and {first!r} are two parameters in the same memory. Give both modules "
+                "one parameter, as in `module.weight = other.weight`, or copy its values.",
+                code="model.shared-memory",
+                parameters=[name, first],
             )
-        owners[id(value)] = name
     for name, value in model.state_dict().items():
         check_saved_tensor(name, value)
-    if not owners:
+    if not parameters:
         raise ModelError(
             "The model has no parameters, so there is nothing to train.",
             code="model.no-parameters",
@@ -262,18 +263,17 @@ def check_deterministic(graph: GraphModule) -> None:
         named = node.op == "call_function" and any(
             word in str(node.target) for word in RANDOM_NAMES
         )
-        position = UNSEEDED_DROPOUT.get(node.target, len(node.args))
-        if named or (position < len(node.args) and node.args[position] > 0):
+        if named:
             stack = list((node.meta.get("nn_module_stack") or {}).values())
             layer = stack[-1][0] if stack else ""
             where = f" in {layer!r}" if layer else ""
             line = source_lines.line_of_node(node)
-            is_dropout = "dropout" in str(node.target) or node.target in UNSEEDED_DROPOUT
+            is_dropout = "dropout" in str(node.target)
             remedy = "set dropout to 0" if is_dropout else "remove it, or use a dropout"
             raise ModelError(
                 f"The model draws random numbers when it trains ({node.target}{where}"
-                f"{line and f', {line}'}), which only nn.Dropout, nn.Dropout1d to 3d, attention "
-                f"and stochastic depth may do; {remedy}.",
+                f"{line and f', {line}'}), which only nn.Dropout, nn.Dropout1d to 3d, attention, "
+                f"recurrent layers and stochastic depth may do; {remedy}.",
                 code="model.random-numbers",
                 operator=str(node.target),
                 layer=layer,

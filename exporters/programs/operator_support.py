@@ -84,8 +84,8 @@ SUPPORTED = (
     ),
     SupportedGroup(
         "dropout",
-        "of elements, channels, attention weights and whole branches (stochastic depth); an input "
-        "of the step is the seed",
+        "of elements, channels, attention weights, whole branches (stochastic depth), and between "
+        "recurrent layers; an input of the step is the seed",
     ),
     SupportedGroup("residual", "skip connections by addition or concatenation, gates"),
     SupportedGroup(

@@ -73,15 +73,10 @@ def run_recurrent_layers(
     `batch_first`; each state is (layers * directions, B, n).
 
     Raises:
-        ExportError: The layers have dropout between them, or the LSTM has projections.
+        ExportError: The LSTM has projections.
     """
-    if train and dropout and num_layers > 1:
-        raise ExportError(
-            "The model has dropout between recurrent layers, which cannot be exported; set it to "
-            "0.",
-            code="export.recurrent-dropout",
-            dropout=dropout,
-        )
+    # Recording turns dropout between layers into operators of its own (split_at_dropouts).
+    assert not (train and dropout and num_layers > 1)
     states = [hx] if isinstance(hx, Tensor) else list(hx)
     per_cell = 4 if has_biases else 2
     directions = 2 if bidirectional else 1

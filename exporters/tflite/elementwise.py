@@ -92,6 +92,10 @@ def binary(code: str, options: str | None, dtype: str | None = None) -> Single:
         if len(set(kinds)) == 2 or ("bool" in kinds and not code.startswith("LOGICAL")):
             kind = next((k for k in ("float32", "int64") if k in kinds), lowering.dtype)
             a, b = (numeric(lowering, v, kind) for v in (a, b))
+        # A quotient of integers is a fraction, and so are integers with a fraction.
+        if kind == "int64" and (code == "DIV" or isinstance(a, float) or isinstance(b, float)):
+            kind = "float32"
+            a, b = (numeric(lowering, v, kind) for v in (a, b))
         a, b = typed(lowering, a, kind), typed(lowering, b, kind)
         if alpha != 1:
             b = apply(lowering, "MUL", [b, lowering.scalar(alpha, kind)], "MulOptions")
@@ -121,15 +125,6 @@ def unary(code: str, options: str | None = None) -> Single:
 
     def form(lowering: Lowering, x: Value) -> Value:
         return apply(lowering, code, [x], options)
-
-    return form
-
-
-def reversed_binary(code: str, options: str | None) -> Single:
-    """A rule for an operator whose first operand is a number."""
-
-    def form(lowering: Lowering, number: Number, x: Value) -> Value:
-        return apply(lowering, code, [lowering.scalar(number, x.tensor.dtype), x], options)
 
     return form
 
@@ -269,7 +264,7 @@ FORMS: LoweringRules = {
     aten.floor.default: unary("FLOOR"),
     aten.ceil.default: unary("CEIL"),
     aten.round.default: unary("ROUND"),
-    aten.exp2.default: lambda lowering, x: reversed_binary("POW", "PowOptions")(lowering, 2.0, x),
+    aten.exp2.default: lambda lowering, x: binary("POW", "PowOptions")(lowering, 2.0, x),
     aten.neg.default: unary("NEG"),
     aten.abs.default: unary("ABS"),
     aten.exp.default: unary("EXP"),
@@ -288,7 +283,7 @@ FORMS: LoweringRules = {
     aten.hardtanh.default: hardtanh,
     aten.pow.Tensor_Scalar: power,
     aten.pow.Tensor_Tensor: binary("POW", "PowOptions"),
-    aten.pow.Scalar: reversed_binary("POW", "PowOptions"),
+    aten.pow.Scalar: binary("POW", "PowOptions"),
     aten.rsub.Scalar: lambda lowering, x, number, alpha=1: SUB(lowering, number, x),
     aten.reciprocal.default: reciprocal,
     aten.where.self: where,

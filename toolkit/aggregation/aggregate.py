@@ -98,7 +98,8 @@ def _aggregate_by(
     tensors = {**model.tensors}
     for name, value in new.items():
         tensors[name] = _checked(name, value, model)
-    return GlobalModel(tensors, {**model.kept, **factors.refitted(tensors, {})})
+    kept = {**model.kept, **factors.refitted(tensors, {})}
+    return GlobalModel(tensors, kept, shared=model.shared)
 
 
 def _checked(name: str, value: Tensor, model: GlobalModel) -> Tensor:
@@ -125,4 +126,5 @@ def _checked(name: str, value: Tensor, model: GlobalModel) -> Tensor:
             code="aggregate.not-finite",
             parameter=name,
         )
-    return value.to(old.dtype)
+    # A copy, because a strategy may return one tensor for several.
+    return value.to(old.dtype, copy=True)

@@ -131,9 +131,8 @@ class Federation:
 
     def load(self, data: bytes) -> None:
         """Restore a saved global model. Raises InputError if it is not of this model."""
-        loaded = global_model.from_bytes(data, "The saved global model")
-        global_model.check_fits(loaded, self.module, "The saved global model")
-        self.model = loaded
+        origin = "The saved global model"
+        self.model = global_model.fitted(global_model.from_bytes(data, origin), self.module, origin)
 
 
 def _check_statistics(training: TrainingConfig, statistics: np.ndarray | None) -> None:

@@ -90,7 +90,8 @@ class Aggregation:
             raise no_update()
         for name in list(self.mean.sums):
             tensors[name] = self._next(name)
-        return GlobalModel(tensors, {**self.model.kept, **self.refitted(tensors, moved)})
+        kept = {**self.model.kept, **self.refitted(tensors, moved)}
+        return GlobalModel(tensors, kept, shared=self.model.shared)
 
     def refitted(
         self, tensors: Mapping[str, Tensor], moved: Mapping[str, Mapping[str, Tensor]]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from toolkit.factorization.decompose_weights import compose
-from toolkit.submodels.weighted_layers import Convolution, copy_settings
+from toolkit.submodels.weighted_layers import Convolution, copy_settings, replace_module
 
 
 def zero_factors(weight: Tensor, rank: int) -> nn.ParameterList:
@@ -115,5 +115,5 @@ def with_cp_factors(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
         )
         if not layer:
             return new_layer
-        model.set_submodule(layer, new_layer)
+        replace_module(model, dense, new_layer)
     return model

@@ -209,4 +209,6 @@ class FactorizedRecurrence(nn.Module):
     def forward(self, *arguments: Tensor) -> object:
         """As the original recurrent layer."""
         composed = {name: self.v[name] @ self.u[name] for name in self.u}
+        # It is no submodule, so that `train` and `eval` do not reach it.
+        self._dense[0].train(self.training)
         return functional_call(self._dense[0], {**composed, **dict(self.rest)}, arguments)

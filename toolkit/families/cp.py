@@ -27,7 +27,7 @@ from toolkit.submodels.rewritten_model import refuse_if_unusable
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.spec_form import Choice, Number, Option, SpecForm
 from toolkit.submodels.submodel import LayerDecision, Shapes, Submodel, factors_of, recover_dense
-from toolkit.submodels.weighted_layers import Convolution, weighted_layers
+from toolkit.submodels.weighted_layers import Convolution, Layer, weighted_layers
 
 PENALTY = 12.0
 """lambda: 12 on MNIST, 14 on CIFAR-10 (TDPFed, section VII-A)."""
@@ -78,9 +78,7 @@ def choose_ranks(
     ranks: dict[str, int] = {}
     layer_decisions = []
     for layer in weighted_layers(model, captured):
-        if not isinstance(layer.module, LINEAR) or not any(layer.weights()):
-            linear = isinstance(layer.module, LINEAR)
-            reason = "frozen" if linear else f"{type(layer.module).__name__} has no CP form"
+        if reason := why_dense(layer):
             layer_decisions.append(LayerDecision(layer.title, "dense", reason))
             continue
         own = {layer.path(w): cp_rank(captured.shape(layer.path(w)), rate) for w in layer.weights()}
@@ -122,6 +120,15 @@ def choose_ranks(
                 highest=float(f"{highest:.3g}"),
             )
     return ranks, layer_decisions
+
+
+def why_dense(layer: Layer) -> str:
+    """Why the weights of `layer` stay dense; empty if they become factors."""
+    if not isinstance(layer.module, LINEAR):
+        return f"{type(layer.module).__name__} has no CP form"
+    if not any(layer.weights()):
+        return "frozen"
+    return "another module has the same weight" if layer.is_tied else ""
 
 
 def highest_rank(shape: tuple[int, ...]) -> int:

@@ -41,7 +41,13 @@ from toolkit.submodels.submodel import (
     factors_of,
     recover_dense,
 )
-from toolkit.submodels.weighted_layers import Convolution, Layer, tensor_path, weighted_layers
+from toolkit.submodels.weighted_layers import (
+    Convolution,
+    Layer,
+    replace_module,
+    tensor_path,
+    weighted_layers,
+)
 
 DECAY = 1e-4
 """Default Frobenius decay, FedHM's weight decay (Table 4)."""
@@ -166,7 +172,8 @@ def replace_layers(model: nn.Module, ranks: Ranks) -> nn.Module:
     # The caller keeps its model.
     model = copy.deepcopy(model)
     for name, own in ranks.items():
-        model.set_submodule(name, factorized_layer(model.get_submodule(name), own))
+        dense = model.get_submodule(name)
+        replace_module(model, dense, factorized_layer(dense, own))
     return model
 
 

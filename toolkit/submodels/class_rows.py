@@ -45,13 +45,14 @@ def mark_class_rows(submodel: Submodel) -> Submodel:
 
 
 def classifier_tensors(graph: GraphModule) -> set[str]:
-    """Names of weight and bias of the layer that computes the output; empty if there is none."""
+    """Names of weight and bias that only the layer which computes the output reads, if any."""
     node: object = output_node(graph)
     while isinstance(node, Node) and node.op == "call_function":
         name = str(node.target).split(".")[1] if "." in str(node.target) else ""
         if name in WEIGHTED:
             own = (one for one in node.args[1:3] if isinstance(one, Node))
-            return {str(one.target) for one in own if one.op == "get_attr"}
+            # A row that another operator reads too, as a tied embedding does, is not of one class.
+            return {str(n.target) for n in own if n.op == "get_attr" and len(n.users) == 1}
         # Reshaping and elementwise operators keep the rows apart.
         made = [one for one in node.all_input_nodes if one.op == "call_function"]
         node = made[0] if len(made) == 1 else None

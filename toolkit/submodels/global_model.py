@@ -2,23 +2,32 @@
 
 The file may also hold factors that a family keeps from round to round (`cp`). Averaging factors
 only makes sense if each round starts from the factors of the last one.
+
+A tensor with several names, such as the weight of tied layers, is one tensor here, under its first
+name. The file has it under all names, as `load_state_dict` expects it, and its metadata names the
+first one for every other.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from exporters.programs.shared_tensors import first_names
 from profiles.errors import InputError, ModelError
 from toolkit.factorization.factorizer import Factorizer
 from toolkit.submodels.weights_file import unreadable
 
 KEPT = "kept|"
+SHARED = "edgetailor.shared"
+"""The metadata with the first name of a tensor by each of its other names, as JSON."""
 PIECE = 1 << 20
 """Numbers that are checked at a time."""
 
@@ -31,9 +40,11 @@ class GlobalModel:
     """All tensors of the global model, and the factors that families keep.
 
     Attributes:
-        tensors: Parameters and buffers by their names in the PyTorch model.
+        tensors: Parameters and buffers by their first names in the PyTorch model. A state dict that
+            has one tensor under several names may be given.
         kept: Factors that families keep from round to round.
         factorizer: Computes and caches factors for all submodels. It is not saved.
+        shared: The first name of a tensor by each of its other names.
 
     Raises:
         ModelError: If a tensor has a name that the file reserves for kept factors.
@@ -47,8 +58,15 @@ class GlobalModel:
     tensors: Mapping[str, Tensor]
     kept: Kept = field(default_factory=dict)
     factorizer: Factorizer = field(default_factory=Factorizer, compare=False, repr=False)
+    shared: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        first = first_names(self.tensors)
+        others = {name: one for name, one in first.items() if name != one}
+        tensors = {name: self.tensors[name] for name in first if name not in others}
+        # The class is frozen for its users.
+        object.__setattr__(self, "tensors", tensors)
+        object.__setattr__(self, "shared", {**self.shared, **others})
         for name in self.tensors:
             if name.startswith(KEPT):
                 raise ModelError(
@@ -60,12 +78,15 @@ class GlobalModel:
 
     def save(self) -> bytes:
         """The safetensors file of this model. Equal weights give equal bytes."""
-        # safetensors refuses tensors that are not contiguous.
+        # safetensors refuses tensors that are not contiguous, and two in the same memory.
         flat = {name: value.detach().contiguous() for name, value in self.tensors.items()}
+        flat |= {name: flat[first].clone() for name, first in self.shared.items()}
         for key, factors in self.kept.items():
             for name, value in factors.items():
                 flat[f"{KEPT}{key}|{name}"] = value.detach().contiguous()
-        return save(flat)
+        # One text, because the order of several would differ from file to file.
+        names = {SHARED: json.dumps(self.shared, sort_keys=True)} if self.shared else None
+        return save(flat, names)
 
     def fingerprint(self) -> str:
         """SHA-256 of the saved model; bundles and updates refer to their global model by it."""
@@ -73,7 +94,7 @@ class GlobalModel:
 
     def load_into(self, model: nn.Module) -> None:
         """Copy the tensors into `model`, which must have the same names and shapes."""
-        model.load_state_dict(dict(self.tensors))
+        model.load_state_dict(self.state_dict())
 
     def lend_to(self, model: nn.Module) -> None:
         """As `load_into`, but parameters are not copied: they share the memory of these tensors.
@@ -81,8 +102,19 @@ class GlobalModel:
         Buffers are copied, because a forward pass may change them.
         """
         parameters = {name for name, _ in model.named_parameters()}
-        tensors = {n: v if n in parameters else v.clone() for n, v in self.tensors.items()}
-        model.load_state_dict(tensors, assign=True)
+        # Parameters already here, so that a parameter with several names stays one.
+        tensors = {
+            n: nn.Parameter(v.detach()) if n in parameters else v.clone()
+            for n, v in self.tensors.items()
+        }
+        model.load_state_dict(self._under_all_names(tensors), assign=True)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The tensors under all their names, as `load_state_dict` of the PyTorch model expects."""
+        return self._under_all_names(self.tensors)
+
+    def _under_all_names(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {**tensors, **{name: tensors[first] for name, first in self.shared.items()}}
 
 
 def from_model(model: nn.Module) -> GlobalModel:
@@ -93,7 +125,9 @@ def from_model(model: nn.Module) -> GlobalModel:
         >>> sorted(from_model(mnist_dnn()).tensors)
         ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
     """
-    return GlobalModel({name: value.detach().clone() for name, value in model.state_dict().items()})
+    own = GlobalModel(model.state_dict())
+    copies = {name: value.detach().clone() for name, value in own.tensors.items()}
+    return replace(own, tensors=copies)
 
 
 def from_bytes(data: bytes, origin: str) -> GlobalModel:
@@ -104,7 +138,8 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
         origin: Where it comes from, for messages.
 
     Raises:
-        InputError: If it is not a safetensors file, or holds a number that is not finite.
+        InputError: If it is not a safetensors file, holds a number that is not finite, or holds
+            different values for one tensor with several names.
     """
     try:
         flat = load(data)
@@ -139,7 +174,51 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
             kept.setdefault(key, {})[tensor] = value
         else:
             tensors[name] = value
-    return GlobalModel(tensors, kept)
+    shared = _shared_names(data, origin)
+    return GlobalModel(_first_only(tensors, shared, origin), kept, shared=shared)
+
+
+def _shared_names(data: bytes, origin: str) -> dict[str, str]:
+    """`GlobalModel.shared` of a readable safetensors file, whose header is JSON after its length.
+
+    Raises InputError if the metadata are not what `GlobalModel.save` wrote.
+    """
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    text = header.get("__metadata__", {}).get(SHARED, "{}")
+    try:
+        found = msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.DecodeError:
+        found = None
+    if found is None or not header.keys() >= {*found, *found.values()}:
+        raise InputError(
+            f"{origin}: the metadata {SHARED!r} do not name tensors of the file. Write it again.",
+            code="model.invalid-shared-names",
+            file=origin,
+        )
+    return found
+
+
+def _first_only(
+    tensors: Mapping[str, Tensor], first: Mapping[str, str], origin: str
+) -> dict[str, Tensor]:
+    """The tensors under their first names; `first` has these by other names.
+
+    Raises InputError if two names of one tensor have different values.
+    """
+    found = {name: value for name, value in tensors.items() if first.get(name, name) == name}
+    for name, value in tensors.items():
+        own = first.get(name, name)
+        if own in found and not torch.equal(found[own], value):
+            raise InputError(
+                f"{origin}: {own!r} and {name!r} are one tensor of the model, but their values "
+                "differ. Give the weights of this model, with equal values under both names.",
+                code="model.unequal-names",
+                file=origin,
+                tensors=[own, name],
+            )
+        found.setdefault(own, value)
+    return found
 
 
 def _all_finite(value: Tensor) -> bool:
@@ -157,10 +236,19 @@ def from_file(path: str | Path) -> GlobalModel:
     return from_bytes(data, str(path))
 
 
-def check_fits(weights: GlobalModel, model: nn.Module, origin: str) -> None:
-    """Raise InputError if names, shapes or types of `weights` differ from those of `model`."""
+def fitted(weights: GlobalModel, model: nn.Module, origin: str) -> GlobalModel:
+    """The weights of `model` that were read as `weights`.
+
+    A tensor with several names in `model` may have had one or all of them in the file.
+
+    Raises:
+        InputError: If names, shapes or types differ from those of `model`, or the values under two
+            names of one tensor do.
+    """
     own = model.state_dict()
-    for name in own.keys() ^ weights.tensors.keys():
+    first = first_names(own)
+    tensors = _first_only(weights.state_dict(), first, origin)
+    for name in tensors.keys() ^ set(first.values()):
         problem = "lacks the tensor" if name in own else "has the unexpected tensor"
         raise InputError(
             f"{origin} {problem} {name!r}. It belongs to another model; give the weights of this "
@@ -169,8 +257,8 @@ def check_fits(weights: GlobalModel, model: nn.Module, origin: str) -> None:
             file=origin,
             tensor=name,
         )
-    for name, value in own.items():
-        came = weights.tensors[name]
+    for name, came in tensors.items():
+        value = own[name]
         if came.shape != value.shape:
             raise InputError(
                 f"{origin}: {name!r} has the shape {tuple(came.shape)}, but the model has "
@@ -190,3 +278,5 @@ def check_fits(weights: GlobalModel, model: nn.Module, origin: str) -> None:
                 dtype=str(came.dtype),
                 expected=str(value.dtype),
             )
+    others = {name: one for name, one in first.items() if name != one}
+    return replace(weights, tensors=tensors, shared=others)

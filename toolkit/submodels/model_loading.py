@@ -56,8 +56,8 @@ def load_global(
 
 def load_weights(model: nn.Module, weights_file: str | Path) -> GlobalModel:
     """Load a weights file into `model`. Raises InputError if it does not fit."""
-    loaded = global_model.from_file(weights_file)
-    global_model.check_fits(loaded, model, str(weights_file))
+    file = global_model.from_file(weights_file)
+    loaded = global_model.fitted(file, model, str(weights_file))
     loaded.load_into(model)
     return loaded
 

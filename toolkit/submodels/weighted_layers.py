@@ -1,5 +1,6 @@
 """The weighted layers of a model, in the order in which it uses them."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from exporters.programs.captured import Captured
 from exporters.programs.recorded_graph import attributes_read, module_of
+from exporters.programs.shared_tensors import first_names, tensors_by_all_names
 
 Convolution = nn.Conv1d | nn.Conv2d
 REPLACEABLE = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.LSTM, nn.GRU, nn.RNN)
@@ -21,11 +23,13 @@ class Layer:
         name: Name of the module in the model.
         module: The module.
         obstacle: Why it cannot be replaced; empty if it can.
+        is_tied: Whether another module has one of its parameters too.
     """
 
     name: str
     module: nn.Module
     obstacle: str
+    is_tied: bool
 
     @property
     def groups(self) -> int:
@@ -55,22 +59,33 @@ def tensor_path(layer: str, own: str) -> str:
 def weighted_layers(model: nn.Module, captured: Captured) -> list[Layer]:
     """All weighted layers of `model`, from the input to the output; unused layers come last."""
     order = {name: place for place, name in enumerate(attributes_read(captured.training))}
-    shared = read_elsewhere(captured)
+    shared, names = read_elsewhere(captured), first_names(tensors_by_all_names(model))
+    owned = {
+        name: [names[tensor_path(name, n)] for n, _ in own_parameters(module)]
+        for name, module in model.named_modules()
+    }
+    owners = Counter(name for own in owned.values() for name in own)
     found = []
     for name, module in model.named_modules():
-        own = [tensor_path(name, n) for n, _ in module.named_parameters(recurse=False)]
-        if any(p.dim() > 1 for p in module.parameters(recurse=False)):
+        own = owned[name]
+        if any(p.dim() > 1 for _, p in own_parameters(module)):
             # The order of use differs from the order of registration in many models.
             first = min((order[n] for n in own if n in order), default=len(order))
-            used = first < len(order)
-            found.append(
-                (first, Layer(name, module, replacement_obstacle(module, used, shared & set(own))))
+            tied = any(owners[n] > 1 for n in own)
+            obstacle = replacement_obstacle(
+                module, first < len(order), tied or not shared.isdisjoint(own)
             )
+            found.append((first, Layer(name, module, obstacle, tied)))
     return [layer for _, layer in sorted(found, key=lambda pair: pair[0])]
 
 
-def replacement_obstacle(module: nn.Module, used: bool, shared: set[str]) -> str:
-    """Why `module` cannot be replaced; `shared` are its tensors that other modules read."""
+def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of `module` itself, under all their names."""
+    return list(module.named_parameters(recurse=False, remove_duplicate=False))
+
+
+def replacement_obstacle(module: nn.Module, used: bool, shared: bool) -> str:
+    """Why `module` cannot be replaced; `shared` says whether others have or read its tensors."""
     # nn.MultiheadAttention reads the weight of its output layer without calling the layer.
     if type(module) is NonDynamicallyQuantizableLinear:
         return "attention reads its weights itself"
@@ -104,3 +119,10 @@ def copy_settings(new: nn.Module, dense: Convolution | nn.Linear | nn.RNNBase) -
     for name in dense.__constants__:
         if hasattr(dense, name):
             setattr(new, name, getattr(dense, name))
+
+
+def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Replace the submodule `old` of `model` by `new`, under all its names."""
+    names = [n for n, one in model.named_modules(remove_duplicate=False) if one is old]
+    for name in names:
+        model.set_submodule(name, new)

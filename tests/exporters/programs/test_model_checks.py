@@ -25,9 +25,9 @@ def with_buffer(value: Tensor) -> nn.Module:
     return model
 
 
-def tied() -> nn.Module:
+def in_one_memory() -> nn.Module:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    model[1].weight = model[0].weight
+    model[1].weight = nn.Parameter(model[0].weight.detach())
     return model
 
 
@@ -47,7 +47,11 @@ class ExtraState(nn.Linear):
 CASES: dict[str, tuple[Callable[[], nn.Module], str, dict[str, object]]] = {
     "no weight": (without_weight, "model.missing-weight", {"layer": "0"}),
     "lazy": (lambda: nn.LazyLinear(2), "model.lazy-parameter", {"parameter": "weight"}),
-    "tied": (tied, "model.shared-weight", {"parameters": ["1.weight", "0.weight"]}),
+    "one memory": (
+        in_one_memory,
+        "model.shared-memory",
+        {"parameters": ["1.weight", "0.weight"]},
+    ),
     "integers": (
         lambda: with_parameter("own", torch.ones(2, dtype=torch.int64)),
         "model.wrong-dtype",

@@ -409,12 +409,6 @@ def test_an_lstm_with_projections_is_refused() -> None:
         split(Projected(), "full", SHAPE, TRAINING)
 
 
-def test_dropout_between_layers_is_refused() -> None:
-    signature = gradients(Layer("gru", num_layers=2, dropout=0.5))
-    with refused("export.recurrent-dropout", dropout=0.5):
-        trace(signature)
-
-
 def test_two_steps_of_one_name_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"Loops called 'lstm' run lstm; gru_backward needs another name"

@@ -19,7 +19,7 @@ from torch.func import functional_call
 import eager
 from edgetailor import TrainingConfig, split
 from exporters.programs.capture import capture
-from foreign_models import CLASSES, FOREIGN, Tied
+from foreign_models import CLASSES, FOREIGN
 from oracles import cross_entropy
 from profiles.errors import SpecError
 from refusals import refused
@@ -390,9 +390,3 @@ def test_models_that_no_family_takes(
 def test_a_dropout_of_zero_is_none() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.0), nn.Linear(6, CLASSES))
     assert split(model, "full", (4,)).counts.params == 4 * 6 + 6 + 6 * CLASSES + CLASSES
-
-
-@pytest.mark.parametrize("spec", ["full", "low-rank:0.5", "slice:0.5", "cp:2.0", "pfedme"])
-def test_two_parameters_that_are_one_tensor_are_refused(spec: str) -> None:
-    with refused("model.shared-weight", parameters=["second.weight", "first.weight"]):
-        split(Tied(), spec, (6,))

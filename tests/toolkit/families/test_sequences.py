@@ -82,17 +82,6 @@ def test_a_long_recurrence_is_cut_into_factors() -> None:
     assert factors <= {entry.name for entry in submodel.program.tensors}
 
 
-def test_dropout_between_lstm_layers_is_refused() -> None:
-    class Dropping(nn.LSTM):
-        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-            return super().forward(x)[0][:, -1]
-
-    with refused("model.random-numbers") as caught:
-        capture(Dropping(3, 2, num_layers=2, dropout=0.1, batch_first=True), (5, 3))
-    assert "set dropout to 0" in str(caught.value)
-    capture(Dropping(3, 2, num_layers=2, batch_first=True), (5, 3))
-
-
 def test_binary_cross_entropy_and_its_gradient(seed: int) -> None:
     order = torch.Generator().manual_seed(seed)
     drawn = 3 * torch.randn(20, 1, generator=order, dtype=torch.float64)

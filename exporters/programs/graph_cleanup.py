@@ -1,0 +1,81 @@
+"""Brings a recorded graph into the form that families and writers expect."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from exporters.programs.recorded_graph import is_impure, is_integer_attribute
+from exporters.recurrence.dropout_between_layers import split_at_dropouts
+from exporters.recurrence.recurrent_layers import RECURRENT
+
+aten = torch.ops.aten
+CHECKS = (aten._assert_tensor_metadata.default,)
+"""Operators that only check the type of a tensor, which the graph fixes."""
+
+
+def use_first_names(graph: GraphModule, first: Mapping[str, str]) -> None:
+    """Let `graph` read each tensor by its first name; torch records the last one."""
+    for node in graph.graph.find_nodes(op="get_attr"):
+        node.target = first.get(str(node.target), node.target)
+
+
+def clean_up(graph: GraphModule) -> None:
+    """Remove guards, checks, batch counters, dropouts of 0 and empty tensors in concatenations.
+
+    Zero states of recurrent layers take the type of the weights, so that the graph also runs in
+    float64. Dropout between recurrent layers becomes an operator of its own.
+    """
+    # Backwards, so that a node is erased before the nodes that it reads.
+    for node in reversed(list(graph.graph.nodes)):
+        if node.target in RECURRENT:
+            retype_zeros(graph, node)
+        if node.target is aten.dropout.default and node.args[1] == 0:
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+            continue
+        if node.target is aten.cat.default:
+            skip_empty(node)
+        guard = node.op == "call_module" and node.target == "_guards_fn"
+        if guard or node.target in CHECKS or is_batch_counter(graph, node):
+            graph.graph.erase_node(node)
+    split_at_dropouts(graph)
+    # Batch norms whose output nothing reads still update their statistics, so that they stay.
+    graph.graph.eliminate_dead_code(is_impure_node=is_impure)
+    graph.recompile()
+
+
+def skip_empty(node: Node) -> None:
+    """Let the concatenation `node` skip empty tensors (0,), with which caches of keys begin."""
+    tensors: Any = node.args[0]
+    full = [one for one in tensors if tuple(one.meta["val"].shape) != (0,)]
+    if len(full) == 1:
+        node.replace_all_uses_with(full[0])
+    elif full:
+        node.args = (full, *node.args[1:])
+
+
+def retype_zeros(graph: GraphModule, recurrent: Node) -> None:
+    """Give the zero states of the layer `recurrent` the type of its weights instead of float32."""
+    states, weights = recurrent.args[1:3]
+    for zeros in states if isinstance(states, list | tuple) else [states]:
+        if isinstance(zeros, Node) and zeros.target is aten.zeros.default:
+            with graph.graph.inserting_before(zeros):
+                twin = graph.graph.call_function(
+                    aten.new_zeros.default,
+                    (weights[0], zeros.args[0]),  # type: ignore[index]
+                )
+            twin.meta = dict(zeros.meta)
+            zeros.replace_all_uses_with(twin)
+
+
+def is_batch_counter(graph: GraphModule, node: Node) -> bool:
+    """Whether `node` adds to an integer buffer that counts batches, as batch norms have."""
+    if node.target is not aten.add_.Tensor:
+        return False
+    counted = node.args[0]
+    # A module that runs twice in one pass counts twice: the second addition reads the first.
+    return is_integer_attribute(graph, counted) or (
+        isinstance(counted, Node) and is_batch_counter(graph, counted)
+    )

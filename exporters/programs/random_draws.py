@@ -1,0 +1,72 @@
+"""Notices random numbers that a model draws while it is recorded, outside of its dropouts.
+
+A recording would repeat the decisions that followed from them in every step.
+"""
+
+import pickle
+import random
+import traceback
+from typing import Any
+
+import numpy as np
+from torch.overrides import TorchFunctionMode
+
+from exporters.programs import source_lines
+from profiles.errors import ModelError
+
+FUNCTIONS = ("rand", "randn", "randint", "randperm", "normal")
+
+
+class RandomDraws(TorchFunctionMode):
+    """Context that notices draws by torch's own functions, and by numpy's and Python's generators.
+
+    Attributes:
+        line: The user's line that called a function of torch such as `torch.rand` last; or empty.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = ""
+        self._before = generator_states()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Note functions that draw; run all functions unchanged."""
+        if getattr(func, "__name__", "") in FUNCTIONS:
+            frames = ((frame.filename, frame.lineno or 0) for frame in traceback.extract_stack())
+            self.line = source_lines.innermost(frames)
+        return func(*args, **(kwargs or {}))
+
+    def outside_torch(self) -> bool:
+        """Whether numpy's or Python's generator has drawn since the context was made."""
+        return generator_states() != self._before
+
+
+def generator_states() -> tuple[object, ...]:
+    """The states of the global generators of numpy and of Python."""
+    numpys = np.random.get_state(legacy=False)
+    assert isinstance(numpys, dict)
+    return pickle.dumps(numpys), random.getstate()
+
+
+def decides_at_random(line: str) -> ModelError:
+    """The error for a model that compares the random number of `line` to choose what it runs."""
+    return ModelError(
+        f"The model decides with a random number which operators it runs ({line}), as layerdrop "
+        "does; a training step runs the same operators for every batch. Set the probability to 0 "
+        "in the model's configuration (layerdrop, encoder_layerdrop and decoder_layerdrop in "
+        "transformers), or use stochastic depth, which multiplies with a random mask.",
+        code="model.random-numbers",
+        line=line,
+    )
+
+
+def draws_outside_torch() -> ModelError:
+    """The error for a model that draws with numpy or Python when it trains."""
+    return ModelError(
+        "The model draws random numbers with numpy or Python's `random` when it trains, and a "
+        "recording would repeat them in every step. Switch this off in the model's configuration "
+        "(apply_spec_augment=False for the SpecAugment of transformers), or use nn.Dropout.",
+        code="model.random-numbers",
+    )

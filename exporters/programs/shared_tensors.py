@@ -1,0 +1,44 @@
+"""Tensors that a model has under several names, such as the weight of tied layers.
+
+Everywhere else such a tensor is one tensor under its first name.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+
+def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The first name of each tensor, by all of its names.
+
+    Two names are names of one tensor if the same numbers in memory are meant.
+
+    Args:
+        tensors: Tensors by name, for example a state dict.
+
+    Returns:
+        For each name of `tensors` the first name of its tensor.
+
+    Examples:
+        >>> import torch
+        >>> weight = torch.ones(2, 3)
+        >>> first_names({"first": weight, "second": weight.detach(), "other": torch.ones(2, 3)})
+        {'first': 'first', 'second': 'first', 'other': 'other'}
+    """
+    found: dict[object, str] = {}
+    first = {}
+    for name, value in tensors.items():
+        # Tensors without numbers have no place in memory.
+        place = (
+            (value.data_ptr(), value.dtype, value.shape, value.stride()) if value.numel() else name
+        )
+        first[name] = found.setdefault(place, name)
+    return first
+
+
+def tensors_by_all_names(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of `model` under all their names, parameters first."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }

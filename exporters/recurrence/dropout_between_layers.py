@@ -1,0 +1,87 @@
+"""Splits recurrent layers with dropout between them into single layers and ordinary dropouts.
+
+Dropouts of a graph get their masks from the device's seed. As in PyTorch, a mask has the axes
+(time, batch, features).
+"""
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from exporters.recurrence.recurrent_layers import RECURRENT
+
+aten = torch.ops.aten
+
+
+def split_at_dropouts(graph: GraphModule) -> None:
+    """Replace the recurrent operators of `graph` that have dropout between layers.
+
+    Args:
+        graph: A recorded graph. It is edited.
+    """
+    for node in list(graph.graph.nodes):
+        # Dropout follows each layer except the last.
+        if node.target in RECURRENT and node.args[4] > 1 and node.args[5] > 0:
+            with graph.graph.inserting_before(node):
+                results = SingleLayers(graph.graph, node).results()
+            for user in list(node.users):  # they take one of its results each
+                user.replace_all_uses_with(results[user.args[1]])
+                graph.graph.erase_node(user)
+            graph.graph.erase_node(node)
+
+
+class SingleLayers:
+    """The layers of one recurrent operator `node`, as operators of their own in `graph`."""
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        self._graph, self._node = graph, node
+
+    def results(self) -> list[Node]:
+        """The sequence and the last states of all layers, as `node` returns them."""
+        arguments: Any = self._node.args
+        x, states, params, biases, count, rate, train, both, batch_first = arguments
+        single = isinstance(states, Node)
+        firsts = [states] if single else list(states)
+        directions = 2 if both else 1
+        size = len(params) // count
+        if batch_first:
+            x = self._call(aten.transpose.int, x, 0, 1)
+        lasts: list[list[Node]] = []
+        for layer in range(count):
+            if layer:
+                x = self._call(aten.dropout.default, x, rate, train)
+            rows = layer * directions, (layer + 1) * directions
+            own = [self._call(aten.slice.Tensor, h, 0, *rows) for h in firsts]
+            weights = list(params[layer * size : (layer + 1) * size])
+            ran = self._call(
+                self._node.target,
+                *(x, own[0] if single else own, weights, biases, 1, 0.0, train, both, False),
+            )
+            x, *last = (self._call(operator.getitem, ran, n) for n in range(1 + len(firsts)))
+            lasts.append(last)
+        if batch_first:
+            x = self._call(aten.transpose.int, x, 0, 1)
+        return [
+            x,
+            *(self._call(aten.cat.default, list(column)) for column in zip(*lasts, strict=True)),
+        ]
+
+    def _call(self, target: Any, *args: Any) -> Node:
+        """A new node, of the module and line of the operator that it is a part of."""
+        made = self._graph.call_function(target, args)
+        values: Any = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
+        # The values have no data: this computes shapes. PyTorch would run every step for them.
+        value = layer_shapes(*values) if target in RECURRENT else target(*values)
+        made.meta = {**self._node.meta, "val": value}
+        return made
+
+
+def layer_shapes(x: Tensor, states: Tensor | list[Tensor], *settings: Any) -> tuple[Tensor, ...]:
+    """Results without values of one layer: x (T, B, i) and states (directions, B, n)."""
+    given = [states] if isinstance(states, Tensor) else states
+    directions, _, units = given[0].shape
+    sequence = x.new_empty((*x.shape[:2], directions * units))
+    return sequence, *(state.new_empty(state.shape) for state in given)

@@ -1,0 +1,74 @@
+"""Random decisions of a model's own code: each is refused, and the way out works."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exporters.programs.capture import capture
+from refusals import refused
+
+SHAPE = (4,)
+
+
+class Skipping(nn.Module):
+    """Layers of which each is skipped with some probability, as layerdrop does."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            drawn = torch.rand([]) if self.training else torch.ones([])
+            if self.rate == 0 or drawn >= self.rate:
+                x = layer(x)
+        return x
+
+
+class Masking(nn.Module):
+    """A model that hides some features with a mask drawn outside of torch, as SpecAugment does."""
+
+    def __init__(self, draw: Callable[[], list[float]]) -> None:
+        super().__init__()
+        self.draw = draw
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * torch.tensor(self.draw()) if self.training else x)
+
+
+def test_layers_that_are_skipped_at_random() -> None:
+    with refused("model.random-numbers") as caught:
+        capture(Skipping(0.5), SHAPE)
+    assert "drawn = torch.rand([])" in str(caught.value.values["line"])
+    assert "Set the probability to 0" in str(caught.value)
+    capture(Skipping(0.0), SHAPE)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: (np.random.rand(4) < 0.5).astype(np.float32).tolist(),
+        lambda: [float(random.random() < 0.5) for _ in range(4)],
+    ],
+    ids=["numpy", "python"],
+)
+def test_masks_drawn_outside_of_torch(draw: Callable[[], list[float]]) -> None:
+    with refused("model.random-numbers") as caught:
+        capture(Masking(draw), SHAPE)
+    assert "numpy or Python's `random`" in str(caught.value)
+    capture(Masking(lambda: [1.0, 0.0, 1.0, 1.0]), SHAPE)
+
+
+def test_a_decision_by_samples_is_not_called_random() -> None:
+    class Deciding(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input if input.sum() > 0 else -input)
+
+    with refused("model.data-dependent-code"):
+        capture(Deciding(4, 3), SHAPE)
