@@ -7,7 +7,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,21 +111,38 @@ class Coordinator:
         name = check_name(request.name)
         machine = check_machine(request.machine)
         check_possession(token, request, time.time())
+        with self._saying_if_finished():
+            ahead = self._plan_ahead(token, request)
         with self.lock:
-            try:
+            with self._saying_if_finished():
                 device, secret = self.store.registry.enrol(
-                    token, name, request.public_key, machine, lambda kind: self._plan(kind, request)
+                    *(token, name, request.public_key, machine),
+                    lambda kind: ahead[kind] if kind in ahead else self._plan(kind, request),
                 )
-            except RefusalError as refusal:
-                if refusal.code == USED_UP and self.rounds.phase == "finished":
-                    raise self._finished() from None
-                raise
             if device.id not in self.rounds.devices:
                 self.rounds.enrol(device.id)
                 self.activity[device.id] = DeviceActivity(self.clock())
                 self._log_membership(device, "has joined")
         self.changed.set()
         return JoinReply(device=device.id, secret=secret, submodel=self.submodel(device))
+
+    def _plan_ahead(self, token: str, request: JoinRequest) -> dict[str, str | None]:
+        """The submodel of a new device, by the kind of its token; empty for a known device.
+
+        It is called without the lock: a plan may take long, and other devices poll meanwhile.
+        """
+        kind = self.store.registry.kind_if_new(token, request.public_key)
+        return {} if kind is None else {kind: self._plan(kind, request)}
+
+    @contextmanager
+    def _saying_if_finished(self) -> Iterator[None]:
+        """Refuse a new device because the rounds are over, rather than because no place is free."""
+        try:
+            yield
+        except RefusalError as refusal:
+            if refusal.code == USED_UP and self.rounds.phase == "finished":
+                raise self._finished() from None
+            raise
 
     def _plan(self, kind_name: str, request: JoinRequest) -> str | None:
         """The submodel planned for a new device; None if its kind names one."""

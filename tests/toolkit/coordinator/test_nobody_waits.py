@@ -8,11 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from device_agent.federation.membership import join
 from device_agent.formats.manifest import MANIFEST
 from large_fleet import LargeFleet
+from made_calibration import DEVICE
+from profiles.documents.device_profile import DeviceProfile
+from toolkit.coordinator.federation_config import DeviceKind
 from toolkit.coordinator.round_aggregation import Update
 from toolkit.coordinator.storage import blobs
-from vector_fleet import VectorModel
+from vector_fleet import CONFIG, VectorModel, configured, enrol, running, token
 
 WAIT_S = 20
 
@@ -149,3 +153,30 @@ def test_the_next_round_is_open_before_old_files_are_removed(
     assert answered_while(fleet, blocked) == ["train", "training"]
     assert old
     assert not old & set(fleet.store.blobs.names())
+
+
+class SlowPlanner:
+    """Blocks in every plan."""
+
+    def __init__(self, blocked: Blocked) -> None:
+        self.blocked = blocked
+
+    def submodel(self, kind: DeviceKind, device: DeviceProfile) -> str:
+        self.blocked()
+        return "width:0.5"
+
+
+def test_while_a_device_is_planned(tmp_path: Path, blocked: Blocked) -> None:
+    kind = '[[devices]]\nname = "phone"\nsubmodel = "auto"\n'
+    config = configured(tmp_path / "c", f"{CONFIG}\n{kind}")
+    with running(config, planner=SlowPlanner(blocked)) as server, ThreadPoolExecutor(2) as pool:
+        link = enrol(server, tmp_path)["board-1"]
+        bearer, state = token(config, "phone"), tmp_path / "new"
+        joining = pool.submit(join, server.url, bearer, "new", state, measure=lambda *_: DEVICE)
+        try:
+            assert blocked.reached.wait(WAIT_S)
+            work = pool.submit(link.work).result(WAIT_S / 4)
+        finally:
+            blocked.go.set()
+        assert (work.state, work.joined) == ("wait", 3)
+        assert joining.result(WAIT_S).submodel == "width:0.5"

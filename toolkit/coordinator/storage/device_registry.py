@@ -155,6 +155,15 @@ class Registry:
         with self._database.transaction() as db:
             _token(db, token)
 
+    def kind_if_new(self, token: str, public_key: str) -> str | None:
+        """The kind that `token` gives the device with this key; None if the device is a member.
+
+        Raises RefusalError (403) if the token gives a new device no place.
+        """
+        with self._database.exclusively():
+            known = public_key in self._members_by_key
+            return None if known else self.free_places(token)[0]
+
     def free_places(self, token: str) -> tuple[str, int]:
         """The kind of device that `token` enrols, and how many more of them.
 
