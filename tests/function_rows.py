@@ -193,6 +193,7 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         norm=lambda x: x.norm(dim=1),
         norm_of_order_1=lambda x: x.norm(1, 1),
         cumsum=lambda x: x.cumsum(1),
+        cumsum_of_booleans=lambda x: x * (x > 0).cumsum(1),
     ),
     "arithmetic": elementwise(
         add=lambda x: x + 2 * x.sin(),

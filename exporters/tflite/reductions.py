@@ -76,7 +76,8 @@ def over_last(code: str, options: str, **settings: Any) -> Single:
 
 def cumsum(lowering: Lowering, x: Value, axis: int, **options: object) -> Value:
     """Cumulative sums along one axis."""
-    tensor = lowering.dense(x)
+    # ATen adds booleans as integers, and may be asked for another type.
+    tensor = lowering.dense(cast(lowering, x))
     place = lowering.graph.constant(np.asarray(axis % len(x.shape), np.int32))
     return Value.plain(lowering.emit("CUMSUM", [tensor, place], tensor.shape, "CumsumOptions"))
 

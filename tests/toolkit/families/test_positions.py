@@ -263,7 +263,7 @@ def test_batches_without_labels_change_nothing(seed: int, tmp_path: Path) -> Non
     model = model.double()
     loss = oracles.cross_entropy(model(first[0].double()), first[1])
     loss.backward()
-    assert record.loss_last == pytest.approx(float(loss) / 3, rel=1e-5)
+    assert record.loss_last == pytest.approx(loss.item() / 3, rel=1e-5)
     for name, value in model.named_parameters():
         assert value.grad is not None
         expected = (value - PLAN.rate * value.grad).detach().numpy()
