@@ -22,6 +22,7 @@ def recurrent(step: Step) -> Value:
     hidden = states[0][-1]
     step.units.add_computed(hidden)
     for state in states:
+        step.units.pin(state[0])  # layers and directions
         step.units.join(state[-1], hidden)
     inputs = x[-1]
     for number in range(layers):
@@ -30,7 +31,9 @@ def recurrent(step: Step) -> Value:
             # The next layer reads the outputs of both directions.
             inputs = np.concatenate([hidden] * directions)
     name = name_of(step.argument("params")[0], step.node)
-    step.tracked.layers[name] = Layer(x[-1], inputs)
+    # Several operators, one for each layer, may belong to one module.
+    first = step.tracked.layers.get(name)
+    step.tracked.layers[name] = Layer(x[-1] if first is None else first.inputs, inputs)
     return [(*x[:-1], inputs), *(tuple(state) for state in states)]
 
 
