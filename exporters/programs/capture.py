@@ -22,7 +22,7 @@ from device_agent.formats.manifest import Dtype
 from exporters.programs import source_lines
 from exporters.programs.captured import Captured
 from exporters.programs.functional_form import make_functional
-from exporters.programs.graph_cleanup import clean_up, use_first_names
+from exporters.programs.graph_cleanup import clean_up, inline_regions, use_first_names
 from exporters.programs.input_shapes import wrong_input_shape
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.model_checks import (
@@ -262,6 +262,7 @@ def record_current_mode(
     graph = program.module()
     assert isinstance(graph, GraphModule)
     use_first_names(graph, first_names(tensors_by_all_names(model)))
+    inline_regions(graph)
     make_functional(graph)
     clean_up(graph)
     return graph

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from exporters.programs.recorded_graph import is_impure, is_integer_attribute
@@ -11,6 +12,8 @@ from exporters.recurrence.dropout_between_layers import split_at_dropouts
 from exporters.recurrence.recurrent_layers import RECURRENT
 
 aten = torch.ops.aten
+NO_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
+AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 CHECKS = (aten._assert_tensor_metadata.default,)
 """Operators that only check the type of a tensor, which the graph fixes."""
 
@@ -44,6 +47,44 @@ def clean_up(graph: GraphModule) -> None:
     # Batch norms whose output nothing reads still update their statistics, so that they stay.
     graph.graph.eliminate_dead_code(is_impure_node=is_impure)
     graph.recompile()
+
+
+def inline_regions(graph: GraphModule) -> None:
+    """Let operators under `torch.no_grad` and a disabled `torch.autocast` join the others.
+
+    torch records them as graphs of their own. What a region under `no_grad` returns is detached.
+    """
+    for node in list(graph.graph.nodes):
+        if node.target is NO_GRAD:
+            enabled, region, *inputs = node.args
+        elif node.target is AUTOCAST and node.args[2] is False:
+            _, _, _, _, region, *inputs = node.args
+            enabled = True
+        else:
+            continue
+        inside = getattr(graph, region.target)
+        inline_regions(inside)
+        own = dict(zip(inside.graph.find_nodes(op="placeholder"), inputs, strict=True))
+        with graph.graph.inserting_before(node):
+            results = graph.graph.graph_copy(inside.graph, own)
+            values = list(results) if isinstance(results, tuple | list) else [results]
+            if not enabled:
+                values = [detached(graph, value) for value in values]
+        for user in list(node.users):
+            user.replace_all_uses_with(values[user.args[1]])
+            graph.graph.erase_node(user)
+        graph.graph.erase_node(node)
+        if not region.users:
+            graph.graph.erase_node(region)
+
+
+def detached(graph: GraphModule, value: Any) -> Any:
+    """`value` without its gradient."""
+    if not isinstance(value.meta.get("val"), Tensor):
+        return value
+    made = graph.graph.call_function(aten.detach.default, (value,))
+    made.meta = dict(value.meta)
+    return made
 
 
 def skip_empty(node: Node) -> None:

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 
 from exporters.programs.capture import capture
 
@@ -27,3 +28,39 @@ def test_empty_tensors_and_checks_of_types(seed: int) -> None:
         assert aten._assert_tensor_metadata.default not in targets
         found = graph(x)
         torch.testing.assert_close(found, model(x))
+
+
+class Regions(nn.Linear):
+    """A table made without gradients, a product in float32 whatever the user's autocast says."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = self.weight.abs().sum(1)
+            scale = scale.clone().clamp_(0.5, 2.0)
+        hidden = super().forward(input) * scale
+        with torch.autocast("cpu", enabled=False):
+            return (hidden - hidden.mean(0, keepdim=True)).tanh()
+
+
+def test_regions_without_gradients_or_autocast(seed: int) -> None:
+    torch.manual_seed(seed)
+    model, x = Regions(4, 3), torch.randn(5, 4)
+    captured = capture(model, (4,))
+    gradients = []
+    for function in (model, captured.training):
+        leaves = list(function.parameters())
+        output = function(x)
+        output = output if isinstance(output, Tensor) else output[0]
+        gradients.append(
+            dict(
+                zip(
+                    ("weight", "bias"),
+                    torch.autograd.grad(output.square().sum(), leaves),
+                    strict=True,
+                )
+            )
+        )
+    targets = [node.target for node in captured.training.graph.nodes]
+    assert not [one for one in targets if isinstance(one, HigherOrderOperator)]
+    for name, expected in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], expected)
