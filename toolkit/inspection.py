@@ -194,7 +194,7 @@ def cut_places(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> l
     cutter = Cutter(capture(model, sample_shape))
     full = cutter.load(cutter.captured.training, batch)
     places = []
-    for point in {point.module: point for point in cutter.points}.values():
+    for point in cutter.points_by_module(batch).values():
         part = cutter.trained(point.place)
         places.append(
             CutPlace(

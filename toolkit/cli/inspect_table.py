@@ -70,7 +70,7 @@ def show_cut_places(places: Sequence[CutPlace]) -> None:
     if len(places) < FEW:
         number = ("no place", "one place", "two places")[len(places)]
         sentence = (
-            f"This model can be cut at {number}: a cut needs parameters on both sides, and exactly "
-            "one activation that crosses it."
+            f"This model can be cut at {number}: a cut needs parameters on both sides, and "
+            "activations with an axis for the samples."
         )
         print(filled(sentence, console.width))

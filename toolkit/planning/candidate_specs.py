@@ -48,9 +48,9 @@ def useful_cuts(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> 
     except (ModelError, SpecError):
         return
     last = float(cutter.load(cutter.captured.training, batch))
-    # `slice:MODULE` uses the last of several places before a module.
-    for point in {point.module: point for point in cutter.points}.values():
-        load = cutter.load(cutter.trained(point.place), batch)
+    loads = cutter.loads(batch)
+    for point in cutter.points_by_module(batch).values():
+        load = loads[point.place]
         if load <= APART * last:
             last = load
             yield point

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal
 
 from profiles.errors import SpecError
-from toolkit.submodels.cut_points import CutPoint, Cutter
+from toolkit.submodels.cut_points import CutPoint, Cutter, smallest_recording
 from toolkit.submodels.spec import Spec, as_number
 from toolkit.submodels.spec_form import Number
 
@@ -30,8 +30,8 @@ def choose_cut(cutter: Cutter, spec: Spec, batch: int, load: Load | None = None)
     """
     if not cutter.points:
         raise SpecError(
-            f"{str(spec)!r}: this model cannot be cut. At each place more than one activation is "
-            "needed later.",
+            f"{str(spec)!r}: this model cannot be cut. At each place one side has no parameters, "
+            "both sides read the same one, or what is needed later has no axis for the samples.",
             code="spec.no-cut-point",
             spec=str(spec),
         )
@@ -42,25 +42,22 @@ def choose_cut(cutter: Cutter, spec: Spec, batch: int, load: Load | None = None)
     is_capacity = value is not None and "." in size and 0 < value <= 1
     is_module = any(is_within(point.module, size) for point in cutter.points)
     if (is_module and not is_capacity) or value is None:
-        return cut_at_module(cutter, spec)
-    return cut_by_capacity(cutter, spec, batch, load or slice_load(cutter, batch))
+        return cut_at_module(cutter, spec, batch)
+    return cut_by_capacity(cutter, spec, batch, load)
 
 
-def cut_at_module(cutter: Cutter, spec: Spec) -> CutPoint:
-    """The last cut point before the module that is the size of `spec`."""
-    inside = [p for p in cutter.points if is_within(p.module, str(spec.size))]
+def cut_at_module(cutter: Cutter, spec: Spec, batch: int) -> CutPoint:
+    """The cut point before the module that is the size of `spec`."""
+    points = cutter.points_by_module(batch)
+    inside = [name for name in points if is_within(name, str(spec.size))]
     if not inside:
-        names = list(dict.fromkeys(p.module for p in cutter.points))
         raise SpecError(
-            f"{str(spec)!r}: the model cannot be cut there. Use one of {', '.join(names)}.",
+            f"{str(spec)!r}: the model cannot be cut there. Use one of {', '.join(points)}.",
             code="spec.unknown-cut-point",
             spec=str(spec),
-            cut_points=names,
+            cut_points=list(points),
         )
-    first = inside[0].module
-    # Several cut points may lie before one module. The last one leaves the fewest operators to
-    # train.
-    return [p for p in inside if p.module == first][-1]
+    return points[inside[0]]
 
 
 def is_within(module: str, name: str) -> bool:
@@ -68,19 +65,27 @@ def is_within(module: str, name: str) -> bool:
     return module == name or module.startswith(f"{name}.")
 
 
-def cut_by_capacity(cutter: Cutter, spec: Spec, batch: int, load: Load) -> CutPoint:
+def cut_by_capacity(cutter: Cutter, spec: Spec, batch: int, load: Load | None) -> CutPoint:
     """The cut point of the largest slice within the capacity that is the size of `spec`.
 
     If several cut points give the same slice, the one with the smallest recording.
     """
     limit = CAPACITY.read(spec)
     full = cutter.load(cutter.captured.training, batch)
+    loads = cutter.loads(batch)
+
+    def own(point: CutPoint) -> int:
+        return loads[point.place]
+
+    counted = load or own
+    # One point for each slice: to count with exchanged layers is slow.
+    slices = list({own(point): point for point in cutter.points}.values())
     # A later slice is a part of an earlier one, so that loads only fall: bisection is possible. If
     # the inner family keeps first layers dense (`keep`), loads may rise somewhere. The bisection
     # then may miss the largest slice, but what it finds is within the limit.
-    first = bisect_left(cutter.points, True, key=lambda point: load(point) / full <= limit)
-    if first == len(cutter.points):
-        smallest = round_up(load(cutter.points[-1]) / full)
+    first = bisect_left(slices, True, key=lambda point: counted(point) / full <= limit)
+    if first == len(slices):
+        smallest = round_up(counted(slices[-1]) / full)
         raise SpecError(
             f"{str(spec)!r}: the smallest slice of this model has capacity {smallest}. "
             "Allow at least that.",
@@ -88,17 +93,10 @@ def cut_by_capacity(cutter: Cutter, spec: Spec, batch: int, load: Load) -> CutPo
             spec=str(spec),
             smallest_capacity=float(smallest),
         )
-    own = slice_load(cutter, batch)
-    best = own(cutter.points[first])
-    equal = [point for point in cutter.points if own(point) == best]
+    best = own(slices[first])
     # Operators without parameters and activations, such as a pooling, can be on either side.
     # Recording after a pooling takes less space.
-    return min(equal, key=lambda point: (point.recorded, -point.place))
-
-
-def slice_load(cutter: Cutter, batch: int) -> Load:
-    """The load of slices that train the model's own layers."""
-    return lambda point: cutter.load(cutter.trained(point.place), batch)
+    return smallest_recording(point for point in cutter.points if own(point) == best)
 
 
 def round_up(capacity: float) -> str:

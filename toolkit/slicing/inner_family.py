@@ -10,15 +10,10 @@ from exporters.programs.captured import Captured
 from profiles.errors import SpecError
 from toolkit.slicing.cut_choice import choose_cut
 from toolkit.slicing.cut_model import CutModel, cut_at
-from toolkit.submodels.capacity import count_activations, count_parameters
-from toolkit.submodels.cut_points import (
-    CutPoint,
-    Cutter,
-    operators_on_samples,
-    subgraph,
-    tensors_read,
-)
+from toolkit.submodels.cut_points import CutPoint, Cutter, tensors_read
 from toolkit.submodels.rewritten_model import Rewritten, reasons, refuse_if_unusable
+from toolkit.submodels.sample_flow import SampleFlow
+from toolkit.submodels.slice_loads import loads_after
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.weighted_layers import weighted_layers
 
@@ -89,6 +84,5 @@ class InnerFamily:
             graph = record(
                 rewritten.model, captured.sample_shape, captured.sample_dtype, training=True
             )
-        part = subgraph(graph, point.place, len(operators_on_samples(graph)) - 1)
         trained = {n: v for n, v in rewritten.model.named_parameters() if v.requires_grad}
-        return count_parameters(part, trained) + count_activations(part, self.batch)
+        return loads_after(SampleFlow(graph), trained, self.batch)[point.place]

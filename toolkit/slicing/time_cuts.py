@@ -19,7 +19,7 @@ from exporters.programs.recorded_graph import input_node, is_impure, module_of
 from exporters.recurrence.lstm_recording import lstm_shapes_only
 from profiles.errors import SpecError
 from toolkit.submodels.capacity import count_elements, lstm_nodes, recurrent_steps
-from toolkit.submodels.cut_points import Cutter, is_recordable, operators_on_samples
+from toolkit.submodels.cut_points import Cutter
 from toolkit.submodels.graph_edit import GraphEditor
 
 aten = torch.ops.aten
@@ -73,13 +73,13 @@ def cut_along_time(cutter: Cutter, within: Callable[[str], bool], skip: int, spe
         )
     lstm = found[0]
     check_time_cut(cutter, lstm, skip, spec)
-    ordered = operators_on_samples(graph)
-    ahead = ordered.index(lstm.args[0]) if lstm.args[0] in ordered else -1  # type: ignore[arg-type]
+    place = cutter.training.place
+    ahead = place[lstm.args[0]]  # type: ignore[index]
     with lstm_shapes_only():
         return TimeCut(
             module=module_of(lstm),
             ahead=ahead,
-            record=make_recording_graph(cutter.frozen(ahead, ordered.index(lstm)), skip),
+            record=make_recording_graph(cutter.frozen(ahead, place[lstm]), skip),
             trained=make_resuming_graph(cutter.trained(ahead), skip),
             predicting=make_resuming_graph(cutter.predicting(ahead), skip),
         )
@@ -87,10 +87,9 @@ def cut_along_time(cutter: Cutter, within: Callable[[str], bool], skip: int, spe
 
 def check_time_cut(cutter: Cutter, lstm: Node, skip: int, spec: str) -> None:
     """Raise SpecError unless `lstm` can be cut after its first `skip` steps."""
-    graph = cutter.captured.training
     source, layers, bidirectional, batch_first = (lstm.args[i] for i in (0, 4, 7, 8))
     assert isinstance(source, Node)
-    if not batch_first or not is_recordable(graph, source):
+    if not batch_first or cutter.training.sample_axis(source) != 0:
         raise SpecError(
             f"{spec!r}: the LSTM must take (batch, steps, features). Set batch_first=True.",
             code="spec.impossible-time-cut",
@@ -132,16 +131,9 @@ def check_time_cut(cutter: Cutter, lstm: Node, skip: int, spec: str) -> None:
 
 def is_only_value_needed(cutter: Cutter, source: Node, lstm: Node) -> bool:
     """Whether only `lstm` uses `source`, and no earlier value is needed from there on."""
-    graph = cutter.captured.training
-    ordered = operators_on_samples(graph)
-    place = ordered.index(source) if source in ordered else -1
-    earlier = {input_node(graph), *ordered[: place + 1]}
-    return all(
-        other is source and user is lstm
-        for user in ordered[place + 1 :]
-        for other in user.all_input_nodes
-        if other in earlier
-    )
+    flow = cutter.training
+    users = [user for user in source.users if source in flow.values_read(user)]
+    return cutter.crossing(flow.place[source]) == (source,) and users == [lstm]
 
 
 def selects_last_step(node: Node) -> bool:

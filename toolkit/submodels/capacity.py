@@ -57,11 +57,6 @@ class Counts:
         return (self.params + self.activations) / (full.params + full.activations)
 
 
-def weighted_nodes(graph: GraphModule) -> Iterator[Node]:
-    """The convolution and linear nodes of `graph`."""
-    return (node for node in graph.graph.nodes if node.target in WEIGHTED)
-
-
 def shape_for_batch(node: Node, batch: int) -> list[int]:
     """The shape of the value of `node` for `batch` samples; the batch may be any axis."""
     return [
@@ -102,10 +97,16 @@ def lstm_units(node: Node) -> int:
 
 def count_activations(graph: GraphModule, batch: int) -> int:
     """Activations of all layers that count (see the module), for `batch` samples."""
-    layers = (count_elements(node, batch) for node in weighted_nodes(graph))
-    steps = (LSTM_VALUES * lstm_units(node) * recurrent_steps(node) for node in lstm_nodes(graph))
+    return sum(activations_of(node, batch) for node in graph.graph.nodes)
+
+
+def activations_of(node: Node, batch: int) -> int:
+    """Activations of the operator `node` for `batch` samples; 0 if it does not count."""
+    if node.target is LSTM:
+        return batch * LSTM_VALUES * lstm_units(node) * recurrent_steps(node)
+    size = count_elements(node, batch) if node.target in WEIGHTED else 0
     # A layer with one output for each sample does not count.
-    return sum(size for size in layers if size > batch) + batch * sum(steps)
+    return size if size > batch else 0
 
 
 def count_macs(graph: GraphModule, batch: int) -> int:

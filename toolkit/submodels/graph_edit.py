@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import Graph, Node, map_arg
@@ -30,7 +31,9 @@ class GraphEditor:
             node.meta["val"] = node.target(*map_arg(node.args, lambda n: n.meta["val"]))
 
     def empty_rows(self, width: int) -> Tensor:
-        """A tensor (batch, width) without data."""
+        """A float32 tensor (batch, width) without data."""
         value = self.source.meta["val"]
         with self.mode:
-            return value.new_empty((value.shape[0], width))  # type: ignore[no-any-return]
+            return value.new_empty(  # type: ignore[no-any-return]
+                (value.shape[0], width), dtype=torch.float32
+            )

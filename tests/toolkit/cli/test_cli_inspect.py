@@ -81,7 +81,7 @@ full          10           64  0.3 k      1.00     40 B
 activations and MACs for a batch of 32
 
 This model can be cut at no place: a cut needs parameters on both sides, and
-exactly one activation that crosses it.
+activations with an axis for the samples.
 """
 
 
@@ -142,7 +142,7 @@ lstm           1,095       23,136      0.99        48
 classifier        39           96      0.01        12
 recorded: numbers that the device stores on disk for each sample
 This model can be cut at two places: a cut needs parameters on both sides, and
-exactly one activation that crosses it.
+activations with an axis for the samples.
 """
 
 

@@ -230,9 +230,13 @@ def test_recovering_what_was_cut_is_the_dense_twin(c: Case) -> None:
         torch.testing.assert_close(value, expected[tensor], rtol=1e-10, atol=1e-12)
 
 
-def test_few_cut_points_because_of_long_skips() -> None:
-    with refused("spec.unknown-cut-point", cut_points=["down2", "merge1", "classify"]):
-        split(FOREIGN["unet"].build(), "slice:bottom", FOREIGN["unet"].shape)
+def test_long_skips_are_recorded_beside_the_path() -> None:
+    foreign = FOREIGN["unet"]
+    split(foreign.build(), "slice:bottom", foreign.shape)
+    points = Cutter(capture(foreign.build(), foreign.shape)).points_by_module(BATCH)
+    # Both skips; the trained part pools the lower one, which costs less than recording it too.
+    assert points["bottom"].recorded == 6 * 8 * 8 + 8 * 4 * 4
+    assert list(points) == ["down2", "bottom", "up2", "merge2", "merge1", "classify"]
 
 
 def test_no_cut_between_two_calls_of_one_module() -> None:

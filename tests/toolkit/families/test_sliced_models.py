@@ -1,0 +1,319 @@
+"""A slice at every cut point of a model trains and predicts as PyTorch does with the rest frozen.
+
+In the oracle the modules before the cut are in inference mode and their parameters do not train.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import eager
+from edgetailor import TrainingConfig, split
+from exporters.export import export
+from exporters.programs.capture import capture
+from refusals import refused
+from toolkit.families import check_spec
+from toolkit.slicing.cut_choice import choose_cut
+from toolkit.submodels import cut_points
+from toolkit.submodels.cut_points import Cutter
+from toolkit.submodels.global_model import from_model
+from toolkit.submodels.submodel import Submodel
+
+CLASSES, BATCH, WORDS = 3, 4, 11
+TRAINING = TrainingConfig(batch_size=BATCH, momentum=0.0)
+
+
+class Block(nn.Module):
+    """A residual block with batch norms and a branch at half the resolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.na = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.b, self.nb = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = F.avg_pool2d(torch.tanh(self.na(self.a(x))), 2)
+        return x + F.interpolate(self.nb(self.b(low)), scale_factor=2.0)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 3, padding=1)
+        self.blocks = nn.Sequential(Block(), Block())
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+class Dense(nn.Module):
+    """Each layer reads all earlier ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6 + 4 * i, 4) for i in range(4))
+        self.head = nn.Linear(22, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [x]
+        for layer in self.layers:
+            found.append(torch.tanh(layer(torch.cat(found, 1))))
+        return self.head(torch.cat(found, 1))
+
+
+class Layer(nn.Module):
+    """A decoder layer with rotary tables and a causal mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        q, k = (t * cos + torch.cat((-t[..., 4:], t[..., :4]), -1) * sin for t in (q, k))
+        scores = (q @ k.transpose(1, 2) / math.sqrt(8)).masked_fill(~mask, -1e9)
+        return x + self.out(scores.softmax(-1) @ v)
+
+
+class Decoder(nn.Module):
+    """Reads the token ids again at the end: the class is that of the last token that is not 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 8)
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.head = nn.Linear(8, CLASSES)
+        self.register_buffer("frequencies", 1.0 / 10 ** torch.arange(4))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        n, t = ids.shape
+        x, positions = self.embed(ids), torch.arange(t, device=ids.device)
+        angles = (positions[:, None] * self.frequencies).repeat(1, 2).expand(n, -1, -1)
+        mask = (positions[:, None] >= positions).expand(n, t, t)
+        for layer in self.layers:
+            x = layer(x, angles.cos(), angles.sin(), mask)
+        last = ((ids != 0) * positions).argmax(1)
+        return self.head(x[torch.arange(n), last])
+
+
+class Translator(nn.Module):
+    """An encoder-decoder: the second embedding reads the token ids after the encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.encode = nn.Embedding(WORDS, 6), nn.Linear(6, 6)
+        self.target, self.mix = nn.Embedding(WORDS, 6), nn.Linear(6, 6)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        memory = torch.tanh(self.encode(self.source(ids)))
+        query = self.mix(self.target(ids.roll(1, 1)))
+        return self.head((query @ memory.transpose(1, 2)).softmax(-1).matmul(memory).mean(1))
+
+
+class StepsFirst(nn.Module):
+    """(steps, batch, features), with a long skip and zeros of an earlier activation's shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = torch.tanh(self.a(x.transpose(0, 1)))
+        second = torch.tanh(self.b(first))
+        third = torch.tanh(self.c(second)) + torch.zeros_like(first)
+        return self.head((third * first).mean(0))
+
+
+class TwoHeads(nn.Module):
+    """Computes another output last, with a batch norm whose result nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.head, self.other, self.norm = nn.Linear(8, CLASSES), nn.Linear(8, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.tanh(self.b(torch.tanh(self.a(x))))
+        return self.head(x), self.norm(self.other(x))
+
+
+class Noisy(nn.Linear):
+    """Runs another operator in training than in prediction."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.sin(x) if self.training else x)
+
+
+class TwoModes(nn.Module):
+    """Runs other operators in training than in prediction, before and after layers `c`, `d`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.c, self.d = (nn.Linear(6, 6) for _ in range(3))
+        self.b, self.head = Noisy(6, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.b(self.a(x)))
+        y = self.d(torch.tanh(self.c(x)))
+        return self.head(y.cos() + x if self.d.training else y + x)
+
+
+class Position(nn.Module):
+    """A trained table that two layers read: no cut between them is possible."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1, 5, 4))
+        self.a, self.b, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = self.table.expand(x.shape[0], -1, -1)
+        x = torch.tanh(self.a(x + table))
+        return self.head((torch.tanh(self.b(x)) * table).mean(1))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
+    "residual": (
+        *(Residual, (2, 4, 4)),
+        [
+            *(f"blocks.{i}.{name}" for i in range(2) for name in ("a", "na", "b", "nb")),
+            "head",
+        ],
+    ),
+    "dense": (Dense, (6,), [*(f"layers.{i}" for i in (1, 2, 3)), "head"]),
+    "decoder": (
+        *(Decoder, (5,)),
+        [*(f"layers.{i}.{name}" for i in range(2) for name in ("norm", "qkv", "out")), "head"],
+    ),
+    "translator": (Translator, (5,), ["encode", "target", "mix", "head"]),
+    "steps-first": (StepsFirst, (4, 5), ["b", "c", "head"]),
+    "two-heads": (TwoHeads, (6,), ["b", "head", "other", "norm"]),
+    "two-modes": (TwoModes, (6,), ["b", "c", "d", "head"]),
+    "position": (Position, (5, 4), ["head"]),
+}
+CUTS = [(name, module) for name, (_, _, modules) in MODELS.items() for module in modules]
+
+
+def samples(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    if any(isinstance(module, nn.Embedding) for module in model.modules()):
+        return torch.randint(WORDS, (BATCH, *shape))
+    return torch.randn(BATCH, *shape, dtype=torch.float64)
+
+
+def built(name: str, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = MODELS[name][0]()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+    return model
+
+
+def logits(model: nn.Module, x: Tensor) -> Tensor:
+    output = model(x)
+    return output if isinstance(output, Tensor) else output[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_cut_points(name: str) -> None:
+    build, shape, modules = MODELS[name]
+    assert list(Cutter(capture(build(), shape)).points_by_module(BATCH)) == modules
+
+
+@pytest.mark.parametrize(("name", "module"), CUTS)
+def test_a_step_is_that_of_pytorch_with_the_rest_frozen(name: str, module: str, seed: int) -> None:
+    model, shape = built(name, seed), MODELS[name][1]
+    submodel = split(model, f"slice:{module}", shape, TRAINING)
+    state = eager.first_state(submodel, submodel.cut(from_model(model)))
+    twin = copy.deepcopy(model).double()
+    x, y = samples(model, shape), torch.randint(CLASSES, (BATCH,))
+    recording = eager.recorded(submodel, state, x)
+    predicted = eager.call(submodel, "predict", state, x=recording)["output"]
+    torch.testing.assert_close(predicted, logits(twin.eval(), x), rtol=1e-9, atol=1e-9)
+
+    trained = {e.name for e in submodel.program.tensors if e.role == "parameter"}
+    assert f"{module}.weight" in trained
+    for path, one in twin.named_modules():
+        own = {f"{path}.{n}".lstrip(".") for n, _ in one.named_parameters(recurse=False)}
+        one.training = bool(own & trained)
+    loss = cross_entropy(logits(twin, x), y)
+    loss.backward()
+    new = eager.call(submodel, "train", state, x=recording, y=y, rate=1.0)
+    torch.testing.assert_close(new["loss"], loss.detach(), rtol=1e-9, atol=1e-12)
+    for parameter, value in twin.named_parameters():
+        if parameter in trained:
+            gradient = torch.zeros_like(value) if value.grad is None else value.grad
+            change = state[parameter] - new[parameter]
+            torch.testing.assert_close(change, gradient, rtol=1e-8, atol=1e-10, msg=parameter)
+    for entry in submodel.program.tensors:
+        if entry.role == "buffer":
+            value = twin.state_dict()[entry.name]
+            torch.testing.assert_close(new[entry.name], value, msg=entry.name)
+
+
+def counted(cutter: Cutter, place: int) -> int:
+    """The load of the graph after `place`, from the graph itself."""
+    return cutter.load(cutter.trained(place), BATCH)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_largest_slice_within_the_capacity_with_the_smallest_recording(name: str) -> None:
+    build, shape, _ = MODELS[name]
+    cutter = Cutter(capture(build(), shape))
+    loads = {point.place: counted(cutter, point.place) for point in cutter.points}
+    full = cutter.load(cutter.captured.training, BATCH)
+    assert [cutter.loads(BATCH)[place] for place in loads] == list(loads.values())
+    for load in set(loads.values()):
+        came = choose_cut(cutter, check_spec(f"slice:{load / full + 1e-9:.12f}"), BATCH)
+        assert loads[came.place] == load
+        recorded = {p.place: p.recorded for p in cutter.points if loads[p.place] == load}
+        assert came.recorded == min(recorded.values())
+        rows = cutter.frozen(-1, came.place)(samples(build(), shape).to(cutter_dtype(cutter)))
+        assert rows[0].numel() == came.recorded
+
+
+def cutter_dtype(cutter: Cutter) -> torch.dtype:
+    return torch.int64 if cutter.captured.sample_dtype == "int64" else torch.float32
+
+
+def test_nothing_but_activations_and_ids_is_recorded() -> None:
+    """Rotary tables, masks and positions are computed on both sides."""
+    points = Cutter(capture(Decoder(), (5,))).points_by_module(BATCH)
+    assert {module: point.recorded for module, point in points.items()} == {
+        "layers.0.norm": 5 * 8 + 5,
+        "layers.0.qkv": 2 * 5 * 8 + 5,
+        "layers.0.out": 2 * 5 * 8 + 5,
+        "layers.1.norm": 5 * 8 + 5,
+        "layers.1.qkv": 2 * 5 * 8 + 5,
+        "layers.1.out": 2 * 5 * 8 + 5,
+        "head": 8,
+    }
+
+
+def test_ids_that_float32_cannot_hold_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut_points, "EXACT", WORDS - 1)  # 2^24 rows need too much memory
+    with refused("spec.unknown-cut-point", cut_points=["head"]):
+        split(Decoder(), "slice:layers.1", (5,))
+
+
+@pytest.mark.parametrize(("name", "module"), [("decoder", "layers.1"), ("residual", "blocks.1.b")])
+def test_recorded_rows_in_a_bundle(name: str, module: str, seed: int, tmp_path: Path) -> None:
+    """Exporting compares the signatures with PyTorch."""
+    model = built(name, seed)
+    submodel: Submodel = split(model, f"slice:{module}", MODELS[name][1], TRAINING)
+    weights = from_model(model)
+    done = export(
+        submodel.program, submodel.cut(weights), tmp_path / "b", base=weights.fingerprint()
+    )
+    assert done.verdict is not None

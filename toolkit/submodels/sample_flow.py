@@ -1,0 +1,149 @@
+"""What a recorded graph computes from the values of the samples, and what it knows without them.
+
+Position ids, rotary tables and causal masks depend on the samples by their shapes at most. They are
+constants: both sides of a cut compute them. So are integers and booleans that are computed from
+samples or activations: they are computed again from what they are computed from.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node, map_arg
+
+from exporters.programs.dropout import DRAW
+from exporters.programs.recorded_graph import input_node, is_impure, output_node
+
+aten = torch.ops.aten
+SHAPE_READERS = {
+    aten.sym_size.int: 0,
+    aten.zeros_like.default: 0,
+    aten.ones_like.default: 0,
+    aten.full_like.default: 0,
+    aten.empty_like.default: 0,
+    aten.new_zeros.default: 0,
+    aten.new_ones.default: 0,
+    aten.new_full.default: 0,
+    aten.new_empty.default: 0,
+    DRAW: 0,
+    aten.expand_as.default: 1,
+    aten.view_as.default: 1,
+    aten.reshape_as.default: 1,
+    aten.type_as.default: 1,
+    aten.to.other: 1,
+}
+"""Operators that read the shape or type of one argument, not its values, and its position."""
+
+
+class SampleFlow:
+    """The operators of a graph that compute activations, and how long each activation is needed.
+
+    Attributes:
+        graph: The recorded graph.
+        operators: The operators whose values depend on those of the samples, in order of execution,
+            without integers and booleans. An operator's index is its place.
+        place: The place of each; -1 for the samples.
+        updates: Operators that change a tensor of the model. They stay even if nothing reads their
+            result.
+    """
+
+    def __init__(self, graph: GraphModule) -> None:
+        self.graph = graph
+        self.batch: torch.SymInt = input_node(graph).meta["val"].shape[0]
+        self.updates = [n for n in graph.graph.nodes if n.op == "call_function" and is_impure(n)]
+        self.operators: list[Node] = []
+        self.place = {input_node(graph): -1}
+        self._needed = self.ancestors([output_node(graph), *self.updates])
+        dependent = {input_node(graph)}
+        for node in graph.graph.nodes:
+            if node not in self._needed or not dependent & set(self.values_read(node)):
+                continue
+            dependent.add(node)
+            if not is_recomputed(node):
+                self.place[node] = len(self.operators)
+                self.operators.append(node)
+        self._behind: dict[Node, tuple[frozenset[Node], frozenset[Node]]] = {}
+
+    def values_read(self, node: Node) -> list[Node]:
+        """The nodes whose values `node` reads; not those of which it reads the shape alone."""
+        position = shape_argument(node)
+        if position is None or not self.knows_shape(node.args[position]):
+            return node.all_input_nodes
+        others = [argument for i, argument in enumerate(node.args) if i != position]
+        found: dict[Node, None] = {}
+        map_arg((others, node.kwargs), lambda read: found.setdefault(read))
+        return list(found)
+
+    def knows_shape(self, node: object) -> bool:
+        """Whether each size of the value of `node` is a number or a multiple of the batch size."""
+        value = node.meta.get("val") if isinstance(node, Node) else None
+        return isinstance(value, Tensor) and all(
+            isinstance(size, int) or self.samples_times(size) is not None for size in value.shape
+        )
+
+    def samples_times(self, size: object) -> int | None:
+        """n if `size` is n times the batch size of the recording, else None."""
+        if not isinstance(size, torch.SymInt):
+            return None
+        # Expressions are compared: comparing sizes would add guards to the recording.
+        factor = size.node.expr / self.batch.node.expr
+        return int(factor) if factor.is_Integer else None
+
+    def ancestors(self, nodes: list[Node]) -> set[Node]:
+        """`nodes`, and all whose values they need."""
+        found, pending = set(nodes), list(nodes)
+        while pending:
+            new = set(self.values_read(pending.pop())) - found
+            found |= new
+            pending += new
+        return found
+
+    def behind(self, node: Node) -> tuple[frozenset[Node], frozenset[Node]]:
+        """What `node` reads: activations and samples; and the constants on the way to them."""
+        if node not in self._behind:
+            activations, constants = set[Node](), set[Node]()
+            for read in self.values_read(node):
+                if read in self.place:
+                    activations.add(read)
+                else:
+                    further = self.behind(read)
+                    activations |= further[0]
+                    constants |= {read, *further[1]}
+            self._behind[node] = frozenset(activations), frozenset(constants)
+        return self._behind[node]
+
+    def tensors_read(self, node: Node) -> set[str]:
+        """Names of the model's tensors that `node` reads, also through constants."""
+        return {str(one.target) for one in self.behind(node)[1] if one.op == "get_attr"}
+
+    def crossings(self) -> Iterator[tuple[Node, ...]]:
+        """The activations and samples that are needed after each place, in order of execution."""
+        last = dict[Node, int]()
+        for place, node in enumerate(self.operators):
+            last |= dict.fromkeys(self.behind(node)[0], place)
+        # The output is needed after the last place.
+        last[output_node(self.graph)] = len(self.operators)
+        alive = {input_node(self.graph): None}
+        for place, node in enumerate(self.operators):
+            alive[node] = None
+            alive = {one: None for one in alive if last.get(one, -1) > place}
+            yield tuple(alive)
+
+    def sample_axis(self, node: Node) -> int | None:
+        """The axis of `node` that counts samples, if all other sizes are numbers; else None."""
+        value = node.meta["val"]
+        axes = [i for i, size in enumerate(value.shape) if isinstance(size, torch.SymInt)]
+        return axes[0] if len(axes) == 1 and self.samples_times(value.shape[axes[0]]) == 1 else None
+
+
+def shape_argument(node: Node) -> int | None:
+    """The position of the argument of which `node` reads only the shape or type, if any."""
+    return SHAPE_READERS.get(node.target)  # type: ignore[call-overload,no-any-return]
+
+
+def is_recomputed(node: Node) -> bool:
+    """Whether `node` computes integers, booleans or a size, which never cross a cut."""
+    value = node.meta.get("val")
+    if isinstance(value, Tensor):
+        return not value.is_floating_point() and not value.is_complex()
+    return not isinstance(value, tuple | list)

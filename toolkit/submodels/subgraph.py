@@ -1,0 +1,171 @@
+"""The operators between two places of a recorded graph, as a graph of one input and one output.
+
+Where one float tensor with the samples as its first axis crosses a cut, it is recorded as it is. In
+other cases the recording of a sample is one row (batch, k): the crossing tensors one after the
+other. The part before the cut ends by concatenating them, and the part after it begins by taking
+the row apart. Token ids are exact in the row: float32 holds all integers up to 2^24.
+"""
+
+import operator
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from exporters.programs.recorded_graph import input_node
+from toolkit.submodels.capacity import count_elements
+from toolkit.submodels.graph_edit import GraphEditor
+from toolkit.submodels.sample_flow import SampleFlow, shape_argument
+
+aten = torch.ops.aten
+EXACT = 2**24
+"""float32 holds all integers from 0 to this number."""
+
+
+def is_row(flow: SampleFlow, nodes: Sequence[Node]) -> bool:
+    """Whether the recording of the values `nodes` is a row for each sample."""
+    # The samples, and what is no tensor, are never recorded: they begin or end a part.
+    (first, *others) = nodes
+    value = first.meta["val"]
+    alone = not others and (first.op == "placeholder" or not isinstance(value, Tensor))
+    return not alone and (bool(others) or flow.sample_axis(first) != 0)
+
+
+def make_subgraph(
+    flow: SampleFlow,
+    sources: Sequence[Node],
+    targets: Sequence[Node],
+    updates: Iterable[Node] = (),
+    limit: int | None = None,
+) -> GraphModule:
+    """The operators that compute `targets` from `sources`.
+
+    Args:
+        flow: The recorded graph.
+        sources: Activations that all paths to `targets` pass; or only the samples.
+        targets: Activations, or only the output.
+        updates: Operators that change tensors of the model and belong to the part too.
+        limit: The number of rows of the embedding that token ids among the sources index.
+
+    Returns:
+        A graph of one input, the recording of `sources`, to the recording of `targets`.
+    """
+    builder = _Builder(flow, sources, limit)
+    builder.copy([*targets, *updates])
+    return builder.finish(targets)
+
+
+class _Builder:
+    """Copies a part of a graph. `copies` maps operators of the graph to those of the part."""
+
+    def __init__(self, flow: SampleFlow, sources: Sequence[Node], limit: int | None) -> None:
+        self.flow, self.part, self.limit = flow, Graph(), limit
+        self.input = self.part.placeholder("x")
+        self.input.meta = dict(sources[0].meta)
+        # Rows have as many samples as the model's input has.
+        self.edit = GraphEditor(self.part, input_node(flow.graph))
+        self.sizes = dict[int, Node]()
+        if is_row(flow, sources):
+            self.copies = self.take_apart(sources)
+        else:
+            self.copies = {sources[0]: self.input}
+
+    def take_apart(self, sources: Sequence[Node]) -> dict[Node, Node]:
+        """The values of `sources`, from rows that hold them one after the other."""
+        bounds = [0]
+        for source in sources:
+            bounds.append(bounds[-1] + count_elements(source, 1))
+        self.input.meta["val"] = self.edit.empty_rows(bounds[-1])
+        pieces = zip(sources, bounds, bounds[1:], strict=False)
+        return {source: self.piece(source, begin, end) for source, begin, end in pieces}
+
+    def piece(self, source: Node, begin: int, end: int) -> Node:
+        """The value of `source`, from columns `begin` to `end` of the rows."""
+        axis, value = self.flow.sample_axis(source), source.meta["val"]
+        assert axis is not None
+        sizes = [int(size) for i, size in enumerate(value.shape) if i != axis]
+        found = self.edit.add(aten.slice.Tensor, self.input, 1, begin, end)
+        found = self.edit.add(aten.reshape.default, found, [-1, *sizes])
+        if axis > 0:
+            found = self.edit.add(aten.movedim.int, found, 0, axis)
+        if value.is_floating_point():
+            return found
+        assert self.limit is not None
+        found = self.edit.add(aten.to.dtype, found, value.dtype)
+        # Verification feeds random recordings; ids must be valid in them too.
+        return self.edit.add(aten.clamp.default, found, 0, self.limit - 1)
+
+    def copy(self, ends: list[Node]) -> None:
+        """Copy `ends` and all that computes them from the sources."""
+        wanted, pending = set(self.copies), list(ends)
+        while pending:
+            node = pending.pop()
+            if node not in wanted:
+                wanted.add(node)
+                pending += self.flow.values_read(node)
+        for node in self.flow.graph.graph.nodes:
+            if node in wanted and node not in self.copies:
+                self.copies[node] = self.copied(node)
+
+    def copied(self, node: Node) -> Node:
+        """A copy of `node`."""
+        factor = self.flow.samples_times(node.meta.get("val"))
+        if factor is not None:
+            return self.batch_size(factor)
+        shaped = shape_argument(node)
+        if shaped is not None and node.args[shaped] not in self.copies:
+            donor = node.args[shaped]
+            assert isinstance(donor, Node)
+            self.copies[donor] = self.of_same_shape(donor)
+        copy = self.part.node_copy(node, lambda one: self.copies[one])
+        # A recording is contiguous, also where the values that it holds were not.
+        if copy.target is aten.view.default:
+            copy.target = aten.reshape.default
+        return copy
+
+    def batch_size(self, factor: int) -> Node:
+        """The batch size times `factor`, known from the recording."""
+        if factor not in self.sizes:
+            self.sizes[factor] = (
+                self.part.call_function(aten.sym_size.int, (self.input, 0))
+                if factor == 1
+                else self.part.call_function(operator.mul, (self.batch_size(1), factor))
+            )
+            self.sizes[factor].meta["val"] = self.flow.batch * factor
+        return self.sizes[factor]
+
+    def of_same_shape(self, donor: Node) -> Node:
+        """Zeros with shape and type of `donor`, which is on the other side of the cut."""
+        value = donor.meta["val"]
+        factors = [self.flow.samples_times(size) for size in value.shape]
+        sizes = [
+            int(size) if factor is None else self.batch_size(factor)
+            for size, factor in zip(value.shape, factors, strict=True)
+        ]
+        same = value.dtype == self.input.meta["val"].dtype
+        twin = self.part.call_function(
+            aten.new_zeros.default, (self.input, sizes), {} if same else {"dtype": value.dtype}
+        )
+        twin.meta["val"] = value
+        return twin
+
+    def finish(self, targets: Sequence[Node]) -> GraphModule:
+        """The part, which returns the recording of `targets`."""
+        found = self.copies[targets[0]]
+        if is_row(self.flow, targets):
+            found = self.edit.add(aten.cat.default, [self.row(target) for target in targets], 1)
+        self.part.output(found)
+        # Parameters are found by name in the original graph module.
+        module = GraphModule(self.flow.graph, self.part)
+        self.part.lint()
+        return module
+
+    def row(self, target: Node) -> Node:
+        """The value of `target` as rows (batch, k) of float32."""
+        found, axis = self.copies[target], self.flow.sample_axis(target)
+        if axis:
+            found = self.edit.add(aten.movedim.int, found, axis, 0)
+        if not target.meta["val"].is_floating_point():
+            found = self.edit.add(aten.to.dtype, found, torch.float32)
+        return self.edit.add(aten.reshape.default, found, [-1, count_elements(target, 1)])
