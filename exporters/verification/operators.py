@@ -108,7 +108,9 @@ class OperatorCheck:
         if difference <= TOLERANCE * scale:
             return OperatorError(node, difference / scale)
         moved, _ = distance(result.nudged(), result.value)
-        return OperatorError(node, difference / (scale + SUMMED / TOLERANCE * moved))
+        explained = scale + SUMMED / TOLERANCE * moved
+        passes = difference <= TOLERANCE * explained
+        return OperatorError(node, difference / (explained if passes else scale))
 
     def _nudge(self, value: Tensor) -> Tensor:
         """`value` with rounding errors."""
