@@ -1,6 +1,7 @@
 """Reads values inside an ONNX graph, for verification."""
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import onnx
@@ -32,7 +33,7 @@ def places_of(
     """
     made = {name for node in model.graph.node for name in node.output}
     places = {node.name: Place(node.name) for node in module.graph.nodes if node.name in made}
-    results = module.graph.output_node().args[0]
+    results = cast(list[Node], module.graph.output_node().args[0])
     for node, port in zip(results, signature.outputs, strict=True):
         if isinstance(node, Node) and node.op == "call_function":
             places[node.name] = Place(port.name)

@@ -17,7 +17,7 @@ from exporters.verification.double_precision import DoublePrecision, doubled
 from exporters.verification.errors import distance
 
 
-class DecompositionCheck(TorchDispatchMode):
+class DecompositionCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs each decomposition beside the operator that it replaces, in float64.
 
     Attributes:
@@ -26,7 +26,7 @@ class DecompositionCheck(TorchDispatchMode):
     """
 
     def __init__(self, forms: Decompositions, names: Mapping[int, str], tolerance: float) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: tuple[str, list[str]] | None = None
         self._forms, self._names, self._tolerance = {**table(), **forms}, names, tolerance
 
@@ -37,7 +37,7 @@ class DecompositionCheck(TorchDispatchMode):
         args, kwargs = tree_map(doubled, (args, kwargs or {}))
         form = self._forms.get(func) if self.found is None else None
         copies = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
-        with DoublePrecision():
+        with DoublePrecision():  # type: ignore[no-untyped-call]
             results = func(*args, **kwargs)
             instead = NotImplemented if form is None else form(*copies[0], **copies[1])
         if instead is not NotImplemented and not self._alike(instead, results):

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 from exporters.programs.program import ProgramSignature
 
 
-class DoublePrecision(TorchDispatchMode):
+class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Computes every operator in float64 where the code says float32, constants included."""
 
     def __torch_dispatch__(
@@ -30,6 +30,6 @@ def doubled(value: Any) -> Any:
 
 def reference(signature: ProgramSignature, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The outputs of `signature` in float64, by PyTorch's kernels and its autograd."""
-    with DoublePrecision():
+    with DoublePrecision():  # type: ignore[no-untyped-call]
         results = signature.function({name: doubled(value) for name, value in feeds.items()})
     return {name: value.detach() for name, value in results.items()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
@@ -79,7 +79,7 @@ def computed(node: Node, known: Mapping[Node, Result]) -> Result:
 
     def call(read: Callable[[Result], Any]) -> Any:
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: read(sources[n]))
-        found = node.target(*args, **kwargs)
+        found = cast(Callable[..., Any], node.target)(*args, **kwargs)
         # Operators that make a tensor choose float32 by default.
         return doubled(found) if isinstance(found, Tensor) else found
 

@@ -1,6 +1,7 @@
 """Says where in the model an operator of a traced graph belongs."""
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import cast
 
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
@@ -26,7 +27,9 @@ def nearest_parameter(module: GraphModule, signature: ProgramSignature, node: No
     }
     returned = {
         source: port.state
-        for source, port in zip(module.graph.output_node().args[0], signature.outputs, strict=True)
+        for source, port in zip(
+            cast(list[Node], module.graph.output_node().args[0]), signature.outputs, strict=True
+        )
         if port.state is not None
     }
     before = search(node, read, lambda one: one.all_input_nodes)
