@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,8 +18,10 @@ from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.program import Program, ProgramSignature, Report, silent
 from exporters.programs.program_identity import graphs_key
 from exporters.programs.source_lines import first_line
+from exporters.programs.traced_graph import TracedGraph
 from exporters.runtime_graph import Graph, Graphs
-from exporters.verification import Verdict, verify, worst
+from exporters.verification.verdict import Verdict, worst
+from exporters.verification.verify import verify
 from profiles.errors import EdgeTailorError, ExportError, InputError, VerificationError
 
 Format = Literal["onnx", "tflite"]
@@ -197,7 +200,7 @@ def export(
     fresh = [unit for unit, verdict in zip(units, earlier, strict=True) if verdict is None]
     if check is not False and fresh:
         report("verifying against PyTorch")
-        found = verify_units(fresh, graphs, values)
+        found = verify_units(fresh, graphs, values, format)
         verdict = worst(found)
         if not verdict.passed:
             write_bundle(kept, files, force=True)
@@ -208,6 +211,7 @@ def export(
                 tolerance=verdict.tolerance,
                 signature=verdict.signature,
                 output=verdict.output,
+                operator=verdict.operator,
                 step=verdict.step,
                 seed=verdict.seed,
                 kept=str(kept),
@@ -241,10 +245,19 @@ def keep_verdicts(
 
 
 def verify_units(
-    units: Sequence[GraphUnit], graphs: Graphs, values: Mapping[str, Tensor]
+    units: Sequence[GraphUnit], graphs: Graphs, values: Mapping[str, Tensor], format: Format
 ) -> list[Verdict]:
     """The worst verdict of each of `units`; `graphs` hold the bundle's constants."""
-    return [verify(unit.program, graphs, values) for unit in units]
+    return [verify(unit.program, graphs, values, partial(traced, format)) for unit in units]
+
+
+def traced(format: Format, signature: ProgramSignature) -> TracedGraph:
+    """Trace a signature again whose graph comes from the cache."""
+    if format == "onnx":
+        return onnx_writer.lower(signature)[1]
+    from exporters.tflite import tflite_writer
+
+    return tflite_writer.to_subgraph(signature)[1]
 
 
 def write_bundle(out: Path, files: Mapping[str, bytes], force: bool) -> None:

@@ -26,7 +26,7 @@ from exporters.memory import onnx_footprint, tflite_footprint
 from exporters.memory.tflite_footprint import MemoryPlan
 from exporters.programs.program_identity import digest
 from exporters.runtime_graph import Graph, Graphs
-from exporters.verification import Verdict
+from exporters.verification.verdict import Verdict
 
 VARIABLE = "EDGETAILOR_CACHE"
 LIMIT_BYTES = 1_000_000_000

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from device_agent.formats.manifest import Runtime
 from exporters.memory.onnx_footprint import Footprint
 from exporters.memory.tflite_footprint import MemoryPlan
+from exporters.programs.traced_graph import TracedGraph
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Graph:
         held: Inputs of the signature that are constants of the file instead; see
             `embedded_weights.py`.
         plan: Source of the footprint of a TFLite graph; None for ONNX.
+        traced: What the file was made from; None if the graph comes from the cache.
     """
 
     runtime: Runtime
@@ -33,6 +35,7 @@ class Graph:
     footprint: Callable[[int], Footprint] = field(compare=False)
     held: frozenset[str] = frozenset()
     plan: MemoryPlan | None = field(default=None, compare=False, repr=False)
+    traced: TracedGraph | None = field(default=None, compare=False, repr=False)
 
 
 Graphs = Mapping[str, Graph]

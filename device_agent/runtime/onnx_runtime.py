@@ -46,6 +46,17 @@ def arena() -> str:
     return ", ".join(f"{name} {'on' if on else 'off'}" for name, on in settings.items())
 
 
+def open_model(model: str | bytes, threads: int) -> onnxruntime.InferenceSession:
+    """A session of a graph, given as a path or as its content, as the agent opens it."""
+    return onnxruntime.InferenceSession(
+        model,
+        session_options(threads),
+        providers=["CPUExecutionProvider"],
+        # A graph computes some tensors twice on purpose, to save memory.
+        disabled_optimizers=["CommonSubexpressionElimination"],
+    )
+
+
 class OnnxSession:
     """One graph in its own session. The caller owns the results; inputs are never modified.
 
@@ -57,16 +68,9 @@ class OnnxSession:
 
         Raises BundleError if ONNX Runtime cannot load the graph.
         """
-        options = session_options(threads)
         self._graph = graph
         try:
-            self._session = onnxruntime.InferenceSession(
-                str(graph),
-                options,
-                providers=["CPUExecutionProvider"],
-                # A graph computes some tensors twice on purpose, to save memory.
-                disabled_optimizers=["CommonSubexpressionElimination"],
-            )
+            self._session = open_model(str(graph), threads)
         except Exception as error:  # the exceptions of onnxruntime have no public base class
             raise runtime_error(error, graph, "is refused by", DESCRIPTION) from None
         release_unused()  # the parsed file, and weights in intermediate layouts

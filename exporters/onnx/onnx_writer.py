@@ -28,6 +28,7 @@ from exporters.decompositions.multiply_add import SYMBOLIC_FACTORS
 from exporters.memory.in_place_operators import IN_PLACE
 from exporters.memory.onnx_footprint import footprint
 from exporters.onnx.exported_program import exported
+from exporters.onnx.exposed_values import exposed_values, places_of
 from exporters.onnx.graph_passes import shorten
 from exporters.onnx.onnx_translations import TRANSLATIONS
 from exporters.onnx.operator_table import OPSET, missing_translations
@@ -37,6 +38,7 @@ from exporters.programs import source_lines
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.operator_support import suggest_alternative
 from exporters.programs.program import Program, ProgramSignature, Report
+from exporters.programs.traced_graph import TracedGraph, in_double_precision
 from exporters.programs.tracing import trace
 from exporters.runtime_graph import Graph
 from profiles.errors import EdgeTailorError, ExportError
@@ -53,10 +55,12 @@ def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
     graphs = {}
     for signature in program.signatures:
         report(f"lowering {signature.name}")
-        data = to_onnx(signature)
+        data, traced = lower(signature)
         operators = len(onnx.load_from_string(data).graph.node)
         file, memory = f"{signature.name}.onnx", partial(footprint, data)
-        graphs[signature.name] = Graph("onnx", file, data, operators, len(data), memory)
+        graphs[signature.name] = Graph(
+            "onnx", file, data, operators, len(data), memory, traced=traced
+        )
     return graphs
 
 
@@ -72,6 +76,11 @@ def to_onnx(signature: ProgramSignature) -> bytes:
     Raises:
         ExportError: An operator cannot be expressed in ONNX.
     """
+    return lower(signature)[0]
+
+
+def lower(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
+    """Lower one signature; returns the file and what it was made from. Raises as `to_onnx`."""
     try:
         return written(signature)
     except EdgeTailorError:
@@ -86,12 +95,14 @@ def to_onnx(signature: ProgramSignature) -> bytes:
         ) from error
 
 
-def written(signature: ProgramSignature) -> bytes:
+def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
     """Lower `signature`. Errors of torch and onnx reach the caller."""
     quieten()
-    graph = trace(signature, {**missing_translations(), **ONNX_RUNTIME, **SYMBOLIC_FACTORS})
+    forms = {**missing_translations(), **ONNX_RUNTIME, **SYMBOLIC_FACTORS}
+    graph = shorten(trace(signature, forms))
+    traced = in_double_precision(graph)
     try:
-        lowered = lower(exported(shorten(graph)), signature)
+        lowered = translated(exported(graph), signature)
     except OnnxExporterError as error:
         raise no_form(signature, str(error.__cause__ or error)) from error
     fold_constants(lowered.model, output_size_limit=FOLDED_NUMBERS)
@@ -107,7 +118,9 @@ def written(signature: ProgramSignature) -> bytes:
     )(lowered.model)
     finish_scans(lowered.model)
     separate_outputs(lowered.model.graph, [port.name for port in signature.outputs])
-    return finish(lowered.model_proto, signature)
+    model = lowered.model_proto
+    data = finish(model, signature)
+    return data, TracedGraph(traced, places_of(traced, model, signature), exposed_values, forms)
 
 
 def no_form(signature: ProgramSignature, reason: str) -> ExportError:
@@ -131,7 +144,7 @@ def no_form(signature: ProgramSignature, reason: str) -> ExportError:
     )
 
 
-def lower(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
+def translated(program: ExportedProgram, signature: ProgramSignature) -> ONNXProgram:
     """Translate with torch.onnx, without its optimizer, which takes longer than everything else."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

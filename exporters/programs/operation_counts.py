@@ -1,5 +1,6 @@
 """Counts the multiply-accumulates of a signature, independently of any runtime."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -54,7 +55,11 @@ def macs_of(run: Callable[[], object]) -> int:
     """
     # The counter does not know the CPU's fused attention kernel. The MATH backend makes attention
     # plain matrix products instead.
-    counter = FlopCounterMode(display=False, custom_mapping={loop.overloadpacket: loop_flops})
+    formulas = {
+        loop.overloadpacket: loop_flops,
+        torch.ops.aten.convolution_backward: convolution_gradient_flops,
+    }
+    counter = FlopCounterMode(display=False, custom_mapping=formulas)
     # Recorded graphs hold constants that are real tensors.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with sdpa_kernel(SDPBackend.MATH), fake, counter, RecurrenceLoops():
@@ -70,3 +75,28 @@ def loop_flops(
     with FlopCounterMode(display=False) as counter:
         STEPS[step].function(*(torch.empty(list(shape)) for shape in one))
     return inputs[0][0] * int(counter.get_total_flops())
+
+
+def convolution_gradient_flops(
+    grad: Sequence[int],
+    x: Sequence[int],
+    weight: Sequence[int],
+    bias: object,
+    stride: object,
+    padding: object,
+    dilation: object,
+    transposed: bool,
+    output_padding: object,
+    groups: int,
+    output_mask: Sequence[bool],
+    *rest: object,
+    **out: object,
+) -> int:
+    """Operations of the gradients of `x` and of `weight`: each those of the convolution itself.
+
+    PyTorch's own formula counts the weight gradient of a grouped convolution as if it had one
+    group: a depthwise one as many times too high as it has channels.
+    """
+    pixels = math.prod((x if transposed else grad)[2:])
+    macs = x[0] * pixels * math.prod(weight)
+    return 2 * macs * sum(map(bool, output_mask[:2]))

@@ -78,6 +78,14 @@ def place_of_operator(source: GraphModule | None, operator: str) -> str:
     return place_of_node(max(alike, key=lambda pair: (pair[0] == name, len(pair[0])))[1])
 
 
+def place_of_tensor(source: GraphModule | None, name: str) -> str:
+    """Module and line of the first operator that reads the parameter or buffer `name`; or empty."""
+    for node in source.graph.find_nodes(op="get_attr") if source is not None else ():
+        if node.target == name and node.users:
+            return place_of_node(next(iter(node.users)))
+    return ""
+
+
 def place_of_write(source: GraphModule | None) -> str:
     """Module and line of the first write into a part of a tensor; or empty.
 

@@ -136,8 +136,11 @@ class Subgraph:
         self.calls.append((made.builtinOptions, part))
         return outputs
 
-    def pruned(self) -> "Subgraph":
-        """A copy without the operators and tensors that no output needs."""
+    def pruned(self) -> "tuple[Subgraph, dict[int, int]]":
+        """A copy without the operators and tensors that no output needs.
+
+        Returns the copy, and the index in it of each tensor that is left.
+        """
         needed = {t.index for t in (*self.inputs.values(), *self.outputs.values())}
         operators = []
         for code, made in reversed(self.operators):
@@ -156,7 +159,7 @@ class Subgraph:
             twin.outputs = np.asarray([place[i] for i in made.outputs], np.int32)
             return twin
 
-        return Subgraph(
+        copied = Subgraph(
             self.name,
             tensors=[copy.copy(self.tensors[i]) for i in sorted(needed)],
             operators=[(code, renumbered(made)) for code, made in reversed(operators)],
@@ -166,6 +169,7 @@ class Subgraph:
             outputs=moved(self.outputs),
             calls=[(options, part) for options, part in self.calls if id(options) in kept],
         )
+        return copied, place
 
 
 def open_size(size: Size) -> bool:

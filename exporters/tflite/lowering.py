@@ -18,6 +18,8 @@ from exporters.programs.loop_bodies import Body, stored
 from exporters.programs.operator_support import suggest_alternative
 from exporters.programs.program import ProgramSignature
 from exporters.programs.source_lines import place_of_operator
+from exporters.programs.traced_graph import Place
+from exporters.tflite.exposed_values import exposed_name
 from exporters.tflite.flatbuffer import TYPES, Size, Subgraph, Tensor, open_size
 from exporters.tflite.tensor_layouts import Layouts, UnsupportedError, Value
 from profiles.errors import ExportError
@@ -52,6 +54,7 @@ class Lowering(Layouts):
         self.greater: dict[Value, tuple[Value, Value]] = {}  # what was compared
         self.rectified: set[int] = set()  # tensors without negative numbers
         self.rows: dict[int, list[Tensor]] = {}  # parts that a tensor was packed from
+        self.values: dict[str, Value] = {}  # by name of the node
 
     def input(self, name: str, dtype: str, shape: Sequence[Size]) -> Tensor:
         """A new input of the subgraph."""
@@ -88,8 +91,11 @@ class Lowering(Layouts):
 
 def lower_signature(
     graph: GraphModule, signature: ProgramSignature, forms: LoweringRules
-) -> Subgraph:
-    """Lower a traced signature. Raises ExportError naming an operator without a TFLite form."""
+) -> tuple[Subgraph, dict[str, Place]]:
+    """Lower a traced signature; returns its subgraph, and where that has the nodes' values.
+
+    Raises ExportError naming an operator without a TFLite form.
+    """
     check_forms(graph, forms, signature)
     lowering = Lowering(Subgraph(signature.name), forms, signature)
     examples = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
@@ -99,7 +105,14 @@ def lower_signature(
     ]
     results = lower(lowering, graph, [Value.plain(tensor) for tensor in inputs])
     finish(lowering, results)
-    return lowering.graph.pruned()
+    subgraph, index = lowering.graph.pruned()
+    computed = {n for _, made in subgraph.operators for n in made.outputs.tolist()}
+    places = {
+        name: Place(exposed_name(index[value.tensor.index]), value.order)
+        for name, value in lowering.values.items()
+        if index.get(value.tensor.index) in computed
+    }
+    return subgraph, places
 
 
 def lower(lowering: Lowering, graph: GraphModule, inputs: Sequence[Value]) -> list[Value]:
@@ -115,6 +128,8 @@ def lower(lowering: Lowering, graph: GraphModule, inputs: Sequence[Value]) -> li
             known[node] = held if isinstance(held, Body) else lowering.constant(held)
         elif node.op == "call_function":
             known[node] = call(lowering, node, known)
+            if isinstance(known[node], Value):
+                lowering.values[node.name] = known[node]
         else:
             results = [known[n] for n in node.args[0]]
     return results

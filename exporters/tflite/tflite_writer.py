@@ -10,6 +10,7 @@ from functools import partial
 from exporters.memory.tflite_footprint import footprint
 from exporters.programs.loop_bodies import to_scans
 from exporters.programs.program import Program, ProgramSignature, Report
+from exporters.programs.traced_graph import TracedGraph, in_double_precision
 from exporters.programs.tracing import trace
 from exporters.runtime_graph import Graph
 from exporters.tflite import (
@@ -23,6 +24,7 @@ from exporters.tflite import (
     tflite_decompositions,
     unrolled_loops,
 )
+from exporters.tflite.exposed_values import exposed_values
 from exporters.tflite.flatbuffer import Subgraph, serialize, with_parts
 from exporters.tflite.lowering import LoweringRules, lower_signature
 from exporters.tflite.subgraph_sizes import plan_of
@@ -42,19 +44,25 @@ FORMS: LoweringRules = {
 }
 
 
-def to_subgraph(signature: ProgramSignature) -> Subgraph:
-    """Lower one signature. Raises ExportError if an operator has no TFLite form."""
-    graph = trace(signature, tflite_decompositions.FORMS)
-    to_scans(graph, tflite_decompositions.FORMS)
-    return lower_signature(graph, signature, FORMS)
+def to_subgraph(signature: ProgramSignature) -> tuple[Subgraph, TracedGraph]:
+    """Lower one signature; returns its subgraph and what that was made from.
+
+    Raises ExportError if an operator has no TFLite form.
+    """
+    forms = tflite_decompositions.FORMS
+    graph = trace(signature, forms)
+    traced = in_double_precision(graph)
+    to_scans(graph, forms)
+    subgraph, places = lower_signature(graph, signature, FORMS)
+    return subgraph, TracedGraph(traced, places, partial(exposed_values, signature.name), forms)
 
 
 def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
     """Lower all signatures of `program` to one file; see `exporters.export.compile_graphs`."""
-    subgraphs = {}
+    subgraphs, traced = {}, {}
     for signature in program.signatures:
         report(f"lowering {signature.name}")
-        subgraphs[signature.name] = to_subgraph(signature)
+        subgraphs[signature.name], traced[signature.name] = to_subgraph(signature)
     data = serialize(subgraphs, DESCRIPTION)
     operators = sum(len(part.operators) for part in with_parts(subgraphs.values()))
     graphs = {}
@@ -68,6 +76,7 @@ def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
             size=len(serialize({name: own}, DESCRIPTION)),
             footprint=partial(footprint, plan),
             plan=plan,
+            traced=traced[name],
         )
     return graphs
 
@@ -77,4 +86,4 @@ def to_tflite(signatures: Sequence[ProgramSignature]) -> bytes:
 
     Raises ExportError with the names of a signature and of its operator without a TFLite form.
     """
-    return serialize({s.name: to_subgraph(s) for s in signatures}, DESCRIPTION)
+    return serialize({s.name: to_subgraph(s)[0] for s in signatures}, DESCRIPTION)

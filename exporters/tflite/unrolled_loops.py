@@ -90,7 +90,7 @@ def part_of(
     inner.graph.outputs = {f"y{n}": tensor for n, tensor in enumerate(made.values())}
     places = {index: n for n, index in enumerate((*made, *given))}
     where = [[places[t.index] for t in row] for row in (last, *written)]
-    return Part(inner.graph.pruned(), where[0], where[1:])
+    return Part(inner.graph.pruned()[0], where[0], where[1:])
 
 
 def unpack_rows(lowering: Lowering, value: Value) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """Frozen tensors as constants of the graph that alone reads them."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,9 @@ from device_agent.runtime.onnx_runtime import OnnxSession
 from edgetailor import GlobalModel, split
 from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import with_constants
-from exporters.export import compile_graphs
+from exporters.export import compile_graphs, traced
 from exporters.runtime_graph import Graph, Graphs
-from exporters.verification import verify
+from exporters.verification.verify import verify
 from toolkit.submodels.submodel import Submodel
 
 AHEAD = {"conv.weight", "hidden.weight", "norm.bias", "bn.running_var"}
@@ -106,8 +107,9 @@ def test_tflite_graphs_stay_as_they_are(sliced: tuple[Submodel, Graphs, GlobalMo
 def test_a_wrong_constant_does_not_pass(sliced: tuple[Submodel, Graphs, GlobalModel]) -> None:
     submodel, graphs, numbers = sliced
     values = submodel.cut(numbers)
-    assert verify(submodel.program, with_constants(submodel.program, graphs, values), values).passed
+    program, trace = submodel.program, partial(traced, "onnx")
+    assert verify(program, with_constants(program, graphs, values), values, trace).passed
     wrong = {**values, "hidden.weight": values["hidden.weight"] * 1.1}
-    verdict = verify(submodel.program, with_constants(submodel.program, graphs, wrong), values)
+    verdict = verify(program, with_constants(program, graphs, wrong), values, trace)
     assert not verdict.passed
     assert verdict.signature == "forward_1"

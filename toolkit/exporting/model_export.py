@@ -16,7 +16,7 @@ from exporters.programs.capture import SharedRecording
 from exporters.programs.operation_counts import macs
 from exporters.programs.program import ProgramSignature
 from exporters.runtime_graph import Graph
-from exporters.verification import Verdict
+from exporters.verification.verdict import Verdict
 from profiles.errors import InputError
 from toolkit.exporting.approximation import Fit, fit
 from toolkit.exporting.output_places import check_places
@@ -245,6 +245,7 @@ def as_json(exported: Exported) -> dict[str, object]:
             "tolerance": verdict.tolerance,
             "signature": verdict.signature,
             "output": verdict.output,
+            "operator": verdict.operator,
             "step": verdict.step,
             "steps": verdict.steps,
             "seed": verdict.seed,

@@ -24,7 +24,7 @@ def export(
         state: The global model's weights.
         out: The new folder.
         format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
-        verify: Compare three training steps with PyTorch in float64 first.
+        verify: Compare operators and training steps with PyTorch in float64 first.
         force: Replace an earlier bundle at `out`.
 
     Returns:

@@ -1,6 +1,7 @@
 """Multiply-accumulates of signatures, compared with counts by hand."""
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from edgetailor import split
@@ -68,3 +69,20 @@ def test_recurrent_layers_count_each_time_step(
         "predict": forward,
         "evaluate": forward,
     }
+
+
+@pytest.mark.parametrize("groups", [2, 6])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_grouped_convolution_has_grouped_gradients(groups: int, transposed: bool) -> None:
+    """6 to 12 channels: each weight meets each place of the smaller image once, three times."""
+    layer = nn.ConvTranspose2d if transposed else nn.Conv2d
+    model = nn.Sequential(
+        nn.Conv2d(2, 6, 1), layer(6, 12, 3, stride=2, groups=groups), nn.Flatten(), nn.LazyLinear(7)
+    )
+    model(torch.zeros(1, 2, 7, 7))
+    grouped = (7 * 7 if transposed else 3 * 3) * (6 * 12 // groups * 3 * 3)
+    classifier = model[3].in_features * 7
+    step = split(model, "full", (2, 7, 7)).program
+    first = 7 * 7 * 2 * 6
+    assert counted(step)["predict"] == BATCH * (first + grouped + classifier)
+    assert counted(step)["train"] == BATCH * (2 * first + 3 * (grouped + classifier))

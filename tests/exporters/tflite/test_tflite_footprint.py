@@ -81,7 +81,7 @@ def test_the_arena_is_as_long_as_litert_makes_it(data: st.DataObject) -> None:
         a, b = (data.draw(st.sampled_from(made[-4:])) for _ in range(2))
         made.append(joined(graph, a, b))
     graph.outputs["y"] = made[-1]
-    graph = graph.pruned()
+    graph, _ = graph.pruned()
     plan = plan_of(graph)
     between = buffers(plan, tensor_sizes(plan, BATCH), BATCH)
     end = len(graph.operators)

@@ -131,8 +131,8 @@ signature +operators +MACs +graph +peak memory
 (?:(?:train|predict|evaluate) .*\n){3}for a batch of 4; .*
 training: .*
 graphs: reused from the cache
-verified: relative error \d\.\de-\d\d \(tolerance 5e-03, seed \d+\)
-  worst tensor: .*
+verified: relative error \d\.\de-\d\d \(tolerance \de-\d\d, seed \d+\)
+  worst (?:tensor|operator): .*
 (?P<earlier>  from an earlier export of the same graphs; --verify compares them again
 )?bundle: (?:second|third)
 """

@@ -12,7 +12,7 @@ from bundles import everything
 from command_models import TINY
 from commands import edgetailor, refused
 from device_agent.formats.bundle import open_bundle
-from exporters.verification import Verdict
+from exporters.verification.verdict import Verdict
 from profiles.errors import ExportError, InputError, SpecError, VerificationError
 from refusals import refused as refused_by
 from toolkit.cli.export_table import explain_unknown, show_tiers
@@ -121,7 +121,7 @@ def test_an_unknown_peak_is_explained(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_an_earlier_verdict_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
-    verdict = Verdict(error=1.25e-7, signature="train", output="loss", seed=1)
+    verdict = Verdict(error=1.25e-7, signature="train", output="loss", seed=1, tolerance=1e-5)
     sizes = Inspection("full", 340, 1, 1, 1360, 1, 1.0, ())
     made = Exported(Path("b"), sizes, "0" * 64, 9000, (), (2_500_000, "train"), verdict)
     tiers = (Tier(name=name, submodel="full") for name in ("desktop", "phone"))

@@ -1,0 +1,93 @@
+"""Finds the decomposition whose formula is wrong, after the traced graph turned out to be wrong."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.func import functionalize
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from exporters.decompositions import table
+from exporters.decompositions.decomposition import Decompositions
+from exporters.programs.composite_operators import Composites
+from exporters.programs.program import ProgramSignature
+from exporters.recurrence.recurrent_layers import RecurrenceLoops
+from exporters.verification.double_precision import DoublePrecision, doubled
+from exporters.verification.errors import distance
+
+
+class DecompositionCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs each decomposition beside the operator that it replaces, in float64.
+
+    Attributes:
+        found: The first operator whose decomposition differs, and the names of the inputs of the
+            signature that it reads; None if there is none.
+    """
+
+    def __init__(self, forms: Decompositions, names: Mapping[int, str], tolerance: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: tuple[str, list[str]] | None = None
+        self._forms, self._names, self._tolerance = {**table(), **forms}, names, tolerance
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run `func` in float64, and its decomposition on copies of the same inputs."""
+        args, kwargs = tree_map(doubled, (args, kwargs or {}))
+        form = self._forms.get(func) if self.found is None else None
+        copies = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
+        with DoublePrecision():  # type: ignore[no-untyped-call]
+            results = func(*args, **kwargs)
+            instead = NotImplemented if form is None else form(*copies[0], **copies[1])
+        if instead is not NotImplemented and not self._alike(instead, results):
+            read = [self._names.get(x.data_ptr()) for x in tree_leaves(args) if is_tensor(x)]
+            self.found = func._schema.name, [name for name in read if name is not None]
+        return results
+
+    def _alike(self, came: object, right: object) -> bool:
+        """Whether all tensors of two results agree."""
+        pairs = zip(tensors(came), tensors(right), strict=False)
+        distances = [distance(one, other) for one, other in pairs if one.shape == other.shape]
+        return all(far <= self._tolerance * max(1.0, size) for far, size in distances)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether `value` is a tensor with elements."""
+    return isinstance(value, Tensor) and value.numel() > 0
+
+
+def tensors(results: object) -> list[Tensor]:
+    """The tensors with elements in `results`."""
+    return [value for value in tree_leaves(results) if is_tensor(value)]
+
+
+def wrong_decomposition(
+    signature: ProgramSignature,
+    forms: Decompositions,
+    feeds: Mapping[str, Tensor],
+    tolerance: float,
+) -> tuple[str, list[str]] | None:
+    """Find the first operator of `signature` whose decomposition is wrong.
+
+    Args:
+        signature: The function to run.
+        forms: The writer's own decompositions.
+        feeds: Inputs by name.
+        tolerance: Largest error relative to the norm of a result.
+
+    Returns:
+        The operator's name, and the names of the inputs that it reads; None if all are right.
+    """
+    given = {name: doubled(value) for name, value in feeds.items()}
+    names = {value.data_ptr(): name for name, value in given.items()}
+    check = DecompositionCheck(forms, names, tolerance)
+    ports = [port.name for port in signature.inputs]
+
+    def flat(*values: Tensor) -> list[Tensor]:
+        results = signature.function(dict(zip(ports, values, strict=True)))
+        return [results[port.name] for port in signature.outputs]
+
+    with check, RecurrenceLoops(), Composites():
+        functionalize(flat)(*(given[port] for port in ports))
+    return check.found

@@ -1,0 +1,35 @@
+"""Runs float32 code in float64."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from exporters.programs.program import ProgramSignature
+
+
+class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Computes every operator in float64 where the code says float32, constants included."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run `func` on float64 copies of its float32 tensors."""
+        return tree_map(doubled, func(*tree_map(doubled, args), **tree_map(doubled, kwargs or {})))
+
+
+def doubled(value: Any) -> Any:
+    """float64 in place of float32: a tensor, or the type itself."""
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype == torch.float32 else value
+    return torch.float64 if value is torch.float32 else value
+
+
+def reference(signature: ProgramSignature, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The outputs of `signature` in float64, by PyTorch's kernels and its autograd."""
+    with DoublePrecision():  # type: ignore[no-untyped-call]
+        results = signature.function({name: doubled(value) for name, value in feeds.items()})
+    return {name: value.detach() for name, value in results.items()}

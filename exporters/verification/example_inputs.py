@@ -1,0 +1,58 @@
+"""Random inputs to verify a signature with."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from device_agent.formats.label_rule import IGNORED, LabelRule
+from device_agent.formats.manifest import SAFE_LIMIT, Port
+from exporters.programs.program import Program
+
+
+def examples(
+    ports: Iterable[Port],
+    program: Program,
+    values: Mapping[str, Tensor],
+    generator: torch.Generator,
+    batch: int,
+) -> dict[str, Tensor]:
+    """An input for each of `ports`, by name; see `example`."""
+    return {port.name: example(port, program, values, generator, batch) for port in ports}
+
+
+def example(
+    port: Port,
+    program: Program,
+    values: Mapping[str, Tensor],
+    generator: torch.Generator,
+    batch: int,
+) -> Tensor:
+    """An input for `port`: the stored value, or random numbers of its kind."""
+    shape = [batch if size is None else size for size in port.shape]
+    if port.kind == "labels" and port.dtype == "float32":
+        return torch.randn(shape, generator=generator)
+    if port.kind == "labels":
+        return random_labels(program.classes, shape, generator)
+    if port.state is not None and port.state in values:
+        return values[port.state].detach()
+    if port.kind == "classes":  # one class is absent, so that the mask has an effect
+        return (torch.arange(shape[0]) > 0).float()
+    if port.kind == "seed":
+        return torch.randint(2**31 - 1, shape, generator=generator)
+    if port.kind == "scalar":
+        return torch.tensor(0.05)
+    if port.kind == "samples" and port.dtype == "int64":
+        return torch.randint(program.sample_limit or SAFE_LIMIT, shape, generator=generator)
+    if port.kind == "samples":
+        return torch.randn(shape, generator=generator)
+    # Optimizer state: second moments and step counts must not be negative.
+    return torch.rand(shape, generator=generator) * 0.1
+
+
+def random_labels(classes: int, shape: list[int], generator: torch.Generator) -> Tensor:
+    """Random classes of `shape`; a quarter is IGNORED if a sample has several."""
+    labels = torch.randint((LabelRule(classes).highest or 0) + 1, shape, generator=generator)
+    if len(shape) == 1:
+        return labels
+    return torch.where(torch.rand(shape, generator=generator) < 0.25, IGNORED, labels)

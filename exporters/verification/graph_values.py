@@ -1,0 +1,99 @@
+"""Computes the values of a traced graph in float64, one node at a time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor
+from torch.fx import GraphModule, Node, map_arg
+
+from exporters.programs.recorded_graph import attribute
+from exporters.verification.double_precision import doubled
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a node.
+
+    Attributes:
+        value: A tensor, a number, or several.
+        nudged: Computes the value once more, with rounding errors added to what it depends on.
+    """
+
+    value: Any
+    nudged: Callable[[], Any]
+
+
+Judge = Callable[[Node, Result], Result]
+"""Takes a node and its result; returns the result that the nodes behind it read."""
+
+
+def unchanged(node: Node, result: Result) -> Result:
+    """Let the nodes behind `node` read its own result."""
+    return result
+
+
+def run_graph(
+    module: GraphModule,
+    inputs: Sequence[Tensor],
+    judge: Judge = unchanged,
+    nudge: Callable[[Tensor], Tensor] = lambda value: value,
+) -> list[Tensor]:
+    """Run a traced graph; a value is released after the last node that reads it.
+
+    Args:
+        module: A traced graph in float64.
+        inputs: For its placeholders, in order.
+        judge: Called after each operator.
+        nudge: Adds rounding errors to an input, for `Result.nudged`.
+
+    Returns:
+        The graph's outputs, after `judge`.
+    """
+    known: dict[Node, Result] = {}
+    released = last_reads(module)
+    ahead = iter(inputs)
+    results: list[Tensor] = []
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            known[node] = leaf(doubled(next(ahead)), nudge)
+        elif node.op == "get_attr":
+            known[node] = leaf(doubled(attribute(module, str(node.target))), lambda value: value)
+        elif node.op == "call_function":
+            known[node] = judge(node, computed(node, known))
+        else:
+            results = [known[source].value for source in node.args[0]]
+        for source in released.get(node, ()):
+            del known[source]
+    return results
+
+
+def leaf(value: Tensor, nudge: Callable[[Tensor], Tensor]) -> Result:
+    """A value that no node computes."""
+    return Result(value, lambda: nudge(value))
+
+
+def computed(node: Node, known: Mapping[Node, Result]) -> Result:
+    """The result of calling the operator `node` on the results of others."""
+    sources = {source: known[source] for source in node.all_input_nodes}
+
+    def call(read: Callable[[Result], Any]) -> Any:
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: read(sources[n]))
+        found = cast(Callable[..., Any], node.target)(*args, **kwargs)
+        # Operators that make a tensor choose float32 by default.
+        return doubled(found) if isinstance(found, Tensor) else found
+
+    return Result(call(lambda found: found.value), lambda: call(lambda found: found.nudged()))
+
+
+def last_reads(module: GraphModule) -> dict[Node, list[Node]]:
+    """For each node, the nodes that no later node reads."""
+    seen: set[Node] = set()
+    found: dict[Node, list[Node]] = {}
+    for node in reversed(module.graph.nodes):
+        last = [source for source in node.all_input_nodes if source not in seen]
+        if not node.users and node.op != "output":
+            last.append(node)
+        seen.update(last)
+        found[node] = last
+    return found

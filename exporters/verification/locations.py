@@ -1,0 +1,61 @@
+"""Says where in the model an operator of a traced graph belongs."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import cast
+
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from exporters.programs.program import ProgramSignature
+from exporters.programs.source_lines import place_of_operator, place_of_tensor
+
+
+def operator_name(node: Node) -> str:
+    """Name like aten::convolution, or of the Python function."""
+    target = node.target
+    return target._schema.name if isinstance(target, OpOverload) else str(target)
+
+
+def nearest_parameter(module: GraphModule, signature: ProgramSignature, node: Node) -> str:
+    """The state that `node` reads or computes with the fewest operators between; or empty."""
+    read = {
+        source: port.state
+        for source, port in zip(
+            module.graph.find_nodes(op="placeholder"), signature.inputs, strict=True
+        )
+        if port.state is not None
+    }
+    returned = {
+        source: port.state
+        for source, port in zip(
+            cast(list[Node], module.graph.output_node().args[0]), signature.outputs, strict=True
+        )
+        if port.state is not None
+    }
+    before = search(node, read, lambda one: one.all_input_nodes)
+    behind = search(node, returned, lambda one: one.users)
+    found = [one for one in (before, behind) if one is not None]
+    return min(found)[1] if found else ""
+
+
+def search(
+    start: Node, names: Mapping[Node, str], neighbours: Callable[[Node], Iterable[Node]]
+) -> tuple[int, str] | None:
+    """Distance and name of the nearest node in `names`."""
+    seen, edge, steps = {start}, [start], 0
+    while edge:
+        named = [names[node] for node in edge if node in names]
+        if named:
+            return steps, named[0]
+        ahead = dict.fromkeys(one for node in edge for one in neighbours(node))
+        edge = [node for node in ahead if node not in seen]
+        seen.update(edge)
+        steps += 1
+    return None
+
+
+def place_in_source(signature: ProgramSignature, parameter: str, operator: str) -> str:
+    """Module and line of the model's source that reads `parameter`, else that calls `operator`."""
+    return place_of_tensor(signature.source, parameter) or place_of_operator(
+        signature.source, operator
+    )

@@ -1,0 +1,150 @@
+"""Compares each operator that a runtime executes with PyTorch's in float64, on the same inputs.
+
+The runtime returns the values inside the graph. Each operator is computed again from the runtime's
+own values of its inputs, so that rounding does not add up from operator to operator, and a mask
+that depends on the sign of a value is the same on both sides.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from exporters.programs.program import ProgramSignature
+from exporters.programs.traced_graph import Place, TracedGraph
+from exporters.runtime_graph import Graph
+from exporters.verification.errors import distance
+from exporters.verification.graph_values import Result, leaf, run_graph
+
+TOLERANCE = 1e-5
+"""Largest error of an operator's result relative to its norm: sums of 10^5 float32 products are off
+by less."""
+
+NUDGE = 2**-23
+"""The rounding error of a float32 number, relative to the number."""
+
+SUMMED = 64
+"""An operator that misses the tolerance may also be off by this many times what errors of NUDGE in
+its inputs change: a sum may cancel to almost zero. The error of a sum of n numbers is up to sqrt(n)
+times that change."""
+
+TINY = 1e-35
+"""Numbers below this may be zero on a device, which need not have the smallest float32 numbers."""
+
+RUN_BYTES = 2**28
+"""Most bytes of values that one run of the runtime returns."""
+
+
+@dataclass(frozen=True)
+class OperatorError:
+    """The relative error of the result of `node`."""
+
+    node: Node
+    error: float
+
+
+class OperatorCheck:
+    """Compares the operators of one graph, as `run_graph` computes them one by one.
+
+    Attributes:
+        worst: The operator with the largest error; None before the first.
+    """
+
+    def __init__(
+        self,
+        signature: ProgramSignature,
+        graph: Graph,
+        traced: TracedGraph,
+        feeds: Mapping[str, Tensor],
+        generator: torch.Generator,
+    ) -> None:
+        self.worst: OperatorError | None = None
+        self._signature, self._graph, self._traced = signature, graph, traced
+        self._feeds, self._generator = feeds, generator
+        self._ahead: list[list[str]] = []
+        self._values: dict[str, np.ndarray] = {}
+
+    def run(self, sizes: Mapping[str, int]) -> OperatorError | None:
+        """Compare all operators.
+
+        Args:
+            sizes: Number of elements of each tensor in the traced graph, by its node's name.
+
+        Returns:
+            The worst operator; None if the runtime has no value of any.
+        """
+        names = [name for name in sizes if name in self._traced.places]
+        self._ahead = batches(names, sizes)
+        inputs = [self._feeds[port.name] for port in self._signature.inputs]
+        run_graph(self._traced.module, inputs, self._judge, self._nudge)
+        return self.worst
+
+    def _judge(self, node: Node, result: Result) -> Result:
+        """Compare the runtime's value of `node`, if there is one; later nodes read that value."""
+        place = self._traced.places.get(node.name)
+        if place is None or not isinstance(result.value, Tensor):
+            return result
+        if self._ahead and node.name == self._ahead[0][0]:
+            self._values = self._returned(self._ahead.pop(0))
+        came = as_traced(self._values[place.name], place, result.value.shape)
+        if came is None:
+            found = OperatorError(node, float("inf"))
+        else:
+            found = self._compared(node, came, result)
+        if self.worst is None or found.error > self.worst.error:
+            self.worst = found
+        if came is None:
+            return result
+        dtype = result.value.dtype
+        return leaf(came.to(dtype), self._nudge)
+
+    def _compared(self, node: Node, came: Tensor, result: Result) -> OperatorError:
+        """The error of `came`, which a runtime computed for the float64 `result`."""
+        difference, size = distance(came, result.value)
+        scale = max(size, TINY * max(1, came.numel()) ** 0.5)
+        if difference <= TOLERANCE * scale:
+            return OperatorError(node, difference / scale)
+        moved, _ = distance(result.nudged(), result.value)
+        explained = scale + SUMMED / TOLERANCE * moved
+        passes = difference <= TOLERANCE * explained
+        return OperatorError(node, difference / (explained if passes else scale))
+
+    def _nudge(self, value: Tensor) -> Tensor:
+        """`value` with rounding errors."""
+        if not value.is_floating_point():
+            return value
+        noise = torch.randn(value.shape, generator=self._generator, dtype=torch.float64)
+        return value * (1 + NUDGE * noise)
+
+    def _returned(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """The runtime's values of the nodes called `names`, by the name of their place."""
+        wanted = list(dict.fromkeys(self._traced.places[name].name for name in names))
+        given = {n: t.numpy() for n, t in self._feeds.items() if n not in self._graph.held}
+        return self._traced.values(self._graph.data, given, wanted)
+
+
+def batches(names: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
+    """`names` in order, divided into parts of at most RUN_BYTES."""
+    parts: list[list[str]] = []
+    left = 0
+    for name in names:
+        if not parts or sizes[name] * 4 > left:
+            parts.append([])
+            left = RUN_BYTES
+        parts[-1].append(name)
+        left -= sizes[name] * 4
+    return parts
+
+
+def as_traced(value: np.ndarray, place: Place, shape: Sequence[int]) -> Tensor | None:
+    """A runtime's value in the axes of its node, whose value has `shape`; None if it has not."""
+    if place.axes is None:
+        return torch.from_numpy(value) if value.shape == tuple(shape) else None
+    try:
+        value = value.transpose(place.axes)
+        return torch.from_numpy(np.broadcast_to(value, shape).copy())
+    except ValueError:
+        return None

@@ -1,0 +1,62 @@
+"""The result of verification."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The worst value of all signatures.
+
+    Attributes:
+        error: Its relative error.
+        signature: The signature that it belongs to.
+        output: Its port; for an operator inside the graph, the nearest parameter.
+        seed: Fixes the random inputs.
+        tolerance: The largest error that passes.
+        step: The step of a training signature that gave it, from 1.
+        steps: How many consecutive steps ran.
+        operator: The operator that the error is of, if it is known.
+        place: Where the model's source calls the operator, as ` (module 'head', ...)`, or empty.
+    """
+
+    error: float
+    signature: str
+    output: str
+    seed: int
+    tolerance: float
+    step: int = 1
+    steps: int = 1
+    operator: str | None = None
+    place: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the worst value is within the tolerance."""
+        return self.error <= self.tolerance
+
+    @property
+    def result(self) -> str:
+        """The result in at most 80 columns."""
+        return (
+            f"{'verified' if self.passed else 'verification failed'}: relative error "
+            f"{self.error:.1e} (tolerance {self.tolerance:.0e}, seed {self.seed})"
+        )
+
+    @property
+    def worst(self) -> str:
+        """Where the error is: operator, or output and step."""
+        if self.operator is not None:
+            near = f" near {self.output!r}" if self.output else ""
+            return f"worst operator: {self.operator}{near} in {self.signature!r}{self.place}"
+        place = f"worst tensor: {self.output!r} of {self.signature!r}"
+        return place if self.steps == 1 else f"{place}, step {self.step} of {self.steps}"
+
+    def __str__(self) -> str:
+        """Result and place of the error as one sentence."""
+        return f"{self.result}, {self.worst}"
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict with the largest error relative to its tolerance."""
+    return max(verdicts, key=lambda verdict: verdict.error / verdict.tolerance)

@@ -1,0 +1,166 @@
+"""Verifies the graphs of a program on fresh random inputs, in three comparisons.
+
+1. The traced graph in float64 with PyTorch's autograd in float64: the formulas are right.
+2. Each operator in the runtime with the same operator of the traced graph: the file says what was
+   traced, and the runtime computes it.
+3. Whole steps in the runtime with autograd, with a wide tolerance: the file as a device runs it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from exporters.programs.program import Program, ProgramSignature
+from exporters.programs.traced_graph import TracedGraph
+from exporters.runtime_graph import Graph, Graphs
+from exporters.verification.decomposition_check import wrong_decomposition
+from exporters.verification.double_precision import reference
+from exporters.verification.graph_values import Result, run_graph
+from exporters.verification.locations import nearest_parameter, operator_name, place_in_source
+from exporters.verification.operators import TOLERANCE, OperatorCheck
+from exporters.verification.verdict import Verdict, worst
+from exporters.verification.whole_step import Run, errors, run_steps, tolerances
+
+TRACED_TOLERANCE = 1e-6
+"""Largest error of the traced graph in float64, which rounds to 1e-16: even a deep net that makes
+rounding errors a million times larger is far below."""
+
+Trace = Callable[[ProgramSignature], TracedGraph]
+"""Traces a signature again, for a graph that comes from the cache."""
+
+
+def verify(
+    program: Program,
+    graphs: Graphs,
+    values: Mapping[str, Tensor],
+    trace: Trace,
+    seed: int | None = None,
+) -> Verdict:
+    """Compare every signature of a program, as the device's runtime runs it, with PyTorch.
+
+    Args:
+        program: Of a submodel.
+        graphs: Of every signature of `program`.
+        values: Tensors that the bundle stores, by name. Other state starts at random.
+        trace: Traces a signature whose graph does not hold its traced graph.
+        seed: Fixes the random inputs; by default a fresh seed, which the verdict names.
+
+    Returns:
+        The verdict on the worst value: the largest error relative to its tolerance.
+    """
+    if seed is None:
+        seed = int(np.random.SeedSequence().generate_state(1)[0])
+    generator = torch.Generator().manual_seed(seed)
+    return worst(
+        verdict
+        for signature in program.signatures
+        for verdict in SignatureCheck(
+            signature, graphs[signature.name], program, generator, seed
+        ).verdicts(values, trace)
+    )
+
+
+class SignatureCheck:
+    """The three comparisons for one signature, whose graph is `graph`."""
+
+    def __init__(
+        self,
+        signature: ProgramSignature,
+        graph: Graph,
+        program: Program,
+        generator: torch.Generator,
+        seed: int,
+    ) -> None:
+        self.signature, self.graph, self.program = signature, graph, program
+        self.generator, self.seed = generator, seed
+
+    def verdicts(self, values: Mapping[str, Tensor], trace: Trace) -> Iterator[Verdict]:
+        """The verdicts of all comparisons."""
+        runs = run_steps(self.signature, self.graph, self.program, values, self.generator)
+        right: dict[str, Tensor] = {}
+        for step, run in enumerate(runs, 1):
+            right = reference(self.signature, run.feeds)
+            yield self.whole_step(run, right, step, len(runs))
+        traced = self.graph.traced or trace(self.signature)
+        sizes, results = values_of(self.signature, traced, runs[-1])
+        yield self.formulas(traced, runs[-1], results, right)
+        found = self.operators(traced, runs[-1], sizes)
+        if found is not None:
+            yield found
+
+    def whole_step(self, run: Run, right: Mapping[str, Tensor], step: int, steps: int) -> Verdict:
+        """The worst output of one run."""
+        found = errors(self.signature, run.came, right, run.feeds)
+        allowed = tolerances(self.signature, found, right, run.feeds, self.generator)
+        return worst(
+            Verdict(error, self.signature.name, port.name, self.seed, limit, step, steps)
+            for port, error, limit in zip(self.signature.outputs, found, allowed, strict=True)
+        )
+
+    def formulas(
+        self,
+        traced: TracedGraph,
+        run: Run,
+        results: Mapping[str, Tensor],
+        right: Mapping[str, Tensor],
+    ) -> Verdict:
+        """The worst output of the traced graph; names the decomposition that is wrong."""
+        found = errors(self.signature, results, right, run.feeds)
+        error, output = max(zip(found, [p.name for p in self.signature.outputs], strict=True))
+        verdict = Verdict(error, self.signature.name, output, self.seed, TRACED_TOLERANCE)
+        if verdict.passed:
+            return verdict
+        wrong = wrong_decomposition(self.signature, traced.forms, run.feeds, TRACED_TOLERANCE)
+        if wrong is None:
+            return verdict
+        operator, read = wrong
+        near = read[0] if read else ""
+        return Verdict(
+            error,
+            self.signature.name,
+            near or output,
+            self.seed,
+            TRACED_TOLERANCE,
+            operator=f"{operator} (its decomposition)",
+            place=place_in_source(self.signature, near, operator),
+        )
+
+    def operators(self, traced: TracedGraph, run: Run, sizes: Mapping[str, int]) -> Verdict | None:
+        """The worst operator in the runtime; None if the runtime shows the value of none."""
+        check = OperatorCheck(self.signature, self.graph, traced, run.feeds, self.generator)
+        found = check.run(sizes)
+        if found is None:
+            return None
+        operator = operator_name(found.node)
+        near = nearest_parameter(traced.module, self.signature, found.node)
+        return Verdict(
+            found.error,
+            self.signature.name,
+            near,
+            self.seed,
+            TOLERANCE,
+            operator=operator,
+            place=place_in_source(self.signature, near, operator),
+        )
+
+
+def values_of(
+    signature: ProgramSignature, traced: TracedGraph, run: Run
+) -> tuple[dict[str, int], dict[str, Tensor]]:
+    """Run the traced graph in float64 on the inputs of `run`.
+
+    Returns the number of elements of each tensor by its node's name, and the outputs by port.
+    """
+    sizes: dict[str, int] = {}
+
+    def count(node: Node, result: Result) -> Result:
+        if isinstance(result.value, Tensor):
+            sizes[node.name] = result.value.numel()
+        return result
+
+    inputs = [run.feeds[port.name] for port in signature.inputs]
+    outputs = run_graph(traced.module, inputs, count)
+    return sizes, {p.name: value for p, value in zip(signature.outputs, outputs, strict=True)}

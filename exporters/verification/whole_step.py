@@ -1,0 +1,120 @@
+"""Compares whole runs of a signature in a runtime with PyTorch's autograd in float64.
+
+Rounding adds up over a whole step, so the tolerance is wide. `operators.py` compares closely.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from device_agent.runtime.runtime_choice import open_session
+from exporters.programs.program import Program, ProgramSignature
+from exporters.runtime_graph import Graph
+from exporters.verification.double_precision import reference
+from exporters.verification.errors import relative_error
+from exporters.verification.example_inputs import examples
+
+TOLERANCE = 5e-2
+"""Largest error of a tensor relative to its norm. In a correct graph, a value within rounding of a
+ReLU's kink can move a deep net's gradient by 1e-2."""
+
+THREADS = 0
+"""0 means one thread for each core."""
+
+NUDGE = 1e-6
+NUDGES = 4
+"""If a tensor misses the tolerance, PyTorch's float64 step runs NUDGES times on inputs that are off
+by about NUDGE. Four times the change of the result is added to the tolerance, because rounding
+inside the step has such an effect, too."""
+
+BATCHES = (5, 3)
+"""Samples of each consecutive step: the last batch of local data may be smaller."""
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a signature in a runtime: inputs and outputs by name."""
+
+    feeds: dict[str, Tensor]
+    came: dict[str, Tensor]
+
+
+def run_steps(
+    signature: ProgramSignature,
+    graph: Graph,
+    program: Program,
+    values: Tensors,
+    generator: torch.Generator,
+) -> list[Run]:
+    """Run a signature in its runtime on random samples; once, or two steps if it trains.
+
+    The second step runs on new samples and on the state after the first.
+    """
+    state = {port.name for port in signature.inputs if port.state is not None}
+    batches = BATCHES if trains(signature) else BATCHES[:1]
+    with TemporaryDirectory() as folder:
+        file = Path(folder, graph.file)
+        file.write_bytes(graph.data)
+        session = open_session(graph.runtime, file, signature.name, THREADS)
+    runs: list[Run] = []
+    feeds: dict[str, Tensor] = {}
+    for batch in batches:
+        # The first step draws its state, too.
+        ports = [port for port in signature.inputs if port.name not in state or not runs]
+        feeds = {**feeds, **examples(ports, program, values, generator, batch)}
+        given = {name: value.numpy() for name, value in feeds.items() if name not in graph.held}
+        came = {name: torch.from_numpy(np.asarray(v)) for name, v in session.run(given).items()}
+        runs.append(Run(feeds, came))
+        feeds = feeds | {
+            str(port.state): came[port.name] for port in signature.outputs if port.state in state
+        }
+    return runs
+
+
+def errors(
+    signature: ProgramSignature, came: Tensors, right: Tensors, feeds: Tensors
+) -> list[float]:
+    """The relative error of each output in `came`."""
+    return [
+        relative_error(came[port.name], right[port.name], feeds.get(str(port.state)))
+        for port in signature.outputs
+    ]
+
+
+def tolerances(
+    signature: ProgramSignature,
+    found: Sequence[float],
+    right: Tensors,
+    feeds: Tensors,
+    generator: torch.Generator,
+) -> list[float]:
+    """The largest error that passes, for each output; `found` are the errors."""
+    allowed = [TOLERANCE] * len(found)
+    if max(found) > TOLERANCE:
+        for _ in range(NUDGES):
+            moved = errors(signature, reference(signature, nudged(feeds, generator)), right, feeds)
+            allowed = [max(old, TOLERANCE + 4 * e) for old, e in zip(allowed, moved, strict=True)]
+    return allowed
+
+
+def nudged(inputs: Tensors, generator: torch.Generator) -> dict[str, Tensor]:
+    """`inputs`, with every number changed by about NUDGE of itself."""
+    return {
+        name: value * (1 + NUDGE * torch.randn(value.shape, generator=generator))
+        if value.is_floating_point()
+        else value
+        for name, value in inputs.items()
+    }
+
+
+def trains(signature: ProgramSignature) -> bool:
+    """Whether `signature` returns new values of state that it reads."""
+    read = {port.state for port in signature.inputs if port.state is not None}
+    return any(port.state in read for port in signature.outputs)
