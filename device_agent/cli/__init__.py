@@ -7,6 +7,7 @@ import os
 
 import click
 
+from device_agent.cli.bench_command import bench
 from device_agent.cli.calibrate_command import calibrate
 from device_agent.cli.console import EXIT_CODES, run
 from device_agent.cli.doctor_command import doctor
@@ -34,6 +35,7 @@ def main_group() -> None:
 
 
 COMMANDS = (
+    bench,
     calibrate,
     doctor,
     install_service,
