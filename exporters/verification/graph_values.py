@@ -4,11 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
 
 from exporters.programs.recorded_graph import attribute
 from exporters.verification.double_precision import doubled
+
+aten = torch.ops.aten
+VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,9 @@ def computed(node: Node, known: Mapping[Node, Result]) -> Result:
 
     def call(read: Callable[[Result], Any]) -> Any:
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: read(sources[n]))
-        found = cast(Callable[..., Any], node.target)(*args, **kwargs)
+        # Operators may lay out their float64 results in another order than while tracing.
+        target = aten.reshape.default if node.target in VIEWS else node.target
+        found = cast(Callable[..., Any], target)(*args, **kwargs)
         # Operators that make a tensor choose float32 by default.
         return doubled(found) if isinstance(found, Tensor) else found
 

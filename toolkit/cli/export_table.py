@@ -1,5 +1,6 @@
 """What `edgetailor export` prints: signatures of a bundle, and several bundles in one table."""
 
+import textwrap
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from toolkit.terminal_output import filled, table
 
 BUNDLE_TITLES = ("params", "peak memory", "size", "error")
 WEIGHT_TITLES = ("params", "weights")
+COLUMNS = 80
 EARLIER = "from an earlier export of the same graphs; --verify compares them again"
 
 
@@ -49,7 +51,8 @@ def show_export(exported: Exported, batch: int) -> None:
         console.print("not verified (--no-verify)")
     else:
         console.print(exported.verdict.result, markup=False)
-        console.print(f"  {exported.verdict.worst}", markup=False)
+        for line in textwrap.wrap(exported.verdict.worst, COLUMNS - 2, break_long_words=False):
+            console.print(f"  {line}", markup=False)
         if exported.verified_earlier:
             console.print(f"  {EARLIER}")
     console.print(f"bundle: {exported.out}", markup=False)

@@ -15,6 +15,7 @@ from device_agent.formats.atomic_files import check_file_place
 from device_agent.formats.bundle_place import check_bundle_place
 from edgetailor import split
 from exporters.export import export, write_bundle
+from exporters.programs.capture import SharedRecording
 from profiles.errors import InputError
 from refusals import refused as refused_by
 from toolkit.exporting import model_export
@@ -99,7 +100,9 @@ def test_weights_that_a_full_disk_does_not_take(
     request = model_export.Request("m:m", (2,), "full", tmp_path / "b", save_weights=tmp_path / "w")
     full = split(model, "full", (2,))
     with refused_by("file.system-error", file=str(tmp_path / "w")) as caught:
-        model_export.save_weights(model_export.Origin(model, from_model(model), full), request)
+        recording = SharedRecording(model, (2,))
+        origin = model_export.Origin(model, from_model(model), recording, full)
+        model_export.save_weights(origin, request)
     assert "No space left on device" in str(caught.value)
     assert str(tmp_path / "b") in str(caught.value)
     assert everything(tmp_path) == {}

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import eager
 from edgetailor import TrainingConfig, split
-from exporters.programs.losses import OBJECTIVES
+from exporters.programs.losses import MEASURES
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from refusals import refused
 from toolkit.submodels.global_model import from_model
@@ -105,7 +105,7 @@ def test_losses(loss: Loss, outputs: int, seed: int) -> None:
 
 
 def test_names_are_the_exporters() -> None:
-    assert get_args(Loss) == tuple(OBJECTIVES)
+    assert get_args(Loss) == tuple(MEASURES)
     assert get_args(Optimizer) == tuple(BUILT)
 
 
