@@ -43,7 +43,7 @@ def test_profile(agent: Agent, bundle: Path) -> None:
         rf"{rows}"
         r"ms: median time of one batch; first: first run; cold s: process start until the\n"
         r"session is open; MB: peak above the idle process; predicted: from the manifest.\n"
-        rf"backprop      -?{NUMBER} ms \(training step minus forward pass\)\n"
+        rf"backprop      -?{NUMBER} [mu]s \(training step minus forward pass\)\n"
         rf"process peak  {NUMBER} MB, [a-z_0-9 ]+ \(with Python and runtime\)\n"
         rf"  idle        anonymous {NUMBER} MB, file pages {NUMBER} MB\n"
         rf"  at the end  anonymous {NUMBER} MB, file pages {NUMBER} MB\n"
