@@ -24,7 +24,7 @@ from device_agent.log_format import PlainFormatter, show_logs
 )
 @json_option
 def bench(places: tuple[Path, ...], threads: int, runs: int, as_json: bool) -> None:
-    """Measure training with several bundles, and print one table.
+    """Compare training with several bundles.
 
     PLACES are bundles or folders of bundles. The table has the seconds for a batch and the peak
     memory of the process that trains, one line for each bundle. A bundle that cannot be measured

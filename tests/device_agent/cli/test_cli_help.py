@@ -7,8 +7,8 @@ import pytest
 from commands import EXIT_CODES, Agent
 
 COMMANDS = [
-    "calibrate", "doctor", "install-service", "join", "leave", "profile", "run", "status", "train",
-    "uninstall-service",
+    "bench", "calibrate", "doctor", "install-service", "join", "leave", "profile", "run", "status",
+    "train", "uninstall-service",
 ]  # fmt: skip
 
 
