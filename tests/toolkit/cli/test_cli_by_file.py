@@ -24,7 +24,7 @@ predict_local +\d+ +[\d.]+ k +[\d.]+ kB +[\d.]+ MB
 for a batch of 4; peak memory: predicted, above the idle agent
 training: peak memory [\d.]+ MB, running factor_step and personal_step
 verified: relative error \d\.\de-\d\d \(tolerance \de-\d\d, seed \d+\)
-  worst (?:tensor|operator): .*
+  worst (?:tensor|operator): .*(?:\n  (?!from).*)?
 bundle: cp-1
 """
 

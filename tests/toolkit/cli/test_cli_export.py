@@ -132,7 +132,7 @@ signature +operators +MACs +graph +peak memory
 training: .*
 graphs: reused from the cache
 verified: relative error \d\.\de-\d\d \(tolerance \de-\d\d, seed \d+\)
-  worst (?:tensor|operator): .*
+  worst (?:tensor|operator): .*(?:\n  (?!from).*)?
 (?P<earlier>  from an earlier export of the same graphs; --verify compares them again
 )?bundle: (?:second|third)
 """
