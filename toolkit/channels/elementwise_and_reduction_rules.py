@@ -14,10 +14,14 @@ ALONG = ("softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum")
 
 def pointwise(step: Step) -> Value:
     """Elementwise operators with broadcasting: all operands have the same channels."""
-    inputs = step.inputs()
-    rank = max(map(len, inputs), default=0)
+    return unite_broadcast(step, *step.inputs())
+
+
+def unite_broadcast(step: Step, *operands: Axes) -> Axes:
+    """The axes of operands that are broadcast against each other."""
+    rank = max(map(len, operands), default=0)
     return tuple(
-        unite_axes(step, [a[place] for a in inputs if -place <= len(a)])
+        unite_axes(step, [axes[place] for axes in operands if -place <= len(axes)])
         for place in range(-rank, 0)
     )
 

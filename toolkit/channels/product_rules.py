@@ -6,17 +6,8 @@ A sum over fewer channels is what a narrower layer computes, as in a linear laye
 import numpy as np
 
 from toolkit.channels.channel_units import Axes, Axis
-from toolkit.channels.elementwise_and_reduction_rules import unite_axes
+from toolkit.channels.elementwise_and_reduction_rules import unite_broadcast
 from toolkit.channels.operator_call import Layer, Rule, Step, Value, name_of, require_unchanged
-
-
-def unite_broadcast(step: Step, *operands: Axes) -> Axes:
-    """The axes of several operands that are broadcast against each other."""
-    rank = max(map(len, operands), default=0)
-    return tuple(
-        unite_axes(step, [axes[place] for axes in operands if -place <= len(axes)])
-        for place in range(-rank, 0)
-    )
 
 
 def product(step: Step, one: Axes, other: Axes) -> Axes:

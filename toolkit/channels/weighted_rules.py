@@ -113,7 +113,7 @@ def channelwise(step: Step) -> Value:
 
 
 def layer_norm(step: Step) -> Value:
-    """Normalise over the last axes, computed over the channels that are kept."""
+    """Layer and RMS norm over the last axes, computed over the channels that are kept."""
     x, *own = step.inputs()
     last = x[len(x) - len(step.argument("normalized_shape")) :]
     for axes in own:
@@ -134,11 +134,6 @@ def group_norm(step: Step) -> Value:
         return x
     require_equal_groups(step, channels, groups)
     return x
-
-
-def rms_norm(step: Step) -> Value:
-    """Divide by the root mean square over the last axes, of the channels that are kept."""
-    return layer_norm(step)
 
 
 def weight_norm(step: Step) -> Value:
@@ -170,6 +165,6 @@ RULES: dict[str, Rule] = {
     "prelu": channelwise,
     "layer_norm": layer_norm,
     "group_norm": group_norm,
-    "rms_norm": rms_norm,
+    "rms_norm": layer_norm,
     "_weight_norm": weight_norm,
 }
