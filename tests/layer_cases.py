@@ -11,9 +11,9 @@ from torch.func import functional_call, grad_and_value
 
 from device_agent.formats.manifest import Port, TensorEntry
 from exporters.onnx.onnx_writer import to_onnx
-from exporters.programs.capture import record_current_mode
 from exporters.programs.program import ProgramSignature, samples_port, state_in, state_out
 from exporters.programs.tracing import EXAMPLE_BATCH
+from exporters.recording.capture import record_current_mode
 
 BATCH = EXAMPLE_BATCH + 2
 TOLERANCE = 1e-5

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 
 from torch import nn
 
-from exporters.programs.capture import SharedRecording, capture
+from exporters.recording.capture import SharedRecording, capture
 from profiles.errors import EdgeTailorError, ModelError, SpecError
+from toolkit.cutting.cut_points import Cutter
 from toolkit.splitting import split
 from toolkit.submodels.capacity import count_activations, count_parameters
-from toolkit.submodels.cut_points import Cutter
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.submodel import LayerDecision, Submodel
 

@@ -12,9 +12,9 @@ from device_agent.formats.label_rule import LabelRule, count_labels
 from device_agent.formats.manifest import Dtype
 from device_agent.training.data_checks import batch_shape, check_classes
 from device_agent.training.local_data import load_data
-from exporters.programs.input_shapes import wrong_input_shape
 from exporters.programs.losses import objective
-from exporters.programs.model_output import trained_output
+from exporters.recording.input_shapes import wrong_input_shape
+from exporters.recording.model_output import trained_output
 from profiles.errors import InputError, ModelError
 from toolkit.submodels.hyperparameters import Loss
 from toolkit.submodels.model_loading import load_model

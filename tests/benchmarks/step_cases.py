@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
 import edgetailor
-from exporters.programs.capture import capture
+from exporters.recording.capture import capture
 from toolkit import models
 from toolkit.families.low_rank import FAMILY as LOW_RANK
 from toolkit.submodels.global_model import from_model

@@ -17,9 +17,9 @@ from torch.nn import functional
 import edgetailor
 from device_agent.runtime.runtime_choice import Session, open_session
 from exporters.export import compile_graphs
-from exporters.programs.capture import capture
 from exporters.programs.program import Program, ProgramSignature, samples_port, state_in
 from exporters.programs.recorded_graph import attributes_read
+from exporters.recording.capture import capture
 from toolkit import models
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.submodel import Submodel

@@ -20,7 +20,7 @@ import torch
 from zoo_models import MODELS, ZooModel
 
 import edgetailor as et
-from exporters.programs.capture import SharedRecording
+from exporters.recording.capture import SharedRecording
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.submodel import Submodel
 

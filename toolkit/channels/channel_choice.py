@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from torch.fx import Node
 
-from exporters.programs.captured import Captured
+from exporters.recording.captured import Captured
 from toolkit.channels.channel_tracking import track_channels
 from toolkit.channels.channel_units import FIXED, Axis, Kept, Units
 from toolkit.channels.operator_call import Requirement, TrackedChannels

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch.fx import GraphModule, Node
 
-from exporters.programs.captured import Captured
+from exporters.recording.captured import Captured
 from toolkit.channels import (
     axis_moving_rules,
     elementwise_and_reduction_rules,

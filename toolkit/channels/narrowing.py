@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from exporters.programs import source_lines
-from exporters.programs.capture import record_current_mode
-from exporters.programs.captured import Captured
 from exporters.programs.recorded_graph import attribute, attributes_read, module_of
+from exporters.recording.capture import record_current_mode
+from exporters.recording.captured import Captured
 from profiles.errors import SpecError
 from toolkit.channels.channel_choice import choose_channels
 from toolkit.channels.channel_units import Kept

@@ -48,7 +48,7 @@ def inspect(
     show_stages()
     logger.info("loading PyTorch")
 
-    from exporters.programs.capture import SharedRecording
+    from exporters.recording.capture import SharedRecording
     from toolkit import inspection
     from toolkit.cli import inspect_table
     from toolkit.submodels.model_loading import load_model

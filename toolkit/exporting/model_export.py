@@ -12,9 +12,9 @@ from device_agent.formats.manifest import MANIFEST
 from device_agent.training.memory_estimate import training_bytes
 from exporters.bundle_writer import peak_bytes
 from exporters.export import Format, export
-from exporters.programs.capture import SharedRecording
 from exporters.programs.operation_counts import macs
 from exporters.programs.program import ProgramSignature
+from exporters.recording.capture import SharedRecording
 from exporters.runtime_graph import Graph
 from exporters.verification.verdict import Verdict
 from profiles.errors import InputError

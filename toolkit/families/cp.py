@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from device_agent.formats.manifest import TensorEntry
-from exporters.programs.capture import capture, record
-from exporters.programs.captured import Captured
 from exporters.programs.optimizers import Adam
+from exporters.recording.capture import capture, record
+from exporters.recording.captured import Captured
 from profiles.errors import SpecError
 from toolkit.factor_layers.cp_layers import with_cp_factors
 from toolkit.factorization.decompose_weights import compose, cp_decompose, cp_rank, cp_refit

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from exporters.programs.capture import capture
+from exporters.recording.capture import capture
 from toolkit.submodels.family import Stateless
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig

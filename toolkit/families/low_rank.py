@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from device_agent.formats.manifest import TensorEntry
-from exporters.programs.capture import capture
-from exporters.programs.captured import Captured
 from exporters.programs.program import Tensors
+from exporters.recording.capture import capture
+from exporters.recording.captured import Captured
 from profiles.errors import SpecError
 from toolkit.factor_layers.low_rank_layers import (
     FactorizedConvolution,

@@ -6,8 +6,8 @@ updates the local model by gradient steps w - rate * lambda * (w - theta). Only 
 
 from torch import nn
 
-from exporters.programs.capture import capture
 from exporters.programs.optimizers import SGD
+from exporters.recording.capture import capture
 from toolkit.personal.bilevel_training import BiLevelSettings, bilevel_submodel
 from toolkit.personal.tensorized_model import Tensorized
 from toolkit.submodels.family import Stateless

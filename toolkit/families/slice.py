@@ -12,14 +12,14 @@ A second family may exchange the layers of the slice: `slice:0.42+low-rank:0.25`
 
 from torch import Tensor, nn
 
-from exporters.programs.capture import capture
+from exporters.recording.capture import capture
 from profiles.errors import SpecError
 from profiles.text_formatting import counted
+from toolkit.cutting.cut_points import Cutter
 from toolkit.families import family_named
 from toolkit.slicing.cut_model import cut_as_asked
 from toolkit.slicing.inner_family import InnerFamily
 from toolkit.slicing.slice_program import count_slice, slice_program, slice_tensors
-from toolkit.submodels.cut_points import Cutter
 from toolkit.submodels.family import ExchangesLayers, Stateless
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig

@@ -13,7 +13,7 @@ from fractions import Fraction
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from exporters.programs.capture import capture
+from exporters.recording.capture import capture
 from toolkit.channels.narrowing import Narrowed, narrow
 from toolkit.channels.operator_call import Layer
 from toolkit.submodels.family import Stateless

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from device_agent.formats.manifest import SAMPLES, Initialise, Step, TensorEntry, Train
-from exporters.programs.captured import Captured
 from exporters.programs.optimizers import Optimizer, select
 from exporters.programs.program import (
     Program,
@@ -32,6 +31,7 @@ from exporters.programs.training_signatures import (
     sample_dtype,
     train_signature,
 )
+from exporters.recording.captured import Captured
 from toolkit.personal.tensorized_model import Tensorized, distance, personal_name
 from toolkit.submodels.capacity import Counts, count_activations, count_macs
 from toolkit.submodels.global_model import GlobalModel

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from device_agent.formats.manifest import TensorEntry
-from exporters.programs.captured import Captured
 from exporters.programs.program import Tensors
+from exporters.recording.captured import Captured
 from toolkit.factorization.decompose_weights import compose, products_by_mode
 from toolkit.submodels.tensor_entries import dense_tensor_entries
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from exporters.programs.capture import capture
+from exporters.recording.capture import capture
 from profiles.errors import ModelError, SpecError
-from toolkit.submodels.cut_points import CutPoint, Cutter
+from toolkit.cutting.cut_points import CutPoint, Cutter
 
 RATIOS = (0.5, 0.25, 0.125)
 """Rank ratios, those of FedHM."""

@@ -16,9 +16,9 @@ from device_agent.formats.manifest import Record, Train, uploaded
 from exporters.export import compile_graphs
 from exporters.graph_cache import cache_folder
 from exporters.onnx.graph_workload import signature_work
-from exporters.programs.capture import SharedRecording, capture
-from exporters.programs.captured import Captured
 from exporters.programs.program_identity import digest, environment, sources_digest
+from exporters.recording.capture import SharedRecording, capture
+from exporters.recording.captured import Captured
 from profiles.cost_model import memory_rule, workload
 from profiles.cost_model.memory_rule import state_bytes
 from profiles.cost_model.workload import SignatureWork, Workload
@@ -174,7 +174,7 @@ def content(captured: Captured) -> Iterable[str]:
 
 
 ROOMS_THAT_SPLIT = (
-    *("submodels", "families", "channels", "slicing"),
+    *("submodels", "cutting", "families", "channels", "slicing"),
     *("factorization", "factor_layers", "personal"),
 )
 """Folders of `toolkit` whose code determines the graphs of a submodel."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal
 
 from profiles.errors import SpecError
-from toolkit.submodels.cut_points import CutPoint, Cutter, smallest_recording
+from toolkit.cutting.cut_points import CutPoint, Cutter, smallest_recording
 from toolkit.submodels.spec import Spec, as_number
 from toolkit.submodels.spec_form import Number
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
+from toolkit.cutting.cut_points import CutPoint, Cutter
 from toolkit.slicing.cut_choice import choose_cut, is_within
 from toolkit.slicing.time_cuts import cut_along_time
-from toolkit.submodels.cut_points import CutPoint, Cutter
 from toolkit.submodels.spec import Spec
 
 

@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from exporters.programs.capture import capture, record
-from exporters.programs.captured import Captured
+from exporters.recording.capture import capture, record
+from exporters.recording.captured import Captured
 from profiles.errors import SpecError
+from toolkit.cutting.cut_points import CutPoint, Cutter, tensors_read
+from toolkit.cutting.sample_flow import SampleFlow
+from toolkit.cutting.slice_loads import loads_after
 from toolkit.slicing.cut_choice import choose_cut
 from toolkit.slicing.cut_model import CutModel, cut_at
-from toolkit.submodels.cut_points import CutPoint, Cutter, tensors_read
 from toolkit.submodels.rewritten_model import Rewritten, reasons, refuse_if_unusable
-from toolkit.submodels.sample_flow import SampleFlow
-from toolkit.submodels.slice_loads import loads_after
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.weighted_layers import weighted_layers
 

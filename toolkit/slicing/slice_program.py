@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from device_agent.formats.manifest import SAMPLES, Instruction, Record, TensorEntry
-from exporters.programs.captured import Captured
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.recorded_graph import output_node
 from exporters.programs.training_signatures import (
@@ -15,9 +14,10 @@ from exporters.programs.training_signatures import (
     forward_signature,
     train_signature,
 )
+from exporters.recording.captured import Captured
+from toolkit.cutting.cut_points import tensors_read
 from toolkit.slicing.cut_model import CutModel
 from toolkit.submodels.capacity import Counts, count_activations, count_macs
-from toolkit.submodels.cut_points import tensors_read
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.one_step_submodel import make_optimizer, training_instruction
 from toolkit.submodels.rewritten_model import Rewritten

@@ -18,9 +18,9 @@ from torch.fx import GraphModule, Node
 from exporters.programs.recorded_graph import input_node, is_impure, module_of
 from exporters.recurrence.lstm_recording import lstm_shapes_only
 from profiles.errors import SpecError
+from toolkit.cutting.cut_points import Cutter
+from toolkit.cutting.graph_edit import GraphEditor
 from toolkit.submodels.capacity import count_elements, lstm_nodes, recurrent_steps
-from toolkit.submodels.cut_points import Cutter
-from toolkit.submodels.graph_edit import GraphEditor
 
 aten = torch.ops.aten
 STATES = (1, 2)

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from device_agent.formats.manifest import TensorEntry
-from exporters.programs.captured import Captured
+from exporters.recording.captured import Captured
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.matrix_product import Product

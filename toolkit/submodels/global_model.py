@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from exporters.programs.shared_tensors import first_names
+from exporters.recording.shared_tensors import first_names
 from profiles.errors import InputError, ModelError
 from toolkit.factorization.factorizer import Factorizer
 from toolkit.submodels.weights_file import unreadable

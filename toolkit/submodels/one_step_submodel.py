@@ -7,8 +7,6 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from device_agent.formats.manifest import SAMPLES, Step, TensorEntry, Train
-from exporters.programs.capture import capture
-from exporters.programs.captured import Captured
 from exporters.programs.optimizers import SGD, Adam, Optimizer, Proximal
 from exporters.programs.program import Program
 from exporters.programs.training_signatures import (
@@ -17,6 +15,8 @@ from exporters.programs.training_signatures import (
     forward_signature,
     train_signature,
 )
+from exporters.recording.capture import capture
+from exporters.recording.captured import Captured
 from toolkit.submodels.capacity import Counts, count_activations, count_macs
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from device_agent.formats.manifest import Role, TensorEntry
-from exporters.programs.captured import Captured
 from exporters.programs.training_signatures import Penalty
+from exporters.recording.captured import Captured
 from profiles.errors import ModelError, SpecError
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.spec import Spec

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from device_agent.formats.manifest import Role, TensorEntry
-from exporters.programs.captured import Captured
+from exporters.recording.captured import Captured
 from toolkit.submodels.hyperparameters import TrainingConfig
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from exporters.programs.captured import Captured
 from exporters.programs.recorded_graph import attributes_read, module_of
-from exporters.programs.shared_tensors import first_names, tensors_by_all_names
+from exporters.recording.captured import Captured
+from exporters.recording.shared_tensors import first_names, tensors_by_all_names
 
 Convolution = nn.Conv1d | nn.Conv2d
 REPLACEABLE = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.LSTM, nn.GRU, nn.RNN)

@@ -12,8 +12,8 @@ from dropping_model import CLASSES, SHAPE, Dropping
 from edgetailor import TrainingConfig, split
 from exporters.export import export
 from exporters.onnx.onnx_writer import to_onnx
-from exporters.programs.capture import capture
 from exporters.programs.dropout import SeededBernoulli, keep_mask
+from exporters.recording.capture import capture
 from layer_cases import TOLERANCE, open_session
 from refusals import refused
 from toolkit.submodels.global_model import from_model

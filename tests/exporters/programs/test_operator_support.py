@@ -12,8 +12,8 @@ from torch.nn import functional
 from commands import ROOT, edgetailor
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs import tracing
-from exporters.programs.capture import record_current_mode
 from exporters.programs.operator_support import SUPPORTED, UNSUPPORTED
+from exporters.recording.capture import record_current_mode
 from exporters.tflite.tflite_writer import to_tflite
 from layer_cases import Case, Row, check_on_onnxruntime
 from operator_rows import ROWS

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from edgetailor import split
 from exporters.export import compile_graphs
-from exporters.programs.capture import capture
 from exporters.programs.source_lines import is_users, related, stem
+from exporters.recording.capture import capture
 from refusals import refused
 
 SHAPE = (1, 6, 6)

@@ -21,9 +21,9 @@ from device_agent.formats.update import TENSORS
 from edgetailor import TrainingConfig, split
 from exporters.export import Format, export
 from exporters.onnx.onnx_writer import to_onnx
-from exporters.programs.capture import record_current_mode
 from exporters.programs.program import ProgramSignature, samples_port, state_in, state_out
 from exporters.programs.tracing import operators, trace
+from exporters.recording.capture import record_current_mode
 from exporters.recurrence.loop_operator import STEPS, register
 from exporters.recurrence.recurrent_layers import RecurrenceLoops
 from oracles import Device, Plan

@@ -15,7 +15,7 @@ from device_agent.formats.atomic_files import check_file_place
 from device_agent.formats.bundle_place import check_bundle_place
 from edgetailor import split
 from exporters.export import export, write_bundle
-from exporters.programs.capture import SharedRecording
+from exporters.recording.capture import SharedRecording
 from profiles.errors import InputError
 from refusals import refused as refused_by
 from toolkit.exporting import model_export

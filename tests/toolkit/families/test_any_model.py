@@ -18,13 +18,13 @@ from torch.func import functional_call
 
 import eager
 from edgetailor import TrainingConfig, split
-from exporters.programs.capture import capture
+from exporters.recording.capture import capture
 from foreign_models import CLASSES, FOREIGN
 from oracles import cross_entropy
 from profiles.errors import SpecError
 from refusals import refused
+from toolkit.cutting.cut_points import Cutter
 from toolkit.families import recovering_family
-from toolkit.submodels.cut_points import Cutter
 from toolkit.submodels.global_model import GlobalModel, from_model
 from toolkit.submodels.submodel import Submodel
 

@@ -25,7 +25,7 @@ OUTER = '''
 
 import copy
 
-from exporters.programs.capture import capture
+from exporters.recording.capture import capture
 from toolkit.factor_layers.low_rank_layers import FactorizedLinear, compose_weight
 from toolkit.submodels.family import Stateless
 from toolkit.submodels.one_step_submodel import rewritten_submodel

@@ -14,8 +14,8 @@ from torch.func import grad_and_value
 from device_agent.formats.update import TENSORS
 from edgetailor import Federation, TrainingConfig, split
 from exporters.export import export
-from exporters.programs.capture import capture
 from exporters.programs.losses import binary_cross_entropy
+from exporters.recording.capture import capture
 from profiles.errors import ModelError
 from refusals import refused
 from toolkit.coordinator.round_worker import read_samples

@@ -17,12 +17,12 @@ from torch.nn.functional import cross_entropy
 import eager
 from edgetailor import TrainingConfig, split
 from exporters.export import export
-from exporters.programs.capture import capture
+from exporters.recording.capture import capture
 from refusals import refused
+from toolkit.cutting.cut_points import Cutter
 from toolkit.families import check_spec
 from toolkit.slicing.cut_choice import choose_cut
 from toolkit.submodels import cut_points
-from toolkit.submodels.cut_points import Cutter
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.submodel import Submodel
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
-from exporters.programs.capture import capture
+from exporters.recording.capture import capture
 
 aten = torch.ops.aten
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exporters.programs.capture import capture
-from exporters.programs.input_shapes import wrong_input_shape
+from exporters.recording.capture import capture
+from exporters.recording.input_shapes import wrong_input_shape
 from refusals import refused
 
 

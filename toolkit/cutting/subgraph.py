@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from exporters.programs.recorded_graph import input_node
+from toolkit.cutting.graph_edit import GraphEditor
+from toolkit.cutting.sample_flow import SampleFlow, shape_argument
 from toolkit.submodels.capacity import count_elements
-from toolkit.submodels.graph_edit import GraphEditor
-from toolkit.submodels.sample_flow import SampleFlow, shape_argument
 
 aten = torch.ops.aten
 EXACT = 2**24

@@ -17,13 +17,13 @@ from torch.nn.parameter import UninitializedParameter
 from device_agent.formats.manifest import SAFE_LIMIT
 from exporters.programs import source_lines
 from exporters.programs.dropout import SEEDED, SeededBernoulli
-from exporters.programs.model_output import trained_output
 from exporters.programs.recorded_graph import MINIMUM_BATCH, writes_in_place
-from exporters.programs.shared_tensors import first_names
+from exporters.recording.model_output import trained_output
+from exporters.recording.shared_tensors import first_names
 from profiles.errors import ModelError
 
 if TYPE_CHECKING:
-    from exporters.programs.captured import Captured
+    from exporters.recording.captured import Captured
 
 aten = torch.ops.aten
 RECORDING_TOLERANCE = 1e-3

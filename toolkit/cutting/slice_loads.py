@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 from torch.fx import Node
 
+from toolkit.cutting.sample_flow import SampleFlow
 from toolkit.submodels.capacity import activations_of
-from toolkit.submodels.sample_flow import SampleFlow
 
 
 class LoadCounter:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from exporters.programs.captured import Captured
 from exporters.programs.recorded_graph import (
     attributes_read,
     input_node,
@@ -20,13 +19,14 @@ from exporters.programs.recorded_graph import (
     output_node,
     writes_in_place,
 )
+from exporters.recording.captured import Captured
 from profiles.errors import ModelError
+from toolkit.cutting.matching_operators import Matching
+from toolkit.cutting.sample_flow import SampleFlow
+from toolkit.cutting.slice_loads import load_of, loads_after
+from toolkit.cutting.subgraph import EXACT, make_subgraph
+from toolkit.cutting.tensor_reads import TensorReads
 from toolkit.submodels.capacity import count_activations, count_elements, count_parameters
-from toolkit.submodels.matching_operators import Matching
-from toolkit.submodels.sample_flow import SampleFlow
-from toolkit.submodels.slice_loads import load_of, loads_after
-from toolkit.submodels.subgraph import EXACT, make_subgraph
-from toolkit.submodels.tensor_reads import TensorReads
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from exporters.programs.captured import Captured
 from exporters.programs.recorded_graph import module_of
-from toolkit.submodels.sample_flow import SampleFlow
+from exporters.recording.captured import Captured
+from toolkit.cutting.sample_flow import SampleFlow
 
 NEVER = (-1, -1)
 

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from exporters.programs.dropout import DRAW
 from exporters.programs.recorded_graph import module_of, output_node
-from toolkit.submodels.sample_flow import SampleFlow
+from toolkit.cutting.sample_flow import SampleFlow
 
 aten = torch.ops.aten
 SAME_VALUE = (aten.contiguous.default, aten.clone.default, aten.alias.default)

@@ -20,12 +20,18 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from device_agent.formats.manifest import Dtype
 from exporters.programs import source_lines
-from exporters.programs.captured import Captured
-from exporters.programs.functional_form import make_functional
-from exporters.programs.graph_cleanup import clean_up, inline_regions, use_first_names
-from exporters.programs.input_shapes import wrong_input_shape
 from exporters.programs.interrupts import raise_if_interrupted
-from exporters.programs.model_checks import (
+from exporters.programs.recorded_graph import (
+    MINIMUM_BATCH,
+    input_node,
+    output_node,
+)
+from exporters.programs.tracing import DTYPES
+from exporters.recording.captured import Captured
+from exporters.recording.functional_form import make_functional
+from exporters.recording.graph_cleanup import clean_up, inline_regions, use_first_names
+from exporters.recording.input_shapes import wrong_input_shape
+from exporters.recording.model_checks import (
     check_deterministic,
     check_operators,
     check_output,
@@ -35,19 +41,13 @@ from exporters.programs.model_checks import (
     check_writes,
     name_batch,
 )
-from exporters.programs.model_output import return_trained_output
-from exporters.programs.random_draws import (
+from exporters.recording.model_output import return_trained_output
+from exporters.recording.random_draws import (
     RandomDraws,
     decides_at_random,
     draws_outside_torch,
 )
-from exporters.programs.recorded_graph import (
-    MINIMUM_BATCH,
-    input_node,
-    output_node,
-)
-from exporters.programs.shared_tensors import first_names, tensors_by_all_names
-from exporters.programs.tracing import DTYPES
+from exporters.recording.shared_tensors import first_names, tensors_by_all_names
 from exporters.recurrence.lstm_recording import lstm_shapes_only
 from profiles.errors import ModelError
 

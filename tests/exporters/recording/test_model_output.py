@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exporters.programs.capture import capture
+from exporters.recording.capture import capture
 
 
 class Scores(NamedTuple):

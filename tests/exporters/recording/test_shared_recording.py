@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from edgetailor import split
-from exporters.programs import capture as recording
-from exporters.programs.capture import SharedRecording, capture
+from exporters.recording import capture as recording
+from exporters.recording.capture import SharedRecording, capture
 from refusals import refused
 
 SPECS = ("width:0.5", "full", "low-rank:0.5,keep=0", "slice:2", "width:0.25")

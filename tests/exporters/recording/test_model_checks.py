@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exporters.programs.model_checks import check_parameters
 from exporters.programs.program import ProgramSignature, samples_port
 from exporters.programs.tracing import EXAMPLE_BATCH, trace
+from exporters.recording.model_checks import check_parameters
 from refusals import refused
 
 

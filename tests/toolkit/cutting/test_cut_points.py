@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from edgetailor import split
-from exporters.programs.capture import capture
 from exporters.programs.recorded_graph import output_node
+from exporters.recording.capture import capture
 from models_for_tests import INPUT_SHAPE, relu_cnn, smooth_cnn
 from refusals import refused
+from toolkit.cutting.cut_points import Cutter
 from toolkit.models import resnet20
-from toolkit.submodels.cut_points import Cutter
 
 Cut = tuple[nn.Module, Cutter, tuple[int, ...]]
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

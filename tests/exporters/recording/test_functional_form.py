@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exporters.programs.capture import record
 from exporters.programs.dropout import SeededBernoulli
 from exporters.programs.recorded_graph import writes_in_place
+from exporters.recording.capture import record
 from profiles.errors import ModelError
 
 SHAPE = (2, 3, 4)
