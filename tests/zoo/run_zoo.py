@@ -1,6 +1,6 @@
 """`make test-zoo`: stock models of several libraries through every family and both formats.
 
-For each model: the submodels of all families, `full` as ONNX and as TFLite with verification, and
+For each model, in a process of its own: the submodels of all families, `full` as ONNX and as TFLite with verification, and
 one other family as ONNX. The results are kept in a file, so that an interrupted run goes on. The
 table of the documentation is written from it.
 """
@@ -8,11 +8,15 @@ table of the documentation is written from it.
 import argparse
 import json
 import logging
+import os
+import resource
+import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,8 @@ GOALS = {"onnx": 57, "tflite": 54, "low-rank": 55, "slice": 54, "width": 48, "cp
 COLUMNS = ("onnx", "tflite", *FAMILIES[1:], "other")
 PAGE = Path("docs/reference/models.md")
 BATCH = 4
+LONGEST = 1800
+"""Seconds that one model may take."""
 
 Row = dict[str, Any]
 
@@ -83,6 +89,7 @@ def examine(model: ZooModel, number: int, folder: Path) -> Row:
     for column, (submodel, form) in cases.items():
         out = folder / model.name / column
         attempt(row, column, lambda s=submodel, f=form, o=out: et.export(s, state, o, format=f))
+    row["megabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return row
 
 
@@ -105,7 +112,7 @@ def page(rows: Sequence[Row]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     refusals: list[str] = []
     for row in rows:
-        cells = [row["name"], row["library"], row["kind"], f"{row['params']:,}"]
+        cells = [row["name"], row["library"], row["kind"], f"{row.get('params', 0):,}"]
         for column in COLUMNS[:-1]:
             found = row.get(column, "no")
             if found == "yes":
@@ -137,29 +144,57 @@ def page(rows: Sequence[Row]) -> str:
     )
 
 
+def in_own_process(model: ZooModel) -> Row:
+    """The results of one model; what ends its process or takes too long is one of them."""
+    row: Row = {"name": model.name, "kind": model.kind, "library": model.library}
+    try:
+        command = [sys.executable, __file__, "--one", model.name]
+        run = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LONGEST
+        )
+    except subprocess.TimeoutExpired:
+        return {**row, "full": f"no end after {LONGEST} seconds"}
+    if run.returncode:
+        return {**row, "full": f"exit {run.returncode}: {run.stderr[-300:]}"}
+    found: Row = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+def summary(row: Row) -> str:
+    """One line about a model's results."""
+    failed = {column: row.get(column, "no")[:160] for column in ("full", *COLUMNS)}
+    failed = {column: found for column, found in failed.items() if found != "yes"}
+    seconds = sum(row.get("seconds", {}).values())
+    return f"{row['name']}: {seconds:.0f} s, {row.get('megabytes', 0)} MB {failed or ''}"
+
+
 def main() -> int:
     """Run, write the table, and fail if fewer models pass than the goals say."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="only these models; no table is written")
     parser.add_argument("--results", type=Path, default=Path(".zoo.jsonl"), help="kept results")
     parser.add_argument("--again", action="store_true", help="drop earlier results")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side")
+    parser.add_argument("--one", help="print the results of one model")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
+    by_name = {model.name: model for model in MODELS}
+    if options.one:
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        with tempfile.TemporaryDirectory() as folder:
+            number = list(by_name).index(options.one)
+            print(json.dumps(examine(by_name[options.one], number, Path(folder))))
+        return 0
     if options.again:
         options.results.unlink(missing_ok=True)
     known = known_rows(options.results)
-    for number, model in enumerate(MODELS):
-        if model.name in known or (options.names and model.name not in options.names):
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            row = examine(model, number, Path(folder))
-        known[model.name] = row
-        with options.results.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        failed = {column: row.get(column, "no")[:160] for column in ("full", *COLUMNS)}
-        failed = {column: found for column, found in failed.items() if found != "yes"}
-        print(f"{model.name}: {sum(row['seconds'].values()):.0f} s {failed or ''}", flush=True)
+    wanted = [by_name[name] for name in options.names or by_name if name not in known]
+    with ThreadPoolExecutor(options.jobs) as pool, options.results.open("a") as file:
+        for done in as_completed([pool.submit(in_own_process, model) for model in wanted]):
+            row = done.result()
+            known[row["name"]] = row
+            print(json.dumps(row), file=file, flush=True)
+            print(summary(row), flush=True)
     if options.names:
         return 0
     rows = [known[model.name] for model in MODELS]
