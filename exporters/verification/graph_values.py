@@ -32,16 +32,12 @@ Judge = Callable[[Node, Result], Result]
 """Takes a node and its result; returns the result that the nodes behind it read."""
 
 
-def unchanged(node: Node, result: Result) -> Result:
-    """Let the nodes behind `node` read its own result."""
-    return result
-
-
 def run_graph(
     module: GraphModule,
     inputs: Sequence[Tensor],
-    judge: Judge = unchanged,
+    judge: Judge,
     nudge: Callable[[Tensor], Tensor] = lambda value: value,
+    keep_outputs: bool = True,
 ) -> list[Tensor]:
     """Run a traced graph; a value is released after the last node that reads it.
 
@@ -50,22 +46,23 @@ def run_graph(
         inputs: For its placeholders, in order.
         judge: Called after each operator.
         nudge: Adds rounding errors to an input, for `Result.nudged`.
+        keep_outputs: Whether the outputs are wanted. They take twice the memory of the model.
 
     Returns:
-        The graph's outputs, after `judge`.
+        The graph's outputs, after `judge`; none if they are not kept.
     """
     known: dict[Node, Result] = {}
-    released = last_reads(module)
+    released = last_reads(module, keep_outputs)
     ahead = iter(inputs)
     results: list[Tensor] = []
     for node in module.graph.nodes:
         if node.op == "placeholder":
-            known[node] = leaf(doubled(next(ahead)), nudge)
+            known[node] = leaf(next(ahead), nudge)
         elif node.op == "get_attr":
-            known[node] = leaf(doubled(attribute(module, str(node.target))), lambda value: value)
+            known[node] = leaf(attribute(module, str(node.target)), lambda value: value)
         elif node.op == "call_function":
             known[node] = judge(node, computed(node, known))
-        else:
+        elif keep_outputs:
             results = [known[source].value for source in node.args[0]]
         for source in released.get(node, ()):
             del known[source]
@@ -82,7 +79,8 @@ def computed(node: Node, known: Mapping[Node, Result]) -> Result:
     sources = {source: known[source] for source in node.all_input_nodes}
 
     def call(read: Callable[[Result], Any]) -> Any:
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: read(sources[n]))
+        # The inputs of the graph are float32 until an operator reads them, to save memory.
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: doubled(read(sources[n])))
         # Operators may lay out their float64 results in another order than while tracing.
         target = aten.reshape.default if node.target in VIEWS else node.target
         found = cast(Callable[..., Any], target)(*args, **kwargs)
@@ -92,13 +90,15 @@ def computed(node: Node, known: Mapping[Node, Result]) -> Result:
     return Result(call(lambda found: found.value), lambda: call(lambda found: found.nudged()))
 
 
-def last_reads(module: GraphModule) -> dict[Node, list[Node]]:
-    """For each node, the nodes that no later node reads."""
+def last_reads(module: GraphModule, keep_outputs: bool) -> dict[Node, list[Node]]:
+    """For each node, the nodes that no later node reads; outputs count as read at the end."""
     seen: set[Node] = set()
     found: dict[Node, list[Node]] = {}
     for node in reversed(module.graph.nodes):
+        if node.op == "output" and not keep_outputs:
+            continue
         last = [source for source in node.all_input_nodes if source not in seen]
-        if not node.users and node.op != "output":
+        if node not in seen and node.op != "output":
             last.append(node)
         seen.update(last)
         found[node] = last

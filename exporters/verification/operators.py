@@ -34,7 +34,7 @@ times that change."""
 TINY = 1e-35
 """Numbers below this may be zero on a device, which need not have the smallest float32 numbers."""
 
-RUN_BYTES = 2**28
+RUN_BYTES = 2**26
 """Most bytes of values that one run of the runtime returns."""
 
 
@@ -79,7 +79,7 @@ class OperatorCheck:
         names = [name for name in sizes if name in self._traced.places]
         self._ahead = batches(names, sizes)
         inputs = [self._feeds[port.name] for port in self._signature.inputs]
-        run_graph(self._traced.module, inputs, self._judge, self._nudge)
+        run_graph(self._traced.module, inputs, self._judge, self._nudge, keep_outputs=False)
         return self.worst
 
     def _judge(self, node: Node, result: Result) -> Result:
@@ -88,6 +88,7 @@ class OperatorCheck:
         if place is None or not isinstance(result.value, Tensor):
             return result
         if self._ahead and node.name == self._ahead[0][0]:
+            self._values.clear()  # before the next ones are in memory
             self._values = self._returned(self._ahead.pop(0))
         came = as_traced(self._values[place.name], place, result.value.shape)
         if came is None:

@@ -18,7 +18,7 @@ from exporters.programs.traced_graph import TracedGraph
 from exporters.runtime_graph import Graph, Graphs
 from exporters.verification.decomposition_check import wrong_decomposition
 from exporters.verification.double_precision import reference
-from exporters.verification.graph_values import Result, run_graph
+from exporters.verification.graph_values import Result, leaf, run_graph
 from exporters.verification.locations import nearest_parameter, operator_name, place_in_source
 from exporters.verification.operators import TOLERANCE, OperatorCheck
 from exporters.verification.verdict import Verdict, worst
@@ -80,14 +80,21 @@ class SignatureCheck:
     def verdicts(self, values: Mapping[str, Tensor], trace: Trace) -> Iterator[Verdict]:
         """The verdicts of all comparisons."""
         runs = run_steps(self.signature, self.graph, self.program, values, self.generator)
+        steps = len(runs)
         right: dict[str, Tensor] = {}
-        for step, run in enumerate(runs, 1):
-            right = reference(self.signature, run.feeds)
-            yield self.whole_step(run, right, step, len(runs))
+        # Each of these is as large as the model, so each is released as soon as it is compared.
+        while runs:
+            run = runs.pop(0)
+            right.clear()
+            right.update(reference(self.signature, run.feeds))
+            yield self.whole_step(run, right, steps - len(runs), steps)
+            run.came.clear()
         traced = self.graph.traced or trace(self.signature)
-        sizes, results = values_of(self.signature, traced, runs[-1])
-        yield self.formulas(traced, runs[-1], results, right)
-        found = self.operators(traced, runs[-1], sizes)
+        sizes, results = values_of(self.signature, traced, run)
+        yield self.formulas(traced, run, results, right)
+        right.clear()
+        results.clear()
+        found = self.operators(traced, run, sizes)
         if found is not None:
             yield found
 
@@ -159,7 +166,7 @@ def values_of(
     def count(node: Node, result: Result) -> Result:
         if isinstance(result.value, Tensor):
             sizes[node.name] = result.value.numel()
-        return result
+        return leaf(result.value, lambda value: value)  # does not hold what it was computed from
 
     inputs = [run.feeds[port.name] for port in signature.inputs]
     outputs = run_graph(traced.module, inputs, count)

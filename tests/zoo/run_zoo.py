@@ -1,8 +1,8 @@
 """`make test-zoo`: stock models of several libraries through every family and both formats.
 
-For each model, in a process of its own: the submodels of all families, `full` as ONNX and as TFLite with verification, and
-one other family as ONNX. The results are kept in a file, so that an interrupted run goes on. The
-table of the documentation is written from it.
+For each model, in a process of its own: the submodels of all families, `full` as ONNX and as TFLite
+with verification, and one other family as ONNX. The results are kept in a file, so that an
+interrupted run goes on. The table of the documentation is written from it.
 """
 
 import argparse
@@ -149,9 +149,7 @@ def in_own_process(model: ZooModel) -> Row:
     row: Row = {"name": model.name, "kind": model.kind, "library": model.library}
     try:
         command = [sys.executable, __file__, "--one", model.name]
-        run = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LONGEST
-        )
+        run = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
     except subprocess.TimeoutExpired:
         return {**row, "full": f"no end after {LONGEST} seconds"}
     if run.returncode:
