@@ -22,10 +22,12 @@ class Result:
     Attributes:
         value: A tensor, a number, or several.
         nudged: Computes the value once more, with rounding errors added to what it depends on.
+        read: Number of elements of the largest tensor that it was computed from.
     """
 
     value: Any
     nudged: Callable[[], Any]
+    read: int = 0
 
 
 Judge = Callable[[Node, Result], Result]
@@ -87,7 +89,12 @@ def computed(node: Node, known: Mapping[Node, Result]) -> Result:
         # Operators that make a tensor choose float32 by default.
         return doubled(found) if isinstance(found, Tensor) else found
 
-    return Result(call(lambda found: found.value), lambda: call(lambda found: found.nudged()))
+    tensors = [found.value for found in sources.values() if isinstance(found.value, Tensor)]
+    return Result(
+        call(lambda found: found.value),
+        lambda: call(lambda found: found.nudged()),
+        max((tensor.numel() for tensor in tensors), default=0),
+    )
 
 
 def last_reads(module: GraphModule, keep_outputs: bool) -> dict[Node, list[Node]]:

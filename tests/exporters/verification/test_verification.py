@@ -111,6 +111,22 @@ def test_a_model_with_a_float32_constant_is_verified(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(came), model(x).detach(), rtol=1e-5, atol=1e-6)
 
 
+class LongSum(nn.Module):
+    """(N, 1, 6, 6) -> (N, 3), scaled by a sum of a million positive numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.many, self.classifier = nn.Parameter(torch.rand(2**20)), nn.Linear(36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(x.flatten(1)) * self.many.square().sum() / 2**20
+
+
+def test_the_rounding_of_a_long_sum_is_allowed() -> None:
+    program, values = predicting(LongSum())
+    assert verify(program, compile_graphs(program), values).passed
+
+
 def test_a_wrong_graph_with_a_float32_constant_does_not_pass() -> None:
     program, values = predicting(Mirrored())
     verdict = verify(program, compile_graphs(another_when_traced(program)), values)
