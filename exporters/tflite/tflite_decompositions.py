@@ -31,34 +31,34 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: convolution
     Positions are those of the padded image's lines. The right factor holds, at each position, the
     pixels of one kernel row side by side. The left factor holds one copy of `grad` per kernel row,
     shifted down by the lines between that row and the first. If the vertical stride is above 1,
-    each kernel row has its own product.
+    each kernel row has its own product. Groups are computed as if they were samples.
     """
     outputs, inputs, rows, columns = weight.shape
-    if window.groups > 1:
-        own = convolution.Window(window.stride, window.padding, window.dilation, 1)
-        width = outputs // window.groups
-        own_parts = []
-        for group in range(window.groups):
-            part_of_grad = cut(grad, 1, group * width, 1, width)
-            image = cut(x, 1, group * inputs, 1, inputs)
-            own_parts.append(weight_gradient(part_of_grad, image, weight[:width], own))
-        return torch.cat(own_parts)
-    batch, _, high, wide = grad.shape
+    if inputs == 1 < window.groups:
+        return depthwise_weight_gradient(grad, x, weight, window)
+    samples, _, high, wide = grad.shape
+    batch, outputs = samples * window.groups, outputs // window.groups
     above, left = window.padding
-    image = aten.constant_pad_nd(x, [left, left, above, above]).permute(0, 2, 3, 1)
+    image = aten.constant_pad_nd(x, [left, left, above, above])
+    image = image.reshape(batch, inputs, *image.shape[2:]).permute(0, 2, 3, 1)
     strip = torch.cat(
         [cut(image, 2, n * window.dilation[1], window.stride[1], wide) for n in range(columns)], 3
     )
     # XNNPACK copies a transposed left factor. Transpose `grad` once, before it is repeated.
     grads = grad.reshape(batch, outputs, high * wide)
     grads = grads.clone(memory_format=torch.contiguous_format)
+
+    def summed(products: Tensor) -> Tensor:
+        by_group = products.reshape(samples, window.groups, *products.shape[1:])
+        return by_group.sum(0)
+
     if window.stride[0] > 1:
         products = []
         for row in range(rows):
             part = cut(strip, 1, row * window.dilation[0], window.stride[0], high)
             part = part.reshape(batch, high * wide, columns * inputs)
-            products.append(torch.bmm(grads, part).sum(0))
-        found = torch.stack(products)
+            products.append(summed(torch.bmm(grads, part)))
+        found = torch.stack(products, 1)
     else:
         lines = image.shape[1]
         shifts = [row * window.dilation[0] for row in range(rows)]
@@ -67,8 +67,34 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: convolution
             for shift in shifts
         ]
         strip = strip.reshape(batch, lines * wide, columns * inputs)
-        found = torch.bmm(torch.cat(moved, 1), strip).sum(0)
-    return found.reshape(rows, outputs, columns, inputs).permute(1, 3, 0, 2)
+        found = summed(torch.bmm(torch.cat(moved, 1), strip))
+    found = found.reshape(window.groups, rows, outputs, columns, inputs).permute(0, 2, 4, 1, 3)
+    return found.reshape(weight.shape)
+
+
+def depthwise_weight_gradient(
+    grad: Tensor, x: Tensor, weight: Tensor, window: convolution.Window
+) -> Tensor:
+    """dW of a convolution with one input channel per group: a sum of products per kernel element.
+
+    A matrix product per channel would make the graph grow with the number of channels.
+    """
+    outputs, _, rows, columns = weight.shape
+    samples, channels = x.shape[:2]
+    high, wide = grad.shape[2:]
+    above, left = window.padding
+    image = aten.constant_pad_nd(x, [left, left, above, above]).permute(0, 2, 3, 1)
+    grads = grad.permute(0, 2, 3, 1)
+    if outputs > channels:
+        image = image.unsqueeze(4)
+        grads = grads.reshape(samples, high, wide, channels, outputs // channels)
+    lines = [cut(image, 1, n * window.dilation[0], window.stride[0], high) for n in range(rows)]
+    found = [
+        (cut(line, 2, n * window.dilation[1], window.stride[1], wide) * grads).sum([0, 1, 2])
+        for line in lines
+        for n in range(columns)
+    ]
+    return torch.stack(found).reshape(rows, columns, outputs, 1).permute(2, 3, 0, 1)
 
 
 def average_pool(

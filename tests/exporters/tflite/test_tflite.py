@@ -6,12 +6,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import oracles
@@ -27,6 +29,7 @@ from dropping_model import CLASSES as DROPPING_CLASSES
 from dropping_model import SHAPE as DROPPING_SHAPE
 from dropping_model import Dropping
 from edgetailor import TrainingConfig, load_model, split
+from exporters.decompositions import convolution
 from exporters.export import export
 from exporters.onnx.onnx_writer import to_onnx
 from layer_cases import Case, Row, assert_close, combined_signature, open_session
@@ -46,6 +49,7 @@ pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [lit
 
 from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found]
 
+from exporters.tflite.tflite_decompositions import weight_gradient
 from exporters.tflite.tflite_writer import to_tflite
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.0)
@@ -105,6 +109,19 @@ def test_dropout_is_as_in_onnxruntime(seed: int) -> None:
         names = [output.name for output in theirs.get_outputs()]
         for name, value in zip(names, theirs.run(None, feeds), strict=True):
             np.testing.assert_allclose(came[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("per_group", [1, 2])
+def test_groups_do_not_make_the_gradient_of_a_weight_larger(per_group: int) -> None:
+    def operators(groups: int) -> int:
+        channels = groups * per_group
+        grouped = nn.Conv2d(channels, channels, 3, padding=1, groups=groups)
+        x, grad = torch.zeros(2, channels, 6, 6), torch.zeros(2, channels, 6, 6)
+        window = convolution.Window([1, 1], [1, 1], [1, 1], groups)
+        found = make_fx(partial(weight_gradient, window=window))(grad, x, grouped.weight.detach())
+        return len(found.graph.nodes)
+
+    assert operators(3) == operators(30)
 
 
 def test_xnnpack_takes_the_step_as_a_whole() -> None:
