@@ -12,7 +12,7 @@ PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-oldest test-zoo check format docs release-check
-.PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-plan
+.PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-plan bench-zoo
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,15 @@ bench-coordinator: setup ## what requests cost the coordinator with up to 2,000 
 bench-plan: setup ## what the planner predicts against what is measured (many minutes); ARGS
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_plan.py $(ARGS)
 
+ZOO := $(VENV)/.zoo
+$(ZOO): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints.txt -e '.[zoo]'
+	@touch $@
+
+bench-zoo: $(ZOO) ## training steps of ten stock models at 224 x 224, with PyTorch's beside (minutes)
+	PYTHONPATH=. $(BIN)/python tests/zoo/bench_zoo.py $(ARGS)
+
 check: setup ## lint, formatting, strict types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -80,12 +89,6 @@ $(DOCS): $(STAMP)
 docs: $(DOCS) ## build the documentation site into site/, without a network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "Open site/index.html"
-
-ZOO := $(VENV)/.zoo
-$(ZOO): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  -c constraints.txt -e '.[zoo]'
-	@touch $@
 
 test-zoo: $(ZOO) ## export stock models of five libraries, into docs/reference/models.md (an hour); ARGS
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(BIN)/python tests/zoo/run_zoo.py $(ARGS)
