@@ -57,7 +57,8 @@ class Store:
         self, folder: Path, keep: Keep = "all", needs_model: bool = True, read_all: bool = False
     ) -> None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            # Updates and tokens are nobody else's to read.
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
                 f"The `state` folder {folder} cannot be created ({error.strerror}). Set another "

@@ -30,6 +30,11 @@ ADD_DEVICE = (
 )
 
 
+def test_only_its_owner_reads_a_new_state_folder(tmp_path: Path) -> None:
+    Store(tmp_path / "state").close()
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+
+
 def result(round_: int, accuracy: float | None, loss: float = 1.0) -> RoundResult:
     return RoundResult(round=round_, accuracy=accuracy, loss=loss, updates=2)
 
