@@ -79,6 +79,7 @@ def convolution(
 ) -> Value:
     """A convolution with one or two spatial dimensions, with its padding as an operator.
 
+    Its groups are one, or as many as its inputs: `grouped_convolutions.py` rewrites others.
     TFLite's paddings SAME and VALID do not express ATen's padding.
     """
     if transposed or len(x.shape) not in (3, 4):
@@ -92,7 +93,13 @@ def convolution(
     x = Value(lowering.dense(x, IMAGE), x.shape, IMAGE)
     widths = [[0, 0], [padding[0]] * 2, [padding[1]] * 2, [0, 0]]
     image = shape.padded(lowering, x, widths, 0).tensor
-    made = grouped(lowering, image, weight, stride, dilation, groups, whole)
+    if groups > 1:
+        made = depthwise(lowering, image, weight, stride, dilation, whole)
+    else:
+        # (kh, kw, I, O): the first axis is the row that `convolution_by_rows` takes.
+        filters = lowering.dense(weight.permuted([2, 3, 1, 0]))
+        size = (whole[0], whole[2], whole[3])
+        made = convolution_by_rows(lowering, image, filters, stride, dilation, size)
     value = Value(made, whole, IMAGE)
     if bias is not None:
         bias = lowering.reshaped(bias, (1, bias.shape[0], 1, 1))
@@ -100,48 +107,29 @@ def convolution(
     return lowering.reshaped(value, result)
 
 
-def grouped(
+def depthwise(
     lowering: Lowering,
     image: Tensor,
     weight: Value,
     stride: list[int],
     dilation: list[int],
-    groups: int,
     result: Sequence[Size],
 ) -> Tensor:
-    """The convolution of a padded image, one group after the other."""
-    batch, outputs, high, wide = result
-    inputs = image.shape[3]
-    settings = {
-        "padding": schema.Padding.VALID,
-        "strideH": stride[0],
-        "strideW": stride[1],
-        "dilationHFactor": dilation[0],
-        "dilationWFactor": dilation[1],
-    }
-    if groups == inputs and groups > 1:
-        # One input channel per group. Filters are (1, kh, kw, outputs), sorted by input channel.
-        filters = lowering.dense(weight.permuted([1, 2, 3, 0]))
-        return lowering.emit(
-            "DEPTHWISE_CONV_2D",
-            [image, filters, zeros(lowering, int(outputs))],
-            (batch, high, wide, outputs),
-            "DepthwiseConv2DOptions",
-            depthMultiplier=int(outputs) // groups,
-            **settings,
-        )
-    # (kh, kw, I, O): the first axis is the row that `convolution_by_rows` takes.
-    filters = lowering.dense(weight.permuted([2, 3, 1, 0]))
-    parts = [
-        convolution_by_rows(lowering, own_image, own_filters, stride, dilation, (batch, high, wide))
-        for own_image, own_filters in zip(
-            split(lowering, image, 3, groups), split(lowering, filters, 3, groups), strict=True
-        )
-    ]
-    if groups == 1:
-        return parts[0]
+    """The convolution of a padded image with one input channel per group."""
+    outputs = int(result[1])
+    # Filters are (1, kh, kw, outputs), sorted by input channel.
+    filters = lowering.dense(weight.permuted([1, 2, 3, 0]))
     return lowering.emit(
-        "CONCATENATION", parts, (batch, high, wide, outputs), "ConcatenationOptions", axis=3
+        "DEPTHWISE_CONV_2D",
+        [image, filters, zeros(lowering, outputs)],
+        (result[0], *result[2:], outputs),
+        "DepthwiseConv2DOptions",
+        padding=schema.Padding.VALID,
+        strideH=stride[0],
+        strideW=stride[1],
+        dilationHFactor=dilation[0],
+        dilationWFactor=dilation[1],
+        depthMultiplier=outputs // int(image.shape[3]),
     )
 
 
@@ -220,17 +208,6 @@ def convolution_in_one_product(
 def zeros(lowering: Lowering, count: int) -> Tensor:
     """A bias of zeros: DEPTHWISE_CONV_2D requires one."""
     return lowering.graph.constant(np.zeros(count, np.float32))
-
-
-def split(lowering: Lowering, tensor: Tensor, axis: int, groups: int) -> list[Tensor]:
-    """Split one axis into `groups` equal parts."""
-    if groups == 1:
-        return [tensor]
-    size = int(tensor.shape[axis]) // groups
-    whole = Value.plain(tensor)
-    return [
-        shape.cut(lowering, whole, axis, n * size, (n + 1) * size).tensor for n in range(groups)
-    ]
 
 
 def max_pool(

@@ -16,11 +16,14 @@ from torch._decomp import get_decompositions
 
 from exporters.decompositions import convolution
 from exporters.decompositions.average_pooling import corrected, windows
-from exporters.decompositions.convolution_choice import UNTRANSPOSED
 from exporters.decompositions.decomposition import Decompositions
 from exporters.decompositions.strided_slices import cut, stuff
 from exporters.decompositions.traced_constants import constant
 from exporters.tflite import composed_operators
+from exporters.tflite.grouped_convolutions import (
+    convolution_for_products,
+    depthwise_weight_gradient,
+)
 
 aten = torch.ops.aten
 
@@ -70,31 +73,6 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: convolution
         found = summed(torch.bmm(torch.cat(moved, 1), strip))
     found = found.reshape(window.groups, rows, outputs, columns, inputs).permute(0, 2, 4, 1, 3)
     return found.reshape(weight.shape)
-
-
-def depthwise_weight_gradient(
-    grad: Tensor, x: Tensor, weight: Tensor, window: convolution.Window
-) -> Tensor:
-    """dW of a convolution with one input channel per group: a sum of products per kernel element.
-
-    A matrix product per channel would make the graph grow with the number of channels.
-    """
-    outputs, _, rows, columns = weight.shape
-    samples, channels = x.shape[:2]
-    high, wide = grad.shape[2:]
-    above, left = window.padding
-    image = aten.constant_pad_nd(x, [left, left, above, above]).permute(0, 2, 3, 1)
-    grads = grad.permute(0, 2, 3, 1)
-    if outputs > channels:
-        image = image.unsqueeze(4)
-        grads = grads.reshape(samples, high, wide, channels, outputs // channels)
-    lines = [cut(image, 1, n * window.dilation[0], window.stride[0], high) for n in range(rows)]
-    found = [
-        (cut(line, 2, n * window.dilation[1], window.stride[1], wide) * grads).sum([0, 1, 2])
-        for line in lines
-        for n in range(columns)
-    ]
-    return torch.stack(found).reshape(rows, columns, outputs, 1).permute(2, 3, 0, 1)
 
 
 def average_pool(
@@ -225,7 +203,7 @@ DECOMPOSED_BY_PYTORCH = (
 
 FORMS: Decompositions = {
     **cast(Decompositions, get_decompositions(DECOMPOSED_BY_PYTORCH)),
-    **UNTRANSPOSED,
+    aten.convolution.default: convolution_for_products,
     **composed_operators.FORMS,
     aten.avg_pool2d.default: partial(average_pool, axes=2),
     aten.avg_pool3d.default: partial(average_pool, axes=3),

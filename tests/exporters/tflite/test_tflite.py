@@ -49,6 +49,7 @@ pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [lit
 
 from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found]
 
+from exporters.tflite.grouped_convolutions import grouped_convolution
 from exporters.tflite.tflite_decompositions import weight_gradient
 from exporters.tflite.tflite_writer import to_tflite
 
@@ -112,14 +113,15 @@ def test_dropout_is_as_in_onnxruntime(seed: int) -> None:
 
 
 @pytest.mark.parametrize("per_group", [1, 2])
-def test_groups_do_not_make_the_gradient_of_a_weight_larger(per_group: int) -> None:
-    def operators(groups: int) -> int:
+def test_groups_do_not_make_a_convolution_larger(per_group: int) -> None:
+    def operators(groups: int) -> list[int]:
         channels = groups * per_group
-        grouped = nn.Conv2d(channels, channels, 3, padding=1, groups=groups)
-        x, grad = torch.zeros(2, channels, 6, 6), torch.zeros(2, channels, 6, 6)
+        x = grad = torch.zeros(2, channels, 6, 6)
+        weight = torch.zeros(channels, per_group, 3, 3)
         window = convolution.Window([1, 1], [1, 1], [1, 1], groups)
-        found = make_fx(partial(weight_gradient, window=window))(grad, x, grouped.weight.detach())
-        return len(found.graph.nodes)
+        backward = make_fx(partial(weight_gradient, window=window))(grad, x, weight)
+        forward = make_fx(partial(grouped_convolution, window=window))(x, weight)
+        return [len(backward.graph.nodes), len(forward.graph.nodes)]
 
     assert operators(3) == operators(30)
 

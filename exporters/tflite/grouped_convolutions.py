@@ -1,0 +1,97 @@
+"""Convolutions in groups, with as many operators for a thousand groups as for two."""
+
+import torch
+from torch import Tensor
+
+from exporters.decompositions import convolution
+from exporters.decompositions.convolution_choice import untransposed
+from exporters.decompositions.strided_slices import cut
+
+aten = torch.ops.aten
+
+
+def convolution_for_products(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    is_transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> Tensor:
+    """Rewrite transposed and grouped convolutions; NotImplemented for those that TFLite has.
+
+    TFLite has convolutions of one group, and of one input channel per group.
+    """
+    if is_transposed:
+        return untransposed(
+            x, weight, bias, stride, padding, dilation, True, output_padding, groups
+        )
+    if groups == 1 or weight.shape[1] == 1 or x.dim() not in (3, 4):
+        return NotImplemented  # type: ignore[no-any-return]
+    if x.dim() == 3:
+        window = convolution.Window([1, *stride], [0, *padding], [1, *dilation], groups)
+        y = grouped_convolution(x.unsqueeze(2), weight.unsqueeze(2), window).squeeze(2)
+    else:
+        window = convolution.Window(stride, padding, dilation, groups)
+        y = grouped_convolution(x, weight, window)
+    return y if bias is None else y + bias.reshape(-1, *[1] * (x.dim() - 2))
+
+
+def grouped_convolution(x: Tensor, weight: Tensor, window: convolution.Window) -> Tensor:
+    """A convolution as one batched matrix product for each row of its kernel.
+
+    A batch is a group: (positions, columns * I / groups) times (columns * I / groups, O / groups).
+    """
+    outputs, inputs, rows, columns = weight.shape
+    samples, groups = x.shape[0], window.groups
+    above, left = window.padding
+    image = aten.constant_pad_nd(x, [left, left, above, above])
+    high, wide = (
+        (int(image.shape[2 + axis]) - window.dilation[axis] * (weight.shape[2 + axis] - 1) - 1)
+        // window.stride[axis]
+        + 1
+        for axis in (0, 1)
+    )
+    image = image.reshape(samples, groups, inputs, *image.shape[2:]).permute(1, 0, 3, 4, 2)
+    strip = torch.cat(
+        [cut(image, 3, n * window.dilation[1], window.stride[1], wide) for n in range(columns)], 4
+    )
+    factors = weight.reshape(groups, outputs // groups, inputs, rows, columns)
+    factors = factors.permute(0, 3, 4, 2, 1).reshape(groups, rows, columns * inputs, -1)
+    total: Tensor | None = None
+    for row in range(rows):
+        lines = cut(strip, 2, row * window.dilation[0], window.stride[0], high)
+        lines = lines.reshape(groups, samples * high * wide, columns * inputs)
+        part = torch.bmm(lines, factors[:, row])
+        total = part if total is None else total + part
+    assert total is not None
+    y = total.reshape(groups, samples, high, wide, outputs // groups).permute(1, 0, 4, 2, 3)
+    return y.reshape(samples, outputs, high, wide)
+
+
+def depthwise_weight_gradient(
+    grad: Tensor, x: Tensor, weight: Tensor, window: convolution.Window
+) -> Tensor:
+    """dW of a convolution with one input channel per group: a sum of products per kernel element.
+
+    A matrix product per channel would make the graph grow with the number of channels.
+    """
+    outputs, _, rows, columns = weight.shape
+    samples, channels = x.shape[:2]
+    high, wide = grad.shape[2:]
+    above, left = window.padding
+    image = aten.constant_pad_nd(x, [left, left, above, above]).permute(0, 2, 3, 1)
+    grads = grad.permute(0, 2, 3, 1)
+    if outputs > channels:
+        image = image.unsqueeze(4)
+        grads = grads.reshape(samples, high, wide, channels, outputs // channels)
+    lines = [cut(image, 1, n * window.dilation[0], window.stride[0], high) for n in range(rows)]
+    found = [
+        (cut(line, 2, n * window.dilation[1], window.stride[1], wide) * grads).sum([0, 1, 2])
+        for line in lines
+        for n in range(columns)
+    ]
+    return torch.stack(found).reshape(rows, columns, outputs, 1).permute(2, 3, 0, 1)
