@@ -91,6 +91,16 @@ LAYERS: dict[str, dict[str, Row]] = {
         "adaptive, windows that overlap": Row(layer(nn.AdaptiveAvgPool2d, (3, 2)), (3, 5, 7)),
         "adaptive, to more": Row(layer(nn.AdaptiveAvgPool2d, (7, 9)), (2, 3, 4)),
         "adaptive 1d": Row(layer(nn.AdaptiveAvgPool1d, 3), (3, 7)),
+        # PyTorch writes this mean through strides, as after a normalisation of the last axis.
+        "adaptive to one, channels last": Row(
+            of(lambda x: functional.adaptive_avg_pool2d(x.tanh().movedim(-1, 1), 1)), (4, 5, 3)
+        ),
+        "adaptive 1d to one, channels last": Row(
+            of(lambda x: functional.adaptive_avg_pool1d(x.tanh().movedim(-1, 1), 1)), (5, 3)
+        ),
+        "adaptive 3d to one, channels last": Row(
+            of(lambda x: functional.adaptive_avg_pool3d(x.tanh().movedim(-1, 1), 1)), (4, 5, 2, 3)
+        ),
         "mean over the image": Row(of(lambda x: x.mean((2, 3))), (3, 4, 5)),
     },
     "embedding": {

@@ -7,20 +7,40 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
+POOLS = {
+    aten.adaptive_avg_pool1d.default: 1,
+    aten.adaptive_avg_pool2d.default: 2,
+    aten.adaptive_avg_pool3d.default: 3,
+}
+"""Adaptive average pooling, by how many axes it pools."""
 
 
 class Composites(TorchFunctionMode):
-    """Replaces composite operators that PyTorch implements with in-place writes."""
+    """Replaces composite operators that PyTorch implements with in-place writes or strides."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Replace circular padding and cosine similarity; run other functions unchanged."""
+        """Replace circular padding, cosine similarity and global average pooling."""
         if func in (aten.pad.default, torch.nn.functional.pad):
             return functional_pad(func, *args, **(kwargs or {}))
         if func in (aten.cosine_similarity.default, torch.cosine_similarity):
             return cosine_similarity(*args, **(kwargs or {}))
+        if func in POOLS:
+            return average_pool(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def average_pool(func: Any, x: Tensor, output_size: Any) -> Any:
+    """Pool `x`: to one number a channel by its mean, to other sizes by `func`.
+
+    PyTorch writes through strides there if the channels are last in memory.
+    """
+    axes = POOLS[func]
+    sizes = [output_size] if isinstance(output_size, int) else list(output_size)
+    if any(size != 1 for size in sizes):
+        return func(x, output_size)
+    return x.mean(list(range(-axes, 0)), keepdim=True)
 
 
 def functional_pad(
