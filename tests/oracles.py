@@ -46,8 +46,18 @@ class Device:
                 yield torch.from_numpy(self.y[indices]), indices
 
 
+def samples(device: Device, dtype: torch.dtype) -> Tensor:
+    """The device's samples in `dtype`; tokens stay integers."""
+    x = torch.from_numpy(device.x)
+    return x.to(dtype) if x.is_floating_point() else x
+
+
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """PyTorch's own; of a sequence it wants (batch, n, t), while models return (batch, t, n)."""
+    """PyTorch's own; of a sequence it wants (batch, n, t), while models return (batch, t, n).
+
+    Models of transformers return an object with `logits`.
+    """
+    output = getattr(output, "logits", output)
     return functional.cross_entropy(output.movedim(-1, 1) if output.dim() == 3 else output, y)
 
 
@@ -81,11 +91,12 @@ def sgd(groups: Sequence[dict[str, object]], plan: Plan, nesterov: bool = False)
     )
 
 
-def train_full(model: nn.Module, device: Device, plan: Plan) -> State:
+def train_full(
+    model: nn.Module, device: Device, plan: Plan, dtype: torch.dtype = torch.float64
+) -> State:
     """FedAvg: local training of all parameters."""
-    model = copy.deepcopy(model).double().train()
-    x = torch.from_numpy(device.x)
-    x = x.double() if x.is_floating_point() else x  # tokens stay integers
+    model = copy.deepcopy(model).to(dtype).train()
+    x = samples(device, dtype)
     optimizer = sgd([{"params": list(model.parameters())}], plan)
     for y, indices in device.visits(plan):
         optimizer.zero_grad()
@@ -307,7 +318,7 @@ def train_cp(
     optimizer = (torch.optim.Adam if settings.adam else torch.optim.SGD)(
         [mode for modes in factors.values() for mode in modes], lr=settings.factor_rate
     )
-    x = torch.from_numpy(device.x).to(dtype)
+    x = samples(device, dtype)
     for y, indices in device.visits(plan):
         centres = {name: composed(modes).detach() for name, modes in factors.items()}
         for _ in range(settings.personal_steps):

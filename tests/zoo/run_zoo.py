@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from zoo_models import MODELS, ZooModel
 
 import edgetailor as et
 from exporters.recording.capture import SharedRecording
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.submodel import Submodel
+from zoo_models import MODELS, ZooModel
 
 SPECS = ("full", "low-rank:0.5,keep=0", "slice:0.6", "width:0.5", "cp:2.0")
 FAMILIES = [spec.partition(":")[0] for spec in SPECS]

@@ -5,7 +5,6 @@ user's own module.
 """
 
 import contextlib
-import copy
 import itertools
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import eager
+from composed_weights import composed, twin
 from edgetailor import TrainingConfig, split
 from exporters.recording.capture import capture
 from foreign_models import CLASSES, FOREIGN
@@ -75,55 +75,11 @@ def c(request: pytest.FixtureRequest, seed: int) -> Case:
     return build(name, spec, seed)
 
 
-def composed(submodel: Submodel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Dense global tensors, from the uploaded and frozen tensors of a submodel."""
-    dense: dict[str, Tensor] = {}
-    groups: dict[str, dict[str, Tensor]] = {}
-    for entry in submodel.program.tensors:
-        if entry.stands_for is None:
-            continue
-        if entry.factor is None:
-            dense[entry.stands_for] = tensors[entry.name]
-        else:
-            groups.setdefault(entry.stands_for, {})[entry.factor] = tensors[entry.name]
-    for name, factors in groups.items():
-        dense[name] = product(factors["u"], factors["v"]) if "u" in factors else outer(factors)
-    return dense
-
-
-def product(u: Tensor, v: Tensor) -> Tensor:
-    """The dense weight of a layer u followed by a layer v."""
-    if u.dim() == 2:
-        return v @ u
-    groups = u.shape[0] // v.shape[1]
-    letters = "ri" if u.dim() == 3 else "rij"
-    pairs = zip(u.chunk(groups), v.chunk(groups), strict=True)
-    if letters == "ri":
-        return torch.cat([torch.einsum("rmi,nr->nmi", a, b[:, :, 0]) for a, b in pairs])
-    return torch.cat([torch.einsum("rmi,nrj->nmij", a[..., 0], b[:, :, 0]) for a, b in pairs])
-
-
-def outer(factors: Mapping[str, Tensor]) -> Tensor:
-    """Sum over r of the outer products of columns r."""
-    letters = "abcd"[: len(factors)]
-    terms = [factors[str(n)] for n in range(len(factors))]
-    return torch.einsum(",".join(f"{c}r" for c in letters) + f"->{letters}", *terms)
-
-
-def twin(model: nn.Module, dense: Mapping[str, Tensor], trained: set[str]) -> nn.Module:
-    """The user's model. Layers that are not trained are in inference mode."""
-    model = copy.deepcopy(model)
-    for name, module in model.named_modules():
-        own = {f"{name}.{n}" if name else n for n, _ in module.named_parameters(recurse=False)}
-        module.training = not own or bool(own & trained)
-    return model
-
-
 def test_forward_is_that_of_the_dense_twin(c: Case) -> None:
     came = eager.call(c.submodel, "predict", c.state, x=eager.recorded(c.submodel, c.state, c.x))[
         "output"
     ]
-    dense = composed(c.submodel, c.state)
+    dense = composed(c.submodel.program.tensors, c.state)
     expected = functional_call(c.model.eval(), dense, (c.x,))
     torch.testing.assert_close(came, expected, rtol=1e-10, atol=1e-10)
 
@@ -139,8 +95,8 @@ def test_gradients_are_autograds(c: Case) -> None:
         rate=1.0,
     )
     leaves = {e.name: c.state[e.name].clone().requires_grad_() for e in parameters}
-    dense = composed(c.submodel, {**c.state, **leaves})
-    model = twin(c.model, dense, {str(e.stands_for) for e in parameters})
+    dense = composed(c.submodel.program.tensors, {**c.state, **leaves})
+    model = twin(c.model, {str(e.stands_for) for e in parameters})
     statistics = {n: v.clone() for n, v in dense.items() if n in dict(model.named_buffers())}
     loss = cross_entropy(functional_call(model, {**dense, **statistics}, (c.x,)), c.y)
     torch.testing.assert_close(new["loss"], loss.detach(), rtol=1e-10, atol=1e-12)
@@ -163,7 +119,7 @@ def test_gradients_are_autograds(c: Case) -> None:
 def test_bi_level_steps_are_autograds(name: str, spec: str, seed: int) -> None:
     c = build(name, spec, seed)
     c.state |= eager.call(c.submodel, "personal_init", c.state)
-    dense = composed(c.submodel, c.state)
+    dense = composed(c.submodel.program.tensors, c.state)
     personal = {n: c.state[f"personal:{n}"] for n, _ in c.model.named_parameters()}
     for name_, value in personal.items():
         torch.testing.assert_close(value, dense[name_], rtol=1e-12, atol=1e-12)
@@ -196,7 +152,7 @@ def check_factor_gradients(c: Case) -> None:
     new = eager.call(c.submodel, "factor_step", c.state, rate=1.0)
     uploaded = [e for e in c.submodel.program.tensors if e.role == "parameter"]
     leaves = {e.name: c.state[e.name].clone().requires_grad_() for e in uploaded}
-    dense = composed(c.submodel, {**c.state, **leaves})
+    dense = composed(c.submodel.program.tensors, {**c.state, **leaves})
     gaps = [
         (c.state[f"personal:{n}"] - dense[n]).square().sum() for n, _ in c.model.named_parameters()
     ]
@@ -223,7 +179,7 @@ def test_recovering_what_was_cut_is_the_dense_twin(c: Case) -> None:
     shapes = {n: tuple(v.shape) for n, v in model.tensors.items()}
     family = recovering_family(c.submodel.spec)
     came = family.recover({e.name: c.state[e.name] for e in table}, table, shapes)
-    expected = composed(c.submodel, c.state)
+    expected = composed(c.submodel.program.tensors, c.state)
     assert came.keys() == {e.stands_for for e in table}
     for tensor, value in came.items():
         value = value if isinstance(value, Tensor) else value.dense()
