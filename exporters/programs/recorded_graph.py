@@ -61,6 +61,12 @@ def output_node(graph: GraphModule) -> Node:
     return node
 
 
+def attributes_used(graph: GraphModule) -> Iterator[str]:
+    """List the parameters and buffers that operators of `graph` take; see `attributes_read`."""
+    used = {str(n.target) for n in graph.graph.find_nodes(op="get_attr") if n.users}
+    return (name for name in attributes_read(graph) if name in used)
+
+
 def attributes_read(graph: GraphModule) -> Iterator[str]:
     """List the parameters and buffers that `graph` reads.
 

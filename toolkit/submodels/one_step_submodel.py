@@ -9,6 +9,7 @@ from torch import Tensor
 from device_agent.formats.manifest import SAMPLES, Step, TensorEntry, Train
 from exporters.programs.optimizers import SGD, Adam, Optimizer, Proximal
 from exporters.programs.program import Program
+from exporters.programs.recorded_graph import attributes_used
 from exporters.programs.training_signatures import (
     Penalty,
     evaluation_signature,
@@ -105,7 +106,9 @@ def one_step_submodel(
     buffers = [entry for entry in tensor_entries if entry.role == "buffer"]
     frozen = [entry for entry in tensor_entries if entry.role == "frozen"]
     shape = captured.sample_shape
-    optimizer = make_optimizer(training, undecayed)
+    # PyTorch's optimizers leave parameters without a gradient as they are.
+    unused = {entry.name for entry in parameters} - set(attributes_used(captured.training))
+    optimizer = make_optimizer(training, undecayed | unused)
     step = train_signature(
         captured.training,
         shape,

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import eager
 import oracles
 from device_agent.formats.update import read_update
-from edgetailor import Federation, TrainingConfig
+from edgetailor import Federation, TrainingConfig, split
 from models_for_tests import CLASSES, INPUT_SHAPE
 from oracles import Device, Plan
 from refusals import refused
+from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.01)
@@ -109,3 +111,24 @@ def test_unknown_kinds_of_batch_norm_are_refused() -> None:
     with refused("option.invalid-value", option="batch_norm", value="local") as caught:
         replace(TrainingConfig(), batch_norm="local")  # type: ignore[arg-type]
     assert '"global" or "static"' in str(caught.value)
+
+
+class WithUnused(nn.Linear):
+    """A layer with a parameter that it does not use, as models of transformers have."""
+
+    def __init__(self) -> None:
+        super().__init__(4, CLASSES)
+        self.unused = nn.Parameter(torch.ones(3))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_a_parameter_without_a_gradient_does_not_decay(optimizer: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = WithUnused()
+    training = TrainingConfig(learning_rate=0.1, weight_decay=0.1, optimizer=optimizer)
+    submodel = split(model, "full", (4,), training)
+    state = eager.first_state(submodel, submodel.cut(from_model(model)))
+    x, y = torch.randn(6, 4, dtype=torch.float64), torch.randint(CLASSES, (6,))
+    new = eager.call(submodel, "train", state, x=x, y=y, rate=0.1)
+    assert torch.equal(new["unused"], state["unused"])
+    assert not torch.equal(new["weight"], state["weight"])
