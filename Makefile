@@ -26,7 +26,14 @@ demo: setup ## run the demo; options in ARGS, e.g. make demo ARGS=--help
 test: setup ## run the tests; options in ARGS, e.g. make test ARGS="-k cp"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-long: setup ## run the tests that take minutes
+# Stock models come from libraries of an extra.
+ZOO := $(VENV)/.zoo
+$(ZOO): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints.txt -e '.[zoo]'
+	@touch $@
+
+test-long: $(ZOO) ## run the tests that take minutes
 	$(BIN)/python -m pytest -m long $(ARGS)
 
 # onnxruntime 1.19.2 has wheels up to Python 3.12, and numpy 1 only.
