@@ -25,7 +25,7 @@ SWIN = {
     "num_classes": CLASSES,
 }
 VIT = {"image_size": 32, "patch_size": 8, "num_layers": 1, "num_classes": CLASSES}
-CONVNEXT = {"depths": (1, 1, 0, 0), "num_classes": CLASSES}
+CONVNEXT = {"depths": (1, 1, 1, 1), "num_classes": CLASSES}
 TEXT = {"vocab_size": WORDS, "num_hidden_layers": 1, "max_position_embeddings": 16}
 BERT = {**TEXT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LLAMA = {**TEXT, "pad_token_id": 0, "head_dim": 8}
