@@ -39,10 +39,10 @@ def write_bundles(folder: Path) -> None:
 def write_bundle(name: str, folder: Path) -> None:
     """Export one model."""
     import torch
-    from zoo_models import MODELS
 
     import edgetailor as et
     from toolkit.submodels.global_model import from_model
+    from zoo_models import MODELS
 
     torch.manual_seed(0)
     net = next(model for model in MODELS if model.name == name).make()
@@ -57,6 +57,7 @@ def torch_step(name: str, threads: int) -> dict[str, float]:
     import time
 
     import torch
+
     from zoo_models import MODELS
 
     if threads:
