@@ -32,7 +32,7 @@ SAMPLES, HELD_OUT = 48, 100
 TRAINING = TrainingConfig(
     batch_size=8, epochs=3, learning_rate=0.003, optimizer="adam", batch_norm="static"
 )
-CLEARLY = 0.8
+CLEARLY = 0.9
 """The share of its first value below which the loss has to fall."""
 
 Data = tuple[np.ndarray, np.ndarray]
@@ -57,7 +57,7 @@ class Task:
             own = 1 + y[:, None] + CLASSES * self.draw.integers(3, size=size)
             other = self.draw.integers(1, WORDS, size=size)
             return np.where(self.draw.random(size) < 0.5, own, other), y
-        noise = self.draw.normal(size=size)
+        noise = self.draw.normal(0, 0.5, size)
         return (self.patterns[y] + noise).astype(np.float32), y
 
 
