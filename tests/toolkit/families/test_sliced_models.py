@@ -19,10 +19,10 @@ from edgetailor import TrainingConfig, split
 from exporters.export import export
 from exporters.recording.capture import capture
 from refusals import refused
+from toolkit.cutting import cut_points
 from toolkit.cutting.cut_points import Cutter
 from toolkit.families import check_spec
 from toolkit.slicing.cut_choice import choose_cut
-from toolkit.submodels import cut_points
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.submodel import Submodel
 
