@@ -71,12 +71,6 @@ bench-coordinator: setup ## what requests cost the coordinator with up to 2,000 
 bench-plan: setup ## what the planner predicts against what is measured (many minutes); ARGS
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_plan.py $(ARGS)
 
-ZOO := $(VENV)/.zoo
-$(ZOO): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  -c constraints.txt -e '.[zoo]'
-	@touch $@
-
 bench-zoo: $(ZOO) ## training steps of ten stock models at 224 x 224, with PyTorch's beside (minutes)
 	PYTHONPATH=. $(BIN)/python tests/zoo/bench_zoo.py $(ARGS)
 
