@@ -9,6 +9,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -106,6 +107,11 @@ def passed(rows: Sequence[Row], column: str) -> int:
     return sum(row.get(column) == "yes" for row in rows)
 
 
+def refusal(found: str) -> str:
+    """The sentence of a refusal, without the folders of this machine."""
+    return re.sub(r"/\S*/", "", found.partition(": ")[2])
+
+
 def page(rows: Sequence[Row]) -> str:
     """The page of the documentation."""
     head = ["model", "library", "kind", "parameters", *COLUMNS[:-1]]
@@ -119,7 +125,7 @@ def page(rows: Sequence[Row]) -> str:
                 share = row.get("shares", {}).get(column)
                 cells.append("yes" if share is None else f"{share:.2f}")
             else:
-                refusals.append(f"- `{row['name']}`, {column}: {found.partition(': ')[2]}")
+                refusals.append(f"- `{row['name']}`, {column}: {refusal(found)}")
                 cells.append("no")
         lines.append("| " + " | ".join(cells) + " |")
     counts = ", ".join(f"{column} {passed(rows, column)}" for column in COLUMNS[:-1])
