@@ -91,7 +91,7 @@ docs: $(DOCS) ## build the documentation site into site/, without a network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "Open site/index.html"
 
-test-zoo: $(ZOO) ## export stock models of five libraries, into docs/reference/models.md (an hour); ARGS
+test-zoo: $(ZOO) ## export stock models of five libraries, into docs/reference/models.md (hours); ARGS
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(BIN)/python tests/zoo/run_zoo.py $(ARGS)
 
 RELEASE := $(VENV)/.release

@@ -52,7 +52,7 @@ def cheaper_convolution(
         return NotImplemented  # type: ignore[no-any-return]
     if is_transposed:
         return untransposed(
-            x, weight, bias, stride, padding, dilation, is_transposed, output_padding, groups
+            x, weight, bias, Window(stride, padding, dilation, groups), output_padding
         )
     pads = other_padding(weight, padding, dilation)
     if min(pads) < 0:
@@ -87,26 +87,21 @@ def cut_and_padded(
 
 
 def untransposed(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    is_transposed: bool,
-    output_padding: list[int],
-    groups: int,
+    x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, output_padding: list[int]
 ) -> Tensor:
     """A transposed convolution in one or two spatial dimensions, as a plain one of stride 1.
 
-    `x` is (N, A, *in), `weight` (A, B / groups, *kernel). Returns NotImplemented for other
-    convolutions.
+    `x` is (N, A, *in), `weight` (A, B / groups, *kernel). Returns NotImplemented for three
+    dimensions.
     """
-    if not is_transposed or x.dim() not in (3, 4):
+    if x.dim() not in (3, 4):
         return NotImplemented  # type: ignore[no-any-return]
+    stride, padding, dilation = window.stride, window.padding, window.dilation
+    groups = window.groups
     if x.dim() == 3:
-        sizes = ([1, *stride], [0, *padding], [1, *dilation], True, [0, *output_padding], groups)
-        return untransposed(x.unsqueeze(2), weight.unsqueeze(2), bias, *sizes).squeeze(2)
+        flat = Window([1, *stride], [0, *padding], [1, *dilation], groups)
+        image, kernels = x.unsqueeze(2), weight.unsqueeze(2)
+        return untransposed(image, kernels, bias, flat, [0, *output_padding]).squeeze(2)
     kernel = [int(size) for size in weight.shape[2:]]
     size = [
         (int(x.shape[2 + a]) - 1) * stride[a]
@@ -204,6 +199,3 @@ def swap_channels(weight: Tensor, groups: int) -> Tensor:
 
 ONNX_RUNTIME: Decompositions = {aten.convolution.default: cheaper_convolution}
 """The faster convolutions for ONNX Runtime."""
-
-UNTRANSPOSED: Decompositions = {aten.convolution.default: untransposed}
-"""For runtimes without strided transposed convolutions."""

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from exporters.decompositions import convolution
 from exporters.decompositions.convolution_choice import untransposed
+from exporters.decompositions.decomposition import Decompositions
 from exporters.decompositions.strided_slices import cut
 
 aten = torch.ops.aten
@@ -25,19 +26,21 @@ def convolution_for_products(
 
     TFLite has convolutions of one group, and of one input channel per group.
     """
+    window = convolution.Window(stride, padding, dilation, groups)
     if is_transposed:
-        return untransposed(
-            x, weight, bias, stride, padding, dilation, True, output_padding, groups
-        )
+        return untransposed(x, weight, bias, window, output_padding)
     if groups == 1 or weight.shape[1] == 1 or x.dim() not in (3, 4):
         return NotImplemented  # type: ignore[no-any-return]
     if x.dim() == 3:
         window = convolution.Window([1, *stride], [0, *padding], [1, *dilation], groups)
         y = grouped_convolution(x.unsqueeze(2), weight.unsqueeze(2), window).squeeze(2)
     else:
-        window = convolution.Window(stride, padding, dilation, groups)
         y = grouped_convolution(x, weight, window)
     return y if bias is None else y + bias.reshape(-1, *[1] * (x.dim() - 2))
+
+
+CONVOLUTIONS: Decompositions = {aten.convolution.default: convolution_for_products}
+"""For a runtime without transposed convolutions and without groups of several channels."""
 
 
 def grouped_convolution(x: Tensor, weight: Tensor, window: convolution.Window) -> Tensor:

@@ -21,7 +21,7 @@ from exporters.decompositions.strided_slices import cut, stuff
 from exporters.decompositions.traced_constants import constant
 from exporters.tflite import composed_operators
 from exporters.tflite.grouped_convolutions import (
-    convolution_for_products,
+    CONVOLUTIONS,
     depthwise_weight_gradient,
 )
 
@@ -203,7 +203,7 @@ DECOMPOSED_BY_PYTORCH = (
 
 FORMS: Decompositions = {
     **cast(Decompositions, get_decompositions(DECOMPOSED_BY_PYTORCH)),
-    aten.convolution.default: convolution_for_products,
+    **CONVOLUTIONS,
     **composed_operators.FORMS,
     aten.avg_pool2d.default: partial(average_pool, axes=2),
     aten.avg_pool3d.default: partial(average_pool, axes=3),

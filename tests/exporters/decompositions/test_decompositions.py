@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from device_agent.formats.manifest import Port
 from exporters import decompositions
-from exporters.decompositions.convolution_choice import ONNX_RUNTIME, UNTRANSPOSED
+from exporters.decompositions.convolution_choice import ONNX_RUNTIME
 from exporters.decompositions.decomposition import Decompositions
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.losses import cross_entropy
@@ -28,6 +28,7 @@ from exporters.programs.program import (
     state_out,
 )
 from exporters.programs.tracing import operators, trace
+from exporters.tflite.grouped_convolutions import CONVOLUTIONS
 from layer_cases import (
     TOLERANCE,
     Case,
@@ -72,7 +73,7 @@ def test_traced_gradient(name: str, seed: int) -> None:
     check_traced(ROWS[name], seed, {})
 
 
-RUNTIMES = {"onnxruntime": ONNX_RUNTIME, "no transposed convolutions": UNTRANSPOSED}
+RUNTIMES = {"onnxruntime": ONNX_RUNTIME, "litert": CONVOLUTIONS}
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if "conv" in name])
@@ -82,7 +83,7 @@ def test_traced_gradient_with_decompositions_of_a_runtime(
 ) -> None:
     graph = check_traced(ROWS[name], seed, RUNTIMES[runtime])
     convolutions = graph.graph.find_nodes(op="call_function", target=aten.convolution.default)
-    if RUNTIMES[runtime] is UNTRANSPOSED:
+    if runtime == "litert":
         assert not [node for node in convolutions if node.args[6]]
 
 
