@@ -83,6 +83,7 @@ def bundle_files(
                 inputs=tuple(port for port in s.inputs if port.name not in held),
                 outputs=s.outputs,
                 peak_bytes=peak_bytes(graphs[s.name], batch),
+                in_place=graphs[s.name].in_place,
             )
             for s in program.signatures
         },

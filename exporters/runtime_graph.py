@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from device_agent.formats.manifest import Runtime
 from exporters.memory.onnx_footprint import Footprint
+from exporters.memory.overwritten_state import in_place_of
 from exporters.memory.tflite_footprint import MemoryPlan
 from exporters.programs.traced_graph import TracedGraph
 
@@ -36,6 +38,11 @@ class Graph:
     held: frozenset[str] = frozenset()
     plan: MemoryPlan | None = field(default=None, compare=False, repr=False)
     traced: TracedGraph | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def in_place(self) -> tuple[str, ...]:
+        """Outputs that may be written over the state that they replace, by name."""
+        return in_place_of(self.data) if self.runtime == "onnx" else ()
 
 
 Graphs = Mapping[str, Graph]

@@ -65,13 +65,24 @@ class Signature(Struct, frozen=True, kw_only=True):
 
     `graph` is the file that holds the graph. A TFLite file holds all signatures of a bundle, by
     name. `peak_bytes` is the predicted process peak of one run on one batch, above the idle agent:
-    session, tensors, inputs and outputs. It is None if there is no prediction.
+    session, tensors, inputs and outputs. It is None if there is no prediction. `in_place` names the
+    outputs that may be written over the input of the same tensor, so that it is in memory once.
     """
 
     graph: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     peak_bytes: Count | None = None
+    in_place: tuple[str, ...] = ()
+
+    def overwritten(self) -> dict[str, str]:
+        """The input that each output of `in_place` may be written over, by output name."""
+        inputs = {port.state: port.name for port in self.inputs if port.state is not None}
+        return {
+            port.name: inputs[port.state]
+            for port in self.outputs
+            if port.name in self.in_place and port.state is not None
+        }
 
 
 class TensorEntry(Struct, frozen=True, kw_only=True):

@@ -98,16 +98,15 @@ def make_training(task: Task, run: ScheduleRun) -> Action:
         chosen = next(step for step in instruction.steps if step.signature in task.signatures)
         single = msgspec.structs.replace(chosen, times=1)
         instruction = msgspec.structs.replace(instruction, steps=(single,))
+    # A rate of zero keeps the weights. After many steps on one batch, gradients would shrink to
+    # denormal numbers, which slow a processor down.
+    still = [
+        msgspec.structs.replace(s, inputs=dict.fromkeys(s.inputs, 0.0)) for s in instruction.steps
+    ]
+    instruction = msgspec.structs.replace(instruction, steps=tuple(still))
     sessions = run.open_sessions(instruction)
-    initial, indices = dict(run.state), np.arange(len(run.local))
-
-    def action() -> None:
-        # Always start from the initial state. After many steps on one batch, gradients shrink to
-        # denormal numbers, which slow a processor down.
-        run.state = dict(initial)
-        run.train_batch(instruction, sessions, indices)
-
-    return action
+    indices = np.arange(len(run.local))
+    return lambda: run.train_batch(instruction, sessions, indices)
 
 
 def source_of(task: Task, bundle: Bundle) -> str:

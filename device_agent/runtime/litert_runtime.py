@@ -72,8 +72,10 @@ class LitertSession:
         names = interpreter.get_signature_list()[signature]
         self.inputs, self.outputs = frozenset(names["inputs"]), frozenset(names["outputs"])
 
-    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """See Session."""
+    def run(
+        self, feeds: Mapping[str, np.ndarray], over: Mapping[str, str] | None = None
+    ) -> dict[str, np.ndarray]:
+        """See Session. LiteRT has its own memory for results, so it writes over no input."""
         # LiteRT writes its INFO lines in the first run only; redirecting takes time.
         with nullcontext() if self._ran else without_remarks():
             results = self._run(feeds)

@@ -58,7 +58,7 @@ def open_model(model: str | bytes, threads: int) -> onnxruntime.InferenceSession
 
 
 class OnnxSession:
-    """One graph in its own session. The caller owns the results; inputs are never modified.
+    """One graph in its own session. The caller owns the results.
 
     The session keeps the memory of a run for the next run, until the session is released.
     """
@@ -81,17 +81,21 @@ class OnnxSession:
         self.inputs = frozenset(given.name for given in self._session.get_inputs())
         self.outputs = frozenset(self._outputs)
 
-    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(
+        self, feeds: Mapping[str, np.ndarray], over: Mapping[str, str] | None = None
+    ) -> dict[str, np.ndarray]:
         """See Session."""
         binding = self._session.io_binding()
         inputs = {name: np.asarray(array, order="C") for name, array in feeds.items()}
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
         # A result in the arena would keep the whole arena in memory, so results get their own.
-        results = {}
+        results = {out: inputs[name] for out, name in (over or {}).items()}
         for name, (shape, dtype) in self._outputs.items():
             if all(isinstance(size, int) for size in shape):
-                results[name] = array = np.empty(shape, dtype)
+                if name not in results:
+                    results[name] = np.empty(shape, dtype)
+                array = results[name]
                 binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)
             else:
                 binding.bind_output(name)

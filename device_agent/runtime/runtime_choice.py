@@ -23,14 +23,18 @@ class Session(Protocol):
     inputs: frozenset[str]
     outputs: frozenset[str]
 
-    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(
+        self, feeds: Mapping[str, np.ndarray], over: Mapping[str, str] | None = None
+    ) -> dict[str, np.ndarray]:
         """Run the graph once.
 
         Args:
             feeds: All inputs by name.
+            over: Outputs that may be written over an input, with its name. The runtime decides
+                whether it does. If the run fails, such an input may have any content.
 
         Returns:
-            All outputs by name. The arrays are new, never views of the feeds.
+            All outputs by name. The arrays are new, except that those of `over` may be its inputs.
         """
         ...
 

@@ -40,7 +40,8 @@ def concurrent_peak_bytes(
         if signature.peak_bytes is None:
             return None
         inputs = sum(size_of(port, batch) for port in signature.inputs)
-        outputs = sum(size_of(port, batch) for port in signature.outputs)
+        new = (port for port in signature.outputs if port.name not in signature.in_place)
+        outputs = sum(size_of(port, batch) for port in new)
         read = {str(p.state): size_of(p, batch) for p in signature.inputs if p.kind == "state"}
         state |= read
         replaced |= read.keys() & {str(port.state) for port in signature.outputs}

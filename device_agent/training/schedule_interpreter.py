@@ -216,7 +216,7 @@ class ScheduleRun(ResumableRun):
             signature = self.bundle.manifest.signatures[step.signature]
             for _ in range(step.times):
                 feeds = self.feeds(signature, instruction.source, indices, step.inputs)
-                results = sessions[step.signature].run(feeds)
+                results = sessions[step.signature].run(feeds, signature.overwritten())
                 self.update_state(signature, results)
                 if LOSS in results:
                     losses.append(float(results[LOSS]))

@@ -111,6 +111,11 @@ class SignatureRuns:
         missing = [self.bundle.entry(n) for n in sorted(names - self.state.keys())]
         self.state.update(self.bundle.load(e.name for e in missing if e.stored))
         self.state.update({e.name: self.unstored(e) for e in missing if not e.stored})
+        replaced = {port.state for port in signature.outputs if port.name in signature.in_place}
+        for tensor, kept in self.personal.items():
+            # The personal model of before the round stays as it was until the round ends.
+            if tensor in replaced and self.state[tensor] is kept:
+                self.state[tensor] = kept.copy()
         runtime, graph = self.bundle.manifest.runtime, self.bundle.graph(name)
         session = open_session(runtime, graph, name, self.options.threads)
         check_ports(session, signature, f"{graph}, signature {name!r}")

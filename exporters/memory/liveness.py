@@ -7,15 +7,16 @@ node that reads it has run. All sizes are in bytes, and all places count nodes i
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import onnx_ir as ir
 from onnx import ModelProto
-from onnx_ir import Graph, Node, Value
+from onnx_ir import Graph, Model, Node, Value
 
 from exporters.memory.in_place_operators import IN_PLACE
+from exporters.memory.overwritten_state import in_place
 from exporters.memory.static_shapes import at_batch, count_of, shape_of, size_of
 
 VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
@@ -39,7 +40,8 @@ class Buffer:
 class Liveness:
     """The buffers of one run without its inputs, in the order of their allocation.
 
-    They include the outputs, which stay alive to the end. `inputs` and `outputs` are total sizes.
+    They include the outputs, which stay alive to the end. `inputs` and `outputs` are total sizes,
+    without outputs that are written over inputs.
     """
 
     buffers: tuple[Buffer, ...]
@@ -77,13 +79,19 @@ def liveness(model: ModelProto, batch: int) -> Liveness:
     Raises:
         ExportError: The size of a tensor does not follow from the batch.
     """
-    return graph_liveness(at_batch(model, batch).graph)
+    return model_liveness(at_batch(model, batch))
 
 
-def graph_liveness(graph: Graph) -> Liveness:
+def model_liveness(model: Model) -> Liveness:
+    """The liveness of a model with known shapes."""
+    return graph_liveness(model.graph, in_place(model.metadata_props))
+
+
+def graph_liveness(graph: Graph, overwriting: Collection[str] = ()) -> Liveness:
     """Compute the liveness of a graph, or of one iteration of the body of a loop.
 
-    A loop takes as many places as its body has nodes, because all iterations are alike.
+    A loop takes as many places as its body has nodes, because all iterations are alike. Outputs
+    `overwriting` take no memory of their own.
     """
     order = execution_order(graph)
     own = {value for node in order for value in node.outputs}
@@ -117,11 +125,12 @@ def graph_liveness(graph: Graph) -> Liveness:
     buffers = [
         Buffer(value.name or "", size_of(value), first, last if value in results else death[value])
         for value, first in birth.items()
+        if value.name not in overwriting or value not in results
     ]
     return Liveness(
         buffers=tuple(sorted([*buffers, *work], key=lambda buffer: buffer.birth)),
         inputs=sum(map(size_of, graph.inputs)),
-        outputs=sum(map(size_of, graph.outputs)),
+        outputs=sum(size_of(value) for value in graph.outputs if value.name not in overwriting),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnx
 from onnx_ir import Graph, Node
 
-from exporters.memory.liveness import bodies, execution_order, graph_liveness, is_view
+from exporters.memory.liveness import bodies, execution_order, is_view, model_liveness
 from exporters.memory.onnx_arena import arena_bytes
 from exporters.memory.static_shapes import at_batch, shape_of
 from exporters.onnx.onnx_writer import to_onnx
@@ -49,7 +49,7 @@ def graph_work(
     """
     whole = onnx.load_from_string(graph).graph
     model = at_batch(onnx.load_from_string(graph), batch)
-    alive = graph_liveness(model.graph)
+    alive = model_liveness(model)
     # The agent provides the memory of outputs, so they are not in the arena.
     results = {value.name for value in whole.output}
     found = Counter(of_graph(model.graph))

@@ -7,7 +7,7 @@ machine, and gives the same bytes for the same program.
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import onnx
@@ -27,6 +27,7 @@ from exporters.decompositions.convolution_choice import ONNX_RUNTIME
 from exporters.decompositions.multiply_add import SYMBOLIC_FACTORS
 from exporters.memory.in_place_operators import IN_PLACE
 from exporters.memory.onnx_footprint import footprint
+from exporters.memory.overwritten_state import note_in_place
 from exporters.onnx.exported_program import exported
 from exporters.onnx.exposed_values import exposed_values, places_of
 from exporters.onnx.graph_passes import shorten
@@ -34,6 +35,7 @@ from exporters.onnx.onnx_translations import TRANSLATIONS
 from exporters.onnx.operator_table import OPSET, missing_translations
 from exporters.onnx.recomputation import RecomputeActivations
 from exporters.onnx.scan_loops import finish_scans, separate_outputs
+from exporters.onnx.state_in_place import update_in_place
 from exporters.programs import source_lines
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.operator_support import suggest_alternative
@@ -118,8 +120,9 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
     )(lowered.model)
     finish_scans(lowered.model)
     separate_outputs(lowered.model.graph, [port.name for port in signature.outputs])
+    overwritten = update_in_place(lowered.model, signature)
     model = lowered.model_proto
-    data = finish(model, signature)
+    data = finish(model, signature, overwritten)
     return data, TracedGraph(traced, places_of(traced, model, signature), exposed_values, forms)
 
 
@@ -170,17 +173,20 @@ def quieten() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def finish(model: onnx.ModelProto, signature: ProgramSignature) -> bytes:
+def finish(
+    model: onnx.ModelProto, signature: ProgramSignature, overwritten: Sequence[str] = ()
+) -> bytes:
     """Remove metadata, check the model and serialize it.
 
-    Afterwards the model has no metadata and no operator outside the default domain, and its ports
-    are those of the signature.
+    Afterwards the model's only metadata are the outputs `overwritten`. It has no operator outside
+    the default domain, and its ports are those of the signature.
     """
     del model.metadata_props[:]
     for graph in graphs_of(model.graph):
         strip(graph)
     # Only the program may decide the bytes of the file, not the version of torch.
     model.graph.name = signature.name
+    note_in_place(model, overwritten)
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "edgetailor", ""
     del model.functions[:]

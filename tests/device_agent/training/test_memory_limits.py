@@ -6,8 +6,10 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -295,10 +297,10 @@ def test_progress_is_kept_when_memory_runs_out(
     data, out = str(write_data(tmp_path / "local.npz")), tmp_path / "out"
     original, heard = OnnxSession.run, []
 
-    def run(session: OnnxSession, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(session: OnnxSession, *given: Mapping[str, Any]) -> dict[str, np.ndarray]:
         if len(heard) == 2:
             raise MemoryError("ONNX Runtime failed to allocate memory for 5 bytes")
-        return original(session, feeds)
+        return original(session, *given)
 
     monkeypatch.setattr(OnnxSession, "run", run)
     with refused("memory.ran-out", update=str(out)) as error:

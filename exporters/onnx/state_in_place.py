@@ -1,0 +1,178 @@
+"""Lets a training step write new weights and optimizer state over the old ones.
+
+The memory of the old value may be overwritten once every node that reads it has run. That is
+certain only if the node that makes the new value depends on all of them. A weight's gradient does
+depend on most readers of the weight, but not on the one that passes the gradient on to the layers
+before. This module adds the missing dependencies.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import onnx_ir as ir
+
+from device_agent.formats.manifest import Port
+from exporters.memory.liveness import VIEWS, reads
+from exporters.programs.program import ProgramSignature
+from exporters.programs.tracing import DTYPES
+
+LEAST_BYTES = 2**16
+"""Smaller state is written over only if no nodes are needed for that: four nodes and their time
+cost more than its memory."""
+ELEMENTWISE = {"Add", "Sub", "Mul", "Div"}
+"""Operators that read an element before they write the same element."""
+SAME_MEMORY = VIEWS | {"Transpose", "Cast", "Slice", "Expand", "Dropout", "Concat", "Split"}
+"""Operators whose output may be the memory of their input, in a runtime that optimizes."""
+
+
+def update_in_place(model: ir.Model, signature: ProgramSignature) -> list[str]:
+    """Order the nodes of `model` so that new state can overwrite old state.
+
+    Args:
+        model: The graph of `signature`, which is changed.
+        signature: Its ports say which output replaces which input.
+
+    Returns:
+        The outputs that may now be written over the input with the same state, by name. An output
+        is left out if a node may need the old value after the new one.
+    """
+    graph = model.graph
+    values = {value.name: value for value in (*graph.inputs, *graph.outputs)}
+    old = {port.state: values[port.name] for port in signature.inputs if port.state is not None}
+    order = Order(graph)
+    found = []
+    for port in signature.outputs:
+        if port.state in old:
+            late = order.late_readers(old[port.state], values[port.name])
+            if late is None or (late and byte_size(port) < LEAST_BYTES):
+                continue
+            if not late or order.run_after(values[port.name], late):
+                found.append(port.name)
+    return found
+
+
+def byte_size(port: Port) -> int:
+    """Bytes of the state of `port`."""
+    return math.prod(size for size in port.shape if size) * DTYPES[port.dtype].itemsize
+
+
+class Order:
+    """Which nodes of a graph run before which, by the values that they read."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph = graph
+        self.readers: dict[ir.Value, list[ir.Node]] = {}
+        self.number = {node: place for place, node in enumerate(graph)}
+        # Bit n of a node's number says whether node n must have run. This costs one operation for
+        # each edge, where sets would cost one for each pair of nodes.
+        self.needed: dict[ir.Node, int] = {}
+        for node, place in self.number.items():
+            bits = 1 << place
+            for value in set(reads(node)):
+                self.readers.setdefault(value, []).append(node)
+                if (producer := value.producer()) in self.number:
+                    bits |= self.needed[producer]
+            self.needed[node] = bits
+        self.flat, self.start = (constant(value) for value in ([-1], 0))
+
+    def needs(self, node: ir.Node, other: ir.Node) -> bool:
+        """Whether `node` is `other` or runs after it."""
+        return bool(self.needed[node] >> self.number[other] & 1)
+
+    def late_readers(self, old: ir.Value, new: ir.Value) -> list[ir.Node] | None:
+        """Nodes that read the memory of `old` and may run after the node that makes `new`.
+
+        Returns None if `new` cannot be written over `old`.
+        """
+        end = new.producer()
+        if end is None or new.shape != old.shape or new.dtype != old.dtype:
+            return None
+        late = []
+        for node, value in self.uses(old):
+            if node is end:
+                if value.shape != new.shape or not writes_over(node, value):
+                    return None
+            elif self.needs(node, end):
+                return None
+            elif node.op_type in SAME_MEMORY:
+                # Whoever reads its results runs after it, and is looked at as well.
+                if any(not self.readers.get(value) for value in node.outputs):
+                    return None
+            elif not self.needs(end, node):
+                late.append(node)
+        return late
+
+    def uses(self, value: ir.Value) -> Iterator[tuple[ir.Node, ir.Value]]:
+        """Nodes that read the memory of `value`, with the value that they read."""
+        for node in self.readers.get(value, ()):
+            yield node, value
+            if node.op_type in SAME_MEMORY:
+                for result in node.outputs:
+                    yield from self.uses(result)
+
+    def run_after(self, new: ir.Value, late: Sequence[ir.Node]) -> bool:
+        """Let the node that makes `new` depend on `late`; False if it has no form for that.
+
+        A number among its factors, such as the learning rate, becomes the choice between two equal
+        numbers by the first element of what each node of `late` returns.
+        """
+        end = new.producer()
+        assert end is not None
+        path = [] if self.readers.get(new) else self.path_to_number(end)
+        if not path:
+            return False
+        first = path[0]
+        place, number = next((n, v) for n, v in enumerate(first.inputs) if is_number(v))
+        added = [self.flat, self.start] if self.flat.graph is None else []
+        for node in late:
+            flat = ir.node("Reshape", [node.outputs[0], self.flat.outputs[0]])
+            start = ir.node("Gather", [flat.outputs[0], self.start.outputs[0]], {"axis": 0})
+            choice = ir.node("Cast", start.outputs, {"to": ir.DataType.BOOL})
+            same = ir.node("Where", [choice.outputs[0], number, number])
+            added += [flat, start, choice, same]
+            number = same.outputs[0]
+        first.replace_input_with(place, number)
+        # Nodes of the path come last in the file, because they now read what others make.
+        for node in path:
+            self.graph.remove(node)
+        self.graph.extend([*added, *path])
+        return True
+
+    def path_to_number(self, end: ir.Node) -> list[ir.Node]:
+        """Nodes from one that multiplies by a number to `end`; empty if there is none.
+
+        Each node of the path but `end` has only the next one as a reader.
+        """
+        if end.op_type == "Mul" and any(map(is_number, end.inputs)):
+            return [end]
+        for value in end.inputs:
+            if value is None or self.readers[value] != [end] or value in self.graph.outputs:
+                continue
+            node = value.producer()
+            if node is not None and node.op_type in ELEMENTWISE:
+                path = self.path_to_number(node)
+                if path:
+                    return [*path, end]
+        return []
+
+
+def writes_over(node: ir.Node, value: ir.Value) -> bool:
+    """Whether `node` may write its result over `value`, one of its inputs of the same shape.
+
+    ONNX Runtime copies the summand of a Gemm to the result before it multiplies.
+    """
+    if node.op_type == "Gemm":
+        return value not in node.inputs[:2]
+    return node.op_type in ELEMENTWISE
+
+
+def constant(value: int | list[int]) -> ir.Node:
+    """A node whose result is `value`."""
+    return ir.node("Constant", [], {"value": ir.tensor(value, ir.DataType.INT64)})
+
+
+def is_number(value: ir.Value | None) -> bool:
+    """Whether `value` is a float32 tensor without axes."""
+    if value is None or value.shape is None or value.dtype != ir.DataType.FLOAT:
+        return False
+    return len(value.shape) == 0
