@@ -217,6 +217,7 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         sqrt=lambda x: (1 + x * x).sqrt(),
         rsqrt=lambda x: (1 + x * x).rsqrt(),
         abs=lambda x: x.abs(),
+        abs_of_integers=lambda x: x * ((x > 0).cumsum(1) - 2).abs(),
         sign=lambda x: x * x.sign(),
         sin_cos=lambda x: x.sin() * x.cos(),
         tan=lambda x: x.tan(),

@@ -163,6 +163,13 @@ def slice_scatter(
     return torch.cat(pieces, axis)
 
 
+def absolute(x: Tensor) -> Tensor:
+    """|x| of whole numbers, which TFLite's ABS does not take. Returns NotImplemented for others."""
+    if x.is_floating_point():
+        return NotImplemented  # type: ignore[no-any-return]
+    return torch.maximum(x, -x)
+
+
 def var(
     x: Tensor,
     axes: Sequence[int] | None = None,
@@ -209,6 +216,7 @@ FORMS: Decompositions = {
     aten.avg_pool3d.default: partial(average_pool, axes=3),
     aten.split_with_sizes.default: split,
     aten.slice_scatter.default: slice_scatter,
+    aten.abs.default: absolute,
     aten.var.correction: var,
     aten.var_mean.correction: var_mean,
     aten._log_softmax.default: log_softmax,

@@ -20,6 +20,7 @@ The rule, for one or more signatures that are open together:
 - The session's code and tables are loaded once for each process.
 - The state (weights, optimizer state, buffers) is shared: each tensor counts once. A personal
   model counts twice: until the round ends, the device keeps its values from before the round.
+- Outputs that are written over the state that they replace are not among the outputs here.
 - One signature runs at a time, so only the largest batch with its results counts.
 - Arenas and nodes are kept for as long as their session is open.
 """
