@@ -31,9 +31,9 @@ class Footprint:
 def footprint(graph: bytes, batch: int) -> Footprint:
     """The memory that an ONNX graph needs on one thread.
 
-    The agent owns the arrays of inputs and outputs. State whose new value cannot be written over the
-    old one is in memory twice during a run. `profiles.cost_model.memory_rule` states the rule for
-    `process`.
+    The agent owns the arrays of inputs and outputs. State whose new value cannot be written over
+    the old one is in memory twice during a run. `profiles.cost_model.memory_rule` states the rule
+    for `process`.
 
     Args:
         graph: The serialized graph.

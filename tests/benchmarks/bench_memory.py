@@ -60,7 +60,8 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> tuple[Path
     graph = compile_graphs(program, format="onnx" if runtime == "onnx" else "tflite")[name]
     path = folder / f"{name}.{runtime}"
     path.write_bytes(graph.data)
-    np.savez(path.with_suffix(".npz"), **arrays(case, submodel, chosen.inputs))
+    fed = arrays(case, submodel, chosen.inputs) | {"in place": np.array(graph.in_place, str)}
+    np.savez(path.with_suffix(".npz"), **fed)  # type: ignore[arg-type]
     return path, graph.footprint(BATCH)
 
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 import edgetailor
 from device_agent.formats.manifest import Port, Train
 from device_agent.profiling.calibration import calibrate
+from exporters.memory.overwritten_state import in_place_of
 from exporters.onnx.graph_workload import graph_work
 from exporters.onnx.onnx_writer import to_onnx
 from profiles.cost_model.prediction import predict
@@ -162,7 +163,8 @@ def write_graphs(model: Model, spec: str, folder: Path) -> Workload:
         graph = to_onnx(signature)
         (folder / f"{signature.name}.onnx").write_bytes(graph)
         names = [port.name for port in signature.inputs]
-        (folder / f"{signature.name}.json").write_text(json.dumps(names))
+        over = {name: name.removesuffix("+") for name in in_place_of(graph)}
+        (folder / f"{signature.name}.json").write_text(json.dumps([names, over]))
         fed = arrays(model, submodel, signature.inputs)
         state |= fed
         held = sum(fed[p.name].nbytes for p in signature.inputs if p.kind == "state")

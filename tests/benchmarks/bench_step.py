@@ -26,6 +26,7 @@ from retired_graph import write_retired
 from step_cases import CASES, PLAIN, RATE, Case
 
 from device_agent.formats.manifest import Port
+from exporters.memory.overwritten_state import in_place_of
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature
 from exporters.tflite.tflite_writer import to_tflite
@@ -113,8 +114,11 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> Path:
     submodel = case.submodel()
     chosen = signature(submodel, name)
     graph = folder / f"{name}.{runtime}"
-    graph.write_bytes(to_onnx(chosen) if runtime == "onnx" else to_tflite([chosen]))
-    np.savez(graph.with_suffix(".npz"), **arrays(case, submodel, chosen.inputs))
+    data = to_onnx(chosen) if runtime == "onnx" else to_tflite([chosen])
+    graph.write_bytes(data)
+    fed = arrays(case, submodel, chosen.inputs)
+    fed["in place"] = np.array(in_place_of(data) if runtime == "onnx" else (), str)
+    np.savez(graph.with_suffix(".npz"), **fed)  # type: ignore[arg-type]
     return graph
 
 

@@ -24,12 +24,13 @@ def main(folder: Path, steps: dict[str, int]) -> None:
     idle = process_memory.resident_bytes()
     state = dict(np.load(folder / "state.npz"))
     sessions = {name: open_session("onnx", folder / f"{name}.onnx", name, 1) for name in steps}
-    ports = {name: json.loads((folder / f"{name}.json").read_text()) for name in steps}
+    about = {name: json.loads((folder / f"{name}.json").read_text()) for name in steps}
 
     def batch() -> None:
         for name, times in steps.items():
+            ports, over = about[name]
             for _ in range(times):
-                results = sessions[name].run({port: state[port] for port in ports[name]})
+                results = sessions[name].run({port: state[port] for port in ports}, over)
                 state.update({n.removesuffix("+"): v for n, v in results.items() if n[-1] == "+"})
 
     # Three before the peak counts, as in bench-memory: the first reads the graph.

@@ -56,9 +56,10 @@ def agent(runtime: str, graph: str, threads: int) -> tuple[int, Step]:
     path = Path(graph)
     session = open_session(runtime, path, path.stem, threads)
     feeds = dict(np.load(path.with_suffix(".npz")))
+    over = {name: name.removesuffix("+") for name in feeds.pop("in place").tolist()}
 
     def step() -> float | None:
-        results = session.run(feeds)
+        results = session.run(feeds, over)
         feeds.update({n.removesuffix("+"): v for n, v in results.items() if n.endswith("+")})
         return float(results["loss"]) if "loss" in results else None
 
