@@ -1,5 +1,6 @@
 """Dropout between recurrent layers: single layers and explicit masks are the oracle."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.dropout import keep_mask
 from exporters.recording.capture import capture
 from layer_cases import TOLERANCE, open_session
+from parameters import some_long
 from toolkit.submodels.global_model import from_model
 
 FEATURES, UNITS, CLASSES, RATE, SHAPE = 3, 4, 2, 0.3, (5, 3)
@@ -64,8 +66,14 @@ def explicit(model: Stacked, x: Tensor, seed: int) -> tuple[Tensor, dict[str, Te
     return output, {**own, **{f"head.{n}": p for n, p in wide.head.named_parameters()}}
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_first": True, "bidirectional": True}], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+BOTH_WAYS = {"batch_first": True, "bidirectional": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    some_long(itertools.product(KINDS, ({}, BOTH_WAYS)), ("gru", BOTH_WAYS), ("rnn", BOTH_WAYS)),
+    ids=str,
+)
 def test_step_equals_explicit_masks(kind: str, options: dict[str, bool], seed: int) -> None:
     torch.manual_seed(seed)
     model = Stacked(kind, layers=3, **options)
@@ -111,6 +119,7 @@ def test_onnx_step_equals_explicit_masks(seed: int) -> None:
         assert float((change - gradient).norm()) <= TOLERANCE * gradient.norm() + rounding, name
 
 
+@pytest.mark.long
 def test_tflite_step_equals_pytorchs(seed: int, tmp_path: Path) -> None:
     """Exporting compares three steps with PyTorch."""
     torch.manual_seed(seed)
@@ -124,7 +133,10 @@ def test_tflite_step_equals_pytorchs(seed: int, tmp_path: Path) -> None:
     assert done.verdict is not None
 
 
-@pytest.mark.parametrize("spec", ["low-rank:0.5,keep=0", "slice:head", "width:0.5", "cp:2.0"])
+SPECS = ("low-rank:0.5,keep=0", "slice:head", "width:0.5", "cp:2.0")
+
+
+@pytest.mark.parametrize("spec", some_long(SPECS, *(s for s in SPECS if s != "slice:head")))
 def test_other_families_predict_without_dropout(spec: str, seed: int) -> None:
     torch.manual_seed(seed)
     model = Stacked("gru", batch_first=True)

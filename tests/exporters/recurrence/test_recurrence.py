@@ -1,6 +1,7 @@
 """Recurrent layers trained with loops over time, compared with torch's layers in float64."""
 
 import copy
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ from exporters.recording.capture import record_current_mode
 from exporters.recurrence.loop_operator import STEPS, register
 from exporters.recurrence.recurrent_layers import RecurrenceLoops
 from oracles import Device, Plan
+from parameters import some_long
 from refusals import refused
 from toolkit.models.imdb_bilstm import ImdbBiLSTM, imdb_bilstm
 from toolkit.submodels.global_model import from_model
@@ -179,16 +181,29 @@ LOWERED = {
 }
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("name", LOWERED)
+@pytest.mark.parametrize(
+    ("name", "runtime"),
+    some_long(
+        itertools.product(LOWERED, RUNTIMES),
+        *itertools.product(("lstm, stacked", "gru, stacked"), RUNTIMES),
+        *(("lstm, last states", "onnx"), ("gru", "onnx"), ("rnn", "onnx")),
+        ("gru, last states", "litert"),
+    ),
+)
 def test_one_file_runs_any_batch(name: str, runtime: str, seed: int) -> None:
     torch.manual_seed(seed)
     model = LOWERED[name]()
     check_batches(model, gradients(model), runtime, seed)
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "runtime"),
+    some_long(
+        itertools.product(KINDS, RUNTIMES),
+        *itertools.product(KINDS, ("onnx",)),
+        *(("rnn", "litert"), ("rnn relu", "litert")),
+    ),
+)
 def test_sequences_longer_than_one_litert_call(kind: str, runtime: str, seed: int) -> None:
     torch.manual_seed(seed)
     model = Layer(kind, given=True, bidirectional=True)
@@ -260,7 +275,7 @@ class Reader(nn.Module):
         return self.classifier(self.gru(self.lstm(x)[0])[0][:, -1])
 
 
-@pytest.mark.parametrize("format", ["onnx", "tflite"])
+@pytest.mark.parametrize("format", some_long(["onnx", "tflite"], "tflite"))
 def test_a_round_of_the_agent_equals_plain_torch(format: Format, tmp_path: Path, seed: int) -> None:
     if format == "tflite":
         pytest.importorskip("ai_edge_litert")
@@ -269,13 +284,14 @@ def test_a_round_of_the_agent_equals_plain_torch(format: Format, tmp_path: Path,
     source = from_model(model)
     submodel = split(model, "full", SHAPE, TRAINING)
     values, base = submodel.cut(source), source.fingerprint()
-    export(submodel.program, values, tmp_path / "bundle", base=base, format=format)
+    out = tmp_path / "bundle"
+    export(submodel.program, values, out, base=base, format=format, check=False)
     order = np.random.default_rng(seed)
     x = order.standard_normal((11, *SHAPE), dtype=np.float32)
     device = Device(x, order.integers(CLASSES, size=11), seed=seed % 1000)
     np.savez(tmp_path / "data.npz", x=device.x, y=device.y)
     train_bundle(
-        tmp_path / "bundle",
+        out,
         str(tmp_path / "data.npz"),
         tmp_path / "update",
         threads=1,
@@ -289,14 +305,16 @@ def test_a_round_of_the_agent_equals_plain_torch(format: Format, tmp_path: Path,
         assert (torch.from_numpy(actual[name]).double() - value).norm() <= 1e-4 * change, name
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(
-    "spec",
-    [
-        "slice:lstm,skip=3",
-        "low-rank:0.5,keep=0",
-        *(pytest.param(s, marks=pytest.mark.long) for s in ("full", "slice:lstm", "width:0.5")),
-    ],
+    ("spec", "runtime"),
+    some_long(
+        itertools.product(
+            ("slice:lstm,skip=3", "low-rank:0.5,keep=0", "full", "slice:lstm", "width:0.5"),
+            RUNTIMES,
+        ),
+        *itertools.product(("full", "slice:lstm", "width:0.5"), RUNTIMES),
+        *(("slice:lstm,skip=3", "litert"), ("low-rank:0.5,keep=0", "onnx")),
+    ),
 )
 def test_families_of_a_recurrent_model(spec: str, runtime: str, seed: int) -> None:
     """Every output of every signature. Momentum starts at zero, so that it is the gradient."""
@@ -356,6 +374,7 @@ def test_the_same_layer_gives_the_same_bytes(write: Callable[[ProgramSignature],
     assert write(gradients(model)) == write(gradients(model))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("write", "most"), [(to_onnx, 100_000), (tflite, 600_000)])
 def test_the_lstm_of_the_paper_is_a_small_graph(
     write: Callable[[ProgramSignature], bytes], most: int

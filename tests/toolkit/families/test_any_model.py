@@ -21,6 +21,7 @@ from edgetailor import TrainingConfig, split
 from exporters.recording.capture import capture
 from foreign_models import CLASSES, FOREIGN
 from oracles import cross_entropy
+from parameters import some_long
 from profiles.errors import SpecError
 from refusals import refused
 from toolkit.cutting.cut_points import Cutter
@@ -69,7 +70,21 @@ def build(name: str, spec: str, seed: int) -> Case:
     return Case(model.double(), submodel, state, x, y)
 
 
-@pytest.fixture(scope="module", params=itertools.product(FOREIGN, SPECS), ids="-".join)
+# Factors of every layer, and a slice's, on models that take seconds to record.
+SLOW = {
+    "stock-transformer": SPECS,
+    "transformer": (SPECS[1], SPECS[2], SPECS[4]),
+    "tagger": (SPECS[1], SPECS[2], SPECS[4]),
+    "separable": (SPECS[2], SPECS[4]),
+    "recurrent": (SPECS[2], SPECS[4]),
+}
+CASES = [
+    pytest.param(both, marks=pytest.mark.long) if both[1] in SLOW.get(both[0], ()) else both
+    for both in itertools.product(FOREIGN, SPECS)
+]
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
 def c(request: pytest.FixtureRequest, seed: int) -> Case:
     name, spec = request.param
     return build(name, spec, seed)
@@ -114,8 +129,14 @@ def test_gradients_are_autograds(c: Case) -> None:
             torch.testing.assert_close(new[entry.name], statistics[str(entry.stands_for)])
 
 
-@pytest.mark.parametrize("spec", BI_LEVEL)
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    some_long(
+        itertools.product(FOREIGN, BI_LEVEL),
+        *itertools.product(("stock-transformer", "transformer"), BI_LEVEL),
+        *itertools.product(("tagger", "separable"), BI_LEVEL[:1]),
+    ),
+)
 def test_bi_level_steps_are_autograds(name: str, spec: str, seed: int) -> None:
     c = build(name, spec, seed)
     c.state |= eager.call(c.submodel, "personal_init", c.state)
@@ -239,7 +260,7 @@ def test_what_this_model_cannot_give_is_refused_with_what_it_can(
 
 
 @pytest.mark.parametrize("inner", ["", "+low-rank:0.3"])
-@pytest.mark.parametrize("name", ["signal", "separable"])
+@pytest.mark.parametrize("name", some_long(["signal", "separable"], "separable"))
 def test_the_capacity_that_a_refusal_names_is_accepted(name: str, inner: str) -> None:
     foreign = FOREIGN[name]
     model, training = foreign.build(), TrainingConfig(batch_size=999)  # hardly any weights count
@@ -255,7 +276,9 @@ def test_the_capacity_that_a_refusal_names_is_accepted(name: str, inner: str) ->
         split(model, f"slice:{named}", foreign.shape, training)
 
 
-@pytest.mark.parametrize(("name", "limit"), [("separable", 0.45), ("signal", 0.71)])
+@pytest.mark.parametrize(
+    ("name", "limit"), some_long([("separable", 0.45), ("signal", 0.71)], ("separable", 0.45))
+)
 def test_the_capacity_limit_holds_with_factors_too(name: str, limit: float) -> None:
     """In one model factors add activations, in the other they save parameters."""
     foreign = FOREIGN[name]

@@ -18,6 +18,7 @@ import eager
 from edgetailor import TrainingConfig, split
 from exporters.export import export
 from exporters.recording.capture import capture
+from parameters import some_long
 from refusals import refused
 from toolkit.cutting import cut_points
 from toolkit.cutting.cut_points import Cutter
@@ -231,7 +232,14 @@ def test_all_cut_points(name: str) -> None:
     assert list(Cutter(capture(build(), shape)).points_by_module(BATCH)) == modules
 
 
-@pytest.mark.parametrize(("name", "module"), CUTS)
+@pytest.mark.parametrize(
+    ("name", "module"),
+    some_long(
+        CUTS,
+        *(cut for cut in CUTS if cut[0] == "decoder" and cut[1] != "layers.1.norm"),
+        *(("residual", f"blocks.{block}") for block in ("0.b", "0.nb", "1.a", "1.na")),
+    ),
+)
 def test_a_step_is_that_of_pytorch_with_the_rest_frozen(name: str, module: str, seed: int) -> None:
     model, shape = built(name, seed), MODELS[name][1]
     submodel = split(model, f"slice:{module}", shape, TRAINING)
@@ -267,7 +275,7 @@ def counted(cutter: Cutter, place: int) -> int:
     return cutter.load(cutter.trained(place), BATCH)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some_long(MODELS, "decoder"))
 def test_the_largest_slice_within_the_capacity_with_the_smallest_recording(name: str) -> None:
     build, shape, _ = MODELS[name]
     cutter = Cutter(capture(build(), shape))
@@ -307,7 +315,10 @@ def test_ids_that_float32_cannot_hold_are_not_recorded(monkeypatch: pytest.Monke
         split(Decoder(), "slice:layers.1", (5,))
 
 
-@pytest.mark.parametrize(("name", "module"), [("decoder", "layers.1"), ("residual", "blocks.1.b")])
+@pytest.mark.parametrize(
+    ("name", "module"),
+    some_long([("decoder", "layers.1"), ("residual", "blocks.1.b")], ("decoder", "layers.1")),
+)
 def test_recorded_rows_in_a_bundle(name: str, module: str, seed: int, tmp_path: Path) -> None:
     """Exporting compares the signatures with PyTorch."""
     model = built(name, seed)

@@ -27,6 +27,7 @@ from narrow_models import (
     Shuffled,
     Signal,
 )
+from parameters import some_long
 from refusals import refused
 from toolkit.families import family_named
 from toolkit.models import resnet20
@@ -219,7 +220,7 @@ def run(
     return found.function({**state, **feeds})
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some_long(CASES, "encoder layer"))
 def test_prediction_and_step_are_the_hand_written_twins(
     name: str, generator: torch.Generator
 ) -> None:
@@ -252,7 +253,7 @@ def test_prediction_and_step_are_the_hand_written_twins(
             )
 
 
-@pytest.mark.parametrize("name", ["plain", "residual", "separable", "mixer"])
+@pytest.mark.parametrize("name", some_long(["plain", "residual", "separable", "mixer"], "mixer"))
 def test_a_scaler_divides_outputs_of_narrowed_layers_in_training(
     name: str, generator: torch.Generator
 ) -> None:
@@ -302,6 +303,7 @@ def test_ratio_1_is_the_model_itself(generator: torch.Generator) -> None:
     assert torch.equal(run(submodel, "predict", received, x=x)["output"], model.eval()(x))
 
 
+@pytest.mark.long
 def test_table_10_of_embracingfl() -> None:
     model = resnet20()
     specs = ("full", "width:0.4375", "width:0.1875")
