@@ -57,6 +57,21 @@ def relu_cnn() -> nn.Sequential:
     )
 
 
+def wide_then_small() -> nn.Sequential:
+    """(N, 3, 32, 32) -> (N, 10); training the first layers keeps far more than running them."""
+    wide = [nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.Tanh()) for _ in range(5)]
+    return nn.Sequential(
+        OrderedDict(
+            stem=nn.Conv2d(3, 32, 3, padding=1),
+            wide=nn.Sequential(*wide),
+            pool=nn.AvgPool2d(4),
+            small=nn.Conv2d(32, 16, 3, padding=1),
+            flat=nn.Flatten(),
+            classifier=nn.Linear(16 * 8 * 8, 10),
+        )
+    )
+
+
 def smooth_conv1d() -> nn.Sequential:
     """One-dimensional convolutions, the second with groups and a dilation."""
     return nn.Sequential(

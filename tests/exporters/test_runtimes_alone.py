@@ -17,6 +17,7 @@ from edgetailor import TrainingConfig, split
 from exporters.export import Format, export
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from oracles import Device, Plan
+from parameters import some_long
 from toolkit.submodels.global_model import from_model
 
 pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
@@ -36,7 +37,7 @@ def export_full(model: nn.Module, out: Path, format: Format) -> None:
     export(submodel.program, values, out, base=base, format=format, check=False)
 
 
-@pytest.mark.parametrize("format", ["tflite", "onnx"])
+@pytest.mark.parametrize("format", some_long(["tflite", "onnx"], "tflite"))
 def test_the_code_in_the_docs_trains_as_pytorch(
     format: Format, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

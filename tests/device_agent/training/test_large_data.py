@@ -95,6 +95,7 @@ print(json.dumps({"samples": done.samples, "growth": memory.peak_bytes() - idle}
 """
 
 
+@pytest.mark.long
 def test_training_uses_less_memory_than_its_data(bundle_of: BundleOf, tmp_path: Path) -> None:
     count = 200 * MB // (4 * int(np.prod(SAMPLE_SHAPE)))
     order = np.random.default_rng(0)

@@ -16,6 +16,7 @@ from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_folder import CHECKPOINT, training_folder
 from killing import Job, Trainer, training_process
 from log_messages import logged
+from parameters import some_long
 from profiles.errors import InputError
 from refusals import refused
 from trainings import train_bundle
@@ -89,7 +90,7 @@ def kill_often(
         killed += 1
 
 
-@pytest.mark.parametrize("family", ["slice", "cp"])
+@pytest.mark.parametrize("family", some_long(["slice", "cp"], "cp"))
 def test_killed_at_random_moments(
     trainer: Trainer, jobs: dict[str, Job], tmp_path: Path, family: str, seed: int
 ) -> None:
@@ -108,7 +109,7 @@ def test_killed_at_a_hundred_random_moments(
     ("family", "before"),
     [
         ("slice", True),
-        ("cp", True),
+        pytest.param("cp", True, marks=pytest.mark.long),
         # Killed after a write leaves on disk what killed before the next one does.
         pytest.param("slice", False, marks=pytest.mark.long),
         pytest.param("cp", False, marks=pytest.mark.long),

@@ -80,6 +80,7 @@ def check_flat(seen: list[tuple[int, int]], warm_up: int, bytes_: int) -> None:
     assert growth < bytes_
 
 
+@pytest.mark.long
 def test_rounds_in_one_process(bundle_of: BundleOf, tmp_path: Path) -> None:
     bundles = [bundle_of(family) for family in ("full", "slice", "cp")]
     check_flat(play(tmp_path, bundles, 45), 15, 4 << 20)

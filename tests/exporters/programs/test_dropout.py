@@ -1,5 +1,7 @@
 """Dropout in a training step: the seed that the device feeds determines the masks."""
 
+import copy
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,7 @@ from torch.nn import functional
 
 from dropping_model import CLASSES, SHAPE, Dropping
 from edgetailor import TrainingConfig, split
-from exporters.export import export
-from exporters.onnx.onnx_writer import to_onnx
+from exporters.export import ExportedBundle, export
 from exporters.programs.dropout import SeededBernoulli, keep_mask
 from exporters.recording.capture import capture
 from layer_cases import TOLERANCE, open_session
@@ -48,12 +49,42 @@ def test_masks_of_different_seeds_and_dropouts_are_independent(seed: int) -> Non
     assert keep_mask((3, 4), 0.0, torch.tensor(start), 1).all()
 
 
-def test_step_equals_pytorchs_with_the_same_masks(seed: int) -> None:
+@dataclass(frozen=True)
+class Made:
+    """The model, its bundle, and the folder of the bundle and of local data."""
+
+    model: Dropping
+    exported: ExportedBundle
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Made:
+    """Verified against PyTorch; predictions are those of the model."""
     torch.manual_seed(seed)
     model = Dropping()
-    program = split(model, "full", SHAPE, TrainingConfig(momentum=0.0)).program
-    train = next(s for s in program.signatures if s.name == "train")
-    session = open_session(to_onnx(train))
+    folder = tmp_path_factory.mktemp("dropout")
+    training = TrainingConfig(batch_size=4, epochs=2, momentum=0.0)
+    submodel = split(model, "full", SHAPE, training)
+    weights = from_model(model)
+    values = submodel.cut(weights)
+    done = export(submodel.program, values, folder / "bundle", base=weights.fingerprint())
+    assert done.verdict is not None
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(10, *SHAPE)).astype(np.float32)
+    np.savez(folder / "data.npz", x=x, y=draw.integers(CLASSES, size=10))
+    session = open_session(done.graphs["predict"].data)
+    stored = {n: t.numpy() for n, t in values.items()}
+    fed = {i.name: x if i.name == "x" else stored[i.name] for i in session.get_inputs()}
+    with torch.no_grad():
+        expected = copy.deepcopy(model).eval()(torch.from_numpy(x))
+    np.testing.assert_allclose(session.run(None, fed)[0], expected, rtol=1e-4, atol=1e-5)
+    return Made(model, done, folder)
+
+
+def test_step_equals_pytorchs_with_the_same_masks(made: Made, seed: int) -> None:
+    torch.manual_seed(seed)
+    model, session = made.model, open_session(made.exported.graphs["train"].data)
     x, y = torch.randn(7, *SHAPE), torch.randint(CLASSES, (7,))
     values = {n: v.detach().numpy() for n, v in model.named_parameters()}
     steps = {}
@@ -82,34 +113,11 @@ def test_step_equals_pytorchs_with_the_same_masks(seed: int) -> None:
     assert losses[0] != losses[1]
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model's bundle, verified against PyTorch, and local data."""
-    torch.manual_seed(0)
-    model = Dropping()
-    folder = tmp_path_factory.mktemp("dropout")
-    submodel = split(model, "full", SHAPE, TrainingConfig(batch_size=4, epochs=2))
-    weights = from_model(model)
-    values = submodel.cut(weights)
-    done = export(submodel.program, values, folder / "bundle", base=weights.fingerprint())
-    assert done.verdict is not None
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(10, *SHAPE)).astype(np.float32)
-    np.savez(folder / "data.npz", x=x, y=draw.integers(CLASSES, size=10))
-    session = open_session(done.graphs["predict"].data)
-    stored = {n: t.numpy() for n, t in values.items()}
-    fed = {i.name: x if i.name == "x" else stored[i.name] for i in session.get_inputs()}
-    with torch.no_grad():
-        expected = model.eval()(torch.from_numpy(x))
-    np.testing.assert_allclose(session.run(None, fed)[0], expected, rtol=1e-4, atol=1e-5)
-    return folder
-
-
-def test_the_same_seed_repeats_a_run_bit_for_bit_and_another_does_not(bundle: Path) -> None:
-    updates = []
+def test_the_same_seed_repeats_a_run_bit_for_bit_and_another_does_not(made: Made) -> None:
+    updates, folder = [], made.folder
     for number, start in enumerate((3, 3, 4)):
-        out = bundle / f"update{number}"
-        train_bundle(bundle / "bundle", str(bundle / "data.npz"), out, threads=1, seed=start)
+        out = folder / f"update{number}"
+        train_bundle(folder / "bundle", str(folder / "data.npz"), out, threads=1, seed=start)
         updates.append((out / "update.safetensors").read_bytes())
     assert updates[0] == updates[1]
     assert updates[0] != updates[2]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from edgetailor import split
 from exporters.programs.operation_counts import macs
 from exporters.programs.program import Program
+from parameters import some_long
 
 BATCH = 5
 CONVOLUTION = 4 * 4 * 3 * (2 * 3 * 3)
@@ -55,7 +56,9 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize(("layer", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
+@pytest.mark.parametrize(
+    ("layer", "gates"), some_long([(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)], (nn.GRU, 3))
+)
 def test_recurrent_layers_count_each_time_step(
     layer: type[nn.RNNBase], gates: int, bidirectional: bool
 ) -> None:

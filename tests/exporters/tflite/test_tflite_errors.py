@@ -27,7 +27,7 @@ def write_tiny(out: Path) -> Path:
 
 
 def test_memory_that_runs_out_is_said_in_one_sentence(tmp_path: Path) -> None:
-    model = load_model("toolkit.models:resnet20", seed=0)
+    model = load_model("models_for_tests:wide_then_small", seed=0)
     training = TrainingConfig(batch_size=32, epochs=1)
     submodel = split(model, "full", (3, 32, 32), training)
     values = submodel.cut(from_model(model))

@@ -12,6 +12,7 @@ from device_agent.formats.update import read_update
 from edgetailor import Federation, TrainingConfig, split
 from models_for_tests import CLASSES, INPUT_SHAPE, TiedTokens, tied_layers
 from oracles import Device, Plan, State
+from parameters import some_long
 from refusals import refused
 from trainings import train_bundle
 
@@ -111,6 +112,7 @@ def test_slice_beside_full(layers: Federation, devices: list[Device], tmp_path: 
     assert_equal(one_round(layers, fleet, tmp_path), oracles.mean(updates, old), old)
 
 
+@pytest.mark.long
 def test_low_rank(layers: Federation, devices: list[Device], tmp_path: Path) -> None:
     spec = f"low-rank:0.25,keep=0,decay={DECAY}"
     model = model_now(layers)
@@ -121,6 +123,7 @@ def test_low_rank(layers: Federation, devices: list[Device], tmp_path: Path) -> 
     assert_equal(came, oracles.mean([(update, 1)], old), old)
 
 
+@pytest.mark.long
 def test_width_beside_full(layers: Federation, devices: list[Device], tmp_path: Path) -> None:
     model = model_now(layers)
     old = oracles.state_of(model)
@@ -132,7 +135,9 @@ def test_width_beside_full(layers: Federation, devices: list[Device], tmp_path: 
     assert_equal(one_round(layers, fleet, tmp_path), oracles.mean_of_blocks(updates, old), old)
 
 
-@pytest.mark.parametrize(("spec", "width"), [("full", 6), ("width:0.5", 3)])
+@pytest.mark.parametrize(
+    ("spec", "width"), some_long([("full", 6), ("width:0.5", 3)], ("width:0.5", 3))
+)
 def test_an_embedding_that_is_the_classifier(
     spec: str, width: int, seed: int, tmp_path: Path
 ) -> None:

@@ -32,8 +32,10 @@ bundle: cp-1
 def test_two_rounds_through_files_alone(folder: Path) -> None:
     """Export here, train there, aggregate here, and again; every step in a process of its own."""
 
+    cache = {"EDGETAILOR_CACHE": str(folder / "cache")}  # empty at first
+
     def here(*arguments: str) -> Done:
-        done = edgetailor(*arguments, cwd=folder)
+        done = edgetailor(*arguments, cwd=folder, **cache)
         assert done.code == 0, done.stderr
         return done
 
@@ -53,7 +55,6 @@ def test_two_rounds_through_files_alone(folder: Path) -> None:
         "cp-1",
         "--save-weights",
         "global-0",
-        "--no-cache",
     )
     assert re.fullmatch(EXPORTED, first.stdout), first.stdout
     assert max(map(len, first.stdout.splitlines())) <= 80

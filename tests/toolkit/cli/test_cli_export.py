@@ -117,7 +117,7 @@ def test_a_dry_run_writes_nothing(folder: Path) -> None:
 def test_a_masked_loss_is_asked_for_by_an_option(folder: Path) -> None:
     """`classes` says which a device has; the manifest's ports are what an agent follows."""
     for name, options in (("plain", ()), ("masked", ("--masked",))):
-        out = ("--out", name, "--no-verify")
+        out = ("--submodel", "slice:classifier", "--out", name, "--no-verify")
         assert edgetailor("export", *TINY, *out, *options, cwd=folder).code == 0
     kinds = {
         name: {port.kind for port in open_bundle(folder / name).manifest.signatures["train"].inputs}

@@ -38,6 +38,7 @@ def test_inspect_prints_table_1_of_embracing_fl(tmp_path: Path) -> None:
     assert everything(tmp_path) == {}
 
 
+@pytest.mark.long
 def test_inspect_gives_the_same_as_json(tmp_path: Path) -> None:
     done = edgetailor(*RESNET20, "--submodel", "slice:blocks.6", "--json", cwd=tmp_path)
     assert done.code == 0

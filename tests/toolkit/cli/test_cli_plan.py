@@ -81,6 +81,7 @@ def test_the_strongest_that_fits_is_chosen(desk: Path) -> None:
     assert one_more.stderr.splitlines()[-1].endswith("] exporting width:0.25 (1 of 1)")
 
 
+@pytest.mark.long
 def test_what_is_planned_is_what_is_exported(desk: Path) -> None:
     """Adam keeps two tensors a parameter and its count, SGD with momentum one; here SGD none."""
     found = {}

@@ -21,6 +21,7 @@ from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.fleet_status import PATIENCE_S
 from device_agent.formats.protocol import NEEDS_PROFILE, PREPARING
 from made_calibration import DEVICE
+from parameters import some_long
 from profiles.errors import ClientError
 from vector_fleet import MACHINE
 
@@ -225,7 +226,7 @@ def assert_logged(process: Process, url: str) -> None:
     assert lines[-1] == "Interrupted."
 
 
-@pytest.mark.parametrize("stage", ["loading", "planning"])
+@pytest.mark.parametrize("stage", some_long(["loading", "planning"], "planning"))
 def test_it_can_be_interrupted(folder: Path, url: str, stage: str) -> None:
     (folder / "planned").unlink(missing_ok=True)
     (folder / "loaded").unlink(missing_ok=True)

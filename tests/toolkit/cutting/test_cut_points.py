@@ -12,6 +12,7 @@ from edgetailor import split
 from exporters.programs.recorded_graph import output_node
 from exporters.recording.capture import capture
 from models_for_tests import INPUT_SHAPE, relu_cnn, smooth_cnn
+from parameters import some_long
 from refusals import refused
 from toolkit.cutting.cut_points import Cutter
 from toolkit.models import resnet20
@@ -34,7 +35,7 @@ def unsettle(model: nn.Module, seed: int) -> nn.Module:
     return model.eval()
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=some_long(MODELS, "resnet20"))
 def cut(request: pytest.FixtureRequest, seed: int) -> Cut:
     build, shape = MODELS[request.param]
     model = unsettle(build(), seed)

@@ -27,6 +27,7 @@ from device_agent.training.local_data import load_data
 from edgetailor import Federation, TrainingConfig, split
 from exporters.export import Format, export
 from oracles import Device, Plan
+from parameters import some_long
 from refusals import refused
 from toolkit import model_evaluation
 from toolkit.model_evaluation import evaluate
@@ -151,11 +152,14 @@ def train(model: nn.Module, local: Device, truth: TRUTH) -> oracles.State:
 
 @pytest.mark.parametrize(
     ("name", "format"),
-    [
-        *(("tagger", "onnx"), ("tagger", "tflite")),
-        *(("segmentation", "onnx"), ("segmentation", "tflite")),
-        *(("one class", "tflite"), ("numbers", "onnx")),
-    ],
+    some_long(
+        [
+            *(("tagger", "onnx"), ("tagger", "tflite")),
+            *(("segmentation", "onnx"), ("segmentation", "tflite")),
+            *(("one class", "tflite"), ("numbers", "onnx")),
+        ],
+        *(("tagger", "onnx"), ("segmentation", "tflite")),
+    ),
 )
 def test_a_device_trains_and_judges_as_pytorch(
     name: str, format: Format, seed: int, tmp_path: Path

@@ -17,6 +17,7 @@ from device_agent.formats.update import read_update
 from edgetailor import Federation, TrainingConfig, split
 from models_for_tests import CLASSES, INPUT_SHAPE
 from oracles import Device, Plan
+from parameters import some_long
 from refusals import refused
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
@@ -99,7 +100,9 @@ def test_a_round_without_statistics_and_absent_classes(seed: int, tmp_path: Path
         torch.testing.assert_close(made.model.tensors[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec", ["low-rank:0.25", "slice:residual", "cp:2.0", "width:0.5"])
+@pytest.mark.parametrize(
+    "spec", some_long(["low-rank:0.25", "slice:residual", "cp:2.0", "width:0.5"], "low-rank:0.25")
+)
 def test_no_family_sends_static_statistics(spec: str, seed: int) -> None:
     submodel = federation(seed).submodel(spec)
     held = {e.stands_for: e.role for e in submodel.program.tensors if e.stands_for}

@@ -11,6 +11,7 @@ from torch import nn
 
 from edgetailor import TrainingConfig, split
 from foreign_models import CLASSES, FOREIGN
+from parameters import some_long
 from toolkit import models
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -67,10 +68,8 @@ FEDHM = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["resnet18"] + [pytest.param(n, marks=pytest.mark.long) for n in FEDHM if n != "resnet18"],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", FEDHM)
 def test_sizes_of_fedhm(name: str) -> None:
     model, (keep, published) = build(name), FEDHM[name]
     specs = [f"low-rank:{ratio},keep={keep}" for ratio in (0.5, 0.25, 0.125)]
@@ -114,7 +113,7 @@ EMBRACING = {
 }
 
 
-@pytest.mark.parametrize("name", EMBRACING)
+@pytest.mark.parametrize("name", some_long(EMBRACING, "resnet20"))
 def test_sizes_of_embracingfl(name: str) -> None:
     model, ((shape, batch), rows) = build(name), EMBRACING[name]
     training = TrainingConfig(batch_size=32)  # one sample alone is no batch to train on
@@ -143,7 +142,7 @@ TDPFED = {
 }
 
 
-@pytest.mark.parametrize("name", TDPFED)
+@pytest.mark.parametrize("name", some_long(TDPFED, "vgg8"))
 def test_ranks_of_tdpfed(name: str) -> None:
     for place, rate in enumerate((1.5, 2)):
         decisions = split(build(name), f"cp:{rate}", SHAPES[name]).layer_decisions
@@ -182,7 +181,9 @@ class Recurrent(nn.Module):
         return self.head(self.layer(x)[0][:, -1])
 
 
-@pytest.mark.parametrize(("layer", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+@pytest.mark.parametrize(
+    ("layer", "gates"), some_long([(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)], (nn.GRU, 3))
+)
 def test_recurrent_layers_multiply_once_a_step(layer: type[nn.RNNBase], gates: int) -> None:
     """MACs of gates with n units, on inputs and last state: gates * n * (inputs + n)."""
     steps, inputs, units = 7, 5, 6

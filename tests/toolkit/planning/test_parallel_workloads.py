@@ -1,13 +1,19 @@
 """The search for workloads in several processes, against the same search in this one."""
 
+import multiprocessing
+import os
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from bundles import SAMPLE_SHAPE
+from commands import PRELOAD
 from device_agent.formats.protocol import Preparation
 from refusals import refused
+from toolkit.planning import parallel_workloads
 from toolkit.planning.parallel_workloads import ModelSource, Search, StoppedError
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
 from toolkit.submodels.hyperparameters import TrainingConfig
@@ -25,6 +31,25 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def prepared(variables: dict[str, str]) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(variables)
+
+
+@pytest.fixture
+def warm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes forked from one that has loaded torch; the other tests start fresh ones."""
+    forked = multiprocessing.get_context("forkserver")
+    forked.set_forkserver_preload(PRELOAD)
+
+    def pool(count: int, *_: object) -> ProcessPoolExecutor:
+        variables = {"EDGETAILOR_CACHE": str(cache)}
+        return ProcessPoolExecutor(count, forked, prepared, (variables,))
+
+    monkeypatch.setattr(parallel_workloads, "ProcessPoolExecutor", pool)
+
+
+@pytest.mark.usefixtures("warm")
 def test_processes_find_what_one_finds(cache: Path) -> None:
     told: list[Preparation] = []
     search = Search(SOURCE, None, told.append, threading.Event(), SPECS, processes=2)
@@ -41,6 +66,7 @@ def test_processes_find_what_one_finds(cache: Path) -> None:
     assert told == []  # all was remembered
 
 
+@pytest.mark.usefixtures("warm")
 def test_what_no_device_may_hold_is_not_exported(cache: Path) -> None:
     module, _ = load_global(SOURCE.reference)
     down = {

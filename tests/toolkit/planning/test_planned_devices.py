@@ -20,6 +20,7 @@ from edgetailor import split
 from exporters.export import export
 from log_messages import logged
 from made_calibration import DEVICE
+from parameters import some_long
 from profiles.cost_model.memory_rule import TRAINING_RESERVE_BYTES, UNCALIBRATED
 from profiles.cost_model.prediction import predict_memory
 from profiles.documents.device_profile import DeviceProfile
@@ -250,7 +251,9 @@ def test_what_a_configuration_cannot_mean(tmp_path: Path, kind: str, message: st
         configured(tmp_path, HEAD + kind)
 
 
-@pytest.mark.parametrize("spec", ["full", "cp:2", "slice:classifier"])
+@pytest.mark.parametrize(
+    "spec", some_long(["full", "cp:2", "slice:classifier"], "cp:2", "slice:classifier")
+)
 def test_a_workload_does_not_depend_on_rates_and_epochs(spec: str, tmp_path: Path) -> None:
     """So that the cache may give what was read off the graphs of another rate."""
     model, _ = tiny_model()
@@ -268,12 +271,13 @@ def test_a_workload_does_not_depend_on_rates_and_epochs(spec: str, tmp_path: Pat
     assert len({workloads.key for workloads in all_of_them}) == 1
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"momentum": 0.0}, {"optimizer": "adam"}, {"proximal": 0.1}, {"masked": True},
-     {"weight_decay": 0.1}, {"batch_size": 8}],
-    ids=str,
-)  # fmt: skip
+CHANGES: list[dict[str, object]] = [
+    *({"momentum": 0.0}, {"optimizer": "adam"}, {"proximal": 0.1}, {"masked": True}),
+    *({"weight_decay": 0.1}, {"batch_size": 8}),
+]
+
+
+@pytest.mark.parametrize("change", some_long(CHANGES, *CHANGES[1:-1]), ids=str)
 def test_a_workload_depends_on_what_a_step_does(change: dict[str, object], tmp_path: Path) -> None:
     model, _ = tiny_model()
     changed = replace(TRAINING, **change)  # type: ignore[arg-type]
@@ -285,7 +289,7 @@ def test_a_workload_depends_on_what_a_step_does(change: dict[str, object], tmp_p
     assert first.work != second.work
 
 
-@pytest.mark.parametrize("spec", ["full", "pfedme"])
+@pytest.mark.parametrize("spec", some_long(["full", "pfedme"], "pfedme"))
 def test_what_trains_all_has_strength_one(spec: str, tmp_path: Path) -> None:
     """The model counts the batches of its norms, which no device sends."""
     model, numbers = tiny_model()
@@ -295,7 +299,10 @@ def test_what_trains_all_has_strength_one(spec: str, tmp_path: Path) -> None:
     assert known.strength == 1
 
 
-@pytest.mark.parametrize("spec", ["full", "width:0.5", "slice:classifier", "cp:2", "pfedme"])
+@pytest.mark.parametrize(
+    "spec",
+    some_long(["full", "width:0.5", "slice:classifier", "cp:2", "pfedme"], "cp:2", "pfedme"),
+)
 def test_the_agent_does_not_refuse_what_a_plan_admits(spec: str, tmp_path: Path) -> None:
     """In its own reckoning it holds the connection, 6 MB, before it adds what training takes."""
     model, numbers = tiny_model()
