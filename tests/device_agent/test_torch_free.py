@@ -1,6 +1,7 @@
 """The device needs no training framework: these tests check the modules that its process loads."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -8,11 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from bundles import FAMILIES, BundleOf, write_data
-from commands import command, environment
+from commands import ROOT, command, environment
 
 FORBIDDEN = {"torch", "onnx", "onnx_ir", "onnxscript", "toolkit", "exporters", "sklearn", "rich"}
 LIMIT_S = 180
@@ -55,10 +55,10 @@ Path("result.json").write_text(json.dumps(result))
 """
 
 CONFIG = """
-model = "toolkit.models:digits_cnn"
-input_shape = [1, 8, 8]
+model = "bundles:tiny_cnn"
+input_shape = [1, 6, 6]
 rounds = 1
-held_out = "digits.npz"
+held_out = "tiny.npz"
 port = 0
 
 [training]
@@ -70,13 +70,6 @@ submodel = "full"
 """
 
 
-def write_digits(path: Path) -> None:
-    """Random data of the digits' shape. The result of the training does not matter here."""
-    order = np.random.default_rng(0)
-    x = order.standard_normal((64, 1, 8, 8), dtype=np.float32)
-    np.savez(path, x=x, y=order.integers(10, size=64))
-
-
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
     """Run a coordinator in another process, with its state under `folder`; yield its URL."""
@@ -84,7 +77,7 @@ def serving(folder: Path) -> Iterator[str]:
     process = subprocess.Popen(
         command("edgetailor", "serve", "fleet.toml"),
         cwd=folder,
-        env=environment(),
+        env=environment(PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")])),
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -103,15 +96,15 @@ def serving(folder: Path) -> Iterator[str]:
 
 def test_a_device_never_loads_a_training_framework(bundle_of: BundleOf, tmp_path: Path) -> None:
     bundles = {family: str(bundle_of(family)) for family in FAMILIES}
-    write_digits(tmp_path / "digits.npz")
+    data = write_data(tmp_path / "tiny.npz")
     (tmp_path / "device").mkdir()
     with serving(tmp_path) as url:
         given = {
             "bundles": bundles,
-            "data": str(write_data(tmp_path / "tiny.npz")),
+            "data": str(data),
             "url": url,
             "token": str(tmp_path / "state" / "tokens" / "desk.token"),
-            "local": str(tmp_path / "digits.npz"),
+            "local": str(data),
         }
         done = subprocess.run(
             [sys.executable, "-c", AGENT, json.dumps(given)],

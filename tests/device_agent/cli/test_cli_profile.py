@@ -14,6 +14,7 @@ from commands import NUMBER, Agent, refusal
 from device_agent.cli import main
 from device_agent.profiling.profile_text import summary
 from made_profiles import full, made_duration, sliced
+from parameters import some_long
 from profiles.documents.bundle_profile import Conditions, Point, Sustained, Validity
 from profiles.documents.profile_reading import read_profile
 
@@ -28,6 +29,7 @@ PHASES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("bundle", some_long(FAMILIES, "low-rank", "cp"), indirect=True)
 def test_profile(agent: Agent, bundle: Path) -> None:
     done = agent("profile", bundle, "--threads", "1")
     assert (done.code, done.stderr) == (0, "")

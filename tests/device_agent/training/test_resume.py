@@ -16,7 +16,6 @@ from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_folder import CHECKPOINT, training_folder
 from killing import Job, Trainer, training_process
 from log_messages import logged
-from parameters import some_long
 from profiles.errors import InputError
 from refusals import refused
 from trainings import train_bundle
@@ -90,7 +89,8 @@ def kill_often(
         killed += 1
 
 
-@pytest.mark.parametrize("family", some_long(["slice", "cp"], "cp"))
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["slice", "cp"])
 def test_killed_at_random_moments(
     trainer: Trainer, jobs: dict[str, Job], tmp_path: Path, family: str, seed: int
 ) -> None:

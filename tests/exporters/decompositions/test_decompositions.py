@@ -39,6 +39,7 @@ from layer_cases import (
     open_session,
 )
 from operator_rows import ROWS as GROUPED
+from parameters import some_long
 
 aten = torch.ops.aten
 
@@ -68,7 +69,11 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
+# Recorded and lowered, these are run by both runtimes in the tests of every operator.
+ELSEWHERE = [name for name in GROUPED["convolution"] if "groups" not in name]
+
+
+@pytest.mark.parametrize("name", some_long(ROWS, *ELSEWHERE))
 def test_traced_gradient(name: str, seed: int) -> None:
     check_traced(ROWS[name], seed, {})
 
@@ -76,7 +81,7 @@ def test_traced_gradient(name: str, seed: int) -> None:
 RUNTIMES = {"onnxruntime": ONNX_RUNTIME, "litert": CONVOLUTIONS}
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if "conv" in name])
+@pytest.mark.parametrize("name", some_long([name for name in ROWS if "conv" in name], *ELSEWHERE))
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_traced_gradient_with_decompositions_of_a_runtime(
     runtime: str, name: str, seed: int
@@ -125,7 +130,7 @@ LOWERED = {
 }
 
 
-@pytest.mark.parametrize("group", LOWERED)
+@pytest.mark.parametrize("group", some_long(LOWERED, "convolutions", "normalisation", "sequence"))
 def test_lowered_gradient(group: str, seed: int) -> None:
     torch.manual_seed(seed)
     names = LOWERED[group]

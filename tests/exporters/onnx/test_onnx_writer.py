@@ -13,9 +13,11 @@ from foreign_models import FOREIGN
 def test_shapes_are_known_wherever_an_operator_may_write_over_its_input() -> None:
     """ONNX Runtime takes other memory where its inference gives a size a name of its own."""
     torch.manual_seed(0)
-    model = FOREIGN["stock-transformer"]
+    foreign = FOREIGN["stock-transformer"]
+    model = foreign.build()
+    model.encoder.layers = model.encoder.layers[:1]
     submodel = edgetailor.split(
-        model.build(), "full", model.shape, edgetailor.TrainingConfig(batch_size=4)
+        model, "full", foreign.shape, edgetailor.TrainingConfig(batch_size=4)
     )
     (train,) = (s for s in submodel.program.signatures if s.name == "train")
     graph = shape_inference.infer_shapes(onnx.load_from_string(to_onnx(train))).graph
@@ -28,7 +30,7 @@ def test_shapes_are_known_wherever_an_operator_may_write_over_its_input() -> Non
         for node in graph.node
         if node.op_type in IN_PLACE - {"Cast"}
     ]
-    assert len(pairs) >= 4  # two layers, each with a softmax and a ReLU
+    assert len(pairs) >= 2  # a softmax and a ReLU
     for source, result in pairs:
         assert source == result
         assert not any(str(size).startswith("unk") for size in source)

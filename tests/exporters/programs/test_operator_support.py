@@ -16,7 +16,7 @@ from exporters.programs.operator_support import SUPPORTED, UNSUPPORTED
 from exporters.recording.capture import record_current_mode
 from exporters.tflite.tflite_writer import to_tflite
 from layer_cases import Case, Row, check_on_onnxruntime
-from operator_rows import ROWS
+from operator_rows import ROWS, recorded
 from refusals import refused
 from row_kinds import of
 from uncovered_rows import REFUSED, check_refused
@@ -24,9 +24,7 @@ from uncovered_rows import REFUSED, check_refused
 
 @pytest.mark.parametrize("group", ROWS)
 def test_gradients_on_onnxruntime(group: str, seed: int) -> None:
-    torch.manual_seed(seed)
-    cases = {name: Case.of(row, record=True) for name, row in ROWS[group].items()}
-    check_on_onnxruntime(cases, seed)
+    check_on_onnxruntime(recorded(group, seed), seed)
 
 
 def test_the_test_rows_match_the_table() -> None:

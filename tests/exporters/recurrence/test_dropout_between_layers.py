@@ -71,7 +71,12 @@ BOTH_WAYS = {"batch_first": True, "bidirectional": True}
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    some_long(itertools.product(KINDS, ({}, BOTH_WAYS)), ("gru", BOTH_WAYS), ("rnn", BOTH_WAYS)),
+    some_long(
+        itertools.product(KINDS, ({}, BOTH_WAYS)),
+        ("gru", {}),
+        ("gru", BOTH_WAYS),
+        ("rnn", BOTH_WAYS),
+    ),
     ids=str,
 )
 def test_step_equals_explicit_masks(kind: str, options: dict[str, bool], seed: int) -> None:

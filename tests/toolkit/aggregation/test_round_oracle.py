@@ -186,6 +186,7 @@ def test_slice_beside_full(federation: Federation, devices: list[Device], tmp_pa
     assert_equal(state_now(federation), oracles.mean(updates, old), old)
 
 
+@pytest.mark.long
 def test_low_rank_layers_in_a_slice(
     federation: Federation, devices: list[Device], tmp_path: Path
 ) -> None:
@@ -342,6 +343,7 @@ def test_mixed_fleet(
             assert torch.equal(refitted[name], state_now(federation)[name]), name
 
 
+@pytest.mark.long
 def test_relu_where_no_mask_hangs_on_rounding(seed: int, tmp_path: Path) -> None:
     federation = federation_of("relu_cnn", seed)
     old, model = state_now(federation), model_now(federation)

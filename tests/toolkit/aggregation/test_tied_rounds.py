@@ -100,6 +100,7 @@ def test_full(layers: Federation, devices: list[Device], tmp_path: Path) -> None
     assert not {"second.weight", "back.weight", "same_norm.weight"} & sent
 
 
+@pytest.mark.long
 def test_slice_beside_full(layers: Federation, devices: list[Device], tmp_path: Path) -> None:
     model = model_now(layers)
     assert isinstance(model, nn.Sequential)

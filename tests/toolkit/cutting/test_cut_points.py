@@ -95,6 +95,7 @@ def test_names_of_the_first_trained_modules(cut: Cut) -> None:
     assert all(point.module in names for point in cutter.points)
 
 
+@pytest.mark.long
 def test_every_block_of_resnet20_is_a_place_to_cut() -> None:
     modules = {point.module for point in Cutter(capture(resnet20(), (3, 32, 32))).points}
     for block in range(9):

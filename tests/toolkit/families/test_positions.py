@@ -199,6 +199,7 @@ def test_a_device_trains_and_judges_as_pytorch(
     assert (made.y.shape, made.y.dtype) == ((3, *kind.labels), local.y.dtype)
 
 
+@pytest.mark.long
 def test_a_mixed_fleet(seed: int, tmp_path: Path) -> None:
     kind, cut, ranks = KINDS["segmentation"], "body", {"body": 4, "middle": 4}
     federation = Federation(f"{__name__}:segmentation", kind.shape, TRAINING, seed=seed % 1000)

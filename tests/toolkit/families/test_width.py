@@ -220,7 +220,7 @@ def run(
     return found.function({**state, **feeds})
 
 
-@pytest.mark.parametrize("name", some_long(CASES, "encoder layer"))
+@pytest.mark.parametrize("name", some_long(CASES, "encoder layer", "shared keys"))
 def test_prediction_and_step_are_the_hand_written_twins(
     name: str, generator: torch.Generator
 ) -> None:

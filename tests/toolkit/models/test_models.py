@@ -113,7 +113,7 @@ EMBRACING = {
 }
 
 
-@pytest.mark.parametrize("name", some_long(EMBRACING, "resnet20"))
+@pytest.mark.parametrize("name", some_long(EMBRACING, "resnet20", "imdb_bilstm"))
 def test_sizes_of_embracingfl(name: str) -> None:
     model, ((shape, batch), rows) = build(name), EMBRACING[name]
     training = TrainingConfig(batch_size=32)  # one sample alone is no batch to train on
