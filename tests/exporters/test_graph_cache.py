@@ -134,7 +134,11 @@ def test_the_rate_of_dropout_changes_the_key_of_training() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", ["low-rank:0.4,keep=0", "width:0.25", "cp:3.0", "pfedme,penalty=3", "slice:classifier"]
+    "other",
+    some_long(
+        ["low-rank:0.4,keep=0", "width:0.25", "cp:3.0", "pfedme,penalty=3", "slice:classifier"],
+        *("low-rank:0.4,keep=0", "cp:3.0"),
+    ),
 )
 def test_other_sizes_have_other_keys(other: str) -> None:
     specs = {"low-rank": "low-rank:0.5,keep=0", "pfedme": "pfedme", "slice": "full"}

@@ -30,6 +30,7 @@ from device_agent.training.bundle_training import ScheduleRun
 from device_agent.training.local_data import LocalData
 from device_agent.training.schedule_interpreter import ignore_epoch
 from device_agent.training.training_options import TrainingOptions
+from parameters import some_long
 from profiles.errors import BundleError, DataError, EdgeTailorError, InputError, UpdateError
 from refusals import refused
 from trainings import train_bundle
@@ -38,6 +39,7 @@ SAMPLES = 21
 BATCHES = SAMPLES // BATCH  # the remaining sample joins the last batch
 
 
+@pytest.mark.parametrize("bundle", some_long(FAMILIES, "cp"), indirect=True)
 def test_every_family_learns(bundle: Path, tmp_path: Path) -> None:
     longer = shutil.copytree(bundle, tmp_path / "bundle")
     rewrite(longer, lambda manifest: manifest["schedule"][-1].update(epochs=10))

@@ -418,7 +418,7 @@ def test_the_kernel_leaves_room_for_the_stacks_of_all_open_sessions(bundle_of: B
 
 
 @pytest.mark.skipif(status_field("VmRSS") is None, reason="the system does not count memory")
-@pytest.mark.parametrize("spec", ["full", "slice", "cp"])
+@pytest.mark.parametrize("spec", some_long(["full", "slice", "cp"], "cp"))
 @pytest.mark.parametrize("threads", [1, 4])
 def test_what_fits_once_fits_round_after_round(
     bundle_of: BundleOf, tmp_path: Path, spec: str, threads: int

@@ -16,7 +16,6 @@ from exporters.export import ExportedBundle, export
 from exporters.programs.dropout import SeededBernoulli, keep_mask
 from exporters.recording.capture import capture
 from layer_cases import TOLERANCE, open_session
-from parameters import some_long
 from refusals import refused
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
@@ -123,13 +122,8 @@ def test_the_same_seed_repeats_a_run_bit_for_bit_and_another_does_not(made: Made
     assert updates[0] != updates[2]
 
 
-@pytest.mark.parametrize(
-    "spec",
-    some_long(
-        ["slice:branch", "slice:head", "low-rank:0.5,keep=0"],
-        *("slice:head", "low-rank:0.5,keep=0"),
-    ),
-)
+@pytest.mark.long
+@pytest.mark.parametrize("spec", ["slice:branch", "slice:head", "low-rank:0.5,keep=0"])
 def test_families_with_the_same_masks(spec: str, seed: int, tmp_path: Path) -> None:
     """Exporting compares three steps with PyTorch; predictions are those of the model."""
     torch.manual_seed(seed)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from edgetailor import GlobalModel, TrainingConfig, split
 from models_for_tests import INPUT_SHAPE, smooth_cnn
+from parameters import long_one
 from refusals import refused
 from toolkit.aggregation.aggregate import Aggregation, Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
@@ -165,10 +166,10 @@ def test_classes_that_cannot_be_are_refused(classes: tuple[int, ...]) -> None:
     ("spec", "marked"),
     [
         ("full", {"classifier.weight", "classifier.bias"}),
-        ("width:0.5", {"classifier.weight", "classifier.bias"}),
-        ("low-rank:0.25", {"classifier.weight", "classifier.bias"}),
+        long_one(("width:0.5", {"classifier.weight", "classifier.bias"})),
+        long_one(("low-rank:0.25", {"classifier.weight", "classifier.bias"})),
         ("slice:hidden", {"classifier.weight", "classifier.bias"}),
-        ("pfedme", {"classifier.weight", "classifier.bias"}),
+        long_one(("pfedme", {"classifier.weight", "classifier.bias"})),
         ("cp:2.0", {"classifier.weight#0", "classifier.bias"}),
     ],
 )

@@ -126,9 +126,9 @@ def test_a_masked_loss_is_asked_for_by_an_option(folder: Path) -> None:
     assert kinds["masked"] - kinds["plain"] == {"classes"}
 
 
-REUSED = r"""full: 340 trained parameters, capacity 1\.00, 1\.4 kB of weights
+REUSED = r"""slice:classifier: 296 trained parameters, capacity 0\.64, 1\.4 kB of weights
 signature +operators +MACs +graph +peak memory
-(?:(?:train|predict|evaluate) .*\n){3}for a batch of 4; .*
+(?:(?:forward_0|train|predict|evaluate) .*\n){4}for a batch of 4; .*
 training: .*
 graphs: reused from the cache
 verified: relative error \d\.\de-\d\d \(tolerance \de-\d\d, seed \d+\)

@@ -70,12 +70,14 @@ def build(name: str, spec: str, seed: int) -> Case:
     return Case(model.double(), submodel, state, x, y)
 
 
-# Factors of every layer, and a slice's, on models that take seconds to record.
+# Factors of every layer, and a slice's: on few models, of those that are quick to record.
 SLOW = {
+    **dict.fromkeys(("unet", "called-twice", "segmentation", "tied"), SPECS[2:3]),
     "stock-transformer": SPECS,
     "transformer": (SPECS[1], SPECS[2], SPECS[4]),
     "tagger": (SPECS[1], SPECS[2], SPECS[4]),
     "separable": (SPECS[2], SPECS[4]),
+    "signal": SPECS[4:],
     "recurrent": (SPECS[2], SPECS[4]),
 }
 CASES = [
@@ -134,7 +136,7 @@ def test_gradients_are_autograds(c: Case) -> None:
     some_long(
         itertools.product(FOREIGN, BI_LEVEL),
         *itertools.product(("stock-transformer", "transformer"), BI_LEVEL),
-        *itertools.product(("tagger", "separable"), BI_LEVEL[:1]),
+        *itertools.product(("tagger", "separable", "recurrent", "segmentation"), BI_LEVEL[:1]),
     ),
 )
 def test_bi_level_steps_are_autograds(name: str, spec: str, seed: int) -> None:

@@ -108,6 +108,7 @@ def test_a_round_of_a_regression(seed: int, tmp_path: Path) -> None:
         made.evaluate(device.x, device.y[:, :2])
 
 
+@pytest.mark.long
 def test_a_slice_judges_on_its_recordings(seed: int, tmp_path: Path) -> None:
     """A classification. The last batch of the 21 samples is smaller and counts by its size."""
     made = Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, TrainingConfig(8), seed=seed)

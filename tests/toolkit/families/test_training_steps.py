@@ -14,6 +14,7 @@ import eager
 from edgetailor import TrainingConfig, split
 from exporters.programs.losses import MEASURES
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
+from parameters import some_long
 from refusals import refused
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.hyperparameters import Loss, Optimizer
@@ -112,7 +113,7 @@ def test_names_are_the_exporters() -> None:
 SPECS = ["full", "low-rank:0.25", "slice:residual", "cp:2.0", "width:0.5", "pfedme"]
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", some_long(SPECS, "low-rank:0.25", "width:0.5"))
 def test_every_family_judges_what_it_predicts(spec: str, seed: int) -> None:
     torch.manual_seed(seed)
     model = smooth_cnn()
@@ -128,7 +129,7 @@ def test_every_family_judges_what_it_predicts(spec: str, seed: int) -> None:
     assert float(came["correct"]) == int((logits.argmax(1) == y).sum())
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize("optimizer", some_long(["adam", "adamw"], "adam"))
 def test_a_personal_model_has_an_adam_of_its_own(optimizer: Optimizer, seed: int) -> None:
     """Each optimizer counts the steps of its own model."""
     training = config(optimizer=optimizer)
