@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from device_agent.profiling.profiler import profile_bundle as profile
     from device_agent.training.standalone_training import train as train
     from exporters.export import ExportedBundle as ExportedBundle
+    from exporters.recording.joined_inputs import join_inputs as join_inputs
     from profiles.documents.device_profile import DeviceProfile as DeviceProfile
     from profiles.documents.device_profile import load_device as load_device
     from profiles.errors import EdgeTailorError as EdgeTailorError
@@ -48,6 +49,7 @@ HOMES = {
     "evaluate": "toolkit.model_evaluation",
     "export": "toolkit.exporting.submodel_export",
     "inspect": "toolkit.inspection",
+    "join_inputs": "exporters.recording.joined_inputs",
     "load_device": "profiles.documents.device_profile",
     "load_model": "toolkit.submodels.model_loading",
     "plan": "toolkit.planning.model_plan",
@@ -73,6 +75,7 @@ __all__ = [
     "evaluate",
     "export",
     "inspect",
+    "join_inputs",
     "load_device",
     "load_model",
     "plan",

@@ -1,5 +1,6 @@
 """Fresh random data in every run, and the seed to repeat it with; one cache of graphs for a run."""
 
+import gc
 import os
 import shutil
 import signal
@@ -35,6 +36,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ[CACHE], ignore_errors=True)
+
+
+def pytest_collection_finish() -> None:
+    # All that is loaded by now stays: without it, each full collection reads torch's objects too.
+    gc.freeze()
 
 
 def pytest_report_header() -> str:

@@ -22,8 +22,8 @@ PUBLIC = [
     *("AggregationPolicy", "DeviceProfile", "EdgeTailorError", "ExportedBundle", "Federation"),
     *("GlobalModel", "Submodel", "TrainingConfig", "UpdateRecord"),
     *("aggregate", "evaluate"),
-    *("export", "inspect", "load_device", "load_model", "plan", "profile", "read_update"),
-    *("recover", "split", "train"),
+    *("export", "inspect", "join_inputs", "load_device", "load_model", "plan", "profile"),
+    *("read_update", "recover", "split", "train"),
 ]
 RESULTS = ("DeviceProfile", "ExportedBundle", "Submodel", "UpdateRecord")  # returned, not made
 
@@ -62,13 +62,8 @@ def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 150
 
 
-@pytest.mark.parametrize(
-    "notebook",
-    [
-        "your-own-aggregation.ipynb",
-        pytest.param("your-own-model.ipynb", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("notebook", ["your-own-aggregation.ipynb", "your-own-model.ipynb"])
 def test_notebooks_run(notebook: str, tmp_path: Path) -> None:
     document = nbformat.read(DOCS / "tutorials" / notebook, as_version=4)
     assert not [cell for cell in document.cells if cell.get("outputs")], "clear the outputs"

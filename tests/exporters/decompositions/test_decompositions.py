@@ -250,12 +250,14 @@ def test_same_signature_gives_the_same_bytes(twice: tuple[bytes, bytes]) -> None
     assert twice[0] == twice[1]
 
 
-def test_a_graph_holds_no_paths_and_no_metadata(twice: tuple[bytes, bytes]) -> None:
+def test_a_graph_holds_no_paths_and_no_other_metadata(twice: tuple[bytes, bytes]) -> None:
     data = twice[0]
     assert not re.search(rb"[/\\]\w+[/\\]\w+|\.py\b|torch", data)
     model = onnx.load_from_string(data)
     graph = model.graph
-    holders = (model, graph, *graph.node, *graph.initializer, *graph.input, *graph.output)
+    assert [entry.key for entry in model.metadata_props] == ["in_place"]
+    assert not model.doc_string
+    holders = (graph, *graph.node, *graph.initializer, *graph.input, *graph.output)
     for holder in holders:
         assert not holder.metadata_props
         assert not holder.doc_string

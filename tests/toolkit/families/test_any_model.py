@@ -5,6 +5,8 @@ user's own module.
 """
 
 import contextlib
+import copy
+import functools
 import itertools
 import re
 from collections.abc import Mapping
@@ -18,7 +20,7 @@ from torch.func import functional_call
 import eager
 from composed_weights import composed, twin
 from edgetailor import TrainingConfig, split
-from exporters.recording.capture import capture
+from exporters.recording.capture import SharedRecording, capture
 from foreign_models import CLASSES, FOREIGN
 from oracles import cross_entropy
 from parameters import some_long
@@ -53,21 +55,30 @@ class Case:
     y: Tensor
 
 
-def build(name: str, spec: str, seed: int) -> Case:
+@functools.cache
+def recorded(name: str, seed: int) -> tuple[nn.Module, SharedRecording]:
+    """A model with random statistics, recorded once for all of its submodels."""
     torch.manual_seed(seed)
-    foreign = FOREIGN[name]
-    model = foreign.build()
+    model = FOREIGN[name].build()
     with torch.no_grad():
         for value in model.state_dict().values():
             if value.dim() == 1:
                 value.add_(torch.rand(value.shape) * 0.5)
-    submodel = split(model, spec, foreign.shape, TrainingConfig(batch_size=BATCH, momentum=0.0))
+    return model, SharedRecording(model, FOREIGN[name].shape)
+
+
+def build(name: str, spec: str, seed: int) -> Case:
+    foreign = FOREIGN[name]
+    model, recording = recorded(name, seed)
+    with recording:
+        submodel = split(model, spec, foreign.shape, TrainingConfig(batch_size=BATCH, momentum=0.0))
+    torch.manual_seed(seed)
     state = eager.first_state(submodel, submodel.cut(from_model(model)))
     x = torch.randn(BATCH, *foreign.shape, dtype=torch.float64)
     y = torch.randint(CLASSES, (BATCH, *foreign.labels))
     if foreign.labels:
         y[torch.rand(y.shape) < 0.2] = -100  # positions to ignore
-    return Case(model.double(), submodel, state, x, y)
+    return Case(copy.deepcopy(model).double(), submodel, state, x, y)
 
 
 # Factors of every layer, and a slice's: on few models, of those that are quick to record.
@@ -254,46 +265,47 @@ def test_no_cut_between_two_calls_of_one_module() -> None:
     ],
 )
 def test_what_this_model_cannot_give_is_refused_with_what_it_can(
-    spec: str, code: str, values: dict[str, object], words: str
+    spec: str, code: str, values: dict[str, object], words: str, seed: int
 ) -> None:
-    with refused(code, spec=spec, **values) as caught:
-        split(FOREIGN["signal"].build(), spec, FOREIGN["signal"].shape)
+    model, recording = recorded("signal", seed)
+    with recording, refused(code, spec=spec, **values) as caught:
+        split(model, spec, FOREIGN["signal"].shape)
     assert re.search(words, str(caught.value))
 
 
 @pytest.mark.parametrize("inner", ["", "+low-rank:0.3"])
 @pytest.mark.parametrize("name", some_long(["signal", "separable"], "separable"))
-def test_the_capacity_that_a_refusal_names_is_accepted(name: str, inner: str) -> None:
-    foreign = FOREIGN[name]
-    model, training = foreign.build(), TrainingConfig(batch_size=999)  # hardly any weights count
+def test_the_capacity_that_a_refusal_names_is_accepted(name: str, inner: str, seed: int) -> None:
+    shape, (model, recording) = FOREIGN[name].shape, recorded(name, seed)
+    training = TrainingConfig(batch_size=999)  # hardly any weights count
     spec = f"slice:0.000001{inner}"
-    with refused("spec.capacity-too-small", spec=spec) as caught:
-        split(model, spec, foreign.shape, training)
-    named = caught.value.values["smallest_capacity"]
-    assert f"capacity {named}" in str(caught.value)
-    full = split(model, "full", foreign.shape, training).counts
-    smallest = split(model, "slice:head", foreign.shape, training).counts.capacity(full)
-    assert smallest <= named <= 1.1 * smallest + 0.0005
-    if not inner:
-        split(model, f"slice:{named}", foreign.shape, training)
+    with recording:
+        with refused("spec.capacity-too-small", spec=spec) as caught:
+            split(model, spec, shape, training)
+        named = caught.value.values["smallest_capacity"]
+        assert f"capacity {named}" in str(caught.value)
+        full = split(model, "full", shape, training).counts
+        smallest = split(model, "slice:head", shape, training).counts.capacity(full)
+        assert smallest <= named <= 1.1 * smallest + 0.0005
+        if not inner:
+            split(model, f"slice:{named}", shape, training)
 
 
 @pytest.mark.parametrize(
     ("name", "limit"), some_long([("separable", 0.45), ("signal", 0.71)], ("separable", 0.45))
 )
-def test_the_capacity_limit_holds_with_factors_too(name: str, limit: float) -> None:
+def test_the_capacity_limit_holds_with_factors_too(name: str, limit: float, seed: int) -> None:
     """In one model factors add activations, in the other they save parameters."""
-    foreign = FOREIGN[name]
-    model, training = foreign.build(), TrainingConfig(batch_size=BATCH)
-    full = split(model, "full", foreign.shape, training).counts
-    places = Cutter(capture(model, foreign.shape)).points
+    shape, (model, recording) = FOREIGN[name].shape, recorded(name, seed)
+    training = TrainingConfig(batch_size=BATCH)
     found = []
-    for module in dict.fromkeys(point.module for point in places):
-        with contextlib.suppress(SpecError):
-            found.append(
-                split(model, f"slice:{module}+low-rank:0.3", foreign.shape, training).counts
-            )
-    came = split(model, f"slice:{limit}+low-rank:0.3", foreign.shape, training).counts
+    with recording:
+        full = split(model, "full", shape, training).counts
+        places = Cutter(capture(model, shape)).points
+        for module in dict.fromkeys(point.module for point in places):
+            with contextlib.suppress(SpecError):
+                found.append(split(model, f"slice:{module}+low-rank:0.3", shape, training).counts)
+        came = split(model, f"slice:{limit}+low-rank:0.3", shape, training).counts
     assert came.capacity(full) == max(c.capacity(full) for c in found if c.capacity(full) <= limit)
 
 

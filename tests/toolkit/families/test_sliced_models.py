@@ -4,6 +4,7 @@ In the oracle the modules before the cut are in inference mode and their paramet
 """
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch.nn.functional import cross_entropy
 import eager
 from edgetailor import TrainingConfig, split
 from exporters.export import export
-from exporters.recording.capture import capture
+from exporters.recording.capture import SharedRecording, capture
 from parameters import some_long
 from refusals import refused
 from toolkit.cutting import cut_points
@@ -211,6 +212,13 @@ def samples(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
     return torch.randn(BATCH, *shape, dtype=torch.float64)
 
 
+@functools.cache
+def recorded(name: str, seed: int) -> tuple[nn.Module, SharedRecording]:
+    """A model with random statistics, recorded once for all of its slices."""
+    model = built(name, seed)
+    return model, SharedRecording(model, MODELS[name][1])
+
+
 def built(name: str, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     model = MODELS[name][0]()
@@ -227,9 +235,10 @@ def logits(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_all_cut_points(name: str) -> None:
-    build, shape, modules = MODELS[name]
-    assert list(Cutter(capture(build(), shape)).points_by_module(BATCH)) == modules
+def test_all_cut_points(name: str, seed: int) -> None:
+    (model, recording), (_, shape, modules) = recorded(name, seed), MODELS[name]
+    with recording:
+        assert list(Cutter(capture(model, shape)).points_by_module(BATCH)) == modules
 
 
 @pytest.mark.parametrize(
@@ -241,8 +250,10 @@ def test_all_cut_points(name: str) -> None:
     ),
 )
 def test_a_step_is_that_of_pytorch_with_the_rest_frozen(name: str, module: str, seed: int) -> None:
-    model, shape = built(name, seed), MODELS[name][1]
-    submodel = split(model, f"slice:{module}", shape, TRAINING)
+    (model, recording), shape = recorded(name, seed), MODELS[name][1]
+    with recording:
+        submodel = split(model, f"slice:{module}", shape, TRAINING)
+    torch.manual_seed(seed)
     state = eager.first_state(submodel, submodel.cut(from_model(model)))
     twin = copy.deepcopy(model).double()
     x, y = samples(model, shape), torch.randint(CLASSES, (BATCH,))
@@ -276,18 +287,20 @@ def counted(cutter: Cutter, place: int) -> int:
 
 
 @pytest.mark.parametrize("name", some_long(MODELS, "decoder"))
-def test_the_largest_slice_within_the_capacity_with_the_smallest_recording(name: str) -> None:
-    build, shape, _ = MODELS[name]
-    cutter = Cutter(capture(build(), shape))
+def test_the_largest_slice_within_the_capacity_with_the_smallest_recording(
+    name: str, seed: int
+) -> None:
+    (model, recording), (_, shape, _) = recorded(name, seed), MODELS[name]
+    with recording:
+        cutter = Cutter(capture(model, shape))
     loads = {point.place: counted(cutter, point.place) for point in cutter.points}
     full = cutter.load(cutter.captured.training, BATCH)
     assert [cutter.loads(BATCH)[place] for place in loads] == list(loads.values())
     for load in set(loads.values()):
         came = choose_cut(cutter, check_spec(f"slice:{load / full + 1e-9:.12f}"), BATCH)
         assert loads[came.place] == load
-        recorded = {p.place: p.recorded for p in cutter.points if loads[p.place] == load}
-        assert came.recorded == min(recorded.values())
-        rows = cutter.frozen(-1, came.place)(samples(build(), shape).to(cutter_dtype(cutter)))
+        assert came.recorded == min(p.recorded for p in cutter.points if loads[p.place] == load)
+        rows = cutter.frozen(-1, came.place)(samples(model, shape).to(cutter_dtype(cutter)))
         assert rows[0].numel() == came.recorded
 
 

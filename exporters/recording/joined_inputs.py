@@ -1,0 +1,88 @@
+"""Models with several inputs: one sample holds all of them, one after the other."""
+
+import inspect
+import itertools
+import math
+from collections.abc import Mapping
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from profiles.errors import ModelError
+from profiles.text_formatting import did_you_mean
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def join_inputs(model: Model, **shapes: tuple[int, ...]) -> Model:
+    """Let `model` take one tensor that holds all of its inputs.
+
+    A bundle has one array of samples, `x`. Afterwards a sample of the model is a vector: the inputs
+    flattened, one after the other in the order of `shapes`. Prepare `x` in the same way, for
+    example with `np.concatenate([input_ids, attention_mask], axis=1)`. All inputs have the type of
+    the samples: float32, or int64 if the model embeds whole numbers.
+
+    Args:
+        model: The model. Its tensors keep their names; only its `forward` changes.
+        shapes: The shape of each input in one sample, without the batch, by its name in `forward`.
+
+    Returns:
+        `model` itself.
+
+    Raises:
+        ModelError: `forward` has no argument of a name, needs further ones, or no shape is given.
+
+    Examples:
+        >>> import torch
+        >>> class Scaled(nn.Module):
+        ...     def forward(self, image, factor):
+        ...         return image.flatten(1) * factor
+        >>> model = join_inputs(Scaled(), image=(2, 3), factor=(1,))
+        >>> model(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 10.0]]))
+        tensor([[10., 20., 30., 40., 50., 60.]])
+    """
+    original = type(model)
+    check_names(original, shapes)
+    bounds = [0, *itertools.accumulate(map(math.prod, shapes.values()))]
+
+    def forward(self: nn.Module, x: Tensor) -> object:
+        places = zip(shapes.items(), itertools.pairwise(bounds), strict=True)
+        inputs = {name: x[:, a:b].reshape(-1, *shape) for (name, shape), (a, b) in places}
+        return original.forward(self, **inputs)
+
+    # A class, not an attribute of the model, because a copy of the model must call its own layers.
+    model.__class__ = type(original.__name__, (original,), {"forward": forward})
+    return model
+
+
+def check_names(model: type[nn.Module], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ModelError if the inputs `shapes` are not those that `model` can be called with."""
+    found = list(inspect.signature(model.forward).parameters.values())[1:]
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found)
+    named = [p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    known = [p.name for p in named]
+    title = f"{model.__name__}.forward"
+    if not shapes:
+        raise ModelError(
+            f"join_inputs was given no inputs. {title} takes {', '.join(known)}: give the shape of "
+            "each that your samples hold.",
+            code="model.inputs",
+            takes=known,
+        )
+    for name in shapes:
+        if name not in known and not takes_any:
+            raise ModelError(
+                f"{title} has no argument {name!r}{did_you_mean(name, known)} It takes "
+                f"{', '.join(known)}.",
+                code="model.inputs",
+                name=name,
+                takes=known,
+            )
+    missing = [p.name for p in named if p.default is p.empty and p.name not in shapes]
+    if missing:
+        raise ModelError(
+            f"{title} also needs {', '.join(missing)}. Give the shape of each.",
+            code="model.inputs",
+            takes=known,
+            missing=missing,
+        )
