@@ -19,9 +19,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from device_agent.formats.label_rule import IGNORED, LabelRule
 from profiles.errors import ModelError
+
+UNREACHED = -1e30
+"""The logarithm of a probability of 0, small enough that adding to it changes nothing."""
 
 Measure = Callable[[Tensor, Tensor], Tensor]
 """Maps output and labels to a scalar tensor."""
@@ -33,8 +37,8 @@ class Measures:
 
     Attributes:
         loss: The loss of a batch.
-        correct: The number of correct predictions in a batch, as float32; None for regression,
-            where no output is correct or wrong.
+        correct: The number of correct predictions in a batch, as float32; None where no single
+            output is correct or wrong: for a regression, and for CTC.
     """
 
     loss: Measure
@@ -104,13 +108,53 @@ def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     This is max(z, 0) - z * y + log(1 + exp(-|z|)), but with a correct gradient at z = 0.
     """
     z, y = logits.squeeze(class_axis(logits.dim())), labels.to(logits.dtype)
-    log_sigmoid = torch.nn.functional.logsigmoid
+    log_sigmoid = functional.logsigmoid
     return -mean_of_counted(y * log_sigmoid(z) + (1 - y) * log_sigmoid(-z), labels)
 
 
 def mean_squared_error(output: Tensor, labels: Tensor) -> Tensor:
     """Mean over all numbers of (output - label)^2; both (batch, ...)."""
     return (output - labels).square().mean()
+
+
+def connectionist_temporal_classification(logits: Tensor, labels: Tensor) -> Tensor:
+    """CTC (Graves et al. 2006) with class 0 as the blank, for each label that counts.
+
+    Logits are (batch, t, n). Labels (batch, t) are a sample's sequence first, then IGNORED. The loss
+    of a sample is 0 if it has no labels or, as with PyTorch's `zero_infinity`, more than t steps can
+    write.
+
+    The forward variables, eq. 6 of the paper, in logarithms: one step for each of t, unrolled.
+    """
+    batch, steps, classes = logits.shape
+    counted = labels != IGNORED
+    # Blanks before, between and after the labels. Those that do not count are never reached.
+    spoken = torch.where(counted, labels, 0)
+    blanks = torch.zeros_like(spoken)
+    written = torch.stack((blanks, spoken), 2).reshape(batch, 2 * steps)
+    written = torch.cat((written, blanks[:, :1]), 1)
+    picked = (written[:, :, None] == torch.arange(classes)).to(logits.dtype)
+    scores = torch.log_softmax(logits, 2) @ picked.transpose(1, 2)
+    # A label may follow another one without a blank between them if the two differ.
+    other = (written[:, 2:] != written[:, :-2]) & (written[:, 2:] != 0)
+    skipping = torch.where(other, 0.0, UNREACHED).to(logits.dtype)
+    places = torch.arange(2 * steps + 1)
+    alpha = scores[:, 0] + torch.where(places < 2, 0.0, UNREACHED).to(logits.dtype)
+    for step in range(1, steps):
+        ahead = torch.stack(
+            (
+                alpha,
+                functional.pad(alpha[:, :-1], (1, 0), value=UNREACHED),
+                functional.pad(alpha[:, :-2] + skipping, (2, 0), value=UNREACHED),
+            ),
+            2,
+        )
+        alpha = scores[:, step] + torch.logsumexp(ahead, 2)
+    length = counted.to(torch.int64).sum(1, keepdim=True)
+    final = (places == 2 * length) | (places == 2 * length - 1)
+    losses = -torch.logsumexp(torch.where(final, alpha, UNREACHED), 1)
+    losses = torch.where((losses < -UNREACHED / 2) & (length[:, 0] > 0), losses, 0.0)
+    return losses.sum() / counted.to(logits.dtype).sum().clamp(min=1)
 
 
 def count_correct_classes(logits: Tensor, labels: Tensor) -> Tensor:
@@ -136,6 +180,7 @@ def count_correct_signs(logits: Tensor, labels: Tensor) -> Tensor:
 MEASURES = {
     "cross-entropy": Measures(cross_entropy, count_correct_classes),
     "binary-cross-entropy": Measures(binary_cross_entropy, count_correct_signs),
+    "ctc": Measures(connectionist_temporal_classification, None),
     "mse": Measures(mean_squared_error, None),
 }
 """Measures by the name of the loss."""
@@ -160,8 +205,18 @@ def objective(loss: str, shape: tuple[int, ...]) -> Objective:
         (64, 64)
     """
     found = MEASURES[loss]
-    if found.correct is None:
+    if loss == "mse":
         return Objective(found.loss, None, LabelRule(None, shape, "float32"))
+    if loss == "ctc":
+        if len(shape) != 2 or shape[1] < 2:
+            raise ModelError(
+                "The loss 'ctc' needs logits (batch, t, n) of two classes or more, of which class "
+                f"0 is the blank; this model's output is {('batch', *shape)}.",
+                code="model.loss-mismatch",
+                loss=loss,
+                shape=list(shape),
+            )
+        return Objective(found.loss, None, LabelRule(shape[1], shape[:1]))
     if not shape:
         raise ModelError(
             f"The loss {loss!r} needs logits with a class axis: (batch, n), (batch, t, n) or "

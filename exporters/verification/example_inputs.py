@@ -51,8 +51,12 @@ def example(
 
 
 def random_labels(classes: int, shape: list[int], generator: torch.Generator) -> Tensor:
-    """Random classes of `shape`; a quarter is IGNORED if a sample has several."""
+    """Random classes of `shape`; a quarter is IGNORED if a sample has several.
+
+    Every second sample has labels in its first half alone: CTC cannot write longer sequences.
+    """
     labels = torch.randint((LabelRule(classes).highest or 0) + 1, shape, generator=generator)
     if len(shape) == 1:
         return labels
+    labels[::2, shape[1] // 2 :] = IGNORED
     return torch.where(torch.rand(shape, generator=generator) < 0.25, IGNORED, labels)

@@ -80,7 +80,7 @@ loss_option = click.option(
     type=Choice(get_args(Loss)),
     default=TrainingConfig.loss,
     show_default=True,
-    help="Loss to minimise; mse is for regressions.",
+    help="Loss to minimise; ctc is for sequences whose places are not known, mse for regressions.",
 )
 
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from device_agent.formats.manifest import Dtype
 from profiles.errors import InputError
 
-Loss = Literal["cross-entropy", "binary-cross-entropy", "mse"]
+Loss = Literal["cross-entropy", "binary-cross-entropy", "ctc", "mse"]
 Optimizer = Literal["sgd", "nesterov", "adam", "adamw"]
 
 LARGEST_COUNT = 2**31 - 1
@@ -38,8 +38,8 @@ class TrainingConfig:
         masked: Whether the logits of classes of which a device has no samples are set to zero, as
             HeteroFL's authors do. They stay in the softmax. Each row of the classifier is
             averaged over the devices that have its class. Only for outputs (batch, n).
-        loss: `cross-entropy` (binary if the output's class axis has size one), or `mse` for a
-            regression.
+        loss: `cross-entropy` (binary if the output's class axis has size one), `ctc` for sequences
+            whose places are not known, or `mse` for a regression.
         optimizer: The optimizer that devices use.
         proximal: FedProx's mu, which keeps parameters close to those that the device received.
 

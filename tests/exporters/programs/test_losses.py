@@ -92,6 +92,33 @@ def test_count_of_correct_labels_equals_argmax(
     assert float(correct(output, target)) == np.count_nonzero(chosen == target.numpy())
 
 
+@pytest.mark.parametrize(("steps", "classes"), [(9, 4), (6, 2), (1, 3)])
+def test_ctc_equals_torchs(steps: int, classes: int, seed: int) -> None:
+    """Among the samples: no labels, equal neighbours, and more labels than the steps can write."""
+    torch.manual_seed(seed)
+    output = 3 * torch.randn(SAMPLES, steps, classes, dtype=torch.float64)
+    lengths = torch.randint(steps + 1, (SAMPLES,))
+    lengths[:2] = torch.tensor([0, (steps + 1) // 2])
+    target = torch.randint(1, classes, (SAMPLES, steps))
+
+    def expected(output: Tensor, target: Tensor) -> Tensor:
+        scores = output.log_softmax(2).transpose(0, 1)
+        full = torch.full((SAMPLES,), steps)
+        losses = functional.ctc_loss(
+            scores, target, full, lengths, reduction="none", zero_infinity=True
+        )
+        return losses[lengths > 0].sum() / lengths.sum()
+
+    oracle = value_and_gradient(expected, output, target)
+    target[torch.arange(steps) >= lengths[:, None]] = IGNORED
+    goal = objective("ctc", (steps, classes))
+    assert goal.labels == LabelRule(classes, (steps,))
+    assert goal.correct is None
+    assert oracle[1].any()
+    came = value_and_gradient(goal.loss, output, target)
+    torch.testing.assert_close(came, oracle, rtol=1e-10, atol=1e-12)
+
+
 def test_nan_outputs_are_never_correct() -> None:
     correct = objective("cross-entropy", (4,)).correct
     assert correct is not None
@@ -126,6 +153,9 @@ def test_losses_that_do_not_fit_the_output() -> None:
         objective("binary-cross-entropy", (10,))
     with refused("model.loss-mismatch", loss="binary-cross-entropy", outputs=3):
         objective("binary-cross-entropy", (8, 3))
+    for shape in ((5,), (8, 1), (3, 4, 5)):
+        with refused("model.loss-mismatch", loss="ctc", shape=list(shape)):
+            objective("ctc", shape)
     for loss in ("cross-entropy", "binary-cross-entropy"):
         with refused("model.loss-mismatch", loss=loss, shape=[]):
             objective(loss, ())

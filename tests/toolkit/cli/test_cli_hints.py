@@ -33,7 +33,7 @@ FOLDER = (
         (
             (*EXPORT, "--loss", "likelihood"),
             "Invalid value for '--loss': 'likelihood' is not one of 'cross-entropy', "
-            "'binary-cross-entropy', 'mse'.",
+            "'binary-cross-entropy', 'ctc', 'mse'.",
         ),
         (
             (*EXPORT, "--submodel", "low-rank:0,5"),

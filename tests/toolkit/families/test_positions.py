@@ -96,6 +96,19 @@ def binary_truth(output: Tensor, y: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(output[:, 0][counted], y[counted].to(output))
 
 
+def ctc_truth(output: Tensor, y: Tensor) -> Tensor:
+    lengths = (y != -100).sum(1)
+    losses = functional.ctc_loss(
+        output.log_softmax(2).transpose(0, 1),
+        y.clamp(min=0),
+        torch.full_like(lengths, y.shape[1]),
+        lengths,
+        reduction="none",
+        zero_infinity=True,
+    )
+    return losses[lengths > 0].sum() / lengths.sum().clamp(min=1)
+
+
 def squared_truth(output: Tensor, y: Tensor) -> Tensor:
     return functional.mse_loss(output, y.to(output))
 
@@ -106,6 +119,7 @@ KINDS = {
     "one class": Kind(lambda: segmentation(1), (2, 6, 4), (6, 4), binary_truth),
     "numbers": Kind(lambda: segmentation(3), (2, 6, 4), (3, 6, 4), squared_truth, "mse"),
     "series": Kind(series, (6, 3), (6,)),
+    "sounds": Kind(series, (6, 3), (6,), ctc_truth, "ctc"),
 }
 
 
@@ -119,7 +133,11 @@ def device(kind: Kind, seed: int, samples: int = SAMPLES) -> Device:
         y: np.ndarray = draw.standard_normal((samples, *kind.labels), dtype=np.float32)
         return Device(x, y, seed % 1000)
     y = draw.integers(2 if kind.truth is binary_truth else CLASSES, size=(samples, *kind.labels))
-    y[draw.random(y.shape) < 0.3] = -100
+    if kind.loss == "ctc":  # sequences of classes that are no blank
+        y = y.clip(min=1)
+        y[np.arange(y.shape[1]) >= draw.integers(5, size=(samples, 1))] = -100
+    else:
+        y[draw.random(y.shape) < 0.3] = -100
     y[0] = -100
     return Device(x, y, seed % 1000)
 
@@ -157,8 +175,9 @@ def train(model: nn.Module, local: Device, truth: TRUTH) -> oracles.State:
             *(("tagger", "onnx"), ("tagger", "tflite")),
             *(("segmentation", "onnx"), ("segmentation", "tflite")),
             *(("one class", "tflite"), ("numbers", "onnx")),
+            *(("sounds", "onnx"), ("sounds", "tflite")),
         ],
-        *(("tagger", "onnx"), ("segmentation", "tflite")),
+        *(("tagger", "onnx"), ("segmentation", "tflite"), ("sounds", "tflite")),
     ),
 )
 def test_a_device_trains_and_judges_as_pytorch(
@@ -178,7 +197,7 @@ def test_a_device_trains_and_judges_as_pytorch(
     found = evaluate_bundle(tmp_path / "bundle", (local.x, local.y), threads=1)
     output, y = output_of(model, local.x), torch.from_numpy(local.y)
     assert found.loss == pytest.approx(float(kind.truth(output, y)), rel=1e-5)
-    if kind.loss == "mse":
+    if kind.loss in ("mse", "ctc"):
         assert (found.correct, found.accuracy) == (None, None)
     else:
         assert found.counted == np.count_nonzero(local.y != -100) < local.y.size
