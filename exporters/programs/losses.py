@@ -120,9 +120,9 @@ def mean_squared_error(output: Tensor, labels: Tensor) -> Tensor:
 def connectionist_temporal_classification(logits: Tensor, labels: Tensor) -> Tensor:
     """CTC (Graves et al. 2006) with class 0 as the blank, for each label that counts.
 
-    Logits are (batch, t, n). Labels (batch, t) are a sample's sequence first, then IGNORED. The loss
-    of a sample is 0 if it has no labels or, as with PyTorch's `zero_infinity`, more than t steps can
-    write.
+    Logits are (batch, t, n). Labels (batch, t) are a sample's sequence first, then IGNORED. The
+    loss of a sample is 0 if it has no labels or, as with PyTorch's `zero_infinity`, more than t
+    steps can write.
 
     The forward variables, eq. 6 of the paper, in logarithms: one step for each of t, unrolled.
     """
