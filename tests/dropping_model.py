@@ -17,6 +17,15 @@ def dropped_branch(x: Tensor, training: bool) -> Tensor:
     return x * noise
 
 
+def kept_paths(x: Tensor, training: bool) -> Tensor:
+    """Stochastic depth as `transformers` writes it: a draw is the floor of a uniform number."""
+    if not training:
+        return x
+    kept = 0.8 + torch.rand((x.shape[0], *[1] * (x.dim() - 1)), dtype=x.dtype, device=x.device)
+    kept.floor_()
+    return x.div(0.8) * kept
+
+
 class Dropping(nn.Module):
     """Dropout of elements, of channels, of attention weights and of whole branches."""
 
@@ -36,7 +45,7 @@ class Dropping(nn.Module):
         y = self.branch(x)
         # As attention in transformers: one copy that only training records.
         y = y.contiguous() if self.training else y
-        x = (x + dropped_branch(y, self.training)).mean(1)
+        x = kept_paths(x + dropped_branch(y, self.training), self.training).mean(1)
         return self.head(functional.dropout(x, 0.5, self.training))
 
 

@@ -10,7 +10,7 @@ from exporters.recording.capture import SharedRecording, capture
 from profiles.errors import EdgeTailorError, ModelError, SpecError
 from toolkit.cutting.cut_points import Cutter
 from toolkit.splitting import split
-from toolkit.submodels.capacity import count_activations, count_parameters
+from toolkit.submodels.capacity import count_activations
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.submodel import LayerDecision, Submodel
 
@@ -192,16 +192,16 @@ def cut_places(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> l
     """
     logger.info("looking for places to cut")
     cutter = Cutter(capture(model, sample_shape))
-    full = cutter.load(cutter.captured.training, batch)
+    full, loads = cutter.load(cutter.captured.training, batch), cutter.loads(batch)
     places = []
     for point in cutter.points_by_module(batch).values():
-        part = cutter.trained(point.place)
+        activations = count_activations(cutter.trained(point.place), batch)
         places.append(
             CutPlace(
                 module=point.module,
-                params=count_parameters(part, cutter.captured.parameters),
-                activations=count_activations(part, batch),
-                capacity=cutter.load(part, batch) / full,
+                params=loads[point.place] - activations,
+                activations=activations,
+                capacity=loads[point.place] / full,
                 recorded=point.recorded,
             )
         )

@@ -43,8 +43,7 @@ def hash_integers(values: Tensor, offset: Tensor | int) -> Tensor:
 def keep_mask(shape: Any, rate: float, seed: Tensor, site: int) -> Tensor:
     """Compute which elements a dropout keeps, each with probability 1 - `rate`.
 
-    The tensor is read as a matrix with its first axis as rows. Element (i, j) is kept if
-    (u_i + v_j)^2 mod PRIME >= `rate` * PRIME, where u and v are hashes.
+    An element is kept if its random integer is at least `rate` * PRIME.
 
     Args:
         shape: Shape of the tensor that the dropout reads.
@@ -55,6 +54,15 @@ def keep_mask(shape: Any, rate: float, seed: Tensor, site: int) -> Tensor:
     Returns:
         Booleans of `shape`.
     """
+    return random_integers(shape, seed, site) >= round(rate * PRIME)
+
+
+def random_integers(shape: Any, seed: Tensor, site: int) -> Tensor:
+    """Integers of `shape` from 0 to PRIME - 1, for the dropout number `site`.
+
+    Their tensor is read as a matrix with its first axis as rows. Element (i, j) is
+    (u_i + v_j)^2 mod PRIME, where u and v are hashes.
+    """
     # One hash for each row and column, not for each element: the square mixes them, and a large
     # tensor costs one multiplication and one remainder for each element.
     rows, columns = shape[0], math.prod(shape[1:])
@@ -62,7 +70,7 @@ def keep_mask(shape: Any, rate: float, seed: Tensor, site: int) -> Tensor:
     u = hash_integers(torch.arange(rows), start) % HALF
     v = hash_integers(torch.arange(columns), hash_integers(start, 2 * site + 2)) % HALF
     z = u.unsqueeze(1) + v
-    return ((z * z) % PRIME >= round(rate * PRIME)).reshape(shape)
+    return ((z * z) % PRIME).reshape(shape)
 
 
 def drop(x: Tensor, rate: float, kept: Tensor) -> Tensor:
@@ -151,7 +159,10 @@ class SeededBernoulli(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Replace the Bernoulli draw of a dropout; run other operators unchanged."""
+        """Replace the random draw of a dropout; run other operators unchanged."""
+        if func is aten.rand.default and args[0]:  # floor(rand + keep) draws with probability keep
+            self.site += 1
+            return random_integers(args[0], self.seed, self.site) / PRIME
         if func not in (aten.bernoulli_.float, DRAW):
             return func(*args, **(kwargs or {}))
         noise: Tensor = args[0]

@@ -28,8 +28,10 @@ def clean_up(graph: GraphModule) -> None:
     """Remove guards, checks, batch counters, dropouts of 0 and empty tensors in concatenations.
 
     Zero states of recurrent layers take the type of the weights, so that the graph also runs in
-    float64. Dropout between recurrent layers becomes an operator of its own.
+    float64. Dropout between recurrent layers becomes an operator of its own, and stochastic depth
+    as transformers writes it a draw as other libraries make it.
     """
+    draw_kept_paths(graph)
     # Backwards, so that a node is erased before the nodes that it reads.
     for node in reversed(list(graph.graph.nodes)):
         if node.target in RECURRENT:
@@ -47,6 +49,25 @@ def clean_up(graph: GraphModule) -> None:
     # Batch norms whose output nothing reads still update their statistics, so that they stay.
     graph.graph.eliminate_dead_code(is_impure_node=is_impure)
     graph.recompile()
+
+
+def draw_kept_paths(graph: GraphModule) -> None:
+    """Write floor(rand + keep) as what it is: 1 with the probability keep, else 0."""
+    for floor in graph.graph.find_nodes(op="call_function", target=aten.floor.default):
+        (added,) = floor.args
+        if added.target is not aten.add.Tensor or added.kwargs or len(added.users) > 1:
+            continue
+        uniform, keep = added.args
+        is_draw = isinstance(uniform, Node) and uniform.target is aten.rand.default
+        if (
+            not is_draw
+            or len(uniform.users) > 1
+            or not isinstance(keep, float)
+            or not 0 < keep <= 1
+        ):
+            continue
+        uniform.target = aten.empty.memory_format
+        floor.target, floor.args = aten.bernoulli.p, (uniform, keep)
 
 
 def inline_regions(graph: GraphModule) -> None:

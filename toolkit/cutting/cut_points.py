@@ -165,6 +165,15 @@ class Cutter:
         sources, targets = map(self._crossing_in_prediction, (after, upto))
         return make_subgraph(self.inference, sources, targets, limit=self.captured.sample_limit)
 
+    def fixed_after(self, place: int) -> set[str]:
+        """The trained parameters that a slice after `place` reads, but keeps as they are.
+
+        The part before `place` reads them too, and its recording stays valid only so.
+        """
+        twin = self._place_in_prediction(place)
+        assert twin is not None
+        return self._reads.read_before(place, twin) & set(tensors_read([self.trained(place)]))
+
     def load(self, part: GraphModule, batch: int) -> int:
         """Trained parameters plus activations of `part`, the numerator of its capacity."""
         return count_parameters(part, self.captured.parameters) + count_activations(part, batch)

@@ -3,7 +3,7 @@
 A load is parameters plus activations, the numerator of a capacity (see `capacity.py`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from torch import Tensor
 from torch.fx import Node
@@ -24,28 +24,33 @@ class LoadCounter:
         self._counted = set[Node | str]()
         self.load = 0
 
-    def add(self, node: Node) -> None:
-        """Add an operator, and the constants that it reads."""
+    def add(self, node: Node, tensors: Set[str]) -> None:
+        """Add an operator, the constants that it reads, and the parameters among `tensors`."""
         for one in {node, *self._flow.behind(node)[1]} - self._counted:
             self._counted.add(one)
             self.load += activations_of(one, self._batch)
-        for name in self._flow.tensors_read(node) - self._counted:
+        for name in (tensors & self._parameters.keys()) - self._counted:
             self._counted.add(name)
-            self.load += self._parameters[name].numel() if name in self._parameters else 0
+            self.load += self._parameters[name].numel()
 
 
 def loads_after(flow: SampleFlow, parameters: Mapping[str, Tensor], batch: int) -> list[int]:
     """The load of the operators after each place; loads never rise with the place.
+
+    A parameter that operators on both sides of a place read does not count: it is not trained.
 
     Args:
         flow: The training graph.
         parameters: The parameters that count: the trained ones.
         batch: Samples in a batch.
     """
-    counter, loads = LoadCounter(flow, parameters, batch), []
+    counter, loads, first = LoadCounter(flow, parameters, batch), [], dict[str, Node]()
+    for node in flow.operators:
+        for name in flow.tensors_read(node):
+            first.setdefault(name, node)
     for node in reversed(flow.operators):
         loads.append(counter.load)
-        counter.add(node)
+        counter.add(node, {name for name in flow.tensors_read(node) if first[name] is node})
     return loads[::-1]
 
 
@@ -55,5 +60,5 @@ def load_of(
     """The load of `operators` of `flow`."""
     counter = LoadCounter(flow, parameters, batch)
     for node in operators:
-        counter.add(node)
+        counter.add(node, flow.tensors_read(node))
     return counter.load

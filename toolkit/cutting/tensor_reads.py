@@ -14,20 +14,24 @@ NEVER = (-1, -1)
 class _Tensor:
     """A tensor of the model. `training` and `inference`: the first and the last place that read it.
 
-    `changes` says whether training changes it: trained parameters and running statistics.
+    `is_updated` says whether training computes its new value without a gradient, as for running
+    statistics.
     """
 
     training: tuple[int, int]
     inference: tuple[int, int]
-    trains: bool
-    changes: bool
+    is_updated: bool
+
+    def is_read_before(self, place: int, twin: int) -> bool:
+        """Whether an operator up to `place`, which is `twin` in the inference graph, reads it."""
+        return -1 < self.training[0] <= place or -1 < self.inference[0] <= twin
 
     def forbids(self, place: int, twin: int) -> bool:
         """Whether no cut is possible after `place`, which is `twin` in the inference graph."""
-        frozen = self.training[0] <= place or -1 < self.inference[0] <= twin
         read = self.training[1] > place
-        # It would be frozen and trained at once, or read in prediction but not in training.
-        return (self.changes and frozen and read) or (self.inference[1] > twin and not read)
+        # It would be fixed and updated at once, or read in prediction but not in training.
+        split = self.is_updated and read and self.is_read_before(place, twin)
+        return split or (self.inference[1] > twin and not read)
 
 
 class TensorReads:
@@ -37,37 +41,49 @@ class TensorReads:
         updated = {name for node in training.updates for name in training.tensors_read(node)}
         changed = updated | captured.parameters.keys()
         first, second = places_reading(training), places_reading(inference)
-        self._tensors = [
-            _Tensor(
-                first.get(name, NEVER),
-                second.get(name, NEVER),
-                name in captured.parameters,
-                name in changed,
-            )
+        self._tensors = {
+            name: _Tensor(first.get(name, NEVER), second.get(name, NEVER), name in updated)
             for name in captured.tensors
-        ]
-        self._readers: list[tuple[int, str]] = []
+        }
+        self._trained = captured.parameters.keys()
+        self._readers: list[tuple[int, str, set[str]]] = []
         for place, node in enumerate(training.operators):
             # Other buffers, such as frequencies of rotary tables, are no layer's own.
             own = training.tensors_read(node) & (changed | captured.frozen.keys())
             if own:
-                self._readers.append((place, module_of(node) or min(own)))
+                self._readers.append((place, module_of(node) or min(own), own))
 
-    def are_apart(self, place: int, twin: int) -> bool:
-        """Whether the model trains after `place` and no tensor is then frozen and trained at once.
+    def read_before(self, place: int, twin: int) -> set[str]:
+        """The trained parameters that are read up to `place`; a slice after it keeps them fixed.
 
         `twin` is the same place in the inference graph.
         """
-        trains = any(one.trains and one.training[1] > place for one in self._tensors)
-        return trains and not any(one.forbids(place, twin) for one in self._tensors)
+        return {n for n in self._trained if self._tensors[n].is_read_before(place, twin)}
+
+    def are_apart(self, place: int, twin: int) -> bool:
+        """Whether a slice may begin after `place`, which is `twin` in the inference graph.
+
+        It must train something, and a layer that the part before `place` has too is better
+        recorded than computed with fixed weights in every step.
+        """
+        if any(one.forbids(place, twin) for one in self._tensors.values()):
+            return False
+        fixed = self.read_before(place, twin)
+        later = self._readers[self._after(place) :]
+        again = bool(later) and bool(fixed & later[0][2])
+        return not again and any((own & self._trained) - fixed for _, _, own in later)
 
     def module_after(self, place: int) -> str | None:
         """The first module with parameters after `place`; None if all are on one side.
 
         If the model reads a parameter outside of all modules first, the name of that parameter.
         """
-        later = bisect_right(self._readers, place, key=lambda reader: reader[0])
+        later = self._after(place)
         return self._readers[later][1] if 0 < later < len(self._readers) else None
+
+    def _after(self, place: int) -> int:
+        """The index of the first reader after `place`."""
+        return bisect_right(self._readers, place, key=lambda reader: reader[0])
 
 
 def places_reading(flow: SampleFlow) -> dict[str, tuple[int, int]]:

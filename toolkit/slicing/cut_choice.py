@@ -30,8 +30,9 @@ def choose_cut(cutter: Cutter, spec: Spec, batch: int, load: Load | None = None)
     """
     if not cutter.points:
         raise SpecError(
-            f"{str(spec)!r}: this model cannot be cut. At each place one side has no parameters, "
-            "both sides read the same one, or what is needed later has no axis for the samples.",
+            f"{str(spec)!r}: this model cannot be cut. At each place one side has no parameters of "
+            "its own, both sides have the same batch norm, or what is needed later has no axis "
+            "for the samples.",
             code="spec.no-cut-point",
             spec=str(spec),
         )

@@ -1,6 +1,6 @@
 """A cut model: the stages that record activations, and the part that is trained on them."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from torch.fx import GraphModule
@@ -20,12 +20,15 @@ class CutModel:
         stages: Graphs that run once, one after the other, on what the one before has recorded.
         trained: The rest of the model as it trains, from the last recording to the output.
         predicting: The same as it predicts.
+        fixed: Names of the parameters that `trained` reads and does not train: those of modules
+            that the stages have too.
     """
 
     recorded: str
     stages: Sequence[GraphModule]
     trained: GraphModule
     predicting: GraphModule
+    fixed: Set[str] = frozenset()
 
 
 def cut_as_asked(cutter: Cutter, spec: Spec, batch: int, skip: int) -> CutModel:
@@ -38,11 +41,18 @@ def cut_as_asked(cutter: Cutter, spec: Spec, batch: int, skip: int) -> CutModel:
     cut = cut_along_time(cutter, lambda module: is_within(module, str(spec.size)), skip, str(spec))
     ahead = cutter.stages(cut.ahead, cutter.load(cut.trained, batch), batch)
     recorded = f"the first {skip} steps of {cut.module}"
-    return CutModel(recorded, (*ahead, cut.record), cut.trained, cut.predicting)
+    stages, fixed = (*ahead, cut.record), cutter.fixed_after(cut.ahead)
+    return CutModel(recorded, stages, cut.trained, cut.predicting, fixed)
 
 
 def cut_at(cutter: Cutter, point: CutPoint, batch: int) -> CutModel:
     """The model cut at `point`. No stage needs more than the part that is trained, if possible."""
     trained = cutter.trained(point.place)
     stages = cutter.stages(point.place, cutter.load(trained, batch), batch)
-    return CutModel(f"ahead of {point.module}", stages, trained, cutter.predicting(point.place))
+    return CutModel(
+        recorded=f"ahead of {point.module}",
+        stages=stages,
+        trained=trained,
+        predicting=cutter.predicting(point.place),
+        fixed=cutter.fixed_after(point.place),
+    )

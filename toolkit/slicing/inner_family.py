@@ -69,7 +69,8 @@ class InnerFamily:
     def rewritten_after(self, point: CutPoint) -> Rewritten:
         """The model with the layers after `point` exchanged."""
         captured = self.cutter.captured
-        trained = set(tensors_read([self.cutter.trained(point.place)]))
+        read = set(tensors_read([self.cutter.trained(point.place)]))
+        trained = read - self.cutter.fixed_after(point.place)
         exchangeable = {
             layer.name
             for layer in weighted_layers(self.model, captured)

@@ -65,13 +65,14 @@ def slice_tensors(
     statistics = rewritten.tensor_entries(
         captured, read_from(captured.buffers), statistics_role(training)
     )
-    frozen = rewritten.tensor_entries(captured, read_from(captured.frozen), "frozen")
+    frozen = rewritten.tensor_entries(captured, read_from({*captured.frozen, *cut.fixed}), "frozen")
+    trained = captured.parameters.keys() - cut.fixed
     # A time cut reads the LSTM's weights on both sides: they count as after it, and are trained.
     before_cut = (
         n for n in tensors_read(cut.stages) if n not in read_after and n in captured.tensors
     )
     return SliceTensors(
-        parameters=rewritten.tensor_entries(captured, read_from(captured.parameters), "parameter"),
+        parameters=rewritten.tensor_entries(captured, read_from(trained), "parameter"),
         buffers=tuple(entry for entry in statistics if entry.role == "buffer"),
         fixed=(*(entry for entry in statistics if entry.role == "frozen"), *frozen),
         before_cut=dense_tensor_entries(captured, before_cut, "frozen"),

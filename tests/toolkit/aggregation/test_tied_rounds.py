@@ -1,10 +1,12 @@
 """A round on models whose layers share tensors equals plain PyTorch's, family by family."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import oracles
@@ -153,10 +155,38 @@ def test_an_embedding_that_is_the_classifier(
     assert_equal(one_round(federation, [(spec, device)], tmp_path), expected, old)
 
 
-def test_no_cut_separates_the_uses_of_a_tensor() -> None:
+def test_a_slice_keeps_what_the_part_before_it_reads_too(seed: int, tmp_path: Path) -> None:
+    federation = federation_of("TiedTokens", (5,), seed)
+    draw = np.random.default_rng(seed)
+    tokens = draw.integers(CLASSES, size=(21, 5))
+    device = Device(tokens, draw.integers(CLASSES, size=21), seed=3)
+    model = model_now(federation)
+    old = oracles.state_of(model)
+    twin = copy.deepcopy(model).double()
+    twin.get_parameter("embedding.weight").requires_grad_(False)
+    trained = {name for name, p in twin.named_parameters() if p.requires_grad}
+    assert trained == {"hidden.weight", "hidden.bias", "head.bias"}
+    optimizer = torch.optim.SGD(
+        [p for p in twin.parameters() if p.requires_grad],
+        *(PLAN.rate, PLAN.momentum),
+        weight_decay=PLAN.weight_decay,
+    )
+    for y, indices in device.visits(PLAN):
+        optimizer.zero_grad()
+        oracles.cross_entropy(twin(torch.from_numpy(tokens)[indices]), y).backward()
+        optimizer.step()
+    submodel = federation.submodel("slice:hidden")
+    assert {e.stands_for for e in submodel.program.tensors if e.role == "parameter"} == trained
+    assert submodel.counts.params == sum(twin.get_parameter(name).numel() for name in trained)
+    came = one_round(federation, [("slice:hidden", device)], tmp_path)
+    assert_equal(came, oracles.state_of(twin), old)
+
+
+def test_no_cut_separates_the_uses_of_running_statistics() -> None:
     model = tied_layers()
     assert split(model, "slice:classifier", INPUT_SHAPE).counts.params == 6 * 4 + 4
-    for name in ("norm", "layer", "back", "second"):
+    assert split(model, "slice:norm", INPUT_SHAPE).counts.params == 12 + 42 + 6 + 28
+    for name in ("layer", "back", "second"):
         with refused("spec.unknown-cut-point"):
             split(model, f"slice:{name}", INPUT_SHAPE)
 
