@@ -19,6 +19,7 @@ from exporters.onnx import state_in_place
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature
 from models_for_tests import INPUT_SHAPE, smooth_cnn, tied_layers
+from parameters import some_long
 from toolkit.submodels.hyperparameters import Optimizer
 
 BATCH = 4
@@ -117,7 +118,7 @@ def read(node: onnx.NodeProto) -> list[str]:
     return [*node.input, *(name for one in inside for name in read(one))]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some_long(MODELS, "recurrent", "attention"))
 def test_new_state_over_the_old_changes_no_number(
     name: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -296,6 +296,7 @@ def draws(seed: int, number: int) -> Iterator[Device]:
     )
 
 
+@pytest.mark.long
 def test_cp_over_two_rounds(federation: Federation, seed: int, tmp_path: Path) -> None:
     model = model_now(federation)
     theirs: list[Mapping[str, np.ndarray] | None] = [None, None]

@@ -66,6 +66,7 @@ def test_processes_find_what_one_finds(cache: Path) -> None:
     assert told == []  # all was remembered
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("warm")
 def test_what_no_device_may_hold_is_not_exported(cache: Path) -> None:
     module, _ = load_global(SOURCE.reference)
