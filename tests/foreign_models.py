@@ -234,6 +234,33 @@ class Foreign:
     labels: tuple[int, ...] = ()
 
 
+class Conv1D(nn.Module):
+    """The layer that GPT-2 has for linear ones: x @ weight + bias."""
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) / inputs**0.5)
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (*x.shape[:-1], self.weight.shape[1])
+        return torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight).view(shape)
+
+
+Conv1D.__module__ = "transformers.pytorch_utils"
+
+
+class Products(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spread, self.mix, self.gather = Conv1D(12, 8), Conv1D(10, 12), Conv1D(8, 10)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.gather(torch.tanh(self.mix(F.gelu(self.spread(x)))))
+        return self.head(x.mean(1))
+
+
 FOREIGN = {
     "separable": Foreign(DepthwiseSeparable, (3, 10, 10)),
     "unet": Foreign(UNet, (2, 8, 8)),
@@ -245,4 +272,5 @@ FOREIGN = {
     "tagger": Foreign(Tagger, (4, 6), (4,)),
     "segmentation": Foreign(Segmentation, (2, 6, 4), (6, 4)),
     "tied": Foreign(Tied, (6,)),
+    "products": Foreign(Products, (4, 8)),
 }

@@ -137,7 +137,7 @@ class FactorizedConvolution(nn.Module):
         return self.v(self.u(x))  # type: ignore[no-any-return]
 
 
-def bias_of(dense: Convolution | nn.Linear) -> nn.Parameter | None:
+def bias_of(dense: nn.Module) -> nn.Parameter | None:
     """The bias of `dense`, frozen or not; None if it has none."""
     return dict(dense.named_parameters(recurse=False)).get("bias")
 
@@ -185,6 +185,24 @@ class FactorizedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, ..., m) -> (N, ..., n)."""
         return self.v(self.u(x))  # type: ignore[no-any-return]
+
+
+class FactorizedProduct(nn.Module):
+    """x @ weight + bias, with a weight (m, n) = `v.weight` (m, r) @ `u.weight` (r, n)."""
+
+    weight = property(composed_weight)
+    bias = property(bias_of_v)
+
+    def __init__(self, dense: nn.Module, rank: int) -> None:
+        super().__init__()
+        inputs, outputs = dense.get_parameter("weight").shape
+        self.u = nn.Linear(outputs, rank, bias=False)
+        self.v = nn.Linear(rank, inputs, bias=False)
+        self.v.register_parameter("bias", bias_of(dense))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, ..., m) -> (N, ..., n)."""
+        return x @ self.v.weight @ self.u.weight + self.v.bias
 
 
 class FactorizedRecurrence(nn.Module):

@@ -20,6 +20,7 @@ from profiles.errors import SpecError
 from toolkit.factor_layers.low_rank_layers import (
     FactorizedConvolution,
     FactorizedLinear,
+    FactorizedProduct,
     FactorizedRecurrence,
     compose_weight,
     factor_matrices,
@@ -44,6 +45,7 @@ from toolkit.submodels.submodel import (
 from toolkit.submodels.weighted_layers import (
     Convolution,
     Layer,
+    is_product,
     replace_module,
     tensor_path,
     weighted_layers,
@@ -110,6 +112,8 @@ def reference_size(module: nn.Module) -> int:
     if isinstance(module, nn.Linear):
         # If the layer has more outputs than inputs, its inputs limit the rank.
         return min(module.in_features, module.out_features)
+    if is_product(module):
+        return min(module.get_parameter("weight").shape)
     assert isinstance(module, nn.RNNBase)
     return module.hidden_size
 
@@ -183,6 +187,8 @@ def factorized_layer(module: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
         return FactorizedRecurrence(module, ranks)
     if isinstance(module, nn.Linear):
         return FactorizedLinear(module, ranks["weight"])
+    if is_product(module):
+        return FactorizedProduct(module, ranks["weight"])
     assert isinstance(module, Convolution)
     return FactorizedConvolution(module, ranks["weight"])
 

@@ -15,6 +15,15 @@ Convolution = nn.Conv1d | nn.Conv2d
 REPLACEABLE = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.LSTM, nn.GRU, nn.RNN)
 
 
+def is_product(module: nn.Module) -> bool:
+    """Whether `module` is `Conv1D` of transformers: x @ weight + bias, with a weight (m, n).
+
+    GPT-2 has it in place of linear layers. transformers need not be installed here.
+    """
+    kind = type(module)
+    return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
+
+
 @dataclass(frozen=True)
 class Layer:
     """A module that owns parameters with two axes or more.
@@ -90,7 +99,7 @@ def replacement_obstacle(module: nn.Module, used: bool, shared: bool) -> str:
     if type(module) is NonDynamicallyQuantizableLinear:
         return "attention reads its weights itself"
     # A subclass may compute something else, so that only the exact types can be replaced.
-    if type(module) not in REPLACEABLE:
+    if type(module) not in REPLACEABLE and not is_product(module):
         return f"{type(module).__name__} has no factorized form"
     if not used:
         return "the model does not use it"
