@@ -46,6 +46,8 @@ def summed(x: Tensor) -> Tensor:
     return y.mul_(y.detach().sigmoid())
 
 
+STACKED = torch.tensor([1.0, 2.0, -1.5]).reshape(3, 1, 1, 1)
+
 FUNCTIONS: dict[str, dict[str, Row]] = {
     "activation": {
         name: Row(build, (3, 4, 5))
@@ -88,6 +90,9 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
     },
     "shape": {
         "concat": Row(of(lambda x: torch.cat([x, x.tanh(), x[:, :1]], 1)), (3, 4)),
+        "stack, samples second": Row(
+            of(lambda x: (torch.stack([x, x.tanh(), x.cos()]) * STACKED).sum(0)), (3, 4)
+        ),
         "stack": Row(of(lambda x: torch.stack([x, x.tanh()], 2)), (3, 4)),
         "split": Row(of(lambda x: torch.mul(*x.split([2, 2], 1))), (4, 3)),
         "chunk": Row(of(lambda x: torch.mul(*x.chunk(2, 2))), (3, 4)),

@@ -183,10 +183,10 @@ def concatenate(lowering: Lowering, values: Sequence[Value], axis: int = 0) -> V
 
 
 def total(sizes: Sequence[Size]) -> Size:
-    """Sum of sizes."""
-    if any(map(open_size, sizes)):
-        raise UnsupportedError("concatenation along the batch")
-    return sum(int(n) for n in sizes)
+    """Sum of sizes: of numbers, or of multiples of the batch size."""
+    if any(map(open_size, sizes)) and not all(map(open_size, sizes)):
+        raise UnsupportedError("concatenation of samples and constants along the batch")
+    return sum(sizes)
 
 
 def pad(lowering: Lowering, x: Value, pads: Sequence[int], number: Number = 0) -> Value:
