@@ -120,7 +120,7 @@ def page(rows: Sequence[Row]) -> str:
     for row in rows:
         cells = [row["name"], row["library"], row["kind"], f"{row.get('params', 0):,}"]
         for column in COLUMNS[:-1]:
-            found = row.get(column, "no")
+            found = row.get(column, row["full"])  # a row that ended early says why there
             if found == "yes":
                 share = row.get("shares", {}).get(column)
                 cells.append("yes" if share is None else f"{share:.2f}")
@@ -158,7 +158,7 @@ def in_own_process(model: ZooModel) -> Row:
         command = [sys.executable, __file__, "--one", model.name]
         run = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
     except subprocess.TimeoutExpired:
-        return {**row, "full": f"no end after {LONGEST} seconds"}
+        return {**row, "full": f"timeout: no end after {LONGEST} seconds"}
     if run.returncode:
         return {**row, "full": f"exit {run.returncode}: {run.stderr[-300:]}"}
     found: Row = json.loads(run.stdout.splitlines()[-1])

@@ -229,10 +229,12 @@ def test_long_skips_are_recorded_beside_the_path() -> None:
     assert list(points) == ["down2", "bottom", "up2", "merge2", "merge1", "classify"]
 
 
-def test_no_cut_between_two_calls_of_one_module() -> None:
+def test_a_module_called_on_both_sides_of_a_cut_stays_as_it_is() -> None:
     foreign = FOREIGN["called-twice"]
-    with refused("spec.unknown-cut-point", cut_points=["again", "head"]):
-        split(foreign.build(), "slice:middle", foreign.shape)
+    for spec in ("slice:middle", "slice:middle+low-rank:0.3"):
+        table = split(foreign.build(), spec, foreign.shape).program.tensors
+        trained = {e.stands_for for e in table if e.role == "parameter"}
+        assert trained == {f"{n}.{own}" for n in ("middle", "head") for own in ("weight", "bias")}
 
 
 @pytest.mark.parametrize(

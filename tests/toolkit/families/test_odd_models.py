@@ -254,9 +254,10 @@ class Twice(nn.Module):
         return self.h(torch.tanh(F.linear(x, self.b.weight.t())))
 
 
-def test_no_cut_between_two_uses_of_a_weight_however_it_is_used() -> None:
-    with refused("spec.unknown-cut-point", cut_points=["h"]):
-        split(Twice(), "slice:c", (8,))
+def test_a_weight_used_on_both_sides_of_a_cut_stays_as_it_is() -> None:
+    table = split(Twice(), "slice:c", (8,)).program.tensors
+    trained = {e.stands_for for e in table if e.role == "parameter"}
+    assert trained == {"c.weight", "c.bias", "h.weight", "h.bias"}
 
 
 def test_frozen_biases_stay_frozen() -> None:
