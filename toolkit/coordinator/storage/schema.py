@@ -74,12 +74,14 @@ def create(connection: sqlite3.Connection) -> None:
     )
 
 
-def statements(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    """The tables and triggers of `connection` with the SQL that made them."""
-    return connection.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
+def statements(connection: sqlite3.Connection) -> list[tuple[str, str, str, str]]:
+    """The tables and triggers of `connection`: type, name, table and the SQL that made them."""
+    return connection.execute(
+        "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
+    ).fetchall()
 
 
-def expected_statements() -> list[tuple[str, str]]:
+def expected_statements() -> list[tuple[str, str, str, str]]:
     """What `statements` gives for a database that `create` made."""
     connection = sqlite3.connect(":memory:")
     content_digest.install(connection)

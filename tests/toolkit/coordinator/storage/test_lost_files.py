@@ -181,6 +181,20 @@ def test_no_flipped_bit_of_the_database_is_read_as_content(
     assert noticed > 50
 
 
+@pytest.mark.parametrize("column", ["type", "name", "tbl_name", "sql"])
+def test_no_flipped_bit_renames_a_table(killed: Path, tmp_path: Path, column: str) -> None:
+    path = tmp_path / DATABASE
+    shutil.copy(killed / "late" / "state" / DATABASE, path)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA writable_schema = ON")
+    where = "WHERE type = 'table' AND name = 'rollbacks'"
+    connection.execute(f"UPDATE sqlite_master SET {column} = replace({column}, 'b', 'B') {where}")
+    connection.commit()
+    connection.close()
+    with refused("state.damaged", path=str(tmp_path)):
+        check_database(path)
+
+
 def test_a_database_of_an_earlier_time_is_refused(killed: Path, tmp_path: Path) -> None:
     shutil.copytree(killed / "late", tmp_path / "c")
     config = configured(tmp_path / "c")
