@@ -45,10 +45,10 @@ RESOLUTION = 1e-7
 DEPENDENT = 1e-5
 """Share of the largest pivot below which Cholesky-QR loses orthogonality."""
 
-INDEPENDENT = 1e-2
+INDEPENDENT = 3e-2
 """Share of the largest pivot above which solving in float32 keeps orthogonality."""
 
-RESOLVED = 0.1
+RESOLVED = 0.4
 """Share of the largest pivot above which a float32 Gram matrix keeps orthogonality too."""
 
 
