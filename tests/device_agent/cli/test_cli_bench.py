@@ -5,12 +5,15 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+
 from bundles import BATCH, FAMILIES, BundleOf, everything
 from commands import Agent, refusal
 
 SECONDS = r"\d+\.\d{3}"
 
 
+@pytest.mark.long
 def test_a_folder_of_bundles(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
     for family in ("slice", "full"):
         shutil.copytree(bundle_of(family), tmp_path / "fleet" / family)

@@ -64,7 +64,9 @@ TRAINING = TrainingConfig(
 SPECS = ("full", "low-rank:0.5", "slice:residual")
 
 
-@pytest.mark.parametrize("group", ROWS)
+@pytest.mark.parametrize(
+    "group", some_long(ROWS, "attention", "max pooling", "transposed convolution")
+)
 def test_gradients_on_litert(group: str, seed: int) -> None:
     cases = recorded(group, seed)
     short = {f"r{number}": case for number, case in enumerate(cases.values())}
@@ -93,6 +95,7 @@ def test_a_use_without_a_form_is_refused_with_its_place() -> None:
     )
 
 
+@pytest.mark.long
 def test_dropout_is_as_in_onnxruntime(seed: int) -> None:
     """ONNX steps are held to PyTorch's with the same masks in test_dropout.py."""
     torch.manual_seed(seed)

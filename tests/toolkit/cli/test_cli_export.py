@@ -138,6 +138,7 @@ verified: relative error \d\.\de-\d\d \(tolerance \de-\d\d, seed \d+\)
 """
 
 
+@pytest.mark.long
 def test_a_verdict_of_an_earlier_export_is_said_to_be_one(folder: Path) -> None:
     sliced = (*TINY, "--submodel", "slice:classifier")
     assert edgetailor("export", *sliced, "--out", "first", cwd=folder).code == 0

@@ -12,7 +12,6 @@ from device_agent.federation import round_loop
 from device_agent.federation.membership import join, leave
 from device_agent.federation.run_options import RunOptions
 from killing import Job, die_at
-from parameters import some_long
 from refusals import refused
 from toolkit.coordinator.server import Server
 from vector_fleet import CONFIG, assert_soon, configured, running, token, train_vector
@@ -32,7 +31,8 @@ def join_and_die(url: str, bearer: str, state: Path, write: int, before: bool) -
     join(url, bearer, "desk", state)
 
 
-@pytest.mark.parametrize("before", some_long([True, False], False))
+@pytest.mark.long
+@pytest.mark.parametrize("before", [True, False])
 def test_a_join_that_is_killed_at_any_write(server: Server, tmp_path: Path, before: bool) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(

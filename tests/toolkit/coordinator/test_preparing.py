@@ -126,6 +126,7 @@ def answers(url: str) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_a_start_with_a_planned_kind(process: Process, folder: Path, url: str, port: int) -> None:
     """One start, from the first answer to the end: each step needs the one before it."""
     for method, body in (("GET", None), ("POST", b"x" * 5_000_000)):

@@ -50,6 +50,7 @@ def warm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("warm")
+@pytest.mark.long
 def test_processes_find_what_one_finds(cache: Path) -> None:
     told: list[Preparation] = []
     search = Search(SOURCE, None, told.append, threading.Event(), SPECS, processes=2)
