@@ -102,3 +102,7 @@ class ClientError(EdgeTailorError):
 
 class AuthorisationError(ClientError):
     """The coordinator refused a token or the secret of a device."""
+
+
+class TrustError(ClientError):
+    """What came is not from the coordinator that the device has joined."""

@@ -28,6 +28,7 @@ from device_agent.formats.manifest import (
     encode,
 )
 from device_agent.formats.protocol import Work
+from device_agent.formats.signed_work import split_token
 from device_agent.formats.update import RECORD, TENSORS, UpdateRecord, write_update
 from device_agent.training.bundle_training import forget
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
@@ -193,7 +194,7 @@ def messages_to(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def token(config: CoordinatorConfig, kind: str) -> str:
-    return (config.state / "tokens" / f"{kind}.token").read_text().strip()
+    return split_token((config.state / "tokens" / f"{kind}.token").read_text().strip())[0]
 
 
 def assert_soon(condition: Callable[[], bool], seconds: float = 10) -> None:

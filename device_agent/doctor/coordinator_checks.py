@@ -26,6 +26,7 @@ from device_agent.formats.protocol import (
     Problem,
     Status,
 )
+from device_agent.formats.signed_work import split_token
 from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
 
@@ -120,7 +121,7 @@ def _coordinator(url: str, known: Identity | None, token: str | None) -> Iterato
     secret = known.secret if known else None
     if token is not None:
         try:
-            secret = check_secret(token)
+            secret = check_secret(split_token(token)[0])
         except InputError as error:
             yield Finding.fail("token", str(error), "give the file unaltered")
             return

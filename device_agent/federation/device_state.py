@@ -24,7 +24,8 @@ import numpy as np
 from device_agent.client.transfers import PART
 from device_agent.formats.atomic_files import fingerprint_file, write_file
 from device_agent.formats.manifest import MANIFEST, FileEntry, Manifest, Struct, encode
-from device_agent.formats.protocol import FileOffer
+from device_agent.formats.protocol import FileOffer, Work
+from device_agent.formats.signed_work import check_work
 from device_agent.formats.update import UpdateRecord, read_update
 from device_agent.training.personal_model import read_personal, write_personal
 from device_agent.training.training_folder import training_folder
@@ -40,7 +41,11 @@ UNFINISHED = re.compile(
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """The content of device.json. `token_sha256` is the hash of the join token that was used."""
+    """The content of device.json.
+
+    `token_sha256` is the hash of the join token that was used. `key` is the coordinator's public
+    key, which has to sign all work; None for a device that joined before keys were given.
+    """
 
     version: int = 1
     url: str
@@ -49,6 +54,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     name: str
     submodel: str
     token_sha256: str | None = None
+    key: str | None = None
 
 
 def default_state() -> Path:
@@ -74,6 +80,7 @@ class DeviceState:
         self.attempts = folder / "attempts.json"
         self._identity = folder / "device.json"
         self._personal = folder / "personal.safetensors"
+        self._newest = folder / "newest-work"
 
     def identity(self) -> Identity | None:
         """Read the identity.
@@ -235,8 +242,23 @@ class DeviceState:
         for path in (self.bundle, self.update, training_folder(self.update), self._files):
             shutil.rmtree(path, ignore_errors=True)
         self.attempts.unlink(missing_ok=True)
+        self._newest.unlink(missing_ok=True)
         if not keep_personal:
             self._personal.unlink(missing_ok=True)
+
+    def check_work(self, work: Work, key: str) -> None:
+        """Check the signature of `work` with the coordinator's `key`, and note its time.
+
+        Raises:
+            TrustError: Somebody else has made the work, or it is older than work before it.
+        """
+        try:
+            newest = int(self._newest.read_text())
+        except (FileNotFoundError, ValueError):  # none yet, or a damaged disk
+            newest = 0
+        check_work(work, key, newest)
+        if work.issued > newest:
+            write_file(self._newest, f"{work.issued}\n".encode())
 
     def collect(self, offers: Iterable[FileOffer], fetch: Fetch) -> str:
         """Make bundle/ from the offered files. Only files that are not cached are downloaded.

@@ -16,6 +16,7 @@ from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.device_state import DeviceState, Identity
 from device_agent.formats.atomic_files import fingerprint, write_file
 from device_agent.formats.protocol import NEEDS_PROFILE
+from device_agent.formats.signed_work import check_key, split_token
 from profiles.documents.bundle_profile import this_machine
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import AuthorisationError, ClientError, InputError
@@ -58,7 +59,8 @@ def join(
 
     Args:
         url: The coordinator's URL.
-        token: The join token.
+        token: The join token; with a point and the fingerprint of the coordinator's key, nobody
+            else can answer the join.
         name: Name of the device.
         state: State folder; the device's identity is stored there.
         replace: If the folder belongs to another coordinator, leave that one after the new one has
@@ -71,6 +73,7 @@ def join(
 
     Raises:
         AuthorisationError: The coordinator does not accept the token.
+        TrustError: The coordinator has another key than the token names.
         RefusedError: No submodel fits this device, or the request was refused.
         ClientError: The coordinator does not answer.
         InputError: The folder belongs to another coordinator or token, cannot be written, or is
@@ -78,6 +81,7 @@ def join(
     """
     folder = DeviceState(state)
     url = check_url(url)
+    token, coordinator_key = split_token(token)
     known = folder.identity()
     same = known is not None and _is_same(known, url, token)
     # Checked before any request: a second join must not use up a place of the token.
@@ -94,6 +98,7 @@ def join(
     key = folder.replacing_key if moving else folder.key
     with folder.created(), folder.locked():
         identity = _enrol(client, token, name, key, lambda: measure(name, state))
+        check_key(identity.key or "", coordinator_key, url)
         if known is not None and moving:
             _tell_old(known)
             folder.take_new_key()
@@ -208,6 +213,7 @@ def _enrol(
         name=name,
         submodel=reply.submodel,
         token_sha256=fingerprint(token.encode()).sha256,
+        key=reply.key or None,
     )
 
 

@@ -66,6 +66,7 @@ def run(
         DataError: No bundle could be trained on these data.
         LimitError: The agent alone already uses `max_memory`.
         ClientError: The coordinator is away for too long, or does not accept this device.
+        TrustError: Work came that this device's coordinator has not signed.
     """
     folder = DeviceState(options.state or default_state())
     identity = folder.member()
@@ -117,6 +118,7 @@ class _Rounds:
         idle: Usage,
     ) -> None:
         self._folder, self._client, self._options, self._pauses = folder, client, options, pauses
+        self._key = folder.member().key
         self._hooks, self._idle = hooks, idle
         self._attempts = Attempts(folder.attempts)
         self._skipped_round: int | None = None
@@ -149,6 +151,8 @@ class _Rounds:
     def _take_part(self, work: Work) -> bool:
         """Download, train and send. Returns whether the update was accepted."""
         about = fields(round=work.round)
+        if self._key is not None:
+            self._folder.check_work(work, self._key)
         try:
             self._tell(Progress(state="downloading"))
             bundle = self._folder.collect(work.files, self._fetch)

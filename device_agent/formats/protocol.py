@@ -92,11 +92,16 @@ def join_text(token: str, public_key: str, timestamp: int) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinReply:
-    """The device's id, its secret for all later requests, and its submodel."""
+    """The device's id, its secret for all later requests, and its submodel.
+
+    `key` is the coordinator's public key: 32 raw bytes of Ed25519 in base64. The device keeps it
+    and trains only what this key has signed.
+    """
 
     device: str
     secret: str
     submodel: str
+    key: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +118,8 @@ class Work:
     """What to do now: `train` the offered files for `round`, `wait` and ask again, or stop.
 
     The first round opens after `expected` devices have joined; `joined` of them have. Both are 0
-    afterwards.
+    afterwards. Work to train was `issued` at the coordinator's time, in seconds since 1970.
+    `signature` is the coordinator's over `signed_work.work_text`: raw Ed25519 in base64.
     """
 
     state: Literal["train", "wait", "finished"]
@@ -121,6 +127,9 @@ class Work:
     files: list[FileOffer] = field(default_factory=list)
     joined: int = 0
     expected: int = 0
+    submodel: str = ""
+    issued: int = 0
+    signature: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ from device_agent.federation.device_keys import DeviceKey
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import MANIFEST, WEIGHTS, Manifest, encode, uploaded
 from device_agent.formats.protocol import API, Work
+from device_agent.formats.signed_work import split_token
 from device_agent.formats.update import UpdateRecord
 from vector_fleet import MACHINE
 
@@ -129,7 +130,8 @@ class Fleet:
 
     def join(self) -> None:
         """Enrol all devices, and read the bundle that they are offered."""
-        token = (self.serving.folder / "state" / "tokens" / "device.token").read_text().strip()
+        place = self.serving.folder / "state" / "tokens" / "device.token"
+        token, _ = split_token(place.read_text().strip())
         with ThreadPoolExecutor(4) as pool:
             self.secrets = list(pool.map(lambda n: self._join(token, n), range(self.size)))
         work = self.work()

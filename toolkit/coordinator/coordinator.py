@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from device_agent.formats.manifest import MANIFEST
@@ -28,6 +28,7 @@ from device_agent.formats.protocol import (
     Work,
 )
 from profiles.text_formatting import counted
+from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.join_proof import check_possession
 from toolkit.coordinator.devices.join_validation import (
@@ -70,6 +71,7 @@ class Coordinator:
         wall_clock: Seconds since 1970.
         planner: Assigns submodels to devices of `auto` kinds. None while it is being made.
         operator_token: Admits the operator to `status`.
+        key: Signs the work of devices.
         bundles: The bundles of the next or open round, by submodel.
         bundles_made: Submodels of the next round whose bundle is made, before all of them are.
         preparations: What is being made now, by task.
@@ -84,6 +86,7 @@ class Coordinator:
     clock: Callable[[], float] = time.monotonic
     planner: SubmodelPlanner | None = None
     operator_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    key: CoordinatorKey = field(default_factory=CoordinatorKey, repr=False)
     bundles: dict[str, Bundle] = field(default_factory=dict)
     bundles_made: set[str] = field(default_factory=set)
     preparations: dict[str, Preparation] = field(default_factory=dict)
@@ -124,7 +127,8 @@ class Coordinator:
                 self.activity[device.id] = DeviceActivity(self.clock())
                 self._log_membership(device, "has joined")
         self.changed.set()
-        return JoinReply(device=device.id, secret=secret, submodel=self.submodel(device))
+        submodel, key = self.submodel(device), self.key.public
+        return JoinReply(device=device.id, secret=secret, submodel=submodel, key=key)
 
     def _plan_ahead(self, token: str, request: JoinRequest) -> dict[str, str | None]:
         """The submodel of a new device, by the kind of its token; empty for a known device.
@@ -173,7 +177,8 @@ class Coordinator:
         """What `device` should do now."""
         with self.lock:
             task, round_ = self.rounds.task(device.id), self.rounds.round
-            bundle = self.bundles[self.submodel(device)] if task == "train" else {}
+            submodel = self.submodel(device)
+            bundle = self.bundles[submodel] if task == "train" else {}
             activity = self.activity[device.id]
             if task == "train":
                 activity.round = round_
@@ -181,7 +186,10 @@ class Coordinator:
                 activity.state, activity.note = "waiting" if task == "wait" else task, None
             joined, expected = self.rounds.places
         files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in bundle.items()]
-        return Work(state=task, round=round_, files=files, joined=joined, expected=expected)
+        work = Work(state=task, round=round_, files=files, joined=joined, expected=expected)
+        if task != "train":
+            return work
+        return self.key.signed(replace(work, submodel=submodel), self.wall_clock())
 
     def file(self, device: Device, sha256: str) -> tuple[Path, int]:
         """Path and size of a file that `device` is offered now. Raises RefusalError (404)."""

@@ -18,8 +18,10 @@ from fastapi import FastAPI
 from device_agent.client.addresses import check_secret
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.protocol import Preparation
+from device_agent.formats.signed_work import split_token
 from profiles.errors import InputError
 from toolkit.coordinator.coordinator import Coordinator, restore
+from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
 from toolkit.coordinator.http.connection_limits import Connection, raise_descriptor_limit
@@ -225,19 +227,25 @@ def _coordinator(
 ) -> Coordinator:
     check_same_settings(config, store)
     # All are read before the first is kept: a damaged one is refused and nothing is changed.
+    key = CoordinatorKey.at(config.state / KEY)
     operator = _token(config.state / OPERATOR)
-    tokens = [_token(token_file(config.state, kind.name)) for kind in config.devices]
+    places = [token_file(config.state, kind.name) for kind in config.devices]
+    tokens = [_token(place, f".{key.fingerprint}") for place in places]
     for kind, token in zip(config.devices, tokens, strict=True):
-        store.registry.set_token(kind.name, token, kind.count, config.token_days)
+        secret, _ = split_token(token)
+        store.registry.set_token(kind.name, secret, kind.count, config.token_days)
     coordinator = restore(config, store, time.monotonic, planner)
-    coordinator.operator_token = operator
+    coordinator.operator_token, coordinator.key = operator, key
     return coordinator
 
 
-def _token(path: Path) -> str:
-    """The token in the file `path`. A missing file is created, readable by its owner only."""
+def _token(path: Path, ending: str = "") -> str:
+    """The token in the file `path`. A missing file is created, readable by its owner only.
+
+    A new token has the ending `ending`.
+    """
     if not path.exists():
-        write_file(path, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
+        write_file(path, f"{secrets.token_urlsafe(32)}{ending}\n".encode(), mode=0o600)
     try:
         return check_secret(path.read_text().strip())
     except (UnicodeDecodeError, InputError):

@@ -28,6 +28,7 @@ CODES = {
     errors.NothingFitsError: 5,
     errors.ClientError: 6,
     errors.AuthorisationError: 6,
+    errors.TrustError: 6,
     errors.UnstableError: 7,
     errors.RegressionError: 8,
 }

@@ -19,7 +19,8 @@ from toolkit.coordinator.storage.new_folder import check_apart, copy_file, is_em
 from toolkit.coordinator.storage.recoverable import FILES, HISTORY, MODEL, has_hash
 from toolkit.coordinator.storage.saved_rounds import reading
 
-TOKENS = ("operator.token", "tokens")
+TOKENS = ("operator.token", "tokens", "coordinator.key")
+"""Secrets of the federation. Without its key every device would have to join again."""
 ATTEMPTS = 10
 """How often a backup begins again because a round ended while it collected the files."""
 

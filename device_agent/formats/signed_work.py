@@ -1,0 +1,106 @@
+"""Work that the coordinator signs, so that nobody on the way can swap what a device trains.
+
+A device learns the coordinator's public key when it joins, and keeps it. The join token may end in
+a point and the key's fingerprint: then not even the join can be answered by somebody else.
+"""
+
+import base64
+import hashlib
+import re
+import time
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from device_agent.formats.protocol import Work
+from profiles.errors import TrustError
+
+VALID_S = 24 * 3600
+"""How long signed work is valid, and how far a device's clock may be behind the coordinator's."""
+_WITH_FINGERPRINT = re.compile(r"(.+)\.([A-Za-z0-9_-]{43})")
+
+
+def work_text(work: Work) -> bytes:
+    """The text that the signature of `work` covers.
+
+    Examples:
+        >>> work_text(Work(state="train", round=3, submodel="full", issued=1800000000))
+        b'edgetailor-work-1\\n1800000000\\n3\\nfull\\n'
+    """
+    # The first line keeps a signature of another purpose from being used for work.
+    lines = ["edgetailor-work-1", str(work.issued), str(work.round), work.submodel]
+    lines += [f"{offer.sha256} {offer.size} {offer.name}" for offer in work.files]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def key_fingerprint(key: str) -> str:
+    """The SHA-256 of a public key (base64), in URL-safe base64 without padding."""
+    digest = hashlib.sha256(_decoded(key)).digest()
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def split_token(given: str) -> tuple[str, str | None]:
+    """The join token that is sent, and the fingerprint behind it; None if there is none.
+
+    Examples:
+        >>> split_token("abc." + "f" * 43)[0], split_token("abc")
+        ('abc', ('abc', None))
+    """
+    found = _WITH_FINGERPRINT.fullmatch(given)
+    return (found[1], found[2]) if found else (given, None)
+
+
+def check_key(key: str, fingerprint: str | None, url: str) -> None:
+    """Raise TrustError unless the key in the answer to a join is the one that the token names."""
+    if fingerprint is not None and (not key or key_fingerprint(key) != fingerprint):
+        raise TrustError(
+            f"{url} is not the coordinator that this join token comes from: its key is another "
+            "one. Ask the operator for a new token. If the operator has not changed the key, "
+            "somebody between this device and the coordinator answers in its place.",
+            code="trust.other-key",
+            url=url,
+        )
+
+
+def check_work(work: Work, key: str, newest: int, now: float | None = None) -> None:
+    """Check that work to train comes from the coordinator that this device has joined.
+
+    Args:
+        work: The work; its files are named by their SHA-256.
+        key: The coordinator's public key (base64).
+        newest: `issued` of the newest work that this device has accepted.
+        now: The device's time, in seconds since 1970.
+
+    Raises:
+        TrustError: The signature is another key's, or the work is of an earlier time.
+    """
+    try:
+        Ed25519PublicKey.from_public_bytes(_decoded(key)).verify(
+            _decoded(work.signature), work_text(work)
+        )
+    except (InvalidSignature, ValueError):
+        raise TrustError(
+            "The work that came is not signed by the coordinator that this device has joined: "
+            "somebody on the way has altered it. Nothing was trained. Use https, or join again if "
+            "the operator has a new key.",
+            code="trust.forged-work",
+            round=work.round,
+        ) from None
+    now = time.time() if now is None else now
+    if work.issued < newest or abs(now - work.issued) > VALID_S:
+        raise TrustError(
+            f"The work of round {work.round} that came is signed, but of another time: it may be "
+            "an old one that somebody repeats. Nothing was trained. Check the clocks of this "
+            "device and of the coordinator.",
+            code="trust.old-work",
+            round=work.round,
+            issued=work.issued,
+            newest=newest,
+        )
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return b""

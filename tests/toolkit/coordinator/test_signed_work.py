@@ -1,0 +1,193 @@
+"""What a device trains is what its coordinator has signed, whoever answers on the way."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.federation import round_loop
+from device_agent.federation.device_state import DeviceState
+from device_agent.federation.membership import join
+from device_agent.federation.run_options import RunOptions
+from device_agent.formats.protocol import FileOffer, Work
+from device_agent.formats.signed_work import VALID_S, check_work, split_token, work_text
+from refusals import refused
+from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
+from toolkit.coordinator.server import Server
+from vector_fleet import CONFIG, configured, running, train_vector
+
+ONE = CONFIG[: CONFIG.index("[[devices]]")] + '[[devices]]\nname = "board"\nsubmodel = "full"\n'
+NOW = 1_800_000_000
+Alter = Callable[[dict[str, Any]], dict[str, Any]]
+KEY = CoordinatorKey()
+
+offers = st.builds(
+    FileOffer,
+    name=st.sampled_from(["manifest.json", "weights.safetensors", "train.onnx"]),
+    size=st.integers(0, 2**40),
+    sha256=st.text("0123456789abcdef", min_size=64, max_size=64),
+)
+works = st.builds(
+    Work,
+    state=st.just("train"),
+    round=st.integers(0, 10**6),
+    submodel=st.sampled_from(["full", "low-rank:0.5"]),
+    files=st.lists(offers, max_size=4),
+)
+
+
+@given(works, works)
+def test_only_the_signed_work_is_accepted(work: Work, other: Work) -> None:
+    signed = KEY.signed(work, NOW)
+    check_work(signed, KEY.public, NOW, NOW)
+    swapped = replace(other, issued=signed.issued, signature=signed.signature)
+    if work_text(swapped) != work_text(signed):
+        with refused("trust.forged-work", round=other.round):
+            check_work(swapped, KEY.public, 0, NOW)
+    with refused("trust.forged-work", round=work.round):
+        check_work(signed, CoordinatorKey().public, 0, NOW)
+    for bad in ("", "no base64", signed.signature[:-4]):
+        with refused("trust.forged-work", round=work.round):
+            check_work(replace(signed, signature=bad), KEY.public, 0, NOW)
+
+
+@pytest.mark.parametrize(
+    ("newest", "now"), [(NOW + 1, NOW), (0, NOW + VALID_S + 1), (0, NOW - VALID_S - 1)]
+)
+def test_work_of_another_time_is_refused(newest: int, now: float) -> None:
+    work = KEY.signed(Work(state="train", round=3), NOW)
+    with refused("trust.old-work", round=3, issued=NOW, newest=newest):
+        check_work(work, KEY.public, newest, now)
+    check_work(work, KEY.public, NOW, NOW + VALID_S)
+
+
+def full_token(server: Server) -> str:
+    return (server.config.state / "tokens" / "board.token").read_text().strip()
+
+
+@contextmanager
+def in_between(url: str, alter: Alter) -> Iterator[str]:
+    """Somebody on the way, who alters the JSON of every answer."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._pass_on()
+
+        def do_POST(self) -> None:
+            self._pass_on()
+
+        def _pass_on(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            headers = {k: v for k, v in self.headers.items() if k != "Host"}
+            answer = urllib3.request(self.command, url + self.path, body=body, headers=headers)
+            data = answer.data
+            if answer.headers.get("Content-Type") == "application/json":
+                data = json.dumps(alter(json.loads(data))).encode()
+            self.send_response(answer.status)
+            for name in ("Content-Type", "ETag", "Content-Range"):
+                if name in answer.headers:
+                    self.send_header(name, answer.headers[name])
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def run(state: Path, data: Path) -> int:
+    options = RunOptions(data=str(data), state=state)
+    return round_loop.run(options, train=train_vector, patience_s=20, sleep=lambda seconds: None)
+
+
+def other_weights(answer: dict[str, Any]) -> dict[str, Any]:
+    if answer.get("state") == "train":
+        answer["files"][0]["sha256"] = "0" * 64
+    return answer
+
+
+def without_signature(answer: dict[str, Any]) -> dict[str, Any]:
+    return answer | {"signature": ""} if answer.get("state") == "train" else answer
+
+
+@pytest.mark.parametrize("alter", [other_weights, without_signature])
+def test_altered_work_is_not_trained(tmp_path: Path, alter: Alter) -> None:
+    with running(configured(tmp_path / "c", ONE)) as server:
+        with in_between(server.url, alter) as url:
+            join(url, full_token(server), "one", tmp_path / "one")
+            with refused("trust.forged-work", round=1):
+                run(tmp_path / "one", server.config.held_out)
+        assert not DeviceState(tmp_path / "one").update.exists()
+
+
+def test_old_work_is_not_trained_again(tmp_path: Path) -> None:
+    first: list[dict[str, Any]] = []
+
+    def repeat_first(answer: dict[str, Any]) -> dict[str, Any]:
+        if answer.get("state") == "train":
+            first.append(answer)
+            return first[0]
+        return answer
+
+    config = configured(tmp_path / "c", ONE)
+    with running(config) as server, in_between(server.url, repeat_first) as url:
+        join(url, full_token(server), "one", tmp_path / "one")
+        begun = time.time()
+        # A minute passes between two polls, so that the repeated work is older than the real one.
+        server.coordinator.wall_clock = lambda: begun + 60 * len(first)
+        state = DeviceState(tmp_path / "one")
+        key = state.member().key
+        assert key is not None
+        client = CoordinatorClient(server.url, state.member().secret)
+        while client.work().state != "train":
+            time.sleep(0.05)
+        first.append({})
+        state.check_work(client.work(), key)
+        first.clear()
+        with refused("trust.old-work", round=1):
+            run(tmp_path / "one", config.held_out)
+
+
+def test_the_token_names_the_coordinator(tmp_path: Path) -> None:
+    with (
+        running(configured(tmp_path / "c", ONE)) as server,
+        running(configured(tmp_path / "other", ONE)) as stranger,
+    ):
+        given = f"{split_token(full_token(stranger))[0]}.{server.coordinator.key.fingerprint}"
+        with refused("trust.other-key", url=stranger.url):
+            join(stranger.url, given, "one", tmp_path / "one")
+        assert DeviceState(tmp_path / "one").identity() is None
+
+
+def test_a_key_stays_over_restarts_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    config = configured(tmp_path / "c", ONE)
+    with running(config) as server:
+        before, token = server.coordinator.key.public, full_token(server)
+    with running(config) as server:
+        assert (server.coordinator.key.public, full_token(server)) == (before, token)
+    path = config.state / "coordinator.key"
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text("no key")
+    with refused("state.damaged-coordinator-key", path=str(path)), running(config):
+        pass

@@ -1,0 +1,66 @@
+"""The coordinator's key pair, which signs the work that devices train."""
+
+import base64
+from dataclasses import replace
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from device_agent.formats.atomic_files import write_file
+from device_agent.formats.protocol import Work
+from device_agent.formats.signed_work import key_fingerprint, work_text
+from profiles.errors import InputError
+
+KEY = "coordinator.key"
+"""Name of its file in the state folder."""
+
+
+class CoordinatorKey:
+    """An Ed25519 key pair. Devices pin its public half when they join.
+
+    Attributes:
+        public: The public key: 32 raw bytes in base64.
+        fingerprint: Its fingerprint, which join tokens end in.
+    """
+
+    def __init__(self, private: Ed25519PrivateKey | None = None) -> None:
+        self._private = private or Ed25519PrivateKey.generate()
+        raw = self._private.public_key().public_bytes_raw()
+        self.public = base64.b64encode(raw).decode()
+        self.fingerprint = key_fingerprint(self.public)
+
+    @classmethod
+    def at(cls, path: Path) -> "CoordinatorKey":
+        """The key in the file `path`; a missing file is created, readable by its owner only.
+
+        Raises:
+            InputError: The file holds no such key.
+        """
+        if not path.exists():
+            made = Ed25519PrivateKey.generate()
+            pem = made.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+            write_file(path, pem, mode=0o600)
+        try:
+            key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            key = None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise InputError(
+                f"{path} is damaged: it has no Ed25519 key. Put it back from a backup. If you "
+                "remove it, a new key is made, and every device has to join again.",
+                code="state.damaged-coordinator-key",
+                path=str(path),
+            )
+        return cls(key)
+
+    def signed(self, work: Work, now: float) -> Work:
+        """`work` with the time `now`, in seconds since 1970, and the signature of both."""
+        issued = replace(work, issued=int(now))
+        signature = self._private.sign(work_text(issued))
+        return replace(issued, signature=base64.b64encode(signature).decode())
