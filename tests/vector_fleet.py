@@ -34,6 +34,7 @@ from device_agent.training.bundle_training import forget
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
 from toolkit.coordinator.server import Server
+from toolkit.web.built_page import Page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SIZE = 1000
@@ -161,10 +162,11 @@ def running(
     model: VectorModel | None = None,
     say: Callable[[str], None] = lambda line: None,
     planner: SubmodelPlanner | None = None,
+    page: Page | None = None,
 ) -> Iterator[Server]:
     """A coordinator that serves `config`; `say` gets each message that it logs."""
     with messages_to(say):
-        server = Server(config, model or VectorModel(), Path("fleet.toml"), planner)
+        server = Server(config, model or VectorModel(), Path("fleet.toml"), planner, page)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:

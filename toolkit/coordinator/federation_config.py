@@ -92,7 +92,7 @@ class CoordinatorConfig(Table):
 
     `deadline_s` is in seconds. `keep` says the models of which rounds stay in the state folder.
     `port` 0 means any free one. A join token enrols new devices for `token_days` days after it was
-    made.
+    made. `phones`: serve the page by which phones join.
     """
 
     model: str
@@ -108,6 +108,7 @@ class CoordinatorConfig(Table):
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     keep: Annotated[int | Literal["all", "best"], PlainValidator(_rounds_kept)] = 10
     token_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
+    phones: bool = True
     training: TrainingConfig = TrainingConfig()
     aggregation: AggregationPolicy = AggregationPolicy()
     devices: Annotated[tuple[DeviceKind, ...], Field(min_length=1)]

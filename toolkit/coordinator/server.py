@@ -28,11 +28,13 @@ from toolkit.coordinator.http.connection_limits import Connection, raise_descrip
 from toolkit.coordinator.http.http_api import create_app
 from toolkit.coordinator.http.request_limits import RequestLimits
 from toolkit.coordinator.http.server_socket import GRACE_S, answer_preparing, bind, url_of
+from toolkit.coordinator.join_links import ADDRESS, token_file
 from toolkit.coordinator.round_aggregation import Model
 from toolkit.coordinator.round_worker import RoundWorker, read_samples
 from toolkit.coordinator.settings_check import check_same_settings
-from toolkit.coordinator.startup_message import OPERATOR, startup_message, token_file
+from toolkit.coordinator.startup_message import OPERATOR, startup_message
 from toolkit.coordinator.storage.coordinator_store import Store
+from toolkit.web.built_page import Page, read_page
 
 if TYPE_CHECKING:
     from toolkit.aggregation.federation import Federation
@@ -43,7 +45,6 @@ MakePlanner = Callable[[Callable[[Preparation], None], threading.Event], Submode
 """(progress, stopping) -> the planner. It calls `progress` with every step and ends early, with
 any error, when `stopping` is set."""
 
-ADDRESS = "address"
 KEEP_ALIVE_S = 75
 """Idle connections live longer than agents wait between two requests, so that none is closed just
 when it is used again."""
@@ -70,14 +71,20 @@ def serve(config_path: Path, read_all: bool = False) -> None:
     # uvicorn raises the signal again once it has stopped. An exit here ends the process orderly.
     signal.signal(signal.SIGTERM, _exit)
     raise_descriptor_limit()
+    page = read_page() if config.phones else None
     with bind(config.host, config.port, config_path) as listening:
         with answer_preparing(listening):
             model = federation(config)
-            server = Server(config, model, config_path, listening=listening, read_all=read_all)
+            server = Server(
+                *(config, model, config_path),
+                page=page,
+                listening=listening,
+                read_all=read_all,
+            )
         planned = [kind.name for kind in config.devices if kind.planned]
         if planned:
             server.make_planner = lambda *args: make_planner(config, *args)
-        for line in startup_message(server.config, server.url):
+        for line in startup_message(config, server.url, config_path, page is not None):
             logger.info(line)
         server.run()
 
@@ -94,6 +101,7 @@ class Server:
         model: The global model.
         origin: The path of the file, for error messages.
         planner: Assigns submodels to devices of `auto` kinds.
+        page: The page for phones, if it was built.
         listening: The server's socket. By default it makes one from `config`.
         read_all: Compare every kept model with its hash.
 
@@ -110,6 +118,7 @@ class Server:
         model: Model,
         origin: Path,
         planner: SubmodelPlanner | None = None,
+        page: Page | None = None,
         listening: socket.socket | None = None,
         read_all: bool = False,
     ) -> None:
@@ -134,7 +143,7 @@ class Server:
         self._stopping = threading.Event()
         self._planner_failure: Exception | None = None
         settings = uvicorn.Config(
-            RequestLimits(create_app(self.coordinator, self._lifespan)),
+            RequestLimits(create_app(self.coordinator, self._lifespan, page)),
             http=Connection,
             log_level="critical",  # RequestLimits logs what is worth knowing
             timeout_keep_alive=KEEP_ALIVE_S,

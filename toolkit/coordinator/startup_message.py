@@ -1,20 +1,25 @@
-"""What `serve` tells the operator when it starts, and the files of tokens that it names."""
+"""What `serve` tells the operator when it starts."""
 
 from pathlib import Path
 
 from device_agent.formats.atomic_files import shown
 from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.join_links import (
+    NEEDS_HTTPS,
+    NO_PAGE,
+    join_link,
+    phones_accept,
+    token_file,
+)
 
 OPERATOR = "operator.token"
 
 
-def token_file(state: Path, kind: str) -> Path:
-    """The join token of a kind of device, in the state folder."""
-    return state / "tokens" / f"{kind}.token"
+def startup_message(config: CoordinatorConfig, url: str, origin: Path, has_page: bool) -> list[str]:
+    """Address, join tokens, the operator's token, and which devices wait for a plan.
 
-
-def startup_message(config: CoordinatorConfig, url: str) -> list[str]:
-    """Address, join tokens, the operator's token, and which devices wait for a plan."""
+    `origin` is the federation's file; `has_page` says whether the page for phones was built.
+    """
     state = shown(config.state)
     devices = [
         f"  {kind.count} x {kind.name} ({kind.submodel}): {token_file(state, kind.name)}"
@@ -25,6 +30,7 @@ def startup_message(config: CoordinatorConfig, url: str) -> list[str]:
         "API reference at /docs (loads its style from a CDN) and /openapi.json.",
         f"Join: edgetailor-agent join {url} --token-file FILE",
         *devices,
+        *(_phones(url, origin, has_page) if config.phones else []),
         f"The operator's token, for /v1/status: {state / OPERATOR}",
     ]
     planned = [kind.name for kind in config.devices if kind.planned]
@@ -32,3 +38,10 @@ def startup_message(config: CoordinatorConfig, url: str) -> list[str]:
         waiting = ", ".join(planned)
         lines.append(f"Planning first: devices of kind {waiting} wait; others may join.")
     return lines
+
+
+def _phones(url: str, origin: Path, has_page: bool) -> list[str]:
+    if not has_page:
+        return [NO_PAGE]
+    lines = [f"Phones: {join_link(url)}", f"  links with tokens: edgetailor tokens {shown(origin)}"]
+    return lines if phones_accept(url) else [*lines, f"  {NEEDS_HTTPS}"]

@@ -10,8 +10,8 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.formats.protocol import Status
 from profiles.errors import EdgeTailorError
 from toolkit.coordinator.federation_config import DeviceKind
-from toolkit.coordinator.server import ADDRESS
-from toolkit.coordinator.startup_message import OPERATOR, token_file
+from toolkit.coordinator.join_links import ADDRESS, token_file
+from toolkit.coordinator.startup_message import OPERATOR
 from toolkit.demo import demo_settings
 from toolkit.demo.child_processes import Child, Processes
 from toolkit.demo.demo_folder import DemoFolder

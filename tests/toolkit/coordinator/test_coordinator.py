@@ -20,6 +20,7 @@ from device_agent.federation.run_options import RunOptions
 from log_messages import logged
 from profiles.errors import UpdateError
 from refusals import refused
+from toolkit.coordinator.join_links import NEEDS_HTTPS, NO_PAGE
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.startup_message import startup_message
 from toolkit.coordinator.storage.blobs import Blobs
@@ -123,19 +124,30 @@ def test_the_greeting_fits_80_columns(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     config = configured(tmp_path)
     with running(config) as server:
-        greeting = startup_message(server.config, server.url)
+        greeting = startup_message(server.config, server.url, tmp_path / "fleet.toml", True)
     assert greeting == [
         f"Coordinator at {server.url}",
         "API reference at /docs (loads its style from a CDN) and /openapi.json.",
         f"Join: edgetailor-agent join {server.url} --token-file FILE",
         "  2 x desktop (full): state/tokens/desktop.token",
         "  1 x board (low-rank:0.5): state/tokens/board.token",
+        f"Phones: {server.url}/join/",
+        "  links with tokens: edgetailor tokens fleet.toml",
         "The operator's token, for /v1/status: state/operator.token",
     ]
     assert max(map(len, greeting)) <= 80
+    origin = tmp_path / "fleet.toml"
+    assert startup_message(config, "http://192.168.1.10:8123", origin, True)[7] == (
+        f"  {NEEDS_HTTPS}"
+    )
+    assert startup_message(config, server.url, origin, False)[5] == NO_PAGE
+    without = config.model_copy(update={"phones": False})
+    assert startup_message(without, server.url, origin, True) == [*greeting[:5], greeting[-1]]
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert startup_message(config, server.url)[-1].endswith(f": {config.state}/operator.token")
+    assert startup_message(config, server.url, origin, True)[-1].endswith(
+        f": {config.state}/operator.token"
+    )
 
 
 def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ from toolkit.coordinator.http.strict_json import StrictRoute
 from toolkit.coordinator.refusals import RefusalError, cut_off, not_authorised
 from toolkit.coordinator.rounds.upload_validation import too_large
 from toolkit.coordinator.storage.device_registry import Device
+from toolkit.web.built_page import Page
+from toolkit.web.static_files import join_routes
 
 SCHEMAS = "#/components/schemas/{name}"
 
@@ -283,8 +285,10 @@ def status(token: Credentials, service: Service) -> Status:
     return service.status()
 
 
-def create_app(coordinator: Coordinator, lifespan: Lifespan | None = None) -> FastAPI:
-    """The app that serves `coordinator`. Its documentation is at /docs."""
+def create_app(
+    coordinator: Coordinator, lifespan: Lifespan | None = None, page: Page | None = None
+) -> FastAPI:
+    """The app that serves `coordinator`, and `page` to phones. Its documentation is at /docs."""
     app = FastAPI(
         title="EdgeTailor coordinator",
         description="Devices enrol, fetch bundles, train them and send updates back.",
@@ -293,6 +297,8 @@ def create_app(coordinator: Coordinator, lifespan: Lifespan | None = None) -> Fa
     )
     app.state.coordinator = coordinator
     app.include_router(router)
+    if coordinator.config.phones:
+        app.router.routes.extend(join_routes(page))
     answer_problems(app)
     _describe_update(app)
     return app

@@ -1,0 +1,125 @@
+"""The join tokens of a federation, and the links by which phones use them."""
+
+import ipaddress
+import json
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from profiles.errors import InputError
+from toolkit.coordinator.storage.device_registry import DAY_S, hashed
+from toolkit.coordinator.storage.saved_rounds import reading
+from toolkit.web.built_page import is_built
+
+ADDRESS = "address"
+"""The file of the state folder with the URL of the coordinator."""
+NEEDS_HTTPS = "Phones need https for keys and storage: put TLS in front, and see --url."
+NO_PAGE = "No page for phones: /join/ says how to get it (`make web`, or a release)."
+
+
+@dataclass(frozen=True)
+class JoinToken:
+    """The join token of a kind of device.
+
+    Attributes:
+        kind: The kind.
+        submodel: What its devices train.
+        count: The number of its places.
+        joined: How many places are taken.
+        expires: The last day of the token, in UTC.
+        file: The file of the token.
+        link: The link by which a phone joins with the token.
+    """
+
+    kind: str
+    submodel: str
+    count: int
+    joined: int
+    expires: date
+    file: Path
+    link: str
+
+
+def token_file(state: Path, kind: str) -> Path:
+    """The join token of a kind of device, in the state folder."""
+    return state / "tokens" / f"{kind}.token"
+
+
+def join_link(url: str, token: str = "") -> str:
+    """The link to the page of the coordinator at `url`.
+
+    The token is in the fragment, which no browser sends and no server logs.
+    """
+    return f"{url}/join/{'#' if token else ''}{quote(token, safe='')}"
+
+
+def phones_accept(url: str) -> bool:
+    """Whether browsers give a page at `url` keys and storage: over https and from this machine."""
+    parsed = urlsplit(url)
+    host = parsed.hostname or ""
+    try:
+        here = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        here = host == "localhost" or host.endswith(".localhost")
+    return parsed.scheme == "https" or here
+
+
+def address(state: Path) -> str:
+    """The URL at which the coordinator with the folder `state` listened last."""
+    try:
+        return (state / ADDRESS).read_text("utf-8").strip()
+    except OSError:
+        raise InputError(
+            f"{state} has no {ADDRESS} file: start `edgetailor serve`, which writes it, or give "
+            "the address with --url.",
+            code="state.no-address",
+            path=str(state),
+        ) from None
+
+
+def join_tokens(state: Path, url: str) -> list[JoinToken]:
+    """The join tokens of the federation in `state`, with links to the coordinator at `url`.
+
+    Raises InputError if `state` holds no federation, or a token was removed.
+    """
+    with reading(state) as db:
+        settings = db.execute("SELECT value FROM meta WHERE key = 'federation'").fetchone()
+        rows = db.execute(
+            "SELECT kind, hash, count, made + days * ?, (SELECT count(*) FROM devices WHERE "
+            "devices.kind = tokens.kind AND NOT has_left) FROM tokens",
+            (DAY_S,),
+        )
+        known = {kind: rest for kind, *rest in rows}
+    found = []
+    for one in json.loads(settings[0])["devices"] if settings else []:
+        kind = one["name"]
+        digest, count, expires, joined = known[kind]
+        found.append(
+            JoinToken(
+                *(kind, one["submodel"], count, joined),
+                expires=datetime.fromtimestamp(expires, UTC).date(),
+                file=token_file(state, kind),
+                link=join_link(url, _token(token_file(state, kind), digest)),
+            )
+        )
+    return found
+
+
+def _token(path: Path, digest: str) -> str:
+    """The token in the file `path`, which has to have the hash `digest`."""
+    token = path.read_text("utf-8", errors="replace").strip() if path.is_file() else ""
+    if hashed(token) != digest:
+        raise InputError(
+            f"{path} is missing or is not the token that `edgetailor serve` started with: start it "
+            "again.",
+            code="state.other-token",
+            path=str(path),
+        )
+    return token
+
+
+def notes(url: str) -> list[str]:
+    """What keeps phones from joining at `url`, as lines for the operator."""
+    found = [] if phones_accept(url) else [NEEDS_HTTPS]
+    return found if is_built() else [*found, NO_PAGE]

@@ -1,0 +1,94 @@
+"""The built page: the files that `make web` wrote, with their types, hashes and encodings."""
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from profiles.errors import InputError
+from profiles.json_decoding import MalformedError, decode_json
+
+BUILT = Path(__file__).parent / "built"
+"""Where `make web` writes the page. A released wheel has this folder."""
+LISTED = "files.json"
+"""The file that lists all others."""
+INDEX = "index.html"
+HOW_TO_BUILD = (
+    "Run `make web` in a checkout of the source, or install edgetailor from its released wheel"
+)
+CODINGS = {"br": "br", "gz": "gzip"}
+"""The name of a content coding in HTTP, by the suffix of its files."""
+
+
+class ListedFile(msgspec.Struct, frozen=True):
+    """A file of the page in `files.json`; `sha256` and `size` (bytes) are of the raw file.
+
+    An `immutable` file has its hash in its name.
+    """
+
+    type: str
+    sha256: str
+    size: int
+    immutable: bool
+    encodings: tuple[Literal["br", "gz"], ...]
+
+
+@dataclass(frozen=True)
+class PageFile:
+    """A file of the page with its `bodies` by content coding.
+
+    The coding `identity` is there if the build has a gzip file.
+    """
+
+    name: str
+    listed: ListedFile
+    bodies: Mapping[str, bytes]
+
+
+Page = Mapping[str, PageFile]
+"""The files of the page by name."""
+
+
+def is_built(folder: Path = BUILT) -> bool:
+    """Whether the page was built."""
+    return (folder / LISTED).exists()
+
+
+def read_page(folder: Path = BUILT) -> Page | None:
+    """Read the built page in `folder` into memory, a few MB; None if it was not built.
+
+    Raises InputError if a file is missing or is not the one that was built.
+    """
+    if not is_built(folder):
+        return None
+    try:
+        listed = decode_json((folder / LISTED).read_bytes(), dict[str, ListedFile])
+        page = {
+            name: PageFile(name, one, _bodies(folder, name, one)) for name, one in listed.items()
+        }
+        page[INDEX]
+    except (OSError, EOFError, KeyError, ValueError, zlib.error, MalformedError) as error:
+        raise InputError(
+            f"The page for phones in {folder} is damaged ({error}). {HOW_TO_BUILD}; or set "
+            "`phones = false` in the federation's file to serve without it.",
+            code="web.damaged-page",
+            path=str(folder),
+        ) from None
+    return page
+
+
+def _bodies(folder: Path, name: str, listed: ListedFile) -> dict[str, bytes]:
+    """The file in every coding that there is. Raises ValueError if its hash is another."""
+    found = {
+        CODINGS[suffix]: (folder / f"{name}.{suffix}").read_bytes() for suffix in listed.encodings
+    }
+    if "gzip" in found:
+        raw = found["identity"] = gzip.decompress(found["gzip"])
+        if hashlib.sha256(raw).hexdigest() != listed.sha256:
+            raise ValueError(f"{name} is not the file of {LISTED}")
+    return found

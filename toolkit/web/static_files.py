@@ -1,0 +1,123 @@
+"""The page for phones over HTTP, at `/join/`: negotiation of encodings, caching and security.
+
+It needs no credentials: the page reads the join token from the fragment of its address, which
+browsers do not send, and uses it in requests to the coordinator.
+"""
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from device_agent.formats.protocol import Problem
+from toolkit.web.built_page import HOW_TO_BUILD, INDEX, Page, PageFile
+
+JOIN = "/join/"
+PIECE = 1 << 16
+"""Bytes that are sent at a time: a slow connection holds no more than this in memory."""
+POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; "
+    "img-src 'self' data: blob:; connect-src 'self'; worker-src 'self'; manifest-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+DENIED = (
+    *("accelerometer", "bluetooth", "camera", "display-capture", "geolocation", "gyroscope"),
+    *("hid", "magnetometer", "microphone", "midi", "payment", "serial", "usb"),
+)
+"""Features of browsers that the page does not use. It takes pictures through a file field."""
+SECURITY = {
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": ", ".join(
+        ["screen-wake-lock=(self)", *(f"{feature}=()" for feature in DENIED)]
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""Headers of every answer."""
+FOR_EVER = "public, max-age=31536000, immutable"
+CODINGS = ("br", "gzip", "identity")
+"""Content codings, the smallest first."""
+ZERO = re.compile(r"q=0(\.0*)?")
+NOT_BUILT = f"""\
+<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>No page for phones</title>
+<p>This coordinator has no page for phones: it was installed without it.</p>
+<p>For its operator: {HOW_TO_BUILD.replace("`make web`", "<code>make web</code>")}, and start
+<code>edgetailor serve</code> again.</p>
+</html>
+"""
+
+
+def join_routes(page: Page | None) -> list[BaseRoute]:
+    """The routes of the page, or of what says that it was not built."""
+
+    async def answer(request: Request) -> Response:
+        name = request.path_params["name"] or INDEX
+        if page is None and name == INDEX:
+            return HTMLResponse(NOT_BUILT, 503, SECURITY | {"Cache-Control": "no-store"})
+        if page is None or name not in page:
+            message = f"The page has no file {name!r}."
+            return _refusal(404, Problem(code="client.no-such-route", message=message))
+        return _file(request, page[name])
+
+    async def redirect(request: Request) -> Response:
+        # Relative, because a proxy may serve the coordinator below another path.
+        return Response(status_code=308, headers=SECURITY | {"Location": "join/"})
+
+    place = JOIN.rstrip("/")
+    return [Route(place, redirect), Route(f"{JOIN}{{name:path}}", answer)]
+
+
+def _file(request: Request, file: PageFile) -> Response:
+    """`file` in the first coding that `request` accepts."""
+    accepted = ",".join(request.headers.getlist("accept-encoding"))
+    coding = next((one for one in CODINGS if one in file.bodies and accepts(accepted, one)), None)
+    if coding is None:
+        message = (
+            f"{file.name} is sent compressed with brotli only. Browsers accept brotli over https "
+            "and from localhost: open the page there."
+        )
+        return _refusal(406, Problem(code="client.no-brotli", message=message))
+    body, tag = file.bodies[coding], f'"{file.listed.sha256[:32]}-{coding}"'
+    headers = SECURITY | {
+        "Cache-Control": FOR_EVER if file.listed.immutable else "no-cache",
+        "ETag": tag,
+        "Vary": "Accept-Encoding",
+    }
+    if _has(",".join(request.headers.getlist("if-none-match")), tag):
+        return Response(status_code=304, headers=headers)
+    headers |= {"Content-Type": file.listed.type, "Content-Length": str(len(body))}
+    if coding != "identity":
+        headers["Content-Encoding"] = coding
+    return StreamingResponse(_pieces(body), headers=headers)
+
+
+def accepts(header: str, coding: str) -> bool:
+    """Whether the value of Accept-Encoding admits `coding` (RFC 9110, section 12.5.3)."""
+    weights = {}
+    for part in header.lower().split(","):
+        name, _, weight = part.partition(";")
+        weights[name.strip()] = ZERO.fullmatch(weight.strip()) is None
+    return weights.get(coding, weights.get("*", coding == "identity"))
+
+
+def _has(header: str, tag: str) -> bool:
+    """Whether the value of If-None-Match names `tag`. Proxies may have made it a weak one."""
+    given = [one.strip().removeprefix("W/") for one in header.split(",")]
+    return tag in given or "*" in given
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), PIECE):
+        yield body[start : start + PIECE]
+
+
+def _refusal(status: int, problem: Problem) -> Response:
+    return JSONResponse(asdict(problem), status, SECURITY | {"Vary": "Accept-Encoding"})
