@@ -195,8 +195,13 @@ def messages_to(say: Callable[[str], None]) -> Iterator[None]:
         logger.setLevel(level)
 
 
+def full_token(config: CoordinatorConfig, kind: str) -> str:
+    """The content of a token file: the token, and the fingerprint of the coordinator's key."""
+    return (config.state / "tokens" / f"{kind}.token").read_text().strip()
+
+
 def token(config: CoordinatorConfig, kind: str) -> str:
-    return split_token((config.state / "tokens" / f"{kind}.token").read_text().strip())[0]
+    return split_token(full_token(config, kind))[0]
 
 
 def assert_soon(condition: Callable[[], bool], seconds: float = 10) -> None:

@@ -17,7 +17,7 @@ from profiles.errors import TrustError
 
 VALID_S = 24 * 3600
 """How long signed work is valid, and how far a device's clock may be behind the coordinator's."""
-_WITH_FINGERPRINT = re.compile(r"(.+)\.([A-Za-z0-9_-]{43})")
+_WITH_FINGERPRINT = re.compile(r"(.+)\.([A-Za-z0-9_-]{22})")
 
 
 def work_text(work: Work) -> bytes:
@@ -34,8 +34,8 @@ def work_text(work: Work) -> bytes:
 
 
 def key_fingerprint(key: str) -> str:
-    """The SHA-256 of a public key (base64), in URL-safe base64 without padding."""
-    digest = hashlib.sha256(_decoded(key)).digest()
+    """The first 16 bytes of a public key's SHA-256, in URL-safe base64 without padding."""
+    digest = hashlib.sha256(_decoded(key)).digest()[:16]
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
@@ -43,7 +43,7 @@ def split_token(given: str) -> tuple[str, str | None]:
     """The join token that is sent, and the fingerprint behind it; None if there is none.
 
     Examples:
-        >>> split_token("abc." + "f" * 43)[0], split_token("abc")
+        >>> split_token("abc." + "f" * 22)[0], split_token("abc")
         ('abc', ('abc', None))
     """
     found = _WITH_FINGERPRINT.fullmatch(given)

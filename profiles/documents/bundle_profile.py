@@ -43,16 +43,20 @@ class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """The machine of a measurement. Measurements of different machines are never merged."""
+    """The machine of a measurement. Measurements of different machines are never merged.
+
+    A `browser` is a page: it runs no Python, and tells neither its processor nor its memory.
+    """
 
     system: Text
     architecture: Text
     processor: Text | None
     cpu_count: Count
     memory_bytes: Bytes | None
-    python: Text
+    python: Text | None
     runtime: Text
     model: Text | None = None
+    kind: Literal["native", "browser"] = "native"
 
 
 class Duration(Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from device_agent.formats.signed_work import split_token
 from profiles.errors import InputError
 from toolkit.coordinator.storage.device_registry import DAY_S, hashed
 from toolkit.coordinator.storage.saved_rounds import reading
@@ -109,7 +110,7 @@ def join_tokens(state: Path, url: str) -> list[JoinToken]:
 def _token(path: Path, digest: str) -> str:
     """The token in the file `path`, which has to have the hash `digest`."""
     token = path.read_text("utf-8", errors="replace").strip() if path.is_file() else ""
-    if hashed(token) != digest:
+    if hashed(split_token(token)[0]) != digest:
         raise InputError(
             f"{path} is missing or is not the token that `edgetailor serve` started with: start it "
             "again.",

@@ -238,11 +238,12 @@ def method(about: Profile) -> str:
     """Machine, versions and method. They are the same for all profiles."""
     machine, how = about.machine, about.method
     memory = None if machine.memory_bytes is None else format_bytes(machine.memory_bytes)
+    python = "" if machine.python is None else f", Python {machine.python}"
     facts = {
         "Machine": machine.model,
         "Processor": f"{machine.processor or machine.architecture}, {machine.cpu_count} cores",
         "Memory": memory,
-        "System": f"{machine.system}, Python {machine.python}",
+        "System": machine.system + python,
         "Versions": ", ".join([machine.runtime, *(f"{n} {v}" for n, v in about.versions.items())]),
         "Clock": how.clock,
         "Runs": f"{how.runs} counted, {how.warm_up_runs} before that to warm up, each phase in a "

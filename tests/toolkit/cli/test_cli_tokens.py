@@ -10,7 +10,7 @@ from commands import edgetailor, refused
 from toolkit.cli.tokens_text import qr_code
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.join_links import NEEDS_HTTPS, NO_PAGE, join_link, phones_accept
-from vector_fleet import configured, enrol, running, token
+from vector_fleet import configured, enrol, full_token, running
 
 PROXY = "https://fleet.example.org"
 
@@ -38,10 +38,11 @@ def test_the_list(fleet_folder: Path, config: CoordinatorConfig, place: str) -> 
     assert lines[0].startswith("desktop: full, 2 of 2 places taken, until 20")
     assert lines[1:3] == [
         "  state/tokens/desktop.token",
-        f"  {url}/join/#{token(config, 'desktop')}",
+        f"  {url}/join/#{full_token(config, 'desktop')}",
     ]
     assert lines[3].startswith("board: low-rank:0.5, 1 of 1 place taken, until 20")
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    # A link is not wrapped, so that it can be copied.
+    assert max(len(line) for line in lines if "/join/" not in line) <= 80
 
 
 def test_as_json_with_the_address_of_a_proxy(fleet_folder: Path, config: CoordinatorConfig) -> None:
@@ -52,20 +53,20 @@ def test_as_json_with_the_address_of_a_proxy(fleet_folder: Path, config: Coordin
         ("desktop", 2, 2),
         ("board", 1, 1),
     ]
-    assert document["tokens"][1]["link"] == f"{PROXY}/join/#{token(config, 'board')}"
+    assert document["tokens"][1]["link"] == f"{PROXY}/join/#{full_token(config, 'board')}"
     assert document["tokens"][1]["file"] == "state/tokens/board.token"
 
 
 def test_codes(fleet_folder: Path, config: CoordinatorConfig) -> None:
     done = edgetailor("tokens", "state", "--url", PROXY, "--qr", "board", cwd=fleet_folder)
-    link = f"{PROXY}/join/#{token(config, 'board')}"
+    link = f"{PROXY}/join/#{full_token(config, 'board')}"
     head, code = done.stdout.split(f"  {link}\n")
     assert (done.code, "desktop" in head) == (0, False)
     assert code == f"{qr_code(link)}\n"
     assert max(map(len, code.splitlines())) <= 80
     everything = edgetailor("tokens", "state", "--url", PROXY, "--qr", cwd=fleet_folder).stdout
     assert code in everything
-    assert f"{qr_code(join_link(PROXY, token(config, 'desktop')))}\n" in everything
+    assert f"{qr_code(join_link(PROXY, full_token(config, 'desktop')))}\n" in everything
 
 
 @pytest.mark.parametrize("colours", [False, True])

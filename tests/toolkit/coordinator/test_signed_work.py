@@ -21,11 +21,10 @@ from device_agent.federation.device_state import DeviceState
 from device_agent.federation.membership import join
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.protocol import FileOffer, Work
-from device_agent.formats.signed_work import VALID_S, check_work, split_token, work_text
+from device_agent.formats.signed_work import VALID_S, check_work, work_text
 from refusals import refused
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
-from toolkit.coordinator.server import Server
-from vector_fleet import CONFIG, configured, running, train_vector
+from vector_fleet import CONFIG, configured, full_token, running, token, train_vector
 
 ONE = CONFIG[: CONFIG.index("[[devices]]")] + '[[devices]]\nname = "board"\nsubmodel = "full"\n'
 NOW = 1_800_000_000
@@ -70,10 +69,6 @@ def test_work_of_another_time_is_refused(newest: int, now: float) -> None:
     with refused("trust.old-work", round=3, issued=NOW, newest=newest):
         check_work(work, KEY.public, newest, now)
     check_work(work, KEY.public, NOW, NOW + VALID_S)
-
-
-def full_token(server: Server) -> str:
-    return (server.config.state / "tokens" / "board.token").read_text().strip()
 
 
 @contextmanager
@@ -135,7 +130,7 @@ def without_signature(answer: dict[str, Any]) -> dict[str, Any]:
 def test_altered_work_is_not_trained(tmp_path: Path, alter: Alter) -> None:
     with running(configured(tmp_path / "c", ONE)) as server:
         with in_between(server.url, alter) as url:
-            join(url, full_token(server), "one", tmp_path / "one")
+            join(url, full_token(server.config, "board"), "one", tmp_path / "one")
             with refused("trust.forged-work", round=1):
                 run(tmp_path / "one", server.config.held_out)
         assert not DeviceState(tmp_path / "one").update.exists()
@@ -152,7 +147,7 @@ def test_old_work_is_not_trained_again(tmp_path: Path) -> None:
 
     config = configured(tmp_path / "c", ONE)
     with running(config) as server, in_between(server.url, repeat_first) as url:
-        join(url, full_token(server), "one", tmp_path / "one")
+        join(url, full_token(server.config, "board"), "one", tmp_path / "one")
         begun = time.time()
         # A minute passes between two polls, so that the repeated work is older than the real one.
         server.coordinator.wall_clock = lambda: begun + 60 * len(first)
@@ -174,7 +169,8 @@ def test_the_token_names_the_coordinator(tmp_path: Path) -> None:
         running(configured(tmp_path / "c", ONE)) as server,
         running(configured(tmp_path / "other", ONE)) as stranger,
     ):
-        given = f"{split_token(full_token(stranger))[0]}.{server.coordinator.key.fingerprint}"
+        known = server.coordinator.key.fingerprint
+        given = f"{token(stranger.config, 'board')}.{known}"
         with refused("trust.other-key", url=stranger.url):
             join(stranger.url, given, "one", tmp_path / "one")
         assert DeviceState(tmp_path / "one").identity() is None
@@ -183,9 +179,10 @@ def test_the_token_names_the_coordinator(tmp_path: Path) -> None:
 def test_a_key_stays_over_restarts_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
     config = configured(tmp_path / "c", ONE)
     with running(config) as server:
-        before, token = server.coordinator.key.public, full_token(server)
+        before, given = server.coordinator.key.public, full_token(server.config, "board")
     with running(config) as server:
-        assert (server.coordinator.key.public, full_token(server)) == (before, token)
+        assert server.coordinator.key.public == before
+        assert full_token(server.config, "board") == given
     path = config.state / "coordinator.key"
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_text("no key")
