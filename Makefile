@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-oldest test-zoo check format docs release-check
+.PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check
 .PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-plan bench-zoo
 
 help: ## list the targets
@@ -90,6 +90,19 @@ $(DOCS): $(STAMP)
 docs: $(DOCS) ## build the documentation site into site/, without a network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "Open site/index.html"
+
+# Node is needed by those who change the page only; a released wheel has the built page.
+WEB := toolkit/web/phone
+web: ## build the page for phones into toolkit/web/built/ (needs node 20)
+	@command -v npm >/dev/null || { echo "make web needs Node.js 20 or newer with npm." \
+	  "On Debian and Ubuntu: apt install nodejs npm" >&2; exit 1; }
+	cd $(WEB) && npm ci --no-audit --no-fund && npm run check && npm run build
+
+CHROMIUM ?= $(shell command -v chromium)
+test-web: setup web ## train in a real browser, beside native agents (minutes)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,web]'
+	@test -n "$(CHROMIUM)" || apt-get install --yes --quiet chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m web tests/toolkit/web $(ARGS)
 
 test-zoo: $(ZOO) ## export stock models of five libraries, into docs/reference/models.md (hours); ARGS
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(BIN)/python tests/zoo/run_zoo.py $(ARGS)

@@ -1,0 +1,128 @@
+"""Devices for the tests of the page: phones, which are pages, and native agents beside them."""
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from device_agent.federation import round_loop
+from device_agent.federation.membership import join
+from device_agent.federation.run_options import RunOptions
+from device_agent.formats.protocol import Receipt
+from device_agent.training.bundle_training import train_bundle
+from toolkit.coordinator.server import Server
+from toolkit.coordinator.storage.device_registry import Device
+from vector_fleet import full_token
+
+PATIENCE_MS = 180_000
+KEEP_VIEWS = """
+const Original = Worker;
+window.Worker = class extends Original {
+  constructor(...given) {
+    super(...given);
+    this.addEventListener("message", ({ data }) => { window.view = data.view; });
+  }
+};
+"""
+"""Keeps the last View that the worker has posted, for tests to read."""
+
+
+def token(server: Server, kind: str) -> str:
+    return full_token(server.config, kind)
+
+
+Sent = dict[tuple[str, int], dict[str, np.ndarray]]
+"""The tensors of updates, by the name of the device and the round."""
+
+
+def keep_updates(server: Server) -> Sent:
+    """Keep the tensors of every update that `server` takes from here on."""
+    sent: Sent = {}
+    coordinator, take = server.coordinator, server.coordinator.take_update
+
+    def take_update(device: Device, round_: int, body: bytes) -> Receipt:
+        path = coordinator.store.blobs.path(json.loads(body)["file"]["sha256"])
+        tensors = load_file(path)
+        receipt = take(device, round_, body)
+        sent[device.name, round_] = tensors
+        return receipt
+
+    coordinator.take_update = take_update
+    return sent
+
+
+@dataclass
+class Phone:
+    """One page in a browser profile of its own."""
+
+    page: object
+
+    @classmethod
+    def opened(cls, browser, server: Server, kind: str) -> "Phone":
+        page = browser.new_context(ignore_https_errors=True).new_page()
+        phone = cls(page)
+        page.add_init_script(KEEP_VIEWS)
+        page.goto(f"{server.url}/join/#{token(server, kind)}")
+        return phone
+
+    def killed(self) -> None:
+        """Close the tab without a warning, and open the page again in the same profile."""
+        context, url = self.page.context, self.page.url
+        self.page.close()
+        self.page = context.new_page()
+        self.page.add_init_script(KEEP_VIEWS)
+        self.page.goto(url)
+
+    def view(self) -> Mapping:
+        """The last View that the worker has posted."""
+        return self.page.evaluate("window.view")
+
+    def train(self, data: Path, name: str) -> None:
+        """Join, choose the data and start, as an owner does."""
+        page = self.page
+        page.get_by_label("Name of this device").fill(name)
+        page.get_by_role("button", name="Join").click()
+        page.get_by_label("Data file").set_input_files(str(data))
+        page.get_by_role("button", name="Start training").click()
+
+    def wait_for(self, stage: str) -> None:
+        until = time.monotonic() + PATIENCE_MS / 1000
+        while (view := self.view() or {}).get("stage") != stage:
+            assert time.monotonic() < until, view
+            self.page.wait_for_timeout(50)
+
+
+@dataclass
+class NativeAgent:
+    """An agent in a thread, and copies of the updates that it has trained."""
+
+    server: Server
+    kind: str
+    state: Path
+    data: Path
+    sent: dict[int, Path] = field(default_factory=dict)
+
+    def start(self) -> None:
+        join(self.server.url, token(self.server, self.kind), self.state.name, self.state)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        def train(bundle: Path, data: str, out: Path, **options: object) -> object:
+            trained = train_bundle(bundle, data, out, **options)
+            round_ = options["options"].seed
+            self.sent[round_] = self.state.with_name(f"{self.state.name}-round-{round_}")
+            shutil.copytree(out, self.sent[round_])
+            return trained
+
+        options = RunOptions(data=str(self.data), state=self.state)
+        round_loop.run(options, train=train, sleep=lambda seconds: time.sleep(0.1))
+
+    def finish(self) -> None:
+        self._thread.join(PATIENCE_MS / 1000)

@@ -1,0 +1,124 @@
+"""Pages and native agents in the same rounds: the same data and seed give the same update."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from device_agent.formats.update import read_update
+from models_for_tests import CLASSES, INPUT_SHAPE
+from phones import NativeAgent, Phone, keep_updates
+from toolkit.coordinator.server import federation
+
+pytestmark = pytest.mark.web
+
+KINDS = {
+    "whole": "full",
+    "thin": "low-rank:0.25,keep=1",
+    "weak": "slice:residual",
+    "personal": "cp:2.0,penalty=2.0,personal-steps=2,factor-steps=3,factor-rate=0.001",
+    "narrow": "width:0.5",
+}
+HEAD = """
+model = "{model}"
+input_shape = {shape}
+rounds = 2
+held_out = "held_out.npz"
+port = 0
+[training]
+batch_size = 8
+epochs = 2
+momentum = 0.9
+"""
+KIND = '[[devices]]\nname = "{}"\nsubmodel = "{}"\ncount = 2\n'
+CLOSE = 1e-5
+KILLS = 30
+LONGEST_MS = 3000
+
+
+def images(folder: Path, seed: int, number: int, size: int) -> Path:
+    draw = np.random.default_rng([seed, number])
+    x = draw.normal(0.2 * number, 1, (size, *INPUT_SHAPE)).astype(np.float32)
+    path = folder / f"data-{number}.npz"
+    np.savez_compressed(path, x=x, y=draw.integers(CLASSES, size=size))
+    return path
+
+
+def assert_close(phone: dict[str, np.ndarray], native: Path) -> None:
+    _, expected = read_update(native)
+    assert phone.keys() == expected.keys()
+    for name, value in expected.items():
+        scale = max(float(np.abs(value).max()), 1.0)
+        difference = float(np.abs(phone[name] - value).max())
+        assert difference <= CLOSE * scale, f"{name}: {difference:.1e}"
+
+
+@pytest.mark.parametrize("spec", ["full", "slice:residual"])
+def test_a_tab_that_is_killed_again_and_again(
+    browser, serve, tmp_path: Path, seed: int, spec: str
+) -> None:
+    draw = random.Random(seed)
+    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
+    toml = toml.replace("rounds = 2", "rounds = 1").replace("epochs = 2", "epochs = 12")
+    toml += KIND.format("phone", spec)
+    folder = tmp_path / "c"
+    folder.mkdir()
+    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
+    data = images(tmp_path, seed, 0, 900)
+    with serve(toml, folder) as server:
+        sent = keep_updates(server)
+        whole = Phone.opened(browser, server, "phone")
+        whole.train(data, "whole")
+        phone = Phone.opened(browser, server, "phone")
+        phone.train(data, "killed")
+        phone.wait_for("training")
+        kills = 0
+        while kills < KILLS and ("killed", 1) not in sent:
+            phone.page.wait_for_timeout(draw.uniform(20, LONGEST_MS))
+            phone.killed()
+            kills += 1
+        for one in (phone, whole):
+            one.wait_for("finished")
+    assert kills > 3
+    for name, value in sent["whole", 1].items():
+        np.testing.assert_array_equal(sent["killed", 1][name], value, name)
+
+
+def test_every_family_in_one_round_with_native_agents(
+    browser, serve, tmp_path: Path, seed: int
+) -> None:
+    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
+    toml += "".join(KIND.format(*kind) for kind in KINDS.items())
+    folder = tmp_path / "c"
+    folder.mkdir()
+    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
+    data = {kind: images(tmp_path, seed, i, 17 + i) for i, kind in enumerate(KINDS)}
+    with serve(toml, folder) as server:
+        sent = keep_updates(server)
+        agents = {k: NativeAgent(server, k, tmp_path / f"native-{k}", data[k]) for k in KINDS}
+        for agent in agents.values():
+            agent.start()
+        phones = {kind: Phone.opened(browser, server, kind) for kind in KINDS}
+        for kind, phone in phones.items():
+            phone.train(data[kind], f"phone {kind}")
+        for phone in phones.values():
+            phone.wait_for("finished")
+        for agent in agents.values():
+            agent.finish()
+        for kind in KINDS:
+            for round_ in (1, 2):
+                assert_close(sent[f"phone {kind}", round_], agents[kind].sent[round_])
+        final = load_file(server.config.state / "global.safetensors")
+        # The same two rounds with what the native agents have sent, twice.
+        alone = federation(server.config)
+        for round_ in (1, 2):
+            for spec in KINDS.values():
+                alone.bundle(spec, round_)
+            updates = [read_update(agents[kind].sent[round_]) for kind in KINDS for _ in range(2)]
+            alone.fold(updates)
+        alone.save()
+        expected = alone.model.tensors
+        for name, value in expected.items():
+            assert float(np.abs(final[name] - value.numpy()).max()) <= CLOSE, name

@@ -1,0 +1,133 @@
+/** A bundle in the page's files: each file is checked against its SHA-256 before it is used. */
+
+import type { CoordinatorClient, FileOffer } from "./client.js";
+import { Failure } from "./failure.js";
+import { readManifest, WEIGHTS, type Manifest } from "./manifest.js";
+import { folderOf, names, OpenFile, remove, sha256, type Bytes } from "./storage.js";
+import { readPlaces, readTensor, zeros, type Place, type Tensors } from "./tensors.js";
+
+const FOLDER = "bundle";
+const MANIFEST = "manifest.json";
+/** The most bytes of a manifest: several times that of a model of 1,000 layers. */
+const LONGEST_MANIFEST = 32 << 20;
+
+/** Fetches the files of `offers` that the page lacks, and removes those of earlier rounds. */
+export async function fetchBundle(client: CoordinatorClient, offers: FileOffer[]): Promise<Bundle> {
+  const folder = await folderOf(FOLDER);
+  const wanted = new Set(offers.flatMap(({ sha256 }) => [sha256, `${sha256}.part`]));
+  for (const name of await names(folder)) if (!wanted.has(name)) await remove(folder, name);
+  const have = new Set(await names(folder));
+  for (const offer of offers) {
+    if (!have.has(offer.sha256)) await fetchFile(client, folder, offer);
+  }
+  return Bundle.open(offers);
+}
+
+async function fetchFile(
+  client: CoordinatorClient,
+  folder: FileSystemDirectoryHandle,
+  offer: FileOffer,
+): Promise<void> {
+  const part = `${offer.sha256}.part`;
+  const file = await OpenFile.at(folder, part);
+  let content: Bytes;
+  try {
+    await client.download(offer, {
+      received: Math.min(file.size, offer.size),
+      write: (piece, at) => file.write(piece, at),
+    });
+    file.flush();
+    content = file.read(0, offer.size);
+  } finally {
+    file.close();
+  }
+  if ((await sha256(content)) !== offer.sha256) {
+    await remove(folder, part);
+    throw new Failure(
+      "bundle.altered-file",
+      `${offer.name} came with other content than the coordinator announced. It was discarded.`,
+    );
+  }
+  const whole = await OpenFile.at(folder, offer.sha256);
+  try {
+    whole.write(content, 0);
+    whole.truncate(content.length);
+    whole.flush();
+  } finally {
+    whole.close();
+  }
+  await remove(folder, part);
+}
+
+export class Bundle {
+  private constructor(
+    readonly manifest: Manifest,
+    readonly sha256: string,
+    private readonly offers: Map<string, FileOffer>,
+    private readonly places: Map<string, Place>,
+  ) {}
+
+  static async open(offers: FileOffer[]): Promise<Bundle> {
+    const byName = new Map(offers.map((offer) => [offer.name, offer]));
+    const offer = byName.get(MANIFEST);
+    if (offer === undefined || offer.size > LONGEST_MANIFEST) {
+      throw new Failure("bundle.malformed", "The coordinator offers no manifest that can be used.");
+    }
+    const manifest = readManifest(new TextDecoder().decode(await content(offer)));
+    for (const [name, entry] of Object.entries(manifest.files)) {
+      const given = byName.get(name);
+      if (given?.sha256 !== entry.sha256 || given.size !== entry.size) {
+        throw new Failure("bundle.altered-file", `${name} is not the file that the manifest describes.`);
+      }
+    }
+    const weights = byName.get(WEIGHTS);
+    const places =
+      weights === undefined
+        ? new Map<string, Place>()
+        : await withFile(weights, (file) => readPlaces(file.read, file.size, WEIGHTS));
+    for (const entry of manifest.tensors) {
+      const place = places.get(entry.name);
+      const same = place?.dtype === entry.dtype && `${place.shape}` === `${entry.shape}`;
+      if (entry.stored && !same) {
+        throw new Failure("bundle.malformed", `${WEIGHTS} lacks the tensor ${entry.name}.`);
+      }
+    }
+    return new Bundle(manifest, offer.sha256, byName, places);
+  }
+
+  /** The bytes of the graph of `signature`. */
+  async graph(signature: string): Promise<Bytes> {
+    const file = this.manifest.signatures[signature]!.graph;
+    return content(this.offers.get(file)!);
+  }
+
+  /** The values of `wanted` at the start of a round: those in the bundle, or zeros. */
+  async tensors(wanted: Iterable<string>): Promise<Tensors> {
+    const chosen = new Set(wanted);
+    const entries = this.manifest.tensors.filter((entry) => chosen.has(entry.name));
+    const made: Tensors = new Map();
+    for (const entry of entries) {
+      if (!entry.stored) made.set(entry.name, zeros(entry.dtype, entry.shape));
+    }
+    const stored = entries.filter((entry) => entry.stored);
+    if (stored.length > 0) {
+      await withFile(this.offers.get(WEIGHTS)!, (file) => {
+        for (const { name } of stored) made.set(name, readTensor(file.read, this.places.get(name)!));
+      });
+    }
+    return made;
+  }
+}
+
+async function content(offer: FileOffer): Promise<Bytes> {
+  return withFile(offer, (file) => file.read(0, offer.size));
+}
+
+async function withFile<T>(offer: FileOffer, use: (file: OpenFile) => T): Promise<T> {
+  const file = await OpenFile.at(await folderOf(FOLDER), offer.sha256);
+  try {
+    return use(file);
+  } finally {
+    file.close();
+  }
+}

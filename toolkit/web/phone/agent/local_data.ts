@@ -1,0 +1,252 @@
+/** The owner's samples and labels, copied into the page's own files. They never leave the device. */
+
+import { Failure } from "./failure.js";
+import { SAMPLES, type Manifest, type Port } from "./manifest.js";
+import { readNpz, type StoredArray } from "./npz.js";
+import { RowFile } from "./row_file.js";
+import { folderOf, OpenFile, remove, sha256, type Values } from "./storage.js";
+import type { Dtype, Numbers, Tensor } from "./tensors.js";
+
+const FOLDER = "data";
+export const IGNORED = -100n;
+const LEAST_SAMPLES = 2;
+
+/** What is stored about the local data. `sha256` names the numbers, for checkpoints. */
+export interface DataRecord {
+  /** The folder of the files. */
+  id: string;
+  name: string;
+  samples: number;
+  bytes: number;
+  sha256: string;
+  x: { dtype: Dtype; rowShape: number[] };
+  y: { dtype: Dtype; rowShape: number[] };
+}
+
+/** Copies `file` into the page's files. The old data stay until the new ones are whole. */
+export async function importData(file: File, values: Values): Promise<DataRecord> {
+  const arrays = await readNpz(file);
+  const [x, y] = [arrays.get("x"), arrays.get("y")];
+  if (x === undefined || y === undefined) {
+    throw new Failure(
+      "data.missing-array",
+      `${file.name} must hold the arrays x (samples) and y (labels). Save it with ` +
+        "numpy.savez(file, x=x, y=y).",
+    );
+  }
+  const samples = y.shape[0] ?? 0;
+  if (x.shape[0] !== samples || samples < LEAST_SAMPLES) {
+    throw new Failure(
+      "data.wrong-shape",
+      `${file.name} has ${x.shape[0] ?? 0} samples and ${samples} labels. It needs as many labels ` +
+        `as samples, at least ${LEAST_SAMPLES}.`,
+    );
+  }
+  const before = await values.get<DataRecord>("data");
+  // A folder of its own, so that the old data stay readable until the record of the new is stored.
+  const id = crypto.randomUUID();
+  const folder = await folderOf(FOLDER, id);
+  const hashes = [await copy(folder, "x", x), await copy(folder, "y", y)];
+  const record: DataRecord = {
+    id,
+    name: file.name,
+    samples,
+    bytes: file.size,
+    sha256: await sha256(new TextEncoder().encode(JSON.stringify([x.shape, y.shape, ...hashes]))),
+    x: { dtype: x.dtype, rowShape: x.shape.slice(1) },
+    y: { dtype: y.dtype, rowShape: y.shape.slice(1) },
+  };
+  await values.put({ data: record });
+  if (before !== null) await remove(await folderOf(FOLDER), before.id);
+  return record;
+}
+
+/** Writes the numbers of `array` to a file, and returns the SHA-256 of its pieces' SHA-256s. */
+async function copy(
+  folder: FileSystemDirectoryHandle,
+  name: string,
+  array: StoredArray,
+): Promise<string> {
+  const file = await OpenFile.at(folder, name);
+  const digests: string[] = [];
+  let at = 0;
+  // Pieces of a fixed size, because those of a stream differ from run to run.
+  const piece = new Uint8Array(1 << 20);
+  let filled = 0;
+  const put = async (): Promise<void> => {
+    const bytes = piece.slice(0, filled);
+    digests.push(await sha256(bytes));
+    file.write(bytes, at);
+    at += filled;
+    filled = 0;
+  };
+  try {
+    const reader = array.bytes().getReader();
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) break;
+      for (let from = 0; from < value.length; ) {
+        const taken = value.subarray(from, from + piece.length - filled);
+        piece.set(taken, filled);
+        filled += taken.length;
+        from += taken.length;
+        if (filled === piece.length) await put();
+      }
+    }
+    await put();
+    file.flush();
+  } finally {
+    file.close();
+  }
+  return sha256(new TextEncoder().encode(digests.join("")));
+}
+
+/** The samples and labels of a training. */
+export class LocalData {
+  private constructor(
+    readonly record: DataRecord,
+    readonly x: RowFile,
+    private readonly y: Tensor,
+  ) {}
+
+  /** Opens the data and checks that they fit `manifest`. */
+  static async open(record: DataRecord, manifest: Manifest): Promise<LocalData> {
+    const folder = await folderOf(FOLDER, record.id);
+    const open = (name: "x" | "y"): Promise<RowFile> =>
+      RowFile.open(folder, name, record[name].dtype, record[name].rowShape, record.samples);
+    let labels: RowFile;
+    let x: RowFile;
+    try {
+      x = await open("x");
+      labels = await open("y");
+    } catch (error) {
+      if (error instanceof DOMException && error.name === "NotFoundError") {
+        throw new Failure(
+          "storage.lost",
+          "The browser has removed the data of this page. Choose the data again.",
+        );
+      }
+      throw error;
+    }
+    const y = labels.read(Int32Array.from({ length: record.samples }, (_, i) => i));
+    labels.close();
+    const data = new LocalData(record, x, y);
+    try {
+      data.check(manifest);
+    } catch (error) {
+      data.close();
+      throw error;
+    }
+    return data;
+  }
+
+  get samples(): number {
+    return this.record.samples;
+  }
+
+  labels(indices: Int32Array): Tensor {
+    return rowsOf(this.y, indices);
+  }
+
+  /** 1 for each class that occurs among the labels, otherwise 0. */
+  classes(count: number): Tensor {
+    const data = new Float32Array(count);
+    for (const label of this.y.data) data[Number(label)] = 1;
+    return { dtype: "float32", shape: [count], data };
+  }
+
+  close(): void {
+    this.x.close();
+  }
+
+  private check(manifest: Manifest): void {
+    const { x, y, name } = this.record;
+    const wanted = shown(manifest.sample_shape);
+    if (x.dtype !== manifest.sample_dtype || shown(x.rowShape) !== wanted) {
+      throw new Failure(
+        "data.wrong-shape",
+        `${name}: x must be ${manifest.sample_dtype} of the shape (n${wanted}); it is ${x.dtype} ` +
+          `of (n${shown(x.rowShape)}).`,
+      );
+    }
+    const port = labelPort(manifest);
+    const shape = (port?.shape.slice(1) ?? []) as number[];
+    if (port !== null && (y.dtype !== port.dtype || shown(y.rowShape) !== shown(shape))) {
+      throw new Failure(
+        "data.wrong-shape",
+        `${name}: y must be ${port.dtype} of the shape (n${shown(shape)}); it is ${y.dtype} of ` +
+          `(n${shown(y.rowShape)}).`,
+      );
+    }
+    if (y.dtype === "int64") this.checkClasses(manifest.classes);
+    this.checkNumbers(manifest);
+  }
+
+  private checkClasses(classes: number): void {
+    const highest = Math.max(classes, 2) - 1;
+    const several = this.record.y.rowShape.length > 0;
+    let counted = 0;
+    for (const label of this.y.data as BigInt64Array) {
+      if (several && label === IGNORED) continue;
+      counted++;
+      if (label < 0n || label > BigInt(highest)) {
+        throw new Failure(
+          "data.label-out-of-range",
+          `${this.record.name}: the label ${label} is outside the model's classes 0 to ${highest}.`,
+        );
+      }
+    }
+    if (counted === 0) {
+      throw new Failure("data.no-labels", `${this.record.name}: no label counts; all are ${IGNORED}.`);
+    }
+  }
+
+  private checkNumbers(manifest: Manifest): void {
+    const limit = manifest.sample_limit;
+    for (let i = 0; i < this.samples; i++) {
+      const { data } = this.x.read(Int32Array.of(i));
+      const fits =
+        data instanceof Float32Array
+          ? data.every((one) => Number.isFinite(one))
+          : data.every((one) => one >= 0n && (limit === null || one < BigInt(limit)));
+      if (!fits) {
+        throw new Failure(
+          "data.number-out-of-range",
+          `${this.record.name}: sample ${i} (counted from 0) holds a number that the model cannot ` +
+            "take. Correct or remove the sample.",
+        );
+      }
+    }
+  }
+}
+
+function labelPort(manifest: Manifest): Port | null {
+  const ports = Object.values(manifest.signatures).flatMap((signature) => signature.inputs);
+  return ports.find((port) => port.kind === "labels") ?? null;
+}
+
+function shown(shape: readonly number[]): string {
+  return shape.map((size) => `, ${size}`).join("");
+}
+
+function rowsOf(tensor: Tensor, indices: Int32Array): Tensor {
+  const width = tensor.data.length / Math.max(tensor.shape[0] ?? 1, 1);
+  const shape = [indices.length, ...tensor.shape.slice(1)];
+  const take = <T extends Numbers>(from: T, to: T): T => {
+    indices.forEach((index, i) => to.set(from.subarray(index * width, (index + 1) * width) as never, i * width));
+    return to;
+  };
+  const data =
+    tensor.data instanceof BigInt64Array
+      ? take(tensor.data, new BigInt64Array(indices.length * width))
+      : take(tensor.data, new Float32Array(indices.length * width));
+  return { dtype: tensor.dtype, shape, data };
+}
+
+/** The samples of a step: the owner's own, or recorded activations. */
+export function sourceOf(data: LocalData, recordings: Map<string, RowFile>, name: string): RowFile {
+  if (name === SAMPLES) return data.x;
+  const recording = recordings.get(name);
+  if (recording === undefined) throw new Failure("bundle.malformed", `${name} was not recorded.`);
+  return recording;
+}

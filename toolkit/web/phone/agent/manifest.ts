@@ -1,0 +1,127 @@
+/** The manifest of a bundle (docs/reference/bundle.md), checked before anything in it is used. */
+
+import { Failure } from "./failure.js";
+import type { Dtype } from "./tensors.js";
+
+export interface Port {
+  name: string;
+  kind: "samples" | "labels" | "classes" | "scalar" | "seed" | "state" | "metric";
+  dtype: Dtype;
+  shape: (number | null)[];
+  state: string | null;
+}
+export interface Signature {
+  graph: string;
+  inputs: Port[];
+  outputs: Port[];
+}
+export interface TensorEntry {
+  name: string;
+  role: "parameter" | "buffer" | "optimizer" | "personal" | "frozen";
+  dtype: Dtype;
+  shape: number[];
+  stored: boolean;
+  by_class: boolean;
+}
+export interface Record_ {
+  do: "record";
+  signature: string;
+  source: string;
+  target: string;
+}
+export interface Initialise {
+  do: "initialise";
+  signature: string;
+  every_round: boolean;
+}
+export interface Step {
+  signature: string;
+  inputs: Record<string, number>;
+  times: number;
+}
+export interface Train {
+  do: "train";
+  source: string;
+  epochs: number;
+  batch_size: number;
+  steps: Step[];
+}
+export type Instruction = Record_ | Initialise | Train;
+export interface FileEntry {
+  size: number;
+  sha256: string;
+}
+export interface Manifest {
+  submodel: string;
+  base: string;
+  sample_shape: number[];
+  sample_dtype: Dtype;
+  sample_limit: number | null;
+  classes: number;
+  signatures: Record<string, Signature>;
+  tensors: TensorEntry[];
+  schedule: Instruction[];
+  files: Record<string, FileEntry>;
+}
+
+export const SAMPLES = "x";
+export const WEIGHTS = "weights.safetensors";
+const VERSION = 1;
+
+/** Reads and checks a manifest. The optional fields of the format get their values. */
+export function readManifest(text: string): Manifest {
+  const manifest = JSON.parse(text) as Manifest & {
+    version: number;
+    runtime: string;
+  };
+  const wrong = (why: string): Failure =>
+    new Failure("bundle.malformed", `The coordinator's manifest cannot be used: ${why}.`);
+  if (manifest.version !== VERSION) {
+    throw wrong(`it has version ${manifest.version}, this page reads ${VERSION}; reload the page`);
+  }
+  if (manifest.runtime !== "onnx") {
+    throw wrong(`it is for ${manifest.runtime}; a page needs ONNX graphs`);
+  }
+  manifest.sample_dtype ??= "float32";
+  manifest.sample_limit ??= null;
+  for (const entry of manifest.tensors) {
+    entry.stored ??= true;
+    entry.by_class ??= false;
+  }
+  const names = new Set(manifest.tensors.map((entry) => entry.name));
+  for (const [name, signature] of Object.entries(manifest.signatures)) {
+    if (!(signature.graph in manifest.files)) throw wrong(`${name} has no graph`);
+    for (const port of [...signature.inputs, ...signature.outputs]) {
+      port.state ??= null;
+      if ((port.kind === "state") !== (port.state !== null && names.has(port.state))) {
+        throw wrong(`the port ${port.name} of ${name} names no tensor`);
+      }
+    }
+  }
+  const sources = new Set([SAMPLES]);
+  for (const instruction of manifest.schedule) {
+    const used =
+      instruction.do === "train" ? instruction.steps.map((step) => step.signature) : [instruction.signature];
+    for (const signature of used) {
+      if (!(signature in manifest.signatures)) throw wrong(`it has no signature ${signature}`);
+    }
+    if (instruction.do !== "initialise" && !sources.has(instruction.source)) {
+      throw wrong(`nothing makes the data set ${instruction.source}`);
+    }
+    if (instruction.do === "record") sources.add(instruction.target);
+    if (instruction.do === "initialise") instruction.every_round ??= false;
+    if (instruction.do === "train") instruction.steps.forEach((step) => (step.times ??= 1));
+  }
+  return manifest;
+}
+
+/** The entries that an update carries, in the order of the table. */
+export function uploaded(tensors: readonly TensorEntry[]): TensorEntry[] {
+  return tensors.filter((entry) => entry.role === "parameter" || entry.role === "buffer");
+}
+
+export function trainingOf(manifest: Manifest): Train {
+  const found = manifest.schedule.find((instruction) => instruction.do === "train");
+  if (found === undefined) throw new Failure("bundle.malformed", "The bundle trains nothing.");
+  return found;
+}

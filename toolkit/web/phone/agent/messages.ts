@@ -1,0 +1,75 @@
+/**
+ * What the page and its worker say to one another.
+ *
+ * The worker owns everything: the key, the files, the training. The page sends it Commands, and
+ * draws the last View that came back; it keeps no state of its own that a killed tab could lose.
+ */
+
+/** Why a training waits. The worker says so to the coordinator too. */
+export type PauseReason = "owner" | "hidden" | "unplugged" | "metered";
+
+export type Command =
+  /** Joins with a token from the link, or finds out who this page already is. */
+  | { do: "join"; token: string; name: string }
+  /** Local data: one `.npz` with x and y. It is copied into the page's own storage. */
+  | { do: "data"; file: File }
+  /** Takes part in rounds until the last one. It also continues what a killed tab had begun. */
+  | { do: "train" }
+  /** Pauses between two batches; null continues. */
+  | { do: "pause"; reason: PauseReason | null }
+  /** Gives up this device's place, then removes everything that this page has stored. */
+  | { do: "leave" }
+  /** Removes everything that this page has stored, even if the coordinator does not answer. */
+  | { do: "erase" };
+
+export type Stage =
+  | "starting" // the worker reads what is stored
+  | "new" // not joined
+  | "joining"
+  | "joined" // a member that does not train yet: it has no data, or its owner has not started
+  | "waiting" // for the next round
+  | "downloading"
+  | "training"
+  | "uploading"
+  | "paused"
+  | "finished"; // the last round is over
+
+/** A refusal or failure: a code for programs, a sentence for people. Always shown as text. */
+export interface Problem {
+  code: string;
+  message: string;
+}
+
+export interface View {
+  stage: Stage;
+  /** Who this page is for its coordinator; null before it has joined. */
+  device: { id: string; name: string; submodel: string } | null;
+  data: { name: string; samples: number; bytes: number } | null;
+  /** The open round, from 1; 0 before the first. */
+  round: number;
+  /** While the first round waits for devices: how many have joined, of how many. */
+  joined: number;
+  expected: number;
+  training: {
+    epoch: number;
+    epochs: number;
+    batch: number;
+    batches: number;
+    /** Mean loss of the last whole epoch; null in the first. */
+    loss: number | null;
+    /** Median seconds of a batch; null before the first. */
+    batchSeconds: number | null;
+  } | null;
+  /** Mean loss of the last epoch of each round that this page has trained. */
+  losses: { round: number; loss: number }[];
+  /** Message bodies since this page was opened. */
+  bytesDown: number;
+  bytesUp: number;
+  /** Seconds of training since this page was opened. */
+  trainedSeconds: number;
+  paused: PauseReason | null;
+  /** Whether the browser promised to keep what is stored; null if it does not say. */
+  persisted: boolean | null;
+  /** The last thing that went wrong, until the next command. */
+  problem: Problem | null;
+}

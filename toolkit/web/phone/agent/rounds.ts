@@ -1,0 +1,189 @@
+/** The rounds of a device that has joined: download, train and send until the last round. */
+
+import { fetchBundle, type Bundle } from "./bundle.js";
+import { Refusal, type CoordinatorClient, type Work } from "./client.js";
+import { Failure, problemOf } from "./failure.js";
+import { LocalData, type DataRecord } from "./local_data.js";
+import type { Identity } from "./membership.js";
+import type { PauseReason, View } from "./messages.js";
+import { ScheduleRun } from "./schedule.js";
+import type { Values } from "./storage.js";
+import { checkWork } from "./trust.js";
+import { Results, updateOf, type Update } from "./update.js";
+
+const SHORTEST_POLL_MS = 250;
+const LONGEST_POLL_MS = 2000;
+/** How often a running training asks whether its round is still open. */
+const ROUND_CHECK_MS = 60_000;
+const MOST_FAILURES = 3;
+/** What the coordinator shows about a page that pauses. */
+const NOTES: Record<PauseReason, string> = {
+  owner: "paused by its owner",
+  hidden: "page hidden",
+  unplugged: "not charging",
+  metered: "on metered data",
+};
+
+class RoundClosed extends Error {}
+/** The owner has left or erased everything. */
+export class Stopped extends Error {}
+
+export class Rounds {
+  private pause: PauseReason | null = null;
+  private stopped = false;
+  private wake: () => void = () => undefined;
+  private checkedAt = performance.now();
+  private failures = 0;
+  private skipped = 0;
+  private trainedSeconds = 0;
+
+  constructor(
+    private readonly client: CoordinatorClient,
+    private readonly identity: Identity,
+    private readonly values: Values,
+    private readonly results: Results,
+    private readonly show: (change: Partial<View>) => void,
+  ) {}
+
+  setPause(reason: PauseReason | null): void {
+    this.pause = reason;
+    this.wake();
+  }
+
+  stop(): void {
+    this.stopped = true;
+    this.wake();
+  }
+
+  /** Takes part until the coordinator says that the last round is over. */
+  async run(): Promise<void> {
+    let poll = SHORTEST_POLL_MS;
+    for (;;) {
+      await this.whilePaused("waiting");
+      const work = await this.client.work();
+      this.show({ round: work.round, joined: work.joined, expected: work.expected, problem: null });
+      if (work.state === "finished") return this.show({ stage: "finished", training: null });
+      if (work.state === "train" && work.round !== this.skipped) {
+        await this.takePart(work);
+        poll = SHORTEST_POLL_MS;
+      } else {
+        this.show({ stage: "waiting", training: null });
+        await this.rest(poll);
+        poll = Math.min(2 * poll, LONGEST_POLL_MS);
+      }
+    }
+  }
+
+  private async takePart(work: Work): Promise<void> {
+    await checkWork(work, this.identity.key, this.values);
+    try {
+      this.show({ stage: "downloading" });
+      await this.client.progress("downloading");
+      const bundle = await fetchBundle(this.client, work.files);
+      this.show({ bytesDown: this.client.bytesDown });
+      const update = (await this.results.trained(bundle.sha256)) ?? (await this.train(work, bundle));
+      await this.whilePaused("uploading");
+      await this.send(work.round, update);
+    } catch (error) {
+      if (error instanceof RoundClosed || (error instanceof Refusal && error.roundOver)) return;
+      throw error;
+    }
+  }
+
+  private async train(work: Work, bundle: Bundle): Promise<Update> {
+    this.show({ stage: "training" });
+    await this.client.progress("training");
+    const record = await this.values.get<DataRecord>("data");
+    if (record === null) throw new Failure("data.missing", "This page has no data. Choose some.");
+    const data = await LocalData.open(record, bundle.manifest);
+    this.checkedAt = performance.now();
+    const begun = performance.now();
+    const personal = await this.results.personalTensors();
+    let run: ScheduleRun | null = null;
+    try {
+      run = await ScheduleRun.open(bundle, data, work.round, personal, {
+        beforeBatch: () => this.betweenBatches(work.round),
+        onProgress: (training) => this.show({ training }),
+      });
+      await run.finish();
+      const update = await updateOf(bundle, data, run);
+      const kept = bundle.manifest.tensors.filter((entry) => entry.role === "personal");
+      const values = new Map(kept.map(({ name }) => [name, run!.state.get(name)!]));
+      await this.results.keep(update, values);
+      await run.remove();
+      this.failures = 0;
+      return update;
+    } catch (error) {
+      run?.close();
+      return await this.failed(work, error);
+    } finally {
+      data.close();
+      this.trainedSeconds += (performance.now() - begun) / 1000;
+      this.show({ trainedSeconds: this.trainedSeconds });
+    }
+  }
+
+  /** A training that fails is repeated; after three failures a smaller submodel is asked for. */
+  private async failed(work: Work, error: unknown): Promise<never> {
+    if (error instanceof RoundClosed || error instanceof Stopped) throw error;
+    const problem = problemOf(error);
+    if (problem.code.startsWith("data.") || problem.code.startsWith("storage.")) throw error;
+    this.failures++;
+    this.show({ problem });
+    if (this.failures < MOST_FAILURES) {
+      await this.rest(1000 * 2 ** this.failures);
+    } else {
+      this.failures = 0;
+      this.skipped = work.round;
+      await this.client.reportFailure(work.submodel, MOST_FAILURES, problem.message);
+    }
+    throw new RoundClosed();
+  }
+
+  private async send(round: number, update: Update): Promise<void> {
+    this.show({ stage: "uploading", training: null });
+    await this.client.progress("uploading");
+    await this.client.sendTensors(round, update.tensors, update.sha256);
+    await this.client.sendUpdate(round, update.record);
+    const losses = (await this.values.get<View["losses"]>("losses")) ?? [];
+    const more = [...losses.filter((one) => one.round !== round), { round, loss: update.loss }];
+    await this.values.put({ losses: more });
+    this.show({ losses: more, bytesUp: this.client.bytesUp });
+  }
+
+  private async betweenBatches(round: number): Promise<void> {
+    await this.whilePaused("training");
+    if (performance.now() - this.checkedAt < ROUND_CHECK_MS) return;
+    this.checkedAt = performance.now();
+    const work = await this.client.peek();
+    // An earlier round: a restarted coordinator has not opened this one again yet.
+    if (work === null || work.round < round) return;
+    if (work.round > round || work.state !== "train") throw new RoundClosed();
+  }
+
+  private async whilePaused(then: "waiting" | "training" | "uploading"): Promise<void> {
+    if (this.stopped) throw new Stopped();
+    if (this.pause === null) return;
+    while (this.pause !== null) {
+      const reason: PauseReason = this.pause;
+      this.show({ stage: "paused", paused: reason });
+      await this.client.progress("paused", null, NOTES[reason]);
+      // The owner may have continued during the request.
+      if (this.pause === reason) await this.rest(ROUND_CHECK_MS);
+    }
+    this.show({ stage: then, paused: null });
+    await this.client.progress(then);
+  }
+
+  /** Waits, until the owner pauses, continues or leaves. */
+  private async rest(milliseconds: number): Promise<void> {
+    await new Promise<void>((done) => {
+      const timer = setTimeout(done, milliseconds);
+      this.wake = () => {
+        clearTimeout(timer);
+        done();
+      };
+    });
+    if (this.stopped) throw new Stopped();
+  }
+}

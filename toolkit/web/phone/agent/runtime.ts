@@ -1,0 +1,58 @@
+/** ONNX Runtime, compiled to WebAssembly: sessions that take and give named tensors. */
+
+import * as ort from "onnxruntime-web/wasm";
+import { Failure } from "./failure.js";
+import type { Port, Signature } from "./manifest.js";
+import type { Bytes } from "./storage.js";
+import type { Dtype, Numbers, Tensor, Tensors } from "./tensors.js";
+
+/** Where the build put the runtime's WebAssembly. */
+declare const WASM_URL: string;
+
+ort.env.wasm.wasmPaths = { wasm: new URL(WASM_URL, self.location.href).href };
+// Two threads were not faster in a browser, and one makes every run the same.
+ort.env.wasm.numThreads = 1;
+ort.env.logLevel = "error";
+
+export const RUNTIME = `onnxruntime-web ${ort.env.versions.web ?? ort.env.versions.common}`;
+
+export class Session {
+  private constructor(
+    private readonly session: ort.InferenceSession,
+    private readonly signature: Signature,
+  ) {}
+
+  static async open(graph: Bytes, signature: Signature, name: string): Promise<Session> {
+    const session = await ort.InferenceSession.create(graph, { graphOptimizationLevel: "all" });
+    check(session.inputNames, signature.inputs, `inputs of ${name}`);
+    check(session.outputNames, signature.outputs, `outputs of ${name}`);
+    return new Session(session, signature);
+  }
+
+  /** Runs the graph; the outputs by name. */
+  async run(inputs: Tensors): Promise<Tensors> {
+    const feeds: Record<string, ort.Tensor> = {};
+    for (const [name, { dtype, data, shape }] of inputs) {
+      feeds[name] = new ort.Tensor(dtype, data, shape);
+    }
+    const results = await this.session.run(feeds);
+    return new Map(
+      this.signature.outputs.map(({ name }): [string, Tensor] => {
+        const { type, dims, data } = results[name]!;
+        return [name, { dtype: type as Dtype, shape: [...dims], data: data as Numbers }];
+      }),
+    );
+  }
+
+  async close(): Promise<void> {
+    await this.session.release();
+  }
+}
+
+function check(found: readonly string[], ports: readonly Port[], what: string): void {
+  const expected = ports.map((port) => port.name);
+  const other = [...found.filter((n) => !expected.includes(n)), ...expected.filter((n) => !found.includes(n))];
+  if (other.length > 0) {
+    throw new Failure("bundle.wrong-graph", `Only one of graph and manifest has ${other[0]} among the ${what}.`);
+  }
+}

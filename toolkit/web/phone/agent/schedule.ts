@@ -1,0 +1,405 @@
+/**
+ * Runs the schedule of a bundle, instruction by instruction, as a native agent does: the same
+ * batches, the same seeds, the same order. A killed training continues from its last checkpoint
+ * and gives the same update.
+ */
+
+import { batches } from "./batching.js";
+import type { Bundle } from "./bundle.js";
+import { Failure } from "./failure.js";
+import { sourceOf, type LocalData } from "./local_data.js";
+import {
+  trainingOf,
+  type Initialise,
+  type Instruction,
+  type Port,
+  type Record_,
+  type Signature,
+  type Train,
+} from "./manifest.js";
+import { NumpyRandom, type RandomState } from "./numpy_random.js";
+import { RowFile } from "./row_file.js";
+import { Session } from "./runtime.js";
+import { folderOf, names, remove, sha256, type Bytes, Sealed } from "./storage.js";
+import { readAllTensors, writeTensors, type Tensor, type Tensors } from "./tensors.js";
+
+const FOLDER = "training";
+const CHECKPOINT = "checkpoint";
+const LOSS = "loss";
+/** Time between checkpoints within an epoch. Phones end a tab more often than boards lose power. */
+const CHECKPOINT_MS = 10_000;
+const STATE = "state:";
+const PERSONAL = "personal:";
+
+interface Position {
+  instruction: number;
+  epoch: number;
+  batch: number;
+  steps: number;
+  lossSum: number;
+  lossCount: number;
+  losses: number[];
+  /** Complete recordings, by name. */
+  recorded: string[];
+  dropout: RandomState;
+}
+
+export interface Progress {
+  epoch: number;
+  epochs: number;
+  batch: number;
+  batches: number;
+  loss: number | null;
+  batchSeconds: number | null;
+}
+
+export interface Hooks {
+  /** Called before each batch, which waits for it. It ends the training by an error. */
+  beforeBatch: () => Promise<void>;
+  onProgress: (progress: Progress) => void;
+}
+
+export class ScheduleRun {
+  /** The tensors that the open signatures read and replace. */
+  state: Tensors = new Map();
+  private recordings = new Map<string, RowFile>();
+  private position: Position;
+  private dropout: NumpyRandom;
+  private savedAt = performance.now();
+  private readonly batchSeconds: number[] = [];
+
+  private constructor(
+    private readonly bundle: Bundle,
+    private readonly data: LocalData,
+    private readonly seed: number,
+    private readonly folder: FileSystemDirectoryHandle,
+    private readonly checkpoint: Sealed,
+    private readonly key: string,
+    public personal: Tensors,
+    private readonly hooks: Hooks,
+  ) {
+    // A generator separate from that of the sample order, as in the native agent.
+    this.dropout = new NumpyRandom([seed, 1]);
+    this.position = {
+      instruction: 0,
+      epoch: 0,
+      batch: 0,
+      steps: 0,
+      lossSum: 0,
+      lossCount: 0,
+      losses: [],
+      recorded: [],
+      dropout: this.dropout.save(),
+    };
+  }
+
+  /** A training that starts, or continues where a killed tab has left it. */
+  static async open(
+    bundle: Bundle,
+    data: LocalData,
+    seed: number,
+    personal: Tensors,
+    hooks: Hooks,
+  ): Promise<ScheduleRun> {
+    const folder = await folderOf(FOLDER);
+    const inputs = JSON.stringify([bundle.sha256, data.record.sha256, seed]);
+    const key = await sha256([new TextEncoder().encode(inputs) as Bytes, writeTensors(personal)]);
+    const checkpoint = new Sealed(folder, CHECKPOINT);
+    const run = new ScheduleRun(bundle, data, seed, folder, checkpoint, key, personal, hooks);
+    await run.restore();
+    return run;
+  }
+
+  get steps(): number {
+    return this.position.steps;
+  }
+
+  get losses(): readonly number[] {
+    return this.position.losses;
+  }
+
+  /** Durations of the training batches of this tab, in seconds. */
+  get seconds(): readonly number[] {
+    return this.batchSeconds;
+  }
+
+  async finish(): Promise<void> {
+    const { schedule } = this.bundle.manifest;
+    while (this.position.instruction < schedule.length) {
+      const instruction = schedule[this.position.instruction]!;
+      await this.follow(instruction);
+      this.position.instruction++;
+      this.position.epoch = this.position.batch = 0;
+      await this.save();
+    }
+  }
+
+  /** Closes and removes the files of this training. */
+  async remove(): Promise<void> {
+    this.close();
+    for (const name of await names(this.folder)) await remove(this.folder, name);
+  }
+
+  close(): void {
+    for (const recording of this.recordings.values()) recording.close();
+    this.recordings.clear();
+  }
+
+  private async follow(instruction: Instruction): Promise<void> {
+    switch (instruction.do) {
+      case "record":
+        return this.record(instruction);
+      case "initialise":
+        return this.initialise(instruction);
+      case "train":
+        return this.train(instruction);
+    }
+  }
+
+  /** Runs one frozen stage over all samples and stores its activations. */
+  private async record({ signature: name, source, target }: Record_): Promise<void> {
+    const signature = this.bundle.manifest.signatures[name]!;
+    const port = signature.outputs[0]!;
+    const shape = port.shape.slice(1) as number[];
+    const parts = batches(this.data.samples, trainingOf(this.bundle.manifest).batch_size, null);
+    const done = parts.slice(0, this.position.batch).reduce((sum, part) => sum + part.length, 0);
+    const recording = await RowFile.open(this.folder, target, port.dtype, shape, done);
+    const session = await this.open(name);
+    try {
+      for (const indices of parts.slice(this.position.batch)) {
+        await this.hooks.beforeBatch();
+        const results = await session.run(this.feeds(signature, source, indices, {}));
+        recording.append(results.get(port.name)!);
+        this.position.batch++;
+        if (performance.now() - this.savedAt > CHECKPOINT_MS) {
+          recording.flush();
+          await this.save(target);
+        }
+      }
+      recording.flush();
+    } catch (error) {
+      recording.close();
+      throw error;
+    } finally {
+      await session.close();
+    }
+    this.state.clear();
+    this.recordings.set(target, recording);
+  }
+
+  /** Computes the initial personal tensors, unless the device keeps those of an earlier round. */
+  private async initialise({ signature: name, every_round }: Initialise): Promise<void> {
+    const signature = this.bundle.manifest.signatures[name]!;
+    const wanted = signature.outputs.map((port) => port.state!);
+    if (!every_round && wanted.every((one) => this.personal.has(one))) return;
+    const session = await this.open(name);
+    try {
+      const none = new Int32Array();
+      this.replace(signature, await session.run(this.feeds(signature, "x", none, {})));
+    } finally {
+      await session.close();
+    }
+    this.personal = new Map(wanted.map((one) => [one, this.state.get(one)!]));
+    this.state.clear();
+  }
+
+  private async train(instruction: Train): Promise<void> {
+    const sessions = new Map<string, Session>();
+    try {
+      for (const { signature } of instruction.steps) {
+        if (!sessions.has(signature)) sessions.set(signature, await this.open(signature));
+      }
+      while (this.position.epoch < instruction.epochs) await this.epoch(instruction, sessions);
+    } finally {
+      for (const session of sessions.values()) await session.close();
+    }
+  }
+
+  private async epoch(instruction: Train, sessions: Map<string, Session>): Promise<void> {
+    const at = this.position;
+    const order = new NumpyRandom([this.seed, at.epoch]);
+    const parts = batches(this.data.samples, instruction.batch_size, order);
+    while (at.batch < parts.length) {
+      await this.hooks.beforeBatch();
+      const begun = performance.now();
+      const losses = await this.batch(instruction, sessions, parts[at.batch]!);
+      this.batchSeconds.push((performance.now() - begun) / 1000);
+      at.lossSum += losses.reduce((sum, loss) => sum + loss, 0);
+      at.lossCount += losses.length;
+      if (!Number.isFinite(at.lossSum)) {
+        throw new Failure(
+          "update.diverged",
+          "The loss is not finite: training diverged. The data may hold extreme numbers.",
+        );
+      }
+      at.batch++;
+      this.report(instruction, parts.length);
+      if (performance.now() - this.savedAt > CHECKPOINT_MS) await this.save();
+    }
+    at.losses.push(at.lossCount > 0 ? at.lossSum / at.lossCount : NaN);
+    at.lossSum = at.lossCount = at.batch = 0;
+    at.epoch++;
+    if (at.epoch < instruction.epochs) await this.save();
+  }
+
+  private async batch(
+    instruction: Train,
+    sessions: Map<string, Session>,
+    indices: Int32Array,
+  ): Promise<number[]> {
+    const losses = [];
+    for (const step of instruction.steps) {
+      const signature = this.bundle.manifest.signatures[step.signature]!;
+      for (let run = 0; run < step.times; run++) {
+        const feeds = this.feeds(signature, instruction.source, indices, step.inputs);
+        const results = await sessions.get(step.signature)!.run(feeds);
+        this.replace(signature, results);
+        const loss = results.get(LOSS);
+        if (loss !== undefined) losses.push(Number(loss.data[0]));
+      }
+    }
+    this.position.steps++;
+    return losses;
+  }
+
+  private report({ epochs }: Train, count: number): void {
+    const { epoch, batch, losses } = this.position;
+    const sorted = [...this.batchSeconds].sort((a, b) => a - b);
+    this.hooks.onProgress({
+      epoch: epoch + 1,
+      epochs,
+      batch,
+      batches: count,
+      loss: losses.at(-1) ?? null,
+      batchSeconds: sorted[sorted.length >> 1] ?? null,
+    });
+  }
+
+  /** A session for `name`; the tensors that it reads are loaded unless they are there already. */
+  private async open(name: string): Promise<Session> {
+    const signature = this.bundle.manifest.signatures[name]!;
+    const read = signature.inputs.flatMap((port) => (port.state === null ? [] : [port.state]));
+    const missing = read.filter((tensor) => !this.state.has(tensor));
+    for (const [tensor, value] of await this.bundle.tensors(missing)) this.state.set(tensor, value);
+    for (const { name: tensor, stored } of this.bundle.manifest.tensors) {
+      const kept = stored ? undefined : this.personal.get(tensor);
+      if (kept !== undefined && missing.includes(tensor)) this.state.set(tensor, kept);
+    }
+    return Session.open(await this.bundle.graph(name), signature, name);
+  }
+
+  private feeds(
+    signature: Signature,
+    source: string,
+    indices: Int32Array,
+    scalars: Record<string, number>,
+  ): Tensors {
+    return new Map(
+      signature.inputs.map((port) => [port.name, this.feed(port, source, indices, scalars)]),
+    );
+  }
+
+  private feed(
+    port: Port,
+    source: string,
+    indices: Int32Array,
+    scalars: Record<string, number>,
+  ): Tensor {
+    switch (port.kind) {
+      case "samples":
+        return sourceOf(this.data, this.recordings, source).read(indices);
+      case "labels":
+        return this.data.labels(indices);
+      case "classes":
+        return this.data.classes(this.bundle.manifest.classes);
+      case "scalar":
+        return { dtype: "float32", shape: [], data: Float32Array.of(scalars[port.name]!) };
+      case "seed": {
+        const drawn = BigInt(this.dropout.integers(2 ** 31 - 1));
+        return { dtype: "int64", shape: [], data: BigInt64Array.of(drawn) };
+      }
+      default:
+        return this.state.get(port.state!)!;
+    }
+  }
+
+  private replace(signature: Signature, results: Tensors): void {
+    for (const port of signature.outputs) {
+      if (port.state !== null) this.state.set(port.state, results.get(port.name)!);
+    }
+  }
+
+  /** Saves a checkpoint. `recording` is the file that is being recorded. */
+  private async save(recording: string | null = null): Promise<void> {
+    const needed = this.sourcesFrom(this.position.instruction);
+    for (const [name, made] of this.recordings) {
+      if (needed.has(name)) continue;
+      made.close();
+      this.recordings.delete(name);
+    }
+    this.position.recorded = [...this.recordings.keys()];
+    this.position.dropout = this.dropout.save();
+    // Frozen tensors never change: a continued training reads them from the bundle.
+    const frozen = new Set(
+      this.bundle.manifest.tensors.flatMap((e) => (e.role === "frozen" ? [e.name] : [])),
+    );
+    const kept: Tensors = new Map();
+    // A stage that records only reads its tensors.
+    const state = recording === null ? this.state : new Map<string, Tensor>();
+    for (const [name, tensor] of state) if (!frozen.has(name)) kept.set(STATE + name, tensor);
+    for (const [name, tensor] of this.personal) kept.set(PERSONAL + name, tensor);
+    const head = new TextEncoder().encode(JSON.stringify({ key: this.key, position: this.position }));
+    const tensors = writeTensors(kept);
+    const content = new Uint8Array(4 + head.length + tensors.length);
+    new DataView(content.buffer).setUint32(0, head.length);
+    content.set(head, 4);
+    content.set(tensors, 4 + head.length);
+    await this.checkpoint.save(content);
+    this.savedAt = performance.now();
+    // Only now: the checkpoint before this one refers to the recordings that nobody reads any more.
+    const copies = [`${CHECKPOINT}.0`, `${CHECKPOINT}.1`];
+    const used = new Set([...this.position.recorded, ...copies, recording]);
+    for (const name of await names(this.folder)) if (!used.has(name)) await remove(this.folder, name);
+  }
+
+  private async restore(): Promise<void> {
+    const content = await this.checkpoint.load();
+    if (content === null) return;
+    const length = new DataView(content.buffer).getUint32(0);
+    const head = JSON.parse(new TextDecoder().decode(content.subarray(4, 4 + length))) as {
+      key: string;
+      position: Position;
+    };
+    if (head.key !== this.key) return;
+    try {
+      for (const target of head.position.recorded) await this.reopen(target);
+    } catch (error) {
+      // The browser has removed a recording: everything is recorded again.
+      if (!(error instanceof DOMException && error.name === "NotFoundError")) throw error;
+      this.close();
+      return;
+    }
+    this.position = head.position;
+    this.dropout = NumpyRandom.from(head.position.dropout);
+    this.personal = new Map(this.personal);
+    for (const [name, tensor] of readAllTensors(content.slice(4 + length), CHECKPOINT)) {
+      if (name.startsWith(STATE)) this.state.set(name.slice(STATE.length), tensor);
+      else this.personal.set(name.slice(PERSONAL.length), tensor);
+    }
+  }
+
+  private async reopen(target: string): Promise<void> {
+    const { schedule, signatures } = this.bundle.manifest;
+    const made = schedule.find((one) => one.do === "record" && one.target === target) as Record_;
+    const port = signatures[made.signature]!.outputs[0]!;
+    const shape = port.shape.slice(1) as number[];
+    const rows = this.data.samples;
+    this.recordings.set(target, await RowFile.open(this.folder, target, port.dtype, shape, rows));
+  }
+
+  /** The data sets that the instruction `from` and later ones read. */
+  private sourcesFrom(from: number): Set<string> {
+    const rest = this.bundle.manifest.schedule.slice(from);
+    return new Set(rest.flatMap((one) => (one.do === "initialise" ? [] : [one.source])));
+  }
+}

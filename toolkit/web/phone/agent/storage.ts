@@ -1,0 +1,190 @@
+/**
+ * The page's own files, in the browser's private file system (OPFS), and how they survive a kill.
+ *
+ * A file whose content must never be read half-written is a Sealed file: its SHA-256 stands before
+ * its content. The two copies of a Sealed file take turns, so that the older one stays whole while
+ * the newer one is written.
+ */
+
+import { Failure } from "./failure.js";
+import type { ReadBytes } from "./tensors.js";
+
+export type Bytes = Uint8Array<ArrayBuffer>;
+
+export async function sha256(bytes: Bytes | Bytes[]): Promise<string> {
+  const whole = Array.isArray(bytes) ? new Uint8Array(await new Blob(bytes).arrayBuffer()) : bytes;
+  return hex(new Uint8Array(await crypto.subtle.digest("SHA-256", whole)));
+}
+
+function hex(bytes: Bytes): string {
+  return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** One open file. Only a worker may have one, and only one at a time for a file. */
+export class OpenFile {
+  private constructor(private readonly handle: FileSystemSyncAccessHandle) {}
+
+  static async at(folder: FileSystemDirectoryHandle, name: string): Promise<OpenFile> {
+    const file = await folder.getFileHandle(name, { create: true });
+    return new OpenFile(await file.createSyncAccessHandle());
+  }
+
+  get size(): number {
+    return this.handle.getSize();
+  }
+
+  readonly read: ReadBytes = (start, length) => {
+    const bytes = new Uint8Array(length);
+    if (this.handle.read(bytes, { at: start }) !== length) {
+      throw new Failure("storage.lost", "A file of this page was removed or cut. Reload the page.");
+    }
+    return bytes;
+  };
+
+  write(bytes: Bytes, start: number): void {
+    let written = 0;
+    while (written < bytes.length) {
+      const more = this.handle.write(bytes.subarray(written), { at: start + written });
+      if (more === 0) throw new DOMException("No room is left.", "QuotaExceededError");
+      written += more;
+    }
+  }
+
+  truncate(size: number): void {
+    this.handle.truncate(size);
+  }
+
+  flush(): void {
+    this.handle.flush();
+  }
+
+  close(): void {
+    this.handle.close();
+  }
+}
+
+export async function folderOf(...names: string[]): Promise<FileSystemDirectoryHandle> {
+  let folder = await navigator.storage.getDirectory();
+  for (const name of names) folder = await folder.getDirectoryHandle(name, { create: true });
+  return folder;
+}
+
+export async function remove(folder: FileSystemDirectoryHandle, name: string): Promise<void> {
+  try {
+    await folder.removeEntry(name, { recursive: true });
+  } catch (error) {
+    if (!(error instanceof DOMException && error.name === "NotFoundError")) throw error;
+  }
+}
+
+export async function names(folder: FileSystemDirectoryHandle): Promise<string[]> {
+  const found = [];
+  for await (const name of folder.keys()) found.push(name);
+  return found;
+}
+
+/** SHA-256, then the number of the copy (8 bytes), then the content. */
+const SEAL = 32 + 8;
+
+/** A content that is replaced as a whole, or not at all. */
+export class Sealed {
+  private serial = 0n;
+
+  constructor(
+    private readonly folder: FileSystemDirectoryHandle,
+    private readonly name: string,
+  ) {}
+
+  async save(content: Bytes): Promise<void> {
+    const serial = this.serial + 1n;
+    const body = new Uint8Array(8 + content.length);
+    new DataView(body.buffer).setBigUint64(0, serial);
+    body.set(content, 8);
+    const seal = new Uint8Array(await crypto.subtle.digest("SHA-256", body));
+    const file = await OpenFile.at(this.folder, this.copy(serial));
+    try {
+      file.truncate(0);
+      file.write(seal, 0);
+      file.write(body, seal.length);
+      file.flush();
+    } finally {
+      file.close();
+    }
+    this.serial = serial;
+  }
+
+  /** The newest content that is whole; null if there is none. */
+  async load(): Promise<Bytes | null> {
+    let newest: Bytes | null = null;
+    this.serial = 0n;
+    for (const turn of [0n, 1n]) {
+      const file = await OpenFile.at(this.folder, this.copy(turn));
+      const bytes = file.read(0, file.size);
+      file.close();
+      if (bytes.length < SEAL) continue;
+      const body = bytes.subarray(32);
+      const seal = hex(new Uint8Array(await crypto.subtle.digest("SHA-256", body)));
+      const serial = new DataView(bytes.buffer).getBigUint64(32);
+      if (seal === hex(bytes.subarray(0, 32)) && serial > this.serial) {
+        this.serial = serial;
+        newest = bytes.slice(SEAL);
+      }
+    }
+    return newest;
+  }
+
+  async remove(): Promise<void> {
+    for (const turn of [0n, 1n]) await remove(this.folder, this.copy(turn));
+    this.serial = 0n;
+  }
+
+  private copy(serial: bigint): string {
+    return `${this.name}.${serial % 2n}`;
+  }
+}
+
+const STORE = "values";
+
+/** Small values and the key, which no file can hold: it never leaves the browser. */
+export class Values {
+  private constructor(private readonly database: IDBDatabase) {}
+
+  static async open(): Promise<Values> {
+    const request = indexedDB.open("edgetailor", 1);
+    request.onupgradeneeded = () => request.result.createObjectStore(STORE);
+    return new Values(await answer(request));
+  }
+
+  async get<T>(name: string): Promise<T | null> {
+    const store = this.database.transaction(STORE).objectStore(STORE);
+    return ((await answer(store.get(name))) as T | undefined) ?? null;
+  }
+
+  /** Stores all values together, or none. Null removes one. */
+  async put(values: Record<string, unknown>): Promise<void> {
+    const transaction = this.database.transaction(STORE, "readwrite", { durability: "strict" });
+    const store = transaction.objectStore(STORE);
+    for (const [name, value] of Object.entries(values)) {
+      if (value === null) store.delete(name);
+      else store.put(value, name);
+    }
+    await new Promise<void>((done, failed) => {
+      transaction.oncomplete = () => done();
+      transaction.onabort = () => failed(transaction.error ?? new Error("storage"));
+    });
+  }
+}
+
+function answer<T>(request: IDBRequest<T>): Promise<T> {
+  return new Promise((done, failed) => {
+    request.onsuccess = () => done(request.result);
+    request.onerror = () => failed(request.error ?? new Error("storage"));
+  });
+}
+
+/** Removes everything that this page has stored. */
+export async function eraseAll(values: Values): Promise<void> {
+  const root = await folderOf();
+  for (const name of await names(root)) await remove(root, name);
+  await values.put({ device: null, key: null, data: null, newest: null, losses: null });
+}

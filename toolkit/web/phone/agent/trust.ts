@@ -1,0 +1,59 @@
+/** Work counts only if the coordinator that this page has joined has signed it, and recently. */
+
+import type { Work } from "./client.js";
+import { Failure } from "./failure.js";
+import type { Bytes, Values } from "./storage.js";
+
+const VALID_S = 24 * 3600;
+const WITH_FINGERPRINT = /^(.+)\.([A-Za-z0-9_-]{22})$/;
+
+/** The join token that is sent, and the fingerprint of the coordinator's key behind it. */
+export function splitToken(given: string): [string, string | null] {
+  const found = WITH_FINGERPRINT.exec(given);
+  return found === null ? [given, null] : [found[1]!, found[2]!];
+}
+
+/** Checks the key (base64) in the answer to a join. */
+export async function checkKey(key: string, fingerprint: string | null): Promise<void> {
+  const digest = await crypto.subtle.digest("SHA-256", decoded(key));
+  const found = btoa(String.fromCharCode(...new Uint8Array(digest, 0, 16)));
+  const shown = found.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  if (key === "" || (fingerprint !== null && fingerprint !== shown)) {
+    throw new Failure(
+      "trust.other-key",
+      "This is not the coordinator that the link comes from: its key is another one. Ask for a new link.",
+    );
+  }
+}
+
+/** Checks the signature and the age of `work`, and notes its time. */
+export async function checkWork(work: Work, key: string, values: Values): Promise<void> {
+  const lines = ["edgetailor-work-1", `${work.issued}`, `${work.round}`, work.submodel];
+  for (const { sha256, size, name } of work.files) lines.push(`${sha256} ${size} ${name}`);
+  const text = new TextEncoder().encode(lines.map((line) => `${line}\n`).join("")) as Bytes;
+  const imported = await crypto.subtle.importKey("raw", decoded(key), "Ed25519", false, ["verify"]);
+  if (!(await crypto.subtle.verify("Ed25519", imported, decoded(work.signature), text))) {
+    throw new Failure(
+      "trust.forged-work",
+      "The work that came is not signed by your coordinator: somebody on the way has altered it. " +
+        "Nothing was trained.",
+    );
+  }
+  const newest = (await values.get<number>("newest")) ?? 0;
+  if (work.issued < newest || Math.abs(Date.now() / 1000 - work.issued) > VALID_S) {
+    throw new Failure(
+      "trust.old-work",
+      "The work that came is signed, but of another time: it may be an old one that somebody " +
+        "repeats. Nothing was trained. Check the clock of this device.",
+    );
+  }
+  await values.put({ newest: work.issued });
+}
+
+function decoded(base64: string): Bytes {
+  try {
+    return Uint8Array.from(atob(base64), (one) => one.charCodeAt(0));
+  } catch {
+    return new Uint8Array();
+  }
+}

@@ -1,0 +1,116 @@
+/** The update of a round, and the personal model that stays: stored together before it is sent. */
+
+import type { Bundle } from "./bundle.js";
+import { Failure } from "./failure.js";
+import type { LocalData } from "./local_data.js";
+import { uploaded } from "./manifest.js";
+import type { ScheduleRun } from "./schedule.js";
+import { folderOf, Sealed, sha256, type Bytes } from "./storage.js";
+import { readAllTensors, writeTensors, type Tensors } from "./tensors.js";
+
+const FOLDER = "results";
+const VERSION = 1;
+
+/** A trained update, ready to be sent: `record` is update.json, `tensors` update.safetensors. */
+export interface Update {
+  bundle: string;
+  record: string;
+  tensors: Bytes;
+  sha256: string;
+  loss: number;
+}
+
+export async function updateOf(bundle: Bundle, data: LocalData, run: ScheduleRun): Promise<Update> {
+  const { manifest } = bundle;
+  const entries = uploaded(manifest.tensors);
+  const values: Tensors = new Map(entries.map(({ name }) => [name, run.state.get(name)!]));
+  for (const [name, { data: numbers }] of values) {
+    if (numbers instanceof Float32Array && !numbers.every((one) => Number.isFinite(one))) {
+      throw new Failure("update.not-finite", `${name} holds a number that is not finite: training diverged.`);
+    }
+  }
+  const tensors = writeTensors(values);
+  const digest = await sha256(tensors);
+  // A server learns nothing about the labels from bundles without a masked loss.
+  const masked = manifest.tensors.some((entry) => entry.by_class);
+  const present = [...data.classes(manifest.classes).data].flatMap((one, i) => (one ? [i] : []));
+  const raw = manifest.tensors.filter((entry) => entries.includes(entry));
+  const record = {
+    version: VERSION,
+    bundle: bundle.sha256,
+    base: manifest.base,
+    submodel: manifest.submodel,
+    samples: data.samples,
+    steps: run.steps,
+    loss_first: run.losses[0],
+    loss_last: run.losses.at(-1),
+    tensors: raw,
+    file: { size: tensors.length, sha256: digest },
+    profile: null,
+    validation: [],
+    classes: masked ? present : null,
+  };
+  return {
+    bundle: bundle.sha256,
+    record: JSON.stringify(record),
+    tensors,
+    sha256: digest,
+    loss: run.losses.at(-1) ?? NaN,
+  };
+}
+
+/** What a round leaves on this device: its update until it is sent, and the personal model. */
+export class Results {
+  private readonly update: Sealed;
+  private readonly personal: Sealed;
+
+  private constructor(folder: FileSystemDirectoryHandle) {
+    this.update = new Sealed(folder, "update");
+    this.personal = new Sealed(folder, "personal");
+  }
+
+  static async open(): Promise<Results> {
+    const opened = new Results(await folderOf(FOLDER));
+    await opened.personal.load();
+    const kept = await opened.read();
+    // A tab that was killed between the two writes of `keep` has the newer model in the update.
+    if (kept !== null) await opened.personal.save(kept.personal);
+    return opened;
+  }
+
+  /** Stores the update and the new personal tensors: both, or neither. */
+  async keep(update: Update, personal: Tensors): Promise<void> {
+    const values = writeTensors(personal);
+    const { tensors, ...rest } = update;
+    const head = new TextEncoder().encode(JSON.stringify({ ...rest, personal: values.length }));
+    const content = new Uint8Array(4 + head.length + values.length + tensors.length);
+    new DataView(content.buffer).setUint32(0, head.length);
+    content.set(head, 4);
+    content.set(values, 4 + head.length);
+    content.set(tensors, 4 + head.length + values.length);
+    await this.update.save(content);
+    await this.personal.save(values);
+  }
+
+  /** The update of the bundle `sha256`, if it was trained and not dropped yet. */
+  async trained(sha256: string): Promise<Update | null> {
+    const kept = await this.read();
+    return kept?.update.bundle === sha256 ? kept.update : null;
+  }
+
+  async personalTensors(): Promise<Tensors> {
+    const content = await this.personal.load();
+    return content === null ? new Map() : readAllTensors(content, "the personal model");
+  }
+
+  private async read(): Promise<{ update: Update; personal: Bytes } | null> {
+    const content = await this.update.load();
+    if (content === null) return null;
+    const length = new DataView(content.buffer).getUint32(0);
+    const { personal, ...rest } = JSON.parse(
+      new TextDecoder().decode(content.subarray(4, 4 + length)),
+    ) as Omit<Update, "tensors"> & { personal: number };
+    const values = content.slice(4 + length, 4 + length + personal);
+    return { update: { ...rest, tensors: content.slice(4 + length + personal) }, personal: values };
+  }
+}

@@ -1,0 +1,128 @@
+/** The worker of the page: takes Commands, one after another, and posts Views. */
+
+import { CoordinatorClient } from "./client.js";
+import { problemOf } from "./failure.js";
+import { importData, type DataRecord } from "./local_data.js";
+import { join, type Identity } from "./membership.js";
+import type { Command, View } from "./messages.js";
+import { Rounds, Stopped } from "./rounds.js";
+import { eraseAll, Values } from "./storage.js";
+import { splitToken } from "./trust.js";
+import { Results } from "./update.js";
+
+let view: View = {
+  stage: "starting",
+  device: null,
+  data: null,
+  round: 0,
+  joined: 0,
+  expected: 0,
+  training: null,
+  losses: [],
+  bytesDown: 0,
+  bytesUp: 0,
+  trainedSeconds: 0,
+  paused: null,
+  persisted: null,
+  problem: null,
+};
+let rounds: Rounds | null = null;
+let running: Promise<void> = Promise.resolve();
+
+function show(change: Partial<View>): void {
+  view = { ...view, ...change };
+  postMessage({ view });
+}
+
+let values: Values;
+
+function client(secret: string): CoordinatorClient {
+  return new CoordinatorClient(self.location.origin, secret, (message) =>
+    show({ problem: { code: "client.away", message } }),
+  );
+}
+
+async function showStored(): Promise<void> {
+  const identity = await values.get<Identity>("device");
+  const data = await values.get<DataRecord>("data");
+  show({
+    stage: identity === null ? "new" : "joined",
+    device: identity && { id: identity.device, name: identity.name, submodel: identity.submodel },
+    data: data && { name: data.name, samples: data.samples, bytes: data.bytes },
+    losses: (await values.get<View["losses"]>("losses")) ?? [],
+    persisted: await navigator.storage.persisted(),
+    round: 0,
+    training: null,
+    paused: null,
+  });
+}
+
+async function train(): Promise<void> {
+  const identity = await values.get<Identity>("device");
+  if (identity === null || rounds !== null) return;
+  show({ problem: null, stage: "waiting" });
+  rounds = new Rounds(
+    client(identity.secret),
+    identity,
+    values,
+    await Results.open(),
+    show,
+  );
+  try {
+    await rounds.run();
+  } catch (error) {
+    if (!(error instanceof Stopped)) show({ stage: "joined", training: null, problem: problemOf(error) });
+  } finally {
+    rounds = null;
+  }
+}
+
+async function leave(tell: boolean): Promise<void> {
+  rounds?.stop();
+  await running;
+  const identity = await values.get<Identity>("device");
+  if (tell && identity !== null) await client(identity.secret).leave();
+  await eraseAll(values);
+  show({ bytesDown: 0, bytesUp: 0, trainedSeconds: 0, problem: null });
+  await showStored();
+}
+
+async function obey(command: Command): Promise<void> {
+  switch (command.do) {
+    case "join": {
+      show({ stage: "joining", problem: null });
+      const [token, fingerprint] = splitToken(command.token);
+      await join(client(token), token, fingerprint, command.name, values);
+      return showStored();
+    }
+    case "data":
+      show({ problem: null });
+      await importData(command.file, values);
+      return showStored();
+    case "train":
+      running = train();
+      return;
+    case "pause":
+      rounds?.setPause(command.reason);
+      return;
+    case "leave":
+    case "erase":
+      return leave(command.do === "leave");
+  }
+}
+
+async function start(): Promise<void> {
+  values = await Values.open();
+  await showStored();
+}
+
+// Commands may come before the storage is open: they wait for what came before them.
+let last = start();
+self.onmessage = ({ data }: MessageEvent<Command>) => {
+  last = last
+    .then(() => obey(data))
+    .catch(async (error: unknown) => {
+      await showStored();
+      show({ problem: problemOf(error) });
+    });
+};
