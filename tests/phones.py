@@ -83,13 +83,22 @@ class Phone:
         """The last View that the worker has posted."""
         return self.page.evaluate("window.view")
 
+    def join(self, name: str) -> None:
+        self.page.get_by_label("Name of this device").fill(name)
+        self.page.get_by_role("button", name="Join").click()
+
     def train(self, data: Path, name: str) -> None:
         """Join, choose the data and start, as an owner does."""
+        self.join(name)
         page = self.page
-        page.get_by_label("Name of this device").fill(name)
-        page.get_by_role("button", name="Join").click()
         page.get_by_label("Data file").set_input_files(str(data))
         page.get_by_role("button", name="Start training").click()
+
+    def wait_for_problem(self, code: str) -> None:
+        until = time.monotonic() + PATIENCE_MS / 1000
+        while ((view := self.view() or {}).get("problem") or {}).get("code") != code:
+            assert time.monotonic() < until, view
+            self.page.wait_for_timeout(50)
 
     def wait_for(self, stage: str) -> None:
         until = time.monotonic() + PATIENCE_MS / 1000

@@ -1,0 +1,116 @@
+"""Somebody on the way to the page: what is altered is refused, and shown as text."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from phones import Phone, keep_updates
+
+pytestmark = pytest.mark.web
+
+ONE = """
+model = "toolkit.models:digits_cnn"
+input_shape = [1, 8, 8]
+rounds = 1
+held_out = "held_out.npz"
+port = 0
+[[devices]]
+name = "phone"
+submodel = "full"
+"""
+HTML = "<img src=x onerror=\"document.title='run'\"><b>bold</b>"
+
+
+def images(path: Path, seed: int, size: int) -> None:
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(size, 1, 8, 8)).astype(np.float32)
+    np.savez(path, x=x, y=draw.integers(10, size=size))
+
+
+@pytest.fixture
+def phone(browser, serve, tmp_path: Path, seed: int):
+    """A page that has not joined yet, its coordinator's updates, and data for it."""
+    folder = tmp_path / "c"
+    folder.mkdir()
+    images(folder / "held_out.npz", seed, 20)
+    images(tmp_path / "data.npz", seed + 1, 30)
+    with serve(ONE, folder) as server:
+        sent = keep_updates(server)
+        yield Phone.opened(browser, server, "phone"), sent, tmp_path / "data.npz"
+
+
+def altered(change: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
+    """Answers with the coordinator's JSON after `change`."""
+
+    def handle(route) -> None:
+        response = route.fetch()
+        answer = response.json()
+        change(answer)
+        route.fulfill(response=response, body=json.dumps(answer))
+
+    return handle
+
+
+def swap(answer: dict[str, Any]) -> None:
+    for offer in answer["files"]:
+        if offer["name"] == "weights.safetensors":
+            offer["sha256"] = "0" * 64
+
+
+def unsigned(answer: dict[str, Any]) -> None:
+    answer["signature"] = ""
+
+
+def longer(route) -> None:
+    response = route.fetch()
+    route.fulfill(response=response, body=response.body() + b"\0" * 1000)
+
+
+def other_bytes(route) -> None:
+    response = route.fetch()
+    body = response.body()
+    route.fulfill(response=response, body=body[:-1] + bytes([body[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("path", "handle", "code"),
+    [
+        ("**/v1/work", altered(swap), "trust.forged-work"),
+        ("**/v1/work", altered(unsigned), "trust.forged-work"),
+        ("**/v1/files/*", longer, "client.too-long"),
+        ("**/v1/files/*", other_bytes, "bundle.altered-file"),
+    ],
+)
+def test_nothing_altered_is_trained(phone, path: str, handle, code: str) -> None:
+    page, sent, data = phone
+    page.page.route(path, handle)
+    page.train(data, "phone")
+    page.wait_for_problem(code)
+    assert not sent
+
+
+def test_a_join_that_another_coordinator_answers(phone) -> None:
+    page, _, _ = phone
+
+    def other_key(answer: dict[str, Any]) -> None:
+        answer["key"] = "A" * 43 + "="
+
+    page.page.route("**/v1/devices", altered(other_key))
+    page.join("phone")
+    page.wait_for_problem("trust.other-key")
+    assert page.view()["device"] is None
+
+
+def test_what_comes_from_elsewhere_is_shown_as_text(phone) -> None:
+    page, _, _ = phone
+    body = json.dumps({"code": "join.x", "message": HTML})
+    page.page.route("**/v1/devices", lambda route: route.fulfill(status=403, body=body))
+    page.join(HTML)
+    page.wait_for_problem("join.x")
+    assert page.page.inner_text("#problem") == HTML
+    assert page.page.locator("main b, main img").count() == 0
+    assert page.page.title() != "run"
