@@ -24,7 +24,7 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 DENIED = (
-    *("accelerometer", "bluetooth", "camera", "display-capture", "geolocation", "gyroscope"),
+    *("accelerometer", "camera", "display-capture", "geolocation", "gyroscope"),
     *("hid", "magnetometer", "microphone", "midi", "payment", "serial", "usb"),
 )
 """Features of browsers that the page does not use. It takes pictures through a file field."""

@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from device_agent.formats.update import read_update
+from dropping_model import SHAPE as DROPPING_SHAPE
 from models_for_tests import CLASSES, INPUT_SHAPE
 from phones import NativeAgent, Phone, keep_updates
 from toolkit.coordinator.server import federation
@@ -34,6 +35,8 @@ momentum = 0.9
 """
 KIND = '[[devices]]\nname = "{}"\nsubmodel = "{}"\ncount = 2\n'
 CLOSE = 1e-5
+CLOSE_WITH_ADAM = 1e-3
+"""Adam divides by the square root of tiny second moments, and so amplifies rounding."""
 KILLS = 30
 LONGEST_MS = 3000
 
@@ -46,13 +49,13 @@ def images(folder: Path, seed: int, number: int, size: int) -> Path:
     return path
 
 
-def assert_close(phone: dict[str, np.ndarray], native: Path) -> None:
+def assert_close(phone: dict[str, np.ndarray], native: Path, close: float = CLOSE) -> None:
     _, expected = read_update(native)
     assert phone.keys() == expected.keys()
     for name, value in expected.items():
         scale = max(float(np.abs(value).max()), 1.0)
         difference = float(np.abs(phone[name] - value).max())
-        assert difference <= CLOSE * scale, f"{name}: {difference:.1e}"
+        assert difference <= close * scale, f"{name}: {difference:.1e}"
 
 
 @pytest.mark.parametrize("spec", ["full", "slice:residual"])
@@ -86,6 +89,41 @@ def test_a_tab_that_is_killed_again_and_again(
         np.testing.assert_array_equal(sent["killed", 1][name], value, name)
 
 
+def numbers(folder: Path, seed: int, number: int, shape: tuple[int, ...]) -> Path:
+    draw = np.random.default_rng([seed, number])
+    path = folder / f"numbers-{number}.npz"
+    x = draw.normal(size=(25, *shape)).astype(np.float32)
+    np.savez(path, x=x, y=draw.integers(3, size=25))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        pytest.param("foreign_models:Recurrent", (7, 6), id="lstm"),
+        pytest.param("dropping_model:Dropping", DROPPING_SHAPE, id="dropout"),
+    ],
+)
+def test_other_models_beside_a_native_agent(
+    browser, serve, tmp_path: Path, seed: int, model: str, shape: tuple[int, ...]
+) -> None:
+    toml = HEAD.format(model=model, shape=list(shape)) + KIND.format("phone", "full")
+    folder = tmp_path / "c"
+    folder.mkdir()
+    numbers(folder, seed, 99, shape).rename(folder / "held_out.npz")
+    data = numbers(tmp_path, seed, 0, shape)
+    with serve(toml, folder) as server:
+        sent = keep_updates(server)
+        agent = NativeAgent(server, "phone", tmp_path / "native", data)
+        agent.start()
+        phone = Phone.opened(browser, server, "phone")
+        phone.train(data, "phone")
+        phone.wait_for("finished")
+        agent.finish()
+        for round_ in (1, 2):
+            assert_close(sent["phone", round_], agent.sent[round_])
+
+
 def test_every_family_in_one_round_with_native_agents(
     browser, serve, tmp_path: Path, seed: int
 ) -> None:
@@ -109,7 +147,8 @@ def test_every_family_in_one_round_with_native_agents(
             agent.finish()
         for kind in KINDS:
             for round_ in (1, 2):
-                assert_close(sent[f"phone {kind}", round_], agents[kind].sent[round_])
+                close = CLOSE_WITH_ADAM if kind == "personal" else CLOSE
+                assert_close(sent[f"phone {kind}", round_], agents[kind].sent[round_], close)
         final = load_file(server.config.state / "global.safetensors")
         # The same two rounds with what the native agents have sent, twice.
         alone = federation(server.config)
@@ -121,4 +160,4 @@ def test_every_family_in_one_round_with_native_agents(
         alone.save()
         expected = alone.model.tensors
         for name, value in expected.items():
-            assert float(np.abs(final[name] - value.numpy()).max()) <= CLOSE, name
+            assert float(np.abs(final[name] - value.numpy()).max()) <= CLOSE_WITH_ADAM, name

@@ -1,77 +1,104 @@
 // Builds the page into ../built/: hashed names, compressed once, listed in files.json.
 
 import { createHash } from "node:crypto";
-import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { brotliCompressSync, constants, gzipSync } from "node:zlib";
 import { build } from "esbuild";
 
 const HERE = new URL(".", import.meta.url);
 const OUT = new URL("../built/", HERE);
 const ORT = new URL("node_modules/onnxruntime-web/", HERE);
+const LICENCE = new URL("../../../LICENSE", HERE);
 const TYPES = {
   css: "text/css; charset=utf-8",
   html: "text/html; charset=utf-8",
   js: "text/javascript; charset=utf-8",
+  png: "image/png",
   svg: "image/svg+xml",
   txt: "text/plain; charset=utf-8",
   wasm: "application/wasm",
   webmanifest: "application/manifest+json",
 };
 const files = {};
+const written = new Set(["files.json"]);
 
-/** Adds a file of the page; returns its name, with a hash of its content unless it is `fixed`. */
-function add(name, content, fixed = false) {
+const read = (name) => readFileSync(new URL(name, HERE));
+const sha256Of = (raw) => createHash("sha256").update(raw).digest("hex");
+
+/** Adds a file of the page under its own name. */
+function add(name, content, immutable = false) {
   const raw = Buffer.from(content);
-  const sha256 = createHash("sha256").update(raw).digest("hex");
-  const dot = name.lastIndexOf(".");
-  const type = name.slice(dot + 1);
-  const given = fixed ? name : `${name.slice(0, dot)}.${sha256.slice(0, 10)}.${type}`;
+  const type = name.slice(name.lastIndexOf(".") + 1);
   const params = { [constants.BROTLI_PARAM_QUALITY]: 11, [constants.BROTLI_PARAM_LGWIN]: 24 };
-  writeFileSync(new URL(`${given}.br`, OUT), brotliCompressSync(raw, { params }));
-  const encodings = ["br"];
-  // No browser that can run the page asks for WebAssembly without brotli.
-  if (type !== "wasm") {
-    writeFileSync(new URL(`${given}.gz`, OUT), gzipSync(raw, { level: 9 }));
-    encodings.push("gz");
+  const encoders = { br: () => brotliCompressSync(raw, { params }) };
+  // Browsers that can run the page accept brotli, and the largest file is sent in no other form.
+  if (type !== "wasm") encoders.gz = () => gzipSync(raw, { level: 9 });
+  for (const [suffix, encode] of Object.entries(encoders)) {
+    const file = `${name}.${suffix}`;
+    written.add(file);
+    // Half a minute is saved when the WebAssembly is the same as in the last build.
+    if (!immutable || !existsSync(new URL(file, OUT))) writeFileSync(new URL(file, OUT), encode());
   }
-  files[given] = { type: TYPES[type], sha256, size: raw.length, immutable: !fixed, encodings };
-  return given;
+  const encodings = Object.keys(encoders);
+  files[name] = { type: TYPES[type], sha256: sha256Of(raw), size: raw.length, immutable, encodings };
+  return name;
 }
 
-async function bundled(entry, define = {}) {
+/** Adds a file under a name with a hash of its content; returns that name. */
+function addHashed(name, content) {
+  const [stem, type] = name.split(".");
+  return add(`${stem}.${sha256Of(content).slice(0, 10)}.${type}`, content, true);
+}
+
+async function bundled(entry, values = {}) {
+  const define = Object.entries(values).map(([name, value]) => [name, JSON.stringify(value)]);
   const result = await build({
     entryPoints: [new URL(entry, HERE).pathname],
     bundle: true,
     format: "esm",
     target: "es2022",
     minify: true,
-    legalComments: "none",
+    legalComments: "none", // they are in third-party-notices.txt
     write: false,
-    define,
+    define: Object.fromEntries(define),
     // This variant holds the loader of its WebAssembly, so that no second script is fetched.
     alias: { "onnxruntime-web/wasm": new URL("dist/ort.wasm.bundle.min.mjs", ORT).pathname },
   });
   return result.outputFiles[0].contents;
 }
 
-const text = (name) => readFileSync(new URL(name, HERE), "utf8");
-const quoted = (name) => JSON.stringify(`./${name}`);
+/** The text file `name` with `words` in the place of {{their names}}. */
+function filled(name, words, escape) {
+  return String(read(name)).replace(/\{\{(\w+)\}\}/g, (_, word) => {
+    if (words[word] === undefined) throw new Error(`${name}: no text ${word}`);
+    return escape(words[word]);
+  });
+}
 
-rmSync(OUT, { recursive: true, force: true });
+const inHtml = (text) => text.replace(/[&<>"]/g, (sign) => `&#${sign.codePointAt(0)};`);
+const inJson = (text) => JSON.stringify(text).slice(1, -1);
+const asIs = (text) => text;
+
 mkdirSync(OUT, { recursive: true });
-const wasm = add("ort.wasm", readFileSync(new URL("dist/ort-wasm-simd-threaded.wasm", ORT)));
-const worker = add("worker.js", await bundled("agent/worker.ts", { WASM_URL: quoted(wasm) }));
-const page = add("page.js", await bundled("page/page.ts", { WORKER_URL: quoted(worker) }));
-const style = add("page.css", text("page/page.css"));
-add("icon.svg", text("page/icon.svg"), true);
-add("manifest.webmanifest", text("page/manifest.webmanifest"), true);
+const texts = Buffer.from(await bundled("page/texts.ts")).toString("base64");
+const { PAGE } = await import(`data:text/javascript;base64,${texts}`);
 const { version } = JSON.parse(readFileSync(new URL("package.json", ORT), "utf8"));
-const notices = readFileSync(new URL("page/third-party-notices.txt", HERE), "utf8");
-add("third-party-notices.txt", notices.replace("{version}", version), true);
-const html = text("page/index.html").replace("{page}", page).replace("{style}", style);
-add("index.html", html, true);
-// Offline the page opens from these; a new build has other names, so that an old one is never mixed in.
-const cached = JSON.stringify(["./", ...[wasm, worker, page, style].map((name) => `./${name}`)]);
-const service = await bundled("page/service-worker.ts", { CACHED: cached });
-add("service-worker.js", service, true);
-writeFileSync(new URL("files.json", OUT), JSON.stringify(files, null, 1));
+
+const wasm = addHashed("ort.wasm", readFileSync(new URL("dist/ort-wasm-simd-threaded.wasm", ORT)));
+const worker = addHashed("worker.js", await bundled("agent/worker.ts", { WASM_URL: `./${wasm}` }));
+const script = addHashed("page.js", await bundled("page/page.ts", { WORKER_URL: `./${worker}` }));
+const style = addHashed("page.css", read("page/page.css"));
+for (const icon of ["icon.svg", "icon-192.png", "icon-512.png"]) add(icon, read(`page/${icon}`));
+add("manifest.webmanifest", filled("page/manifest.webmanifest", PAGE, inJson));
+add("index.html", filled("page/index.html", { ...PAGE, script, style }, inHtml));
+const apache = readFileSync(LICENCE, "utf8");
+add("third-party-notices.txt", filled("page/third-party-notices.txt", { version, apache }, asIs));
+// What the page needs offline. A new build has other names, so that it never runs with an old file.
+const cached = ["./", ...[wasm, worker, script, style, "icon.svg"].map((name) => `./${name}`)];
+const buildName = files["index.html"].sha256.slice(0, 10);
+add("service-worker.js", await bundled("page/service-worker.ts", { CACHED: cached, BUILD: buildName }));
+const sums = Object.entries(files).map(([name, { sha256 }]) => `${sha256}  ${name}\n`);
+add("hashes.txt", sums.join(""));
+
+writeFileSync(new URL("files.json", OUT), `${JSON.stringify(files, null, 1)}\n`);
+for (const name of readdirSync(OUT)) if (!written.has(name)) rmSync(new URL(name, OUT));

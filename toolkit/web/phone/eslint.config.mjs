@@ -2,6 +2,7 @@ import tseslint from "typescript-eslint";
 
 export default tseslint.config(
   { ignores: ["node_modules/", "*.mjs"] },
-  ...tseslint.configs.strict,
-  { rules: { "@typescript-eslint/no-non-null-assertion": "off" } },
+  ...tseslint.configs.recommendedTypeChecked,
+  { rules: { "@typescript-eslint/restrict-template-expressions": ["error", { allowNumber: true, allowArray: true }] } },
+  { languageOptions: { parserOptions: { projectService: true, tsconfigRootDir: import.meta.dirname } } },
 );

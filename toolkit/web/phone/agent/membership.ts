@@ -68,7 +68,7 @@ interface UserAgentData {
 }
 
 function encoded(text: string): Bytes {
-  return new TextEncoder().encode(text) as Bytes;
+  return new TextEncoder().encode(text);
 }
 
 function base64(bytes: ArrayBuffer): string {

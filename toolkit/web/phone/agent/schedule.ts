@@ -20,7 +20,7 @@ import {
 import { NumpyRandom, type RandomState } from "./numpy_random.js";
 import { RowFile } from "./row_file.js";
 import { Session } from "./runtime.js";
-import { folderOf, names, remove, sha256, type Bytes, Sealed } from "./storage.js";
+import { folderOf, names, remove, sha256, Sealed } from "./storage.js";
 import { readAllTensors, writeTensors, type Tensor, type Tensors } from "./tensors.js";
 
 const FOLDER = "training";
@@ -103,7 +103,7 @@ export class ScheduleRun {
   ): Promise<ScheduleRun> {
     const folder = await folderOf(FOLDER);
     const inputs = JSON.stringify([bundle.sha256, data.record.sha256, seed]);
-    const key = await sha256([new TextEncoder().encode(inputs) as Bytes, writeTensors(personal)]);
+    const key = await sha256([new TextEncoder().encode(inputs), writeTensors(personal)]);
     const checkpoint = new Sealed(folder, CHECKPOINT);
     const run = new ScheduleRun(bundle, data, seed, folder, checkpoint, key, personal, hooks);
     await run.restore();

@@ -30,7 +30,7 @@ export async function checkKey(key: string, fingerprint: string | null): Promise
 export async function checkWork(work: Work, key: string, values: Values): Promise<void> {
   const lines = ["edgetailor-work-1", `${work.issued}`, `${work.round}`, work.submodel];
   for (const { sha256, size, name } of work.files) lines.push(`${sha256} ${size} ${name}`);
-  const text = new TextEncoder().encode(lines.map((line) => `${line}\n`).join("")) as Bytes;
+  const text = new TextEncoder().encode(lines.map((line) => `${line}\n`).join(""));
   const imported = await crypto.subtle.importKey("raw", decoded(key), "Ed25519", false, ["verify"]);
   if (!(await crypto.subtle.verify("Ed25519", imported, decoded(work.signature), text))) {
     throw new Failure(

@@ -19,7 +19,7 @@ type Box = (typeof BOXES)[number];
 export class Conditions {
   private battery: Battery | null = null;
   private levelAtStart: number | null = null;
-  private screen: WakeLockSentinel | null = null;
+  private screen: Promise<WakeLockSentinel | null> | null = null;
   private training = false;
   private readonly connection = (navigator as Extended).connection ?? null;
 
@@ -38,7 +38,8 @@ export class Conditions {
       this.keepAwake(this.training); // a hidden page loses its wake lock
       changed();
     });
-    if (this.connection?.type !== undefined) {
+    if ("wakeLock" in navigator) this.offer("awake");
+    if (this.connection !== null) {
       this.offer("metered");
       this.connection.addEventListener("change", changed);
     }
@@ -69,13 +70,11 @@ export class Conditions {
   keepAwake(training: boolean): void {
     this.training = training;
     const wanted = training && this.chosen("awake") && !document.hidden;
-    if (wanted && (this.screen === null || this.screen.released)) {
-      void navigator.wakeLock?.request("screen").then(
-        (lock) => (this.screen = lock),
-        () => undefined, // refused, for example by an empty battery
-      );
+    if (wanted && this.screen === null) {
+      // Refused, for example, when the battery is low.
+      this.screen = navigator.wakeLock.request("screen").catch(() => null);
     } else if (!wanted && this.screen !== null) {
-      void this.screen.release();
+      void this.screen.then((lock) => lock?.release());
       this.screen = null;
     }
   }

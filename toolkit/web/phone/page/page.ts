@@ -2,100 +2,134 @@
 
 import type { Command, PauseReason, View } from "../agent/messages.js";
 import { Conditions } from "./conditions.js";
-import { draw, element, say } from "./render.js";
+import { draw, element, isWorking, offerPause, say, sayProblem } from "./render.js";
+import { missingFeatures } from "./support.js";
 import { TEXTS } from "./texts.js";
 
 /** The worker's script; the build fills it in. */
 declare const WORKER_URL: string;
 
-/** Set while the owner wants to train, so that a reloaded page goes on by itself. */
+/** Set while the owner wants to train, so that a page that was killed goes on when it is opened. */
 const TRAINING = "training";
+const PAUSED = "paused";
+/** How long a reloaded page may take to let go of its lock before another tab is the reason. */
+const OTHER_TAB_MS = 500;
 
-const token = location.hash.slice(1);
-// The token is a secret: it does not stay in the address bar or in the history.
+// The operator's link escapes the token. It is a secret: it does not stay in the address bar.
+const token = unescaped(location.hash.slice(1));
 history.replaceState(null, "", location.pathname);
 
-async function missingFeature(): Promise<string | null> {
-  if (typeof WebAssembly === "undefined") return "WebAssembly";
-  if (!("locks" in navigator)) return "Web Locks";
-  if (typeof navigator.storage?.getDirectory !== "function") return "private file system";
+function unescaped(text: string): string {
   try {
-    await crypto.subtle.generateKey("Ed25519", false, ["sign", "verify"]);
+    return decodeURIComponent(text);
   } catch {
-    return "Ed25519 keys";
+    return text; // the coordinator will refuse it, and say why
   }
-  return null;
 }
 
 function start(): void {
   const worker = new Worker(WORKER_URL, { type: "module" });
   const send = (command: Command): void => worker.postMessage(command);
   let view: View | null = null;
-  let ownerPaused = false;
-  const conditions = new Conditions(() => applyPause());
+  let promised: boolean | null = null;
+  let resume = localStorage.getItem(TRAINING) !== null;
+  let ownerPaused = localStorage.getItem(PAUSED) !== null;
+  const conditions = new Conditions(() => {
+    applyPause();
+    redraw();
+  });
 
-  function applyPause(): void {
-    const reason: PauseReason | null = ownerPaused ? "owner" : conditions.pauseReason();
-    if (view !== null && view.paused !== reason) send({ do: "pause", reason });
+  function pauseReason(): PauseReason | null {
+    return ownerPaused ? "owner" : conditions.pauseReason();
   }
 
-  worker.onmessage = ({ data }: MessageEvent<{ view: View }>) => {
-    const first = view === null;
-    const before = view?.stage;
-    view = data.view;
-    draw(view, token !== "", conditions.batteryUsed());
-    conditions.keepAwake(view.stage === "training");
-    if (view.stage === "finished") localStorage.removeItem(TRAINING);
-    if (first && view.device !== null && view.data !== null && localStorage.getItem(TRAINING)) {
-      send({ do: "train" });
+  /** Sends the reason until a View shows it: a training that only begins may miss it. */
+  function applyPause(): void {
+    const reason = pauseReason();
+    if (view !== null && isWorking(view.stage) && view.paused !== reason) send({ do: "pause", reason });
+  }
+
+  function redraw(): void {
+    if (view === null) return;
+    const shown = { ...view, persisted: promised ?? view.persisted };
+    draw(shown, { canJoin: token !== "", wanted: pauseReason(), batteryUsed: conditions.batteryUsed() });
+  }
+
+  function show(next: View): void {
+    const last = view;
+    view = next;
+    const left = last !== null && last.device !== null && next.device === null;
+    if (left) {
+      localStorage.clear();
+      ownerPaused = false;
     }
-    if (before === "joining" && view.device !== null) void navigator.storage.persist();
-    // A training that begins takes over what the owner and the page have set.
-    if (before === "joined" && view.stage === "waiting") applyPause();
-  };
-  worker.onerror = (event) => say("problem", event.message || "The page's worker has failed.");
+    if (next.stage === "finished") localStorage.removeItem(TRAINING);
+    if (resume && next.stage === "joined") {
+      resume = false;
+      if (next.data !== null) send({ do: "train" });
+    }
+    conditions.keepAwake(next.stage === "training");
+    applyPause();
+    offerPause(ownerPaused);
+    redraw();
+  }
+
+  worker.onmessage = ({ data }: MessageEvent<{ view: View }>) => show(data.view);
+  worker.onerror = (event) => sayProblem(event.message || TEXTS.workerFailed);
 
   element<HTMLFormElement>("join").onsubmit = (event) => {
     event.preventDefault();
     send({ do: "join", token, name: element<HTMLInputElement>("name").value });
+    void navigator.storage.persist().then((answer) => {
+      promised = answer;
+      redraw();
+    });
   };
-  const file = element<HTMLInputElement>("file");
-  file.onchange = () => {
-    const chosen = file.files?.[0];
-    if (chosen) send({ do: "data", file: chosen });
+  // One field for each source of data: pictures and CSV become further fields.
+  const npz = element<HTMLInputElement>("npz");
+  npz.onchange = () => {
+    const file = npz.files?.[0];
+    if (file) send({ do: "data", file });
   };
   element("train").onclick = () => {
     localStorage.setItem(TRAINING, "yes");
     send({ do: "train" });
   };
-  const pause = element<HTMLButtonElement>("pause");
-  pause.onclick = () => {
+  element("pause").onclick = () => {
     ownerPaused = !ownerPaused;
-    pause.textContent = ownerPaused ? TEXTS.resume : TEXTS.pause;
+    if (ownerPaused) localStorage.setItem(PAUSED, "yes");
+    else localStorage.removeItem(PAUSED);
+    offerPause(ownerPaused);
     applyPause();
+    redraw();
   };
   const sure = element<HTMLDialogElement>("sure");
-  element("leave").onclick = () => sure.showModal();
+  element("leave").onclick = () => {
+    sure.returnValue = ""; // the Escape key leaves the last answer as it was
+    sure.showModal();
+  };
   sure.onclose = () => {
-    const chosen = sure.returnValue;
-    if (chosen !== "leave" && chosen !== "erase") return;
-    localStorage.clear();
-    send({ do: chosen });
+    const answer = sure.returnValue;
+    if (answer === "leave" || answer === "erase") send({ do: answer });
   };
 }
 
 async function open(): Promise<void> {
   say("host", TEXTS.host(location.host));
-  if (!isSecureContext) return say("problem", TEXTS.insecure);
-  const missing = await missingFeature();
-  if (missing !== null) return say("problem", TEXTS.missing(missing));
-  void navigator.serviceWorker?.register("./service-worker.js").catch(() => undefined);
+  say("status", "");
+  if (!isSecureContext) return sayProblem(TEXTS.insecure);
+  const missing = await missingFeatures();
+  if (missing.length > 0) return sayProblem(TEXTS.missing(missing));
+  const waiting = setTimeout(() => sayProblem(TEXTS.otherTab), OTHER_TAB_MS);
   // Held until the page closes: two tabs would train with one key and the same files.
-  await navigator.locks.request("edgetailor", { ifAvailable: true }, async (lock) => {
-    if (lock === null) return say("problem", TEXTS.otherTab);
+  void navigator.locks.request("edgetailor", () => {
+    clearTimeout(waiting);
+    sayProblem("");
     start();
-    await new Promise(() => undefined);
+    return new Promise(() => undefined);
   });
+  // Without it the page works, but does not open offline.
+  await navigator.serviceWorker?.register("./service-worker.js").catch(() => undefined);
 }
 
 void open();

@@ -1,7 +1,17 @@
 /** Draws a View. All text is set as text: nothing that came from elsewhere is read as HTML. */
 
-import type { View } from "../agent/messages.js";
+import type { PauseReason, Problem, Stage, View } from "../agent/messages.js";
 import { TEXTS } from "./texts.js";
+
+/** What the page knows and the worker does not. */
+export interface Surroundings {
+  /** Whether the link had a token. */
+  canJoin: boolean;
+  /** Why the training shall wait. The worker gets there after the current batch. */
+  wanted: PauseReason | null;
+  /** Percent; null if the browser does not say. */
+  batteryUsed: number | null;
+}
 
 export function element<T extends HTMLElement = HTMLElement>(id: string): T {
   return document.getElementById(id) as T;
@@ -10,83 +20,135 @@ export function element<T extends HTMLElement = HTMLElement>(id: string): T {
 /** Shows `text` in the element `id`, which is hidden while it has none. */
 export function say(id: string, text: string): void {
   const place = element(id);
+  // Screen readers repeat a text that is set again.
   if (place.textContent !== text) place.textContent = text;
   place.hidden = text === "";
+}
+
+export function sayProblem(message: string, remedy = ""): void {
+  say("problem-message", message);
+  say("problem-remedy", remedy);
+  element("problem").hidden = message === "";
+}
+
+export function isWorking(stage: Stage): boolean {
+  return !["starting", "new", "joining", "joined", "finished"].includes(stage);
+}
+
+export function draw(view: View, surroundings: Surroundings): void {
+  const { stage, device, data } = view;
+  const working = isWorking(stage);
+  const mayJoin = (stage === "new" || stage === "joining") && surroundings.canJoin;
+  const screen = working || stage === "finished" ? "work" : device !== null ? "member" : "joining";
+  show(screen, {
+    joining: mayJoin,
+    shares: mayJoin || device !== null,
+    work: screen === "work",
+    member: device !== null,
+    choices: screen !== "joining",
+    end: device !== null,
+  });
+  say("status", statusOf(view, surroundings.wanted));
+  drawProblem(view, surroundings.canJoin);
+  element("join").querySelector("button")!.disabled = stage === "joining";
+  if (device !== null) say("who", TEXTS.member(device.name, device.id, device.submodel));
+  say("data", data === null ? TEXTS.noData : TEXTS.data(data.name, data.samples, size(data.bytes)));
+  document.querySelector<HTMLElement>(".source")!.hidden = screen === "work";
+  element<HTMLButtonElement>("train").disabled = data === null;
+  element("train").hidden = screen === "work";
+  element("pause").hidden = !working;
+  drawProgress(view);
+  drawLosses(view);
+  drawFacts(view, surroundings.batteryUsed);
+  say("sent", view.bytesUp === 0 ? "" : `(${TEXTS.sent(size(view.bytesUp))})`);
+}
+
+export function offerPause(ownerPaused: boolean): void {
+  element("pause").textContent = ownerPaused ? TEXTS.resume : TEXTS.pause;
+}
+
+/** Shows the sections of a screen. A new screen gets the focus, which its button had before. */
+function show(screen: string, sections: Record<string, boolean>): void {
+  for (const [id, shown] of Object.entries(sections)) element(id).hidden = !shown;
+  const main = document.querySelector("main")!;
+  const before = main.dataset.screen;
+  main.dataset.screen = screen;
+  if (before !== undefined && before !== screen) element(`${screen}-title`).focus();
+}
+
+function statusOf(view: View, wanted: PauseReason | null): string {
+  const { stage, round, training } = view;
+  if (stage === "paused" && view.paused !== null) return TEXTS.paused[view.paused];
+  if (stage === "training" && wanted !== null) return TEXTS.pausing;
+  if (stage === "joined" && view.data === null) return TEXTS.chooseData;
+  if (stage === "waiting" && view.joined < view.expected) {
+    return TEXTS.waitingFor(view.joined, view.expected);
+  }
+  const words = TEXTS.stages[stage];
+  if (!isWorking(stage) || round === 0) return words;
+  const epoch = training && stage === "training" ? `, ${TEXTS.epoch(training.epoch, training.epochs)}` : "";
+  return `${TEXTS.round(round)}: ${words}${epoch}`;
+}
+
+function drawProblem({ stage, problem }: View, canJoin: boolean): void {
+  if (problem !== null) sayProblem(problem.message, stage === "joined" ? remedyOf(problem) : "");
+  else sayProblem(stage === "new" && !canJoin ? TEXTS.noToken : "");
+}
+
+function remedyOf({ code }: Problem): string {
+  return TEXTS.remedies.find(([start]) => code.startsWith(start))?.[1] ?? "";
+}
+
+function drawProgress({ training, stage }: View): void {
+  const bar = element<HTMLProgressElement>("progress");
+  bar.hidden = training === null || !isWorking(stage);
+  if (training === null || bar.hidden) return say("left", "");
+  const { epoch, epochs, batch, batches, batchSeconds } = training;
+  bar.max = epochs * batches;
+  bar.value = (epoch - 1) * batches + batch;
+  const left = batchSeconds === null ? null : ((bar.max - bar.value) * batchSeconds) / 60;
+  say("left", left === null ? "" : TEXTS.minutesLeft(Math.round(left)));
+}
+
+function drawLosses({ losses }: View): void {
+  const chart = document.getElementById("chart")!;
+  chart.toggleAttribute("hidden", losses.length < 2);
+  const [first, last] = [losses[0], losses.at(-1)];
+  if (first === undefined || last === undefined) return say("losses", "");
+  if (first === last) return say("losses", TEXTS.oneLoss(last.round, loss(last.loss)));
+  const caption = TEXTS.losses(first.round, loss(first.loss), last.round, loss(last.loss));
+  say("losses", caption);
+  chart.setAttribute("aria-label", caption);
+  const most = Math.max(...losses.map((one) => one.loss), Number.MIN_VALUE);
+  const points = losses.map((one) => {
+    const x = 14 + (292 * (one.round - first.round)) / (last.round - first.round);
+    return `${x.toFixed(1)},${(88 - (76 * one.loss) / most).toFixed(1)}`;
+  });
+  document.getElementById("curve")!.setAttribute("points", points.join(" "));
+}
+
+function drawFacts(view: View, batteryUsed: number | null): void {
+  const passLoss = view.training?.loss ?? null;
+  const facts = [
+    ...(passLoss === null ? [] : [TEXTS.passLoss(loss(passLoss))]),
+    TEXTS.trained((view.trainedSeconds / 60).toFixed(1)),
+    TEXTS.traffic(size(view.bytesDown), size(view.bytesUp)),
+    ...(batteryUsed === null ? [] : [TEXTS.battery(batteryUsed)]),
+    ...(view.persisted === null ? [] : [view.persisted ? TEXTS.persisted : TEXTS.notPersisted]),
+    ...(isWorking(view.stage) ? [TEXTS.keepOpen] : []),
+  ];
+  const items = facts.map((fact) => {
+    const item = document.createElement("li");
+    item.textContent = fact;
+    return item;
+  });
+  element("facts").replaceChildren(...items);
 }
 
 function size(bytes: number): string {
   return bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
 }
 
-/** @param canJoin Whether the link had a token. */
-export function draw(view: View, canJoin: boolean, batteryUsed: number | null): void {
-  const { stage, device, data } = view;
-  const isNew = stage === "new" || stage === "joining";
-  const working = !["starting", "new", "joining", "joined"].includes(stage);
-  say("problem", view.problem?.message ?? (stage === "new" && !canJoin ? TEXTS.noToken : ""));
-  element("joining").hidden = !isNew || !canJoin;
-  element("join").querySelector("button")!.disabled = stage === "joining";
-  element("member").hidden = device === null;
-  element("end").hidden = device === null;
-  element("work").hidden = !working;
-  if (device !== null) say("who", TEXTS.member(device.name, device.id, device.submodel));
-  say("data", data === null ? TEXTS.noData : TEXTS.data(data.name, data.samples, size(data.bytes)));
-  element<HTMLButtonElement>("train").disabled = data === null;
-  element("train").hidden = working;
-  element<HTMLInputElement>("file").disabled = working;
-  if (!working) return;
-  say("status", statusOf(view));
-  drawProgress(view);
-  drawLosses(view.losses);
-  const facts = [
-    TEXTS.trained((view.trainedSeconds / 60).toFixed(1)),
-    TEXTS.traffic(size(view.bytesDown), size(view.bytesUp)),
-    ...(batteryUsed === null ? [] : [TEXTS.battery(batteryUsed)]),
-    ...(view.persisted === null ? [] : [view.persisted ? TEXTS.persisted : TEXTS.notPersisted]),
-    TEXTS.keepOpen,
-  ];
-  const list = element("facts");
-  list.replaceChildren(
-    ...facts.map((fact) => {
-      const item = document.createElement("li");
-      item.textContent = fact;
-      return item;
-    }),
-  );
-}
-
-function statusOf(view: View): string {
-  if (view.stage === "paused" && view.paused !== null) return TEXTS.paused[view.paused];
-  if (view.stage === "waiting" && view.joined < view.expected) {
-    return TEXTS.waitingFor(view.joined, view.expected);
-  }
-  const words = TEXTS.stages[view.stage];
-  if (view.stage === "finished" || view.round === 0) return words;
-  const epoch = view.training && TEXTS.epoch(view.training.epoch, view.training.epochs);
-  return [TEXTS.round(view.round), words, ...(epoch === null ? [] : [epoch])].join(": ");
-}
-
-function drawProgress({ training, stage }: View): void {
-  const bar = element<HTMLProgressElement>("progress");
-  bar.hidden = training === null || stage === "finished";
-  if (training === null) return say("left", "");
-  const { epoch, epochs, batch, batches, batchSeconds } = training;
-  const done = (epoch - 1) * batches + batch;
-  bar.max = epochs * batches;
-  bar.value = done;
-  const minutes = batchSeconds === null ? null : ((bar.max - done) * batchSeconds) / 60;
-  say("left", minutes === null ? "" : TEXTS.minutesLeft(Math.round(minutes)));
-}
-
-function drawLosses(losses: View["losses"]): void {
-  say("losses", losses.length ? TEXTS.losses(losses.map((one) => one.loss.toFixed(3)).join(", ")) : "");
-  const chart = document.getElementById("chart")!;
-  chart.toggleAttribute("hidden", losses.length < 2);
-  if (losses.length < 2) return;
-  const most = Math.max(...losses.map((one) => one.loss), 1e-9);
-  const points = losses.map(
-    ({ loss }, i) => `${8 + (304 * i) / (losses.length - 1)},${88 - (80 * loss) / most}`,
-  );
-  chart.querySelector("polyline")!.setAttribute("points", points.join(" "));
-  chart.setAttribute("aria-label", element("losses").textContent ?? "");
+function loss(value: number): string {
+  return value.toPrecision(3);
 }

@@ -1,39 +1,46 @@
-/** Opens the page without a network. It touches the page's own files only, never the protocol. */
+/** Opens the page without a network. It answers for the page's own files only, never the protocol. */
 
-/** The files of this build; the build fills it in. */
+/** The files of this build, and what they are called together; the build fills them in. */
 declare const CACHED: string[];
+declare const BUILD: string;
 
-interface WorkerEvent extends Event {
+interface ExtendableEvent extends Event {
   waitUntil: (work: Promise<unknown>) => void;
 }
-interface FetchEvent extends WorkerEvent {
+interface FetchEvent extends Event {
   request: Request;
   respondWith: (answer: Promise<Response>) => void;
 }
 
-/** A new build has other files, and so another name. */
-const CACHE = CACHED.join(" ");
+const CACHE = `edgetailor-page-${BUILD}`;
 
-addEventListener("install", (event) => {
-  (event as WorkerEvent).waitUntil(caches.open(CACHE).then((cache) => cache.addAll(CACHED)));
-});
+async function install(): Promise<void> {
+  await (await caches.open(CACHE)).addAll(CACHED);
+}
 
-addEventListener("activate", (event) => {
-  const cleaned = caches
-    .keys()
-    .then((names) => Promise.all(names.filter((name) => name !== CACHE).map((name) => caches.delete(name))));
-  (event as WorkerEvent).waitUntil(cleaned);
-});
+/** Runs when no page of an older build is open any more. */
+async function removeOlder(): Promise<void> {
+  const names = await caches.keys();
+  const older = names.filter((name) => name.startsWith("edgetailor-page-") && name !== CACHE);
+  await Promise.all(older.map((name) => caches.delete(name)));
+}
 
+/** The page itself from the network first, so that a new build is seen; the hashed never change. */
+async function answer(request: Request): Promise<Response> {
+  const stored = await caches.match(request);
+  if (stored !== undefined && request.mode !== "navigate") return stored;
+  try {
+    return await fetch(request);
+  } catch (error) {
+    if (stored === undefined) throw error;
+    return stored;
+  }
+}
+
+addEventListener("install", (event) => (event as ExtendableEvent).waitUntil(install()));
+addEventListener("activate", (event) => (event as ExtendableEvent).waitUntil(removeOlder()));
 addEventListener("fetch", (event) => {
-  const { request, respondWith } = event as FetchEvent;
-  const scope = new URL("./", location.href).pathname;
-  if (request.method !== "GET" || !new URL(request.url).pathname.startsWith(scope)) return;
-  // Network first for the page itself, so that a new build is seen; hashed files never change.
-  const cached = (): Promise<Response | undefined> => caches.match(request, { ignoreSearch: true });
-  const answer =
-    request.mode === "navigate"
-      ? fetch(request).catch(async () => (await caches.match("./")) ?? Response.error())
-      : cached().then((found) => found ?? fetch(request));
-  respondWith.call(event, answer);
+  const { request } = event as FetchEvent;
+  const ours = request.url.startsWith(new URL("./", location.href).href);
+  if (request.method === "GET" && ours) (event as FetchEvent).respondWith(answer(request));
 });

@@ -2,17 +2,70 @@
 
 import type { PauseReason, Stage } from "../agent/messages.js";
 
+/** What index.html and the manifest say; the build writes it into them. */
+export const PAGE = {
+  language: "en",
+  title: "EdgeTailor: train with this device",
+  shortTitle: "EdgeTailor",
+  heading: "Train with this device",
+  noScript: "This page needs JavaScript. Allow it for this page, then reload.",
+  opening: "Opening",
+  joinHeading: "Join",
+  about:
+    "Several devices train one model together. Each one trains on its own data, and sends only " +
+    "what it has learned.",
+  nameLabel: "Name of this device",
+  nameDefault: "my phone",
+  nameHelp: "The operator sees this name.",
+  join: "Join",
+  sharesHeading: "What leaves this device",
+  leavesNumbers: "the trained numbers of its part of the model",
+  leavesCounts: "the number of your samples, the loss and the time of the training",
+  leavesMachine: "the name that you give this device, and a description of its browser",
+  staysHeading: "What never leaves it",
+  staysData: "your data",
+  staysPersonal: "your personal model, if this federation has personal models",
+  staysKey: "the key by which the coordinator recognises this device",
+  dataHeading: "Your data",
+  fileLabel: "Data file",
+  fileHelp: "A numpy file (.npz) with the arrays x (samples) and y (labels). A copy stays on this device.",
+  train: "Start training",
+  trainHeading: "Training",
+  progressLabel: "Progress in this round",
+  pause: "Pause",
+  choicesHeading: "When to train",
+  awake: "Keep the screen on while training",
+  hidden: "Pause while this page is hidden",
+  unplugged: "Pause while the device is not charging",
+  metered: "Pause on metered connections",
+  leaveHeading: "Leave",
+  leaveAbout:
+    "Another device can take your place. The data, the key and the personal model that this page " +
+    "has stored are removed.",
+  leave: "Leave and erase",
+  sureHeading: "Leave and erase?",
+  sureAbout:
+    "Your data, the key and the personal model are removed from this page. Your own files stay. " +
+    "You cannot undo this. If the coordinator does not answer, choose to erase only.",
+  stay: "Stay",
+  eraseOnly: "Erase only",
+  hashes: "Hashes of this page",
+  licences: "Licences",
+};
+
 export const TEXTS = {
   insecure:
-    "This page was opened without https. Without it, browsers give a page no key and no storage. " +
-    "Ask the operator for a link that begins with https.",
-  missing: (feature: string) =>
-    `This browser cannot take part: it has no ${feature}. Use a newer browser, such as the current ` +
-    "Chrome, Firefox or Safari.",
-  otherTab: "This page is open in another tab. Close that tab, then reload this one.",
+    "This page was opened without https. Browsers give such a page no key and no storage, so it " +
+    "cannot take part. Ask the operator for a link that begins with https.",
+  missing: (features: string[]) =>
+    `This browser cannot take part: it lacks ${features.join(", ")}. Use a current version of ` +
+    "Chrome, Firefox or Safari, and not a private window.",
+  otherTab: "This page is open in another tab. Continue there, or close that tab: then this one starts.",
   noToken:
-    "This link is incomplete: it ends without a token. Open the whole link, or scan the code again.",
-  host: (host: string) => `For the federation at ${host}.`,
+    "This device has not joined, and this address has no join token. Open the whole link that you " +
+    "got from the operator, or scan its code.",
+  workerFailed: "A part of this page could not be loaded. Reload the page.",
+  host: (host: string) => `For the federation at ${host}`,
   stages: {
     starting: "Opening",
     new: "Not joined yet",
@@ -23,30 +76,44 @@ export const TEXTS = {
     training: "Training",
     uploading: "Sending the result",
     paused: "Paused",
-    finished: "All rounds are over. Thank you!",
+    finished: "All rounds are over. Thank you! You can close this page.",
   } satisfies Record<Stage, string>,
+  chooseData: "Joined. Choose your data next.",
+  pausing: "Pausing after this step",
   paused: {
     owner: "Paused by you",
-    hidden: "Paused, because the page is hidden",
-    unplugged: "Paused, because the device is not charging",
-    metered: "Paused, because the connection is metered",
+    hidden: "Paused while the page is hidden",
+    unplugged: "Paused until the device is charging",
+    metered: "Paused while the connection is metered",
   } satisfies Record<PauseReason, string>,
   waitingFor: (joined: number, expected: number) =>
-    `Waiting for devices: ${joined} of ${expected} have joined`,
+    `Waiting for other devices: ${joined} of ${expected} have joined`,
   round: (round: number) => `Round ${round}`,
   epoch: (epoch: number, epochs: number) => `pass ${epoch} of ${epochs} over your data`,
   minutesLeft: (minutes: number) =>
-    minutes < 1 ? "less than a minute left in this round" : `about ${minutes} min left in this round`,
-  member: (name: string, id: string, submodel: string) => `${name} (${id}) trains ${submodel}`,
-  data: (name: string, samples: number, size: string) => `${name}: ${samples} samples, ${size}`,
+    minutes < 1 ? "Less than a minute left in this round" : `About ${minutes} min left in this round`,
+  member: (name: string, id: string, submodel: string) =>
+    `This device is “${name}” (${id}). Its part of the model: ${submodel}.`,
   noData: "No data chosen yet.",
+  data: (name: string, samples: number, size: string) => `${name}: ${samples} samples, ${size}`,
+  sent: (size: string) => `${size} sent since this page was opened`,
   traffic: (down: string, up: string) => `${down} received, ${up} sent`,
   trained: (minutes: string) => `${minutes} min of training`,
   battery: (percent: number) => `${percent}% of the battery used since this page was opened`,
-  persisted: "The browser keeps the stored data.",
-  notPersisted: "The browser may remove the stored data when it needs room.",
-  keepOpen: "Keep this page open while it trains.",
-  losses: (text: string) => `Loss after each round: ${text}`,
-  pause: "Pause",
+  persisted: "The browser has promised to keep what this page stores.",
+  notPersisted: "The browser may remove what this page stores when it needs room.",
+  keepOpen: "Keep this page open: training stops when it is closed, and goes on when it is opened again.",
+  passLoss: (loss: string) => `Loss of the last pass: ${loss}`,
+  oneLoss: (round: number, loss: string) => `Loss in round ${round}: ${loss}`,
+  losses: (first: number, from: string, last: number, to: string) =>
+    `Loss: ${from} in round ${first}, ${to} in round ${last}`,
+  pause: PAGE.pause,
   resume: "Continue",
+  /** What to do about a problem that stopped the training, by the start of its code. */
+  remedies: [
+    ["client.not-authorised", "This device has lost its place. Erase below, then open the link again."],
+    ["trust.", "Do not go on before you have asked the operator."],
+    ["data.", "Choose another file."],
+    ["", "Nothing is lost. To try again, press Start training. If it fails again, tell the operator."],
+  ] as const,
 };

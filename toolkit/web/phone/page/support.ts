@@ -1,0 +1,39 @@
+/** Whether this browser has what the page and its worker need. */
+
+/** The names of what it lacks. Private windows of some browsers have no storage. */
+export async function missingFeatures(): Promise<string[]> {
+  const features: [string, () => unknown][] = [
+    ["WebAssembly", () => typeof WebAssembly === "object"],
+    ["module workers", hasModuleWorkers],
+    ["Web Locks", () => navigator.locks],
+    ["IndexedDB", () => indexedDB],
+    ["private file system (OPFS)", () => navigator.storage.getDirectory()],
+    ["Ed25519 keys", () => crypto.subtle.generateKey("Ed25519", false, ["sign", "verify"])],
+  ];
+  const missing = [];
+  for (const [name, use] of features) {
+    try {
+      if (!(await use())) missing.push(name);
+    } catch {
+      missing.push(name);
+    }
+  }
+  return missing;
+}
+
+/** A browser that knows module workers reads the option `type`, here before it refuses the address. */
+function hasModuleWorkers(): boolean {
+  let asked = false;
+  const options = {
+    get type(): WorkerType {
+      asked = true;
+      return "module";
+    },
+  };
+  try {
+    new Worker("https://:", options).terminate();
+  } catch {
+    // No worker starts.
+  }
+  return asked;
+}
