@@ -4,8 +4,7 @@ Each is a factory, so that a model reference such as `small_models:bert` names i
 have half of every width by their own constructors.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 from torch import nn
@@ -118,18 +117,14 @@ class SmallModel:
         shape: Shape of one sample.
         tokens: Whether samples are tokens.
         labels: Shape of the labels of one sample: a class, or a token for each position.
-        without: Families that refuse it, and why.
     """
 
     name: str
     shape: tuple[int, ...]
     tokens: bool = False
     labels: tuple[int, ...] = ()
-    without: Mapping[str, str] = field(default_factory=dict)
 
 
-CONV1D = "its layers are transformers' Conv1D, which has no factorized form"
-TIED = "its output layer shares its weights with the embedding, so that no cut is between them"
 MODELS = [
     SmallModel("mobilenet_v3", (3, 32, 32)),
     SmallModel("efficientnet_b0", (3, 32, 32)),
@@ -137,8 +132,8 @@ MODELS = [
     SmallModel("swin", (3, 32, 32)),
     SmallModel("vit", (3, 32, 32)),
     SmallModel("bert", (8,), tokens=True),
-    SmallModel("gpt2", (8,), tokens=True, without={"low-rank": CONV1D}),
+    SmallModel("gpt2", (8,), tokens=True),
     SmallModel("llama", (8,), tokens=True),
-    SmallModel("mamba", (6,), tokens=True, labels=(6,), without={"slice": TIED}),
+    SmallModel("mamba", (6,), tokens=True, labels=(6,)),
     SmallModel("wav2vec2", (400,)),
 ]

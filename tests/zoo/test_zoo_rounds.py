@@ -25,7 +25,6 @@ from device_agent.formats.update import read_update
 from device_agent.training.bundle_training import Trained
 from edgetailor import Federation, TrainingConfig
 from oracles import BiLevel, BiLevelResult, Device, Plan, State, Tensorized
-from profiles.errors import SpecError
 from small_models import MISSING, MODELS, WORDS, SmallModel
 from trainings import train_bundle
 from zoo_models import CLASSES
@@ -137,12 +136,7 @@ class Round:
 
 def one_round(zoo: Zoo, spec: str, folder: Path) -> Round:
     """Every device trains a bundle of `spec`, and the updates are folded."""
-    family = spec.partition(":")[0].partition(",")[0]
     federation = zoo.federation
-    if family in zoo.model.without:
-        with pytest.raises(SpecError):
-            federation.submodel(spec)
-        pytest.skip(f"{zoo.model.name} has no {family}: {zoo.model.without[family]}")
     federation.load(zoo.first)
     old, module = zoo.state(), copy.deepcopy(federation.module)
     bundle = folder / "bundle"
