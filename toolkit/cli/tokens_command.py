@@ -24,7 +24,7 @@ ALL = "*"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def tokens(federation: Path, url: str | None, qr: str | None, as_json: bool) -> None:
-    """List the join tokens of a federation, with the links by which phones join.
+    """Show join tokens and the links by which phones join.
 
     FEDERATION is the federation's file or its state folder; `edgetailor serve` may run on it. Who
     has a link can enrol a device: keep it private.

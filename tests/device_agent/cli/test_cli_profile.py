@@ -82,8 +82,8 @@ def test_profile_as_json(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> N
         idle, peak = phase["memory"]["idle"], phase["memory"]["peak_bytes"]
         assert peak > idle["anonymous_bytes"] + idle["file_bytes"] > 0
     assert set(found["machine"]) == {
-        "system", "architecture", "processor", "cpu_count", "memory_bytes", "python", "runtime",
-        "model",
+        "kind", "system", "architecture", "processor", "cpu_count", "memory_bytes", "python",
+        "runtime", "model",
     }  # fmt: skip
 
 
