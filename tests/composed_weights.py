@@ -5,7 +5,7 @@ zero elsewhere.
 """
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -51,20 +51,6 @@ def outer(factors: Mapping[str, Tensor]) -> Tensor:
     letters = "abcd"[: len(factors)]
     terms = [factors[str(n)] for n in range(len(factors))]
     return torch.einsum(",".join(f"{c}r" for c in letters) + f"->{letters}", *terms)
-
-
-def turned(
-    model: nn.Module, dense: Mapping[str, Tensor], names: Iterable[str]
-) -> dict[str, Tensor]:
-    """`dense` with the factorized weights `names` as their layers have them.
-
-    GPT-2's Conv1D holds its weight (inputs, outputs), the other way round than a linear layer.
-    """
-    owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
-    return {
-        name: value.T if type(owners.get(name)).__name__ == "Conv1D" else value
-        for name, value in dense.items()
-    }
 
 
 def twin(model: nn.Module, trained: set[str]) -> nn.Module:
@@ -125,7 +111,7 @@ def train_composed(
     x = samples(device, dtype)
     for y, indices in device.visits(plan):
         optimizer.zero_grad()
-        held = turned(model, composed(table, state), factorized)
+        held = composed(table, state)
         for name, place in parts.items():
             held[name] = torch.zeros_like(base[name]).index_put(place, held[name])
         loss = cross_entropy(functional_call(network, base | held, (x[indices],)), y)
@@ -137,7 +123,6 @@ def train_composed(
             if entry.role == "buffer":
                 new = held[str(entry.stands_for)]
                 state[entry.name] = new[places(entry)] if entry.part else new
-    last = composed(table, {name: value.detach() for name, value in state.items()})
-    new = turned(model, last, factorized)
+    new = composed(table, {name: value.detach() for name, value in state.items()})
     uploaded = {str(e.stands_for) for e in table if e.role in ("parameter", "buffer")}
     return {name: value.double() for name, value in new.items() if name in uploaded}
