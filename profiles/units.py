@@ -12,7 +12,7 @@ UNITS: dict[str, int] = {
 LARGEST = 2**63
 LONGEST_SHOWN = 100
 """Characters of the text in the values of an error."""
-SPANS = {"s": 1, "m": 60, "h": 3600}
+SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_bytes(text: str) -> int:
@@ -55,7 +55,7 @@ def parse_duration(text: str) -> float:
     """Read a time span in seconds.
 
     Args:
-        text: A number and `s`, `m` or `h`: 90s, 10m or 1.5h.
+        text: A number and `s`, `m`, `h` or `d`: 90s, 10m, 1.5h or 7d.
 
     Returns:
         The time span in seconds.
@@ -67,10 +67,10 @@ def parse_duration(text: str) -> float:
         >>> parse_duration("1.5h")
         5400.0
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text.strip())
     if not found:
         raise InputError(
-            f"Invalid time span {text!r}: write a number and s, m or h, for example 10m.",
+            f"Invalid time span {text!r}: write a number and s, m, h or d, for example 10m.",
             code="option.invalid-duration",
             text=text[:LONGEST_SHOWN],
         )

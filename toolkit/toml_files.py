@@ -180,7 +180,7 @@ def _converted(
     """Find the values that pydantic converted to a number or truth value, and what they must be.
 
     It reads "3" as 3 and true as 1. In TOML a value has a type, so these are mistakes. A size
-    such as "256MB" is not one: it is meant to be text.
+    such as "256MB" or a time span is not one: it is meant to be text.
     """
     if isinstance(content, dict):
         for key, value in content.items():
@@ -190,8 +190,8 @@ def _converted(
         for number, (value, one) in enumerate(zip(content, made, strict=True)):
             yield from _converted(value, one, (*place, number))
     elif type(made) in SIMPLE and type(content) is not type(made):
-        is_size = type(made) is int and isinstance(content, str) and as_number(content) is None
-        if not is_size and (type(content), type(made)) != (int, float):
+        has_unit = isinstance(content, str) and as_number(content) is None
+        if not has_unit and (type(content), type(made)) != (int, float):
             yield place, content, SIMPLE[type(made)]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.device_state import DeviceState
-from device_agent.formats.protocol import DeviceStatus, Status
+from device_agent.formats.protocol import ABSENT, LEFT, DeviceStatus, Status
 from profiles.text_formatting import have_joined, wrapped
 
 PATIENCE_S = 5.0
@@ -33,9 +33,9 @@ def fleet_status(state: Path) -> Status:
 def lines(status: Status) -> list[str]:
     """Format the status: the round, then one line for each device and one for its note."""
     head = f"round {status.round} of {status.rounds}, {status.state}"
-    # Devices that have left stay listed, and their places are free again.
+    # Devices that have left or are absent stay listed, and their places are free again.
     if status.state == "enrolling":
-        members = sum(device.state != "left" for device in status.devices)
+        members = sum(device.state not in (ABSENT, LEFT) for device in status.devices)
         head += f" ({have_joined(members, status.expected_devices)})"
     if status.history:
         current = [one for one in status.history if one.round == status.model_round]

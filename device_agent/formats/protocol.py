@@ -57,6 +57,10 @@ UPLOAD_SUPERSEDED = "upload.superseded"
 """Code of the Problem (409) for an upload that a later request of the same device has ended."""
 UPLOAD_ALTERED = "upload.altered"
 """Code of the Problem (409) for an upload whose content has another hash. It was discarded."""
+LEFT = "left"
+"""State of a device that has ended its membership."""
+ABSENT = "absent"
+"""State of a device that lost its place because it was not seen for long. It may come back."""
 ALREADY_SENT = "round.already-sent"
 """Code of the Problem for a second, different update for one round."""
 NO_SUCH_FILE = "round.no-such-file"
@@ -178,7 +182,7 @@ class DeviceStatus:
     """A device as the coordinator sees it. Bytes count message bodies over all rounds so far.
 
     `round` is the round that the device works on now. `note` is the reason for a pause, the round
-    whose deadline the device missed, or what it reported about its submodel.
+    that closed before the device's update came, or what it reported about its submodel.
     """
 
     device: str

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol import (
+    ABSENT,
+    LEFT,
     NO_SUCH_FILE,
     Fallback,
     FileOffer,
@@ -123,9 +125,7 @@ class Coordinator:
                     lambda kind: ahead[kind] if kind in ahead else self._plan(kind, request),
                 )
             if device.id not in self.rounds.devices:
-                self.rounds.enrol(device.id)
-                self.activity[device.id] = DeviceActivity(self.clock())
-                self._log_membership(device, "has joined")
+                self._enter(device, "has joined")
         self.changed.set()
         submodel, key = self.submodel(device), self.key.public
         return JoinReply(device=device.id, secret=secret, submodel=submodel, key=key)
@@ -169,9 +169,29 @@ class Coordinator:
         if device is None:
             raise unknown_secret(secret, self.store.registry)
         if device.has_left:
-            raise not_authorised(f"{device.id} has left this federation: join again with a token.")
+            device = self._back(device)
         self.activity[device.id].seen_at = self.clock()  # one assignment: it needs no lock
         return device
+
+    def _back(self, device: Device) -> Device:
+        """A forgotten `device`, a member again. Raises RefusalError (401) if it cannot be one."""
+        again = "join again with a token"
+        if not device.forgotten:
+            raise not_authorised(f"{device.id} has left this federation: {again}.")
+        with self.lock:
+            if not self.store.registry.come_back(device.id):
+                raise not_authorised(
+                    f"{device.id} was not seen for so long that another device has its place: "
+                    f"{again}."
+                )
+            self._enter(device, "is back")
+        self.changed.set()
+        return self.store.registry.device(device.id)
+
+    def _enter(self, device: Device, what: str) -> None:
+        self.rounds.enrol(device.id)
+        self.activity[device.id] = DeviceActivity(self.clock())
+        self._log_membership(device, what)
 
     def work(self, device: Device) -> Work:
         """What `device` should do now."""
@@ -260,17 +280,38 @@ class Coordinator:
     def leave(self, device: Device) -> None:
         """End the membership of `device`: its secret is void and its place is free."""
         with self.lock:
-            self.store.registry.leave(device.id)
-            self.rounds.leave(device.id)
-            self.store.incoming.drop(device.id)
-            self._note_reopening()
-            self.activity[device.id] = DeviceActivity(self.clock(), "left")
+            self._remove(device)
+            self.activity[device.id] = DeviceActivity(self.clock(), LEFT)
             self._log_membership(device, "has left")
         self.changed.set()
 
+    def forget_absent(self) -> None:
+        """Free the places of the devices that were not seen for the time that the config allows.
+
+        One that comes back later is a member again, if a place is free then.
+        """
+        limit = self.config.forget_after
+        if limit is None:
+            return
+        with self.lock:
+            oldest = self.clock() - limit
+            for name in [n for n in self.rounds.devices if self.activity[n].seen_at < oldest]:
+                device = self.store.registry.device(name)
+                self._remove(device, forgotten=True)
+                self.activity[name].state, self.activity[name].note = ABSENT, None
+                self._log_membership(device, "was not seen for long and lost its place")
+
+    def _remove(self, device: Device, forgotten: bool = False) -> None:
+        """End the membership of `device`; needs the lock."""
+        self.store.registry.leave(device.id, forgotten)
+        self.rounds.leave(device.id)
+        self.store.incoming.drop(device.id)
+        self._note_reopening()
+
     def _log_membership(self, device: Device, what: str) -> None:
-        taken, places = len(self.rounds.devices), self.rounds.expected
-        logger.info("%s %s: %d of %s taken.", label(device), what, taken, counted(places, "place"))
+        taken, places = len(self.rounds.devices), self.config.places
+        of = counted(taken, "place") if places is None else f"{taken} of {counted(places, 'place')}"
+        logger.info("%s %s: %s taken.", label(device), what, of)
 
     def upload(self, device: Device, round_: int, sha256: str) -> Upload:
         """How much of the tensors with this hash has come. Ends a request that still sends them.
@@ -419,13 +460,14 @@ def restore(
 ) -> Coordinator:
     """The coordinator in the state of `store`: a new one, or one that continues."""
     done = max((result.round for result in store.history()), default=0)
-    rounds = Rounds(config.rounds, config.expected_devices, config.deadline_s, done)
+    rounds = Rounds(config.rounds, config.expected_devices, config.deadline_s, done, config.quorum)
     bundles = store.bundles(done + 1)
     coordinator = Coordinator(config, store, rounds, clock, planner, bundles=bundles)
     for device in store.registry.devices():
         if not device.has_left:
             rounds.enrol(device.id)
-        state = "left" if device.has_left else "enrolled"
+        left = ABSENT if device.forgotten else LEFT
+        state = left if device.has_left else "enrolled"
         coordinator.activity[device.id] = DeviceActivity(clock(), state)
     # Devices may have left since the first round opened: their number does not say that it has.
     if store.value(STARTED) is not None and rounds.phase == "enrolling":

@@ -16,7 +16,8 @@ from pydantic import (
 
 from profiles.cost_model.submodel_choice import Budgets
 from profiles.errors import InputError
-from profiles.units import parse_bytes
+from profiles.text_formatting import counted
+from profiles.units import parse_bytes, parse_duration
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.toml_files import Place, Table, Tier, checked_spec, read_table, repeated
@@ -24,6 +25,8 @@ from toolkit.toml_files import Place, Table, Tier, checked_spec, read_table, rep
 Positive = Annotated[int, Field(ge=1)]
 AUTO = "auto"
 """In place of a submodel: each device gets the strongest submodel that fits it."""
+ANY = "any"
+"""In place of a number of devices: any number may join."""
 
 
 def _bytes(given: object) -> int:
@@ -33,26 +36,43 @@ def _bytes(given: object) -> int:
         raise ValueError(str(error)) from None
 
 
+def _seconds(given: object) -> float:
+    try:
+        return parse_duration(str(given))  # refuses a bare number, too
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
 Size = Annotated[int, Field(ge=1), BeforeValidator(_bytes)]
 """Bytes, written like "256MB"."""
+Span = Annotated[float, Field(gt=0), BeforeValidator(_seconds)]
+"""Seconds, written like "7d"."""
 
 
-def _rounds_kept(given: object) -> object:
-    whole = isinstance(given, int) and not isinstance(given, bool) and given >= 1
-    if whole or given in ("all", "best"):
-        return given
-    raise ValueError('it must be a whole number from 1, "all" or "best"')
+def _whole_or(*words: str) -> PlainValidator:
+    """Accept a whole number from 1, or one of `words`."""
+    last = f'"{words[-1]}"'
+    wanted = ", ".join(["a whole number from 1", *(f'"{word}"' for word in words[:-1])])
+
+    def check(given: object) -> object:
+        whole = isinstance(given, int) and not isinstance(given, bool) and given >= 1
+        if whole or given in words:
+            return given
+        raise ValueError(f"it must be {wanted} or {last}")
+
+    return PlainValidator(check)
 
 
 class DeviceKind(Tier):
     """A kind of device: `count` devices that train `submodel`, or with AUTO what fits each.
 
+    A kind with the count ANY is open: it always has another place.
     A device that reports that it cannot train gets `fallback` from the next round on. The budgets
     of a planned device are `memory` of the agent's process in bytes, `step_time` of a batch in
     seconds and `bandwidth` of a round in bytes.
     """
 
-    count: Positive = 1
+    count: Annotated[int | Literal["any"], _whole_or(ANY)] = 1
     fallback: str | None = None
     memory: Size | None = None
     step_time: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
@@ -77,6 +97,11 @@ class DeviceKind(Tier):
         return self
 
     @property
+    def places(self) -> int | None:
+        """How many devices of this kind may be members at a time; None if any number may."""
+        return self.count if isinstance(self.count, int) else None
+
+    @property
     def planned(self) -> bool:
         """Whether a plan chooses the submodel of each device."""
         return self.submodel == AUTO
@@ -93,6 +118,9 @@ class CoordinatorConfig(Table):
     `deadline_s` is in seconds. `keep` says the models of which rounds stay in the state folder.
     `port` 0 means any free one. A join token enrols new devices for `token_days` days after it was
     made. `phones`: serve the page by which phones join.
+
+    The first round opens once `min_devices` have joined. A round closes early once `quorum` updates
+    have come. A device that was not seen for `forget_after` seconds loses its place.
     """
 
     model: str
@@ -106,7 +134,10 @@ class CoordinatorConfig(Table):
     port: Annotated[int, Field(ge=0, le=65535)] = 8123
     seed: Annotated[int, Field(ge=0)] = 0
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
-    keep: Annotated[int | Literal["all", "best"], PlainValidator(_rounds_kept)] = 10
+    min_devices: Positive | None = None
+    quorum: Positive | None = None
+    forget_after: Span | None = None
+    keep: Annotated[int | Literal["all", "best"], _whole_or("all", "best")] = 10
     token_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
     phones: bool = True
     training: TrainingConfig = TrainingConfig()
@@ -134,10 +165,34 @@ class CoordinatorConfig(Table):
             )
         return self
 
+    @model_validator(mode="after")
+    def _places_suffice(self) -> Self:
+        most = self.places
+        for key, number in (("min_devices", self.min_devices), ("quorum", self.quorum)):
+            if most is not None and number is not None and number > most:
+                raise ValueError(
+                    f"`{key}` is {number}, but the kinds have {counted(most, 'place')} in all: "
+                    f'lower it, or set count = "{ANY}" for a kind'
+                )
+        return self
+
+    @property
+    def places(self) -> int | None:
+        """The number of places of all kinds; None if a kind is open."""
+        is_open = any(kind.places is None for kind in self.devices)
+        return None if is_open else self._fixed_places
+
+    @property
+    def _fixed_places(self) -> int:
+        return sum(kind.places or 0 for kind in self.devices)
+
     @property
     def expected_devices(self) -> int:
-        """The number of devices of all kinds."""
-        return sum(kind.count for kind in self.devices)
+        """How many devices have to join before the first round opens.
+
+        By default all that have a place of a kind that is not open, and at least one.
+        """
+        return self.min_devices or self._fixed_places or 1
 
     def kind(self, name: str) -> DeviceKind:
         """The kind called `name`."""

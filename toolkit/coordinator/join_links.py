@@ -26,7 +26,7 @@ class JoinToken:
     Attributes:
         kind: The kind.
         submodel: What its devices train.
-        count: The number of its places.
+        count: The number of its places; None if any number may join.
         joined: How many places are taken.
         expires: The last day of the token, in UTC.
         file: The file of the token.
@@ -35,7 +35,7 @@ class JoinToken:
 
     kind: str
     submodel: str
-    count: int
+    count: int | None
     joined: int
     expires: date
     file: Path

@@ -79,6 +79,7 @@ class RoundWorker:
     def turn(self) -> None:
         """Take the step that the rounds are ready for, if any."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
+        coordinator.forget_absent()
         if rounds.phase in ("enrolling", "aggregating") and not self._prepared():
             self._when_room(self._prepare)
         if rounds.phase == "aggregating" and rounds.devices and self._prepared():
@@ -89,7 +90,9 @@ class RoundWorker:
             late = coordinator.close_round() if closing else []
         if closing:
             for device in late:
-                logger.warning("%s missed the deadline of round %d.", label(device), rounds.round)
+                logger.warning(
+                    "Round %d closed before the update of %s came.", rounds.round, label(device)
+                )
             self._fold()
             self._log_end()
             if rounds.phase == "finished":

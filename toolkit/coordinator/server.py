@@ -238,11 +238,11 @@ def _coordinator(
     # All are read before the first is kept: a damaged one is refused and nothing is changed.
     key = CoordinatorKey.at(config.state / KEY)
     operator = _token(config.state / OPERATOR)
-    places = [token_file(config.state, kind.name) for kind in config.devices]
-    tokens = [_token(place, f".{key.fingerprint}") for place in places]
+    files = [token_file(config.state, kind.name) for kind in config.devices]
+    tokens = [_token(file, f".{key.fingerprint}") for file in files]
     for kind, token in zip(config.devices, tokens, strict=True):
         secret, _ = split_token(token)
-        store.registry.set_token(kind.name, secret, kind.count, config.token_days)
+        store.registry.set_token(kind.name, secret, kind.places, config.token_days)
     coordinator = restore(config, store, time.monotonic, planner)
     coordinator.operator_token, coordinator.key = operator, key
     return coordinator

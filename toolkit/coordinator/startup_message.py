@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from device_agent.formats.atomic_files import shown
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.join_links import (
     NEEDS_HTTPS,
     NO_PAGE,
@@ -22,7 +22,7 @@ def startup_message(config: CoordinatorConfig, url: str, origin: Path, has_page:
     """
     state = shown(config.state)
     devices = [
-        f"  {kind.count} x {kind.name} ({kind.submodel}): {token_file(state, kind.name)}"
+        f"  {_count(kind)} {kind.name} ({kind.submodel}): {token_file(state, kind.name)}"
         for kind in config.devices
     ]
     lines = [
@@ -38,6 +38,10 @@ def startup_message(config: CoordinatorConfig, url: str, origin: Path, has_page:
         waiting = ", ".join(planned)
         lines.append(f"Planning first: devices of kind {waiting} wait; others may join.")
     return lines
+
+
+def _count(kind: DeviceKind) -> str:
+    return "any number of" if kind.places is None else f"{kind.places} x"
 
 
 def _phones(url: str, origin: Path, has_page: bool) -> list[str]:

@@ -52,5 +52,5 @@ def members(kinds: Sequence[DeviceKind]) -> list[Member]:
     return [
         Member(f"{kind.name}-{number}", kind)
         for kind in kinds
-        for number in range(1, kind.count + 1)
+        for number in range(1, (kind.places or 0) + 1)
     ]

@@ -176,7 +176,7 @@ def test_a_device_that_misses_a_deadline_drops_the_round(
         assert desk(server).note is None
     assert shown[1:3] == [
         "  desktop-1 (slow) full             training round 1",
-        "    missed the deadline of round 1",
+        "    round 1 closed before its update came",
     ]
     assert [line for line in said if not line.startswith("Fetching")] == [
         "Round 1: training",
@@ -184,9 +184,9 @@ def test_a_device_that_misses_a_deadline_drops_the_round(
         "Round 2: training", "Round 2: the update was accepted.",
         "The last round is over; 1 update sent since this agent started.",
     ]  # fmt: skip
-    assert [line for line in told if "missed" in line] == [
-        "desktop-1 (slow) missed the deadline of round 1.",
-        "desktop-2 (fast) missed the deadline of round 2.",
+    assert [line for line in told if "closed before" in line] == [
+        "Round 1 closed before the update of desktop-1 (slow) came.",
+        "Round 2 closed before the update of desktop-2 (fast) came.",
     ]
     assert not (tmp_path / "slow" / ".update.training").exists()
 

@@ -34,8 +34,35 @@ def test_enrolment_ends_with_the_last_device() -> None:
     assert (machine.phase, machine.round) == ("enrolling", 0)
     machine.enrol("b")
     assert machine.phase == "aggregating"
-    with refused("join.full-fleet", devices=2):
-        machine.enrol("c")
+
+
+def test_a_quorum_closes_a_round_and_the_others_train_in_the_next() -> None:
+    machine = Rounds(2, 2, DEADLINE_S, quorum=2)
+    for name in "abc":
+        machine.enrol(name)
+    machine.open({name: f"bundle-{name}" for name in "abc"}, now=0.0)
+    machine.take("a", 1, "bundle-a", "u")
+    assert not machine.due(0.0)
+    machine.take("c", 1, "bundle-c", "v")
+    assert machine.due(0.0)
+    assert machine.late() == ["b"]
+    machine.close()
+    with refused("round.closed"):
+        machine.take("b", 1, "bundle-b", "w")
+    machine.folded()
+    machine.open({name: f"bundle-{name}" for name in "abc"}, now=0.0)
+    assert machine.task("b") == "train"
+
+
+def test_a_round_of_fewer_devices_than_its_quorum_waits_for_all_of_them() -> None:
+    machine = Rounds(1, 2, DEADLINE_S, quorum=5)
+    for name in "ab":
+        machine.enrol(name)
+    machine.open({"a": "x", "b": "y"}, now=0.0)
+    machine.take("a", 1, "x", "u")
+    assert not machine.due(0.0)
+    machine.take("b", 1, "y", "v")
+    assert machine.due(0.0)
 
 
 def test_a_device_waits_after_its_update_until_the_round_is_over() -> None:
@@ -166,9 +193,10 @@ TestRoundsMachine = RoundsMachine.TestCase
 class ChangingFleet(RuleBasedStateMachine):
     """Devices come, leave and are excused at any time; who is waited for is kept beside."""
 
-    @initialize(devices=st.integers(1, 4))
-    def start(self, devices: int) -> None:
-        self.machine, self.size, self.made = Rounds(3, devices, DEADLINE_S), devices, 0
+    @initialize(devices=st.integers(1, 4), quorum=st.none() | st.integers(1, 5))
+    def start(self, devices: int, quorum: int | None) -> None:
+        self.machine = Rounds(3, devices, DEADLINE_S, quorum=quorum)
+        self.quorum, self.made = quorum, 0
         self.members: set[str] = set()
         self.awaited: set[str] = set()
         self.sent: set[str] = set()
@@ -178,14 +206,8 @@ class ChangingFleet(RuleBasedStateMachine):
     @rule()
     def come(self) -> None:
         self.made += 1
-        full = len(self.members) == self.size
-        try:
-            self.machine.enrol(f"device-{self.made}")
-        except RefusalError:
-            assert full
-        else:
-            assert not full
-            self.members.add(f"device-{self.made}")
+        self.machine.enrol(f"device-{self.made}")
+        self.members.add(f"device-{self.made}")
 
     @precondition(lambda self: self.members)
     @rule(index=st.integers(0, 3), leaves=st.booleans())
@@ -214,11 +236,13 @@ class ChangingFleet(RuleBasedStateMachine):
     def turn(self) -> None:
         machine = self.machine
         if machine.phase == "training":
-            assert machine.due(0.0) == (not self.awaited)
+            enough = self.quorum is not None and len(self.sent) >= self.quorum
+            assert machine.due(0.0) == (enough or not self.awaited)
             if machine.due(0.0):
                 machine.close()
                 machine.folded()
                 self.sent.clear()
+                self.awaited.clear()
         elif self.members:
             machine.open({name: f"for {name}" for name in self.members}, 0.0)
             self.awaited = set(self.members)

@@ -42,7 +42,7 @@ class DeviceActivity:
 
         `last` holds the result of the last round, if there is one.
         """
-        late = None if self.missed is None else f"missed the deadline of round {self.missed}"
+        late = None if self.missed is None else f"round {self.missed} closed before its update came"
         unused = next((_left_out(device.id, result) for result in last), None)
         return DeviceStatus(
             device=device.id,

@@ -30,8 +30,9 @@ def unknown_secret(secret: str, registry: Registry) -> RefusalError:
             "No device here has this secret: join again with a token of this coordinator "
             "(`edgetailor-agent join URL --token-file FILE --replace`)."
         )
+    devices = "any number of devices" if places is None else counted(places, "device")
     return RefusalError(
-        f"This is a join token, good for {counted(places, 'device')} of kind {kind!r}.",
+        f"This is a join token, good for {devices} of kind {kind!r}.",
         status=401,
         code=JOIN_TOKEN,
         kind=kind,

@@ -1,6 +1,6 @@
 """The rounds as a state machine. It knows no HTTP, no storage and no clock.
 
-    enrolling --last device enrolled--> aggregating --open--> training --close--> aggregating ...
+    enrolling --enough devices enrolled--> aggregating --open--> training --close--> aggregating ...
     ... --folded after the last round--> finished
 
 A device may leave at any time. Another one may take its place and trains from the next round on.
@@ -11,25 +11,32 @@ from collections.abc import Mapping
 from typing import Literal
 
 from device_agent.formats.protocol import ALREADY_SENT, OTHER_BUNDLE, ROUND_CLOSED
-from profiles.text_formatting import counted
-from toolkit.coordinator.refusals import conflict, forbidden
+from toolkit.coordinator.refusals import conflict
 
 Phase = Literal["enrolling", "training", "aggregating", "finished"]
 Task = Literal["train", "wait", "finished"]
 
 
 class Rounds:
-    """`total` rounds of `expected` devices; `done` of the rounds are over.
+    """`total` rounds; `done` of them are over. The first opens for `expected` devices.
 
-    A round closes when every device that it was opened for has sent its update or left. It also
-    closes `deadline_s` seconds after it opened if at least one update has come; otherwise it waits
-    for the first.
+    A round closes when every device that it was opened for has sent its update or left, or when
+    `quorum` updates have come. It also closes `deadline_s` seconds after it opened if at least one
+    update has come; otherwise it waits for the first.
     """
 
-    def __init__(self, total: int, expected: int, deadline_s: float, done: int = 0) -> None:
+    def __init__(
+        self,
+        total: int,
+        expected: int,
+        deadline_s: float,
+        done: int = 0,
+        quorum: int | None = None,
+    ) -> None:
         self.total = total
         self.expected = expected
         self.deadline_s = deadline_s
+        self.quorum = quorum
         self.done = done
         self.phase: Phase = "enrolling"
         self.devices: set[str] = set()
@@ -48,15 +55,9 @@ class Rounds:
         return (len(self.devices), self.expected) if self.phase == "enrolling" else (0, 0)
 
     def enrol(self, device: str) -> None:
-        """Add `device`; the last one ends enrolment. Raises RefusalError if the fleet is full."""
-        if len(self.devices) == self.expected or device in self.devices:
-            raise forbidden(
-                f"This fleet is full: it has {counted(self.expected, 'device')}.",
-                code="join.full-fleet",
-                devices=self.expected,
-            )
+        """Add `device`; the last of the expected ones ends enrolment."""
         self.devices.add(device)
-        if self.phase == "enrolling" and len(self.devices) == self.expected:
+        if self.phase == "enrolling" and len(self.devices) >= self.expected:
             self.begin()
 
     def begin(self) -> None:
@@ -144,8 +145,9 @@ class Rounds:
         if self.phase != "training":
             return False
         late = self.remaining_s(now) <= 0 and bool(self.updates)
+        enough = self.quorum is not None and len(self.updates) >= self.quorum
         # Every update is of a device that has an offer.
-        return late or len(self._offers) == len(self.updates)
+        return late or enough or len(self._offers) == len(self.updates)
 
     def remaining_s(self, now: float) -> float:
         """Seconds to the deadline of the open round; negative after it."""

@@ -32,6 +32,7 @@ def hashed(secret: str) -> str:
 class Device:
     """An enrolled device, or one that has left; bytes count bodies over all rounds.
 
+    A `forgotten` one has left because it was not seen for long; it may come back.
     `machine` is JSON. From round `fallback_from` on the device gets its kind's fallback; `trouble`
     is what it last reported. `submodel` was planned for it; None if its kind names one.
     """
@@ -46,6 +47,7 @@ class Device:
     bytes_down: int = 0
     bytes_up: int = 0
     has_left: bool = False
+    forgotten: bool = False
     fallback_from: int | None = None
     trouble: str | None = None
 
@@ -81,8 +83,11 @@ class Registry:
         for row in rows:
             self._keep(Device(*row))
 
-    def set_token(self, kind: str, token: str, count: int, days: float) -> None:
-        """Let `token` enrol `count` devices of `kind`, for `days` from the day it was made."""
+    def set_token(self, kind: str, token: str, count: int | None, days: float) -> None:
+        """Let `token` enrol `count` devices of `kind`, for `days` from the day it was made.
+
+        None means any number of devices.
+        """
         with self._database.transaction() as db:
             db.execute(
                 "INSERT INTO tokens (kind, hash, count, made, days) VALUES (?, ?, ?, ?, ?) "
@@ -164,8 +169,8 @@ class Registry:
             known = public_key in self._members_by_key
             return None if known else self.free_places(token)[0]
 
-    def free_places(self, token: str) -> tuple[str, int]:
-        """The kind of device that `token` enrols, and how many more of them.
+    def free_places(self, token: str) -> tuple[str, int | None]:
+        """The kind of device that `token` enrols, and how many more of them; None: any number.
 
         Raises RefusalError (403) for a token that is unknown, expired or used up.
         """
@@ -174,7 +179,7 @@ class Registry:
         taken = self._taken(allowed.kind)
         allowed.check_age(self._now())
         allowed.check_free(taken)
-        return allowed.kind, allowed.count - taken
+        return allowed.kind, None if allowed.count is None else allowed.count - taken
 
     def devices(self) -> list[Device]:
         """All devices that ever enrolled, the oldest first."""
@@ -198,12 +203,32 @@ class Registry:
         identifier = self._by_secret.get(hashed(secret))
         return None if identifier is None else self._devices[identifier]
 
-    def leave(self, device: str) -> None:
-        """Free the place of `device`; its record stays."""
+    def leave(self, device: str, forgotten: bool = False) -> None:
+        """Free the place of `device`; its record stays. A forgotten one may `come_back`."""
         with self._database.exclusively():
-            with self._database.milestone() as db:
-                db.execute("UPDATE devices SET has_left = 1 WHERE id = ?", (device,))
-            self._keep(replace(self._devices[device], has_left=True))
+            self._set_left(device, True, forgotten)
+
+    def come_back(self, device: str) -> bool:
+        """Give a forgotten device its membership back, if a place of its kind is free."""
+        with self._database.exclusively():
+            known = self._devices[device]
+            with self._database.transaction() as db:
+                (places,) = db.execute(
+                    "SELECT count FROM tokens WHERE kind = ?", (known.kind,)
+                ).fetchone()
+            full = places is not None and self._taken(known.kind) >= places
+            if full or known.public_key in self._members_by_key:
+                return False
+            self._set_left(device, False, False)
+            return True
+
+    def _set_left(self, device: str, has_left: bool, forgotten: bool) -> None:
+        with self._database.milestone() as db:
+            db.execute(
+                "UPDATE devices SET has_left = ?, forgotten = ? WHERE id = ?",
+                (has_left, forgotten, device),
+            )
+        self._keep(replace(self._devices[device], has_left=has_left, forgotten=forgotten))
 
     def note_trouble(self, device: str, trouble: str, fallback_from: int | None) -> None:
         """Keep what `device` reported, and the first round with its fallback."""

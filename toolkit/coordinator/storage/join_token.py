@@ -9,10 +9,10 @@ from toolkit.coordinator.refusals import forbidden
 
 @dataclass(frozen=True)
 class Token:
-    """A join token for `count` devices of `kind`; `expires` is in seconds since 1970."""
+    """A join token for `count` devices of `kind`, or any number; `expires`: seconds since 1970."""
 
     kind: str
-    count: int
+    count: int | None
     expires: float
 
     def check_age(self, now: float) -> None:
@@ -28,7 +28,7 @@ class Token:
 
     def check_free(self, used: int) -> None:
         """Raise RefusalError (403) if `used` devices leave no place."""
-        if used >= self.count:
+        if self.count is not None and used >= self.count:
             raise forbidden(
                 f"This join token is used up: it is for {counted(self.count, 'device')} of kind "
                 f"{self.kind!r}. Use the token of another kind, or start a federation with more.",

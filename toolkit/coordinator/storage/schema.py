@@ -4,12 +4,13 @@ import sqlite3
 
 from toolkit.coordinator.storage import content_digest
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Kept in the file as `PRAGMA user_version`. Raise it with every change of TABLES."""
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE tokens (
-    kind TEXT PRIMARY KEY, hash TEXT NOT NULL, count INTEGER NOT NULL,
+    kind TEXT PRIMARY KEY, hash TEXT NOT NULL,
+    count INTEGER,  -- NULL: any number of devices
     made REAL NOT NULL,  -- seconds since 1970
     days REAL NOT NULL);
 CREATE TABLE devices (
@@ -18,6 +19,7 @@ CREATE TABLE devices (
     machine TEXT NOT NULL,  -- JSON
     submodel TEXT,  -- NULL if the kind of device names it
     has_left INTEGER NOT NULL DEFAULT 0,
+    forgotten INTEGER NOT NULL DEFAULT 0,  -- it has left because it was not seen
     fallback_from INTEGER,  -- the first round with the kind's fallback
     trouble TEXT,
     past_updates INTEGER NOT NULL DEFAULT 0,  -- how many it has in the table of that name
