@@ -21,6 +21,8 @@ class LabelRule:
             each step of a sequence, (h, w) for each point of an image; for a regression the shape
             of the output. None if the model is not known yet.
         dtype: int64 for classes, float32 for a regression.
+        sequence: Whether the labels of a sample are one sequence (CTC): IGNORED stands only after
+            its end, and no label is 0, the blank.
 
     Examples:
         >>> LabelRule(10).highest, LabelRule(1).highest
@@ -30,6 +32,7 @@ class LabelRule:
     classes: int | None
     shape: tuple[int, ...] | None = ()
     dtype: Dtype = "int64"
+    sequence: bool = False
 
     @property
     def highest(self) -> int | None:
@@ -45,7 +48,7 @@ def label_rule(manifest: Manifest) -> LabelRule:
         return LabelRule(manifest.classes)
     # The manifest's own shapes have None for the batch only.
     shape = tuple(size for size in port.shape[1:] if size is not None)
-    return LabelRule(manifest.classes, shape, port.dtype)
+    return LabelRule(manifest.classes, shape, port.dtype, port.sequence)
 
 
 def count_labels(y: np.ndarray) -> int:

@@ -51,6 +51,9 @@ class Port(Struct, frozen=True, kw_only=True):
     - `seed`: a new random integer from 0 to 2^31 - 2 (for dropout).
     - `state`: the tensor whose name is in `state`.
     - `metric`: a number to report.
+
+    With `sequence` the labels of a sample are one sequence: -100 stands only after its end, and no
+    label is 0, the blank (CTC).
     """
 
     name: str
@@ -58,6 +61,7 @@ class Port(Struct, frozen=True, kw_only=True):
     dtype: Dtype
     shape: tuple[Count | None, ...]
     state: str | None = None
+    sequence: bool = False
 
 
 class Signature(Struct, frozen=True, kw_only=True):

@@ -190,7 +190,8 @@ def check_classes(
         fleet may have the other classes.
 
     Raises:
-        DataError: A label is outside the model's classes, or all are IGNORED.
+        DataError: A label is outside the model's classes, all are IGNORED, or one is not part of
+            its sample's sequence.
     """
     highest = labels.highest
     found = value_range(y, on_piece, IGNORED if y.ndim > 1 else None)
@@ -211,6 +212,8 @@ def check_classes(
             label=wrong,
             highest=highest,
         )
+    if labels.sequence and y.ndim == 2:
+        check_sequences(y, origin)
     if low < high:
         return ()
     what = "sample has" if y.ndim == 1 else "position that counts has"
@@ -218,6 +221,23 @@ def check_classes(
         f"{origin}: every {what} the class {low}. The model learns nothing here about the "
         "other classes.",
     )
+
+
+def check_sequences(y: np.ndarray, origin: str) -> None:
+    """Raise DataError unless each row of `y` is a sequence without blanks, then IGNORED."""
+    for rows in row_slices(y):
+        piece = y[rows]
+        late = (piece[:, 1:] != IGNORED) & (piece[:, :-1] == IGNORED)
+        wrong = (piece == 0).any(1) | late.any(1)
+        if wrong.any():
+            row = rows.start + int(wrong.argmax())
+            raise DataError(
+                f"{origin}: with the loss ctc the labels of a sample are its sequence, without 0 "
+                f"(the blank), and then {IGNORED} to the end. Sample {row} (counted from 0) has "
+                "other labels.",
+                code="data.not-a-sequence",
+                sample=row,
+            )
 
 
 def check_integers(

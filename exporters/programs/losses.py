@@ -216,7 +216,7 @@ def objective(loss: str, shape: tuple[int, ...]) -> Objective:
                 loss=loss,
                 shape=list(shape),
             )
-        return Objective(found.loss, None, LabelRule(shape[1], shape[:1]))
+        return Objective(found.loss, None, LabelRule(shape[1], shape[:1], sequence=True))
     if not shape:
         raise ModelError(
             f"The loss {loss!r} needs logits with a class axis: (batch, n), (batch, t, n) or "

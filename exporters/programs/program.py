@@ -97,7 +97,7 @@ def samples_port(shape: tuple[int, ...], name: str = "x", dtype: Dtype = "float3
 def labels_port(labels: LabelRule) -> Port:
     """Port for the labels of a batch of samples, in the shape that `labels` has."""
     shape = (None, *(labels.shape or ()))
-    return Port(name="y", kind="labels", dtype=labels.dtype, shape=shape)
+    return Port(name="y", kind="labels", dtype=labels.dtype, shape=shape, sequence=labels.sequence)
 
 
 def present_port(classes: int) -> Port:

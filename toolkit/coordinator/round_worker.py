@@ -31,6 +31,8 @@ TICK_S = 0.5
 """How often deadlines are checked, in seconds."""
 ROOM_S = 5.0
 """How often a write to a full disk is tried again, in seconds."""
+CLASSES = LabelRule(None, None)
+"""Classes of a model that is not known yet."""
 
 
 class RoundWorker:
@@ -279,9 +281,9 @@ def _plain(error: Exception, folder: Path) -> Exception:
 
 
 def read_samples(
-    path: Path, shape: tuple[int, ...], labels: Dtype = "int64", key: str = "held_out"
+    path: Path, shape: tuple[int, ...], labels: LabelRule = CLASSES, key: str = "held_out"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The coordinator's samples of `shape` and their labels of the type `labels`.
+    """The coordinator's samples of `shape` and their labels, which `labels` describes.
 
     `key` is their key in the federation's file, for messages.
 
@@ -289,5 +291,5 @@ def read_samples(
     """
     x, y = (np.array(as_array(found)) for found in read_arrays(path))
     dtype: Dtype = "int64" if x.dtype == np.int64 else "float32"
-    check_arrays(x, y, shape, LabelRule(None, None, labels), f"`{key}` {path}", dtype)
+    check_arrays(x, y, shape, labels, f"`{key}` {path}", dtype)
     return x, y

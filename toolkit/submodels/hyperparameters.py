@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import Dtype
 from profiles.errors import InputError
 
@@ -109,9 +110,10 @@ class TrainingConfig:
         return self.round_decay ** (round_ - 1)
 
     @property
-    def labels(self) -> Dtype:
-        """Type of the labels: int64 for classes, float32 for a regression."""
-        return "float32" if self.loss == "mse" else "int64"
+    def labels(self) -> LabelRule:
+        """The labels that the loss needs, as far as they do not depend on the model."""
+        dtype: Dtype = "float32" if self.loss == "mse" else "int64"
+        return LabelRule(None, None, dtype, self.loss == "ctc")
 
 
 def invalid(name: str, value: object, allowed: str) -> InputError:

@@ -154,6 +154,26 @@ def test_whole_numbers_without_a_limit(tmp_path: Path) -> None:
     assert load_data(str(tmp_path / "local.npz"), (2,), LabelRule(1), "int64").x.max() == 19_000
 
 
+SEQUENCES = LabelRule(5, (3,), sequence=True)
+
+
+def test_sequences(tmp_path: Path) -> None:
+    y = np.array([[1, 1, 4], [2, -100, -100], [-100, -100, -100]])
+    np.savez(tmp_path / "local.npz", x=np.zeros((3, 2), np.float32), y=y)
+    came = load_data(str(tmp_path / "local.npz"), (2,), SEQUENCES)
+    np.testing.assert_array_equal(came.y, y)
+
+
+@pytest.mark.parametrize("wrong", [[-100, 1, 2], [1, -100, 2], [1, 0, 2], [0, -100, -100]])
+def test_labels_that_are_no_sequence(tmp_path: Path, wrong: list[int]) -> None:
+    """Of labels after a gap CTC would use only as many as count."""
+    y = np.array([[1, 2, 3], [3, -100, -100], wrong, [-100, 1, 1]])
+    np.savez(tmp_path / "local.npz", x=np.zeros((4, 2), np.float32), y=y)
+    with refused("data.not-a-sequence", sample=2):
+        load_data(str(tmp_path / "local.npz"), (2,), SEQUENCES)
+    assert len(load_data(str(tmp_path / "local.npz"), (2,), LabelRule(5, (3,))).y) == 4
+
+
 def test_no_such_file(tmp_path: Path) -> None:
     path = tmp_path / "local.npz"
     with refused("data.missing-file", path=str(path)):

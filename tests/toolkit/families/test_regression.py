@@ -142,12 +142,15 @@ def test_numbers_that_do_not_fit(tmp_path: Path, y: np.ndarray, message: str) ->
         load_data(str(tmp_path / "local.npz"), (2,), LabelRule(None, (3,), "float32"))
 
 
+NUMBERS = LabelRule(None, None, "float32")
+
+
 def test_held_out_numbers(tmp_path: Path) -> None:
     np.savez(tmp_path / "held_out.npz", x=X, y=Y)
-    np.testing.assert_array_equal(read_samples(tmp_path / "held_out.npz", (2,), "float32")[1], Y)
+    np.testing.assert_array_equal(read_samples(tmp_path / "held_out.npz", (2,), NUMBERS)[1], Y)
     np.savez(tmp_path / "held_out.npz", x=X, y=Y[:3])
     with pytest.raises(DataError, match=r"y \(n, \.\.\.\); they are \(4, 2\) and \(3, 3\)"):
-        read_samples(tmp_path / "held_out.npz", (2,), "float32")
+        read_samples(tmp_path / "held_out.npz", (2,), NUMBERS)
 
 
 class Numbers(VectorModel):

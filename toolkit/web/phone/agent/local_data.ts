@@ -179,6 +179,7 @@ export class LocalData {
       );
     }
     if (y.dtype === "int64") this.checkClasses(manifest.classes);
+    if (port !== null && port.sequence) this.checkSequences(Number(shape[0]));
     this.checkNumbers(manifest);
   }
 
@@ -198,6 +199,22 @@ export class LocalData {
     }
     if (counted === 0) {
       throw new Failure("data.no-labels", `${this.record.name}: no label counts; all are ${IGNORED}.`);
+    }
+  }
+
+  /** With the loss ctc: the sequence of a sample without blanks (0), then IGNORED. */
+  private checkSequences(columns: number): void {
+    const labels = this.y.data as BigInt64Array;
+    for (const [place, label] of labels.entries()) {
+      const late = place % columns > 0 && label !== IGNORED && labels[place - 1] === IGNORED;
+      if (label === 0n || late) {
+        throw new Failure(
+          "data.not-a-sequence",
+          `${this.record.name}: with the loss ctc the labels of a sample are its sequence, without 0 ` +
+            `(the blank), and then ${IGNORED} to the end. Sample ${Math.floor(place / columns)} ` +
+            "(counted from 0) has other labels.",
+        );
+      }
     }
   }
 

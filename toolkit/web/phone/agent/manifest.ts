@@ -9,6 +9,7 @@ export interface Port {
   dtype: Dtype;
   shape: (number | null)[];
   state: string | null;
+  sequence: boolean;
 }
 export interface Signature {
   graph: string;
@@ -93,6 +94,7 @@ export function readManifest(text: string): Manifest {
     if (!(signature.graph in manifest.files)) throw wrong(`${name} has no graph`);
     for (const port of [...signature.inputs, ...signature.outputs]) {
       port.state ??= null;
+      port.sequence ??= false;
       if ((port.kind === "state") !== (port.state !== null && names.has(port.state))) {
         throw wrong(`the port ${port.name} of ${name} names no tensor`);
       }
