@@ -72,6 +72,8 @@ class CoordinatorClient:
             waits for a coordinator that is starting however long that takes.
         sleep: Waits for a number of seconds.
         alive: Called whenever a piece of a file has been sent or received.
+        certificate: SHA-256 of the coordinator's certificate, in hexadecimal digits. By default an
+            authority that this device trusts has to have signed it.
 
     Attributes:
         url: The coordinator's URL, without a slash at its end.
@@ -90,6 +92,7 @@ class CoordinatorClient:
         patience_s: float = float("inf"),
         sleep: Callable[[float], None] = time.sleep,
         alive: Callable[[], None] = lambda: None,
+        certificate: str | None = None,
     ) -> None:
         self.url = check_url(url)
         self.join_unanswered = False
@@ -100,7 +103,8 @@ class CoordinatorClient:
             {
                 "Authorization": f"Bearer {check_secret(secret)}",
                 "User-Agent": "edgetailor-agent",
-            }
+            },
+            certificate,
         )
 
     def join(self, request: Callable[[], JoinRequest]) -> JoinReply:

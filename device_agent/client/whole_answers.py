@@ -55,8 +55,16 @@ class _SecurePool(urllib3.HTTPSConnectionPool):
     ConnectionCls = _SecureConnection
 
 
-def connections(headers: dict[str, str]) -> urllib3.PoolManager:
-    """Connections for requests with `headers`. They repeat nothing by themselves."""
-    made = urllib3.PoolManager(headers=headers, retries=False)
+def connections(headers: dict[str, str], certificate: str | None = None) -> urllib3.PoolManager:
+    """Connections for requests with `headers`. They repeat nothing by themselves.
+
+    With `certificate`, the SHA-256 of the server's certificate, no authority has to have signed it.
+    """
+    made = urllib3.PoolManager(
+        headers=headers,
+        retries=False,
+        cert_reqs="CERT_NONE" if certificate else None,
+        assert_fingerprint=certificate,
+    )
     made.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
     return made

@@ -3,6 +3,7 @@
 Each check needs the one before it to pass.
 """
 
+import hashlib
 import socket
 import ssl
 import time
@@ -15,6 +16,7 @@ from urllib3.exceptions import HTTPError
 from device_agent.client.addresses import check_secret, check_url
 from device_agent.client.client_errors import reason, tls_reason
 from device_agent.client.replies import REPLY_LIMIT
+from device_agent.client.whole_answers import connections
 from device_agent.doctor.finding import Finding
 from device_agent.federation.device_state import Identity
 from device_agent.formats.protocol import (
@@ -69,7 +71,7 @@ def _steps(
 ) -> Iterator[Finding]:
     yield _name(host, port)
     yield _tcp(host, port)
-    yield _tls(host, port) if secure else Finding.skip("TLS", "the URL is plain http")
+    yield _tls(host, port, known) if secure else Finding.skip("TLS", "the URL is plain http")
     yield from _coordinator(url, known, token)
 
 
@@ -99,13 +101,23 @@ def _tcp(host: str, port: int) -> Finding:
     return Finding.ok("TCP", f"{host} port {port} is open")
 
 
-def _tls(host: str, port: int) -> Finding:
+def _tls(host: str, port: int, known: Identity | None) -> Finding:
     context = ssl.create_default_context()
+    pin = known.certificate if known else None
+    if pin is not None:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with (
             socket.create_connection((host, port), TIMEOUT_S) as plain,
             context.wrap_socket(plain, server_hostname=host) as made,
         ):
+            if pin is not None:
+                came = hashlib.sha256(made.getpeercert(True) or b"").hexdigest()
+                if came == pin:
+                    return Finding.ok("TLS", f"{made.version()}, the certificate of the join")
+                return Finding.fail(
+                    "TLS", "the certificate is not the one of the join", "join again: --certificate"
+                )
             until = (made.getpeercert() or {}).get("notAfter")
             return Finding.ok("TLS", f"{made.version()}, certificate valid until {until}")
     except ssl.SSLError as error:
@@ -127,10 +139,9 @@ def _coordinator(url: str, known: Identity | None, token: str | None) -> Iterato
             return
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     try:
-        answer = urllib3.PoolManager(retries=False).request(
-            "GET", f"{url}{API}/status", headers=headers, timeout=TIMEOUT_S,
-            redirect=False, preload_content=False,
-        )  # fmt: skip
+        answer = connections(headers, known.certificate if known else None).request(
+            "GET", f"{url}{API}/status", timeout=TIMEOUT_S, redirect=False, preload_content=False
+        )
         data = answer.read(REPLY_LIMIT)
     except HTTPError as error:
         yield Finding.fail("coordinator", reason(error), "check the URL")

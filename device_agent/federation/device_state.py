@@ -45,6 +45,7 @@ class Identity(Struct, frozen=True, kw_only=True):
 
     `token_sha256` is the hash of the join token that was used. `key` is the coordinator's public
     key, which has to sign all work; None for a device that joined before keys were given.
+    `certificate` is the SHA-256 of the coordinator's certificate if it was given at the join.
     """
 
     version: int = 1
@@ -55,6 +56,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     submodel: str
     token_sha256: str | None = None
     key: str | None = None
+    certificate: str | None = None
 
 
 def default_state() -> Path:

@@ -27,7 +27,9 @@ def fleet_status(state: Path) -> Status:
         ClientError: The coordinator does not answer.
     """
     identity = DeviceState(state).member()
-    return CoordinatorClient(identity.url, identity.secret, patience_s=PATIENCE_S).status()
+    return CoordinatorClient(
+        identity.url, identity.secret, patience_s=PATIENCE_S, certificate=identity.certificate
+    ).status()
 
 
 def lines(status: Status) -> list[str]:

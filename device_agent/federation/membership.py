@@ -49,6 +49,7 @@ def join(
     state: Path,
     *,
     replace: bool = False,
+    certificate: str | None = None,
     patience_s: float = JOIN_PATIENCE_S,
     measure: Measure = calibrated,
 ) -> Identity:
@@ -65,6 +66,8 @@ def join(
         state: State folder; the device's identity is stored there.
         replace: If the folder belongs to another coordinator, leave that one after the new one has
             accepted this device.
+        certificate: SHA-256 of the coordinator's certificate. Then no authority has to have signed
+            it.
         patience_s: How long requests are repeated if the coordinator does not answer, in seconds.
         measure: Measures the device, for a coordinator that plans submodels.
 
@@ -92,12 +95,13 @@ def join(
             log.info("%s has joined %s already, as %s.", known.name, url, known.device)
             return known
         log.info("%s does not know %s any more: it joins again.", url, known.device)
-    client = CoordinatorClient(url, token, patience_s=patience_s)
+    client = CoordinatorClient(url, token, patience_s=patience_s, certificate=certificate)
     moving = known is not None and not same
     # The old key stays until the new coordinator has accepted this device.
     key = folder.replacing_key if moving else folder.key
     with folder.created(), folder.locked():
-        identity = _enrol(client, token, name, key, lambda: measure(name, state))
+        enrolled = _enrol(client, token, name, key, lambda: measure(name, state))
+        identity = msgspec.structs.replace(enrolled, certificate=certificate)
         check_key(identity.key or "", coordinator_key, url)
         if known is not None and moving:
             _tell_old(known)
@@ -127,7 +131,7 @@ def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) ->
     known = folder.member()
     folder.check_changeable()
     try:
-        CoordinatorClient(known.url, known.secret, patience_s=LEAVE_PATIENCE_S).leave()
+        _client(known, LEAVE_PATIENCE_S).leave()
     # The coordinator has removed the device already: only this side is left to clean up.
     except AuthorisationError:
         log.info("%s does not know %s any more.", known.url, known.device)
@@ -222,6 +226,12 @@ def _runtime() -> str:
     return f"onnxruntime {importlib.metadata.version('onnxruntime')}"
 
 
+def _client(known: Identity, patience_s: float) -> CoordinatorClient:
+    return CoordinatorClient(
+        known.url, known.secret, patience_s=patience_s, certificate=known.certificate
+    )
+
+
 def _is_same(known: Identity, url: str, token: str) -> bool:
     return known.url == url and known.token_sha256 in (None, fingerprint(token.encode()).sha256)
 
@@ -229,7 +239,7 @@ def _is_same(known: Identity, url: str, token: str) -> bool:
 def _is_forgotten(known: Identity) -> bool:
     """Whether the coordinator answers that it does not know this device."""
     try:
-        CoordinatorClient(known.url, known.secret, patience_s=0).work()
+        _client(known, 0).work()
     except AuthorisationError:
         return True
     except ClientError:
@@ -258,6 +268,6 @@ def _belongs_elsewhere(known: Identity, url: str, state: Path) -> InputError:
 
 def _tell_old(known: Identity) -> None:
     try:
-        CoordinatorClient(known.url, known.secret, patience_s=LEAVE_PATIENCE_S).leave()
+        _client(known, LEAVE_PATIENCE_S).leave()
     except ClientError as error:
         log.warning("The old coordinator was not told that %s has left: %s", known.device, error)

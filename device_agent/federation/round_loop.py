@@ -80,7 +80,11 @@ def run(
         sleep(jittered(seconds))
 
     client = CoordinatorClient(
-        identity.url, identity.secret, patience_s=patience_s, sleep=rest, alive=alive
+        *(identity.url, identity.secret),
+        patience_s=patience_s,
+        sleep=rest,
+        alive=alive,
+        certificate=identity.certificate,
     )
     pauses = Pauses(options.limits, client.progress, rest)
     rounds = _Rounds(folder, client, options, pauses, _Hooks(train, rest, alive), idle)

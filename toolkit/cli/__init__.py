@@ -17,6 +17,7 @@ from toolkit.cli.plan_command import plan
 from toolkit.cli.report_command import report
 from toolkit.cli.rounds_commands import export_model, rollback, rounds
 from toolkit.cli.serve_command import serve
+from toolkit.cli.tls_commands import tls
 from toolkit.cli.tokens_command import tokens
 
 
@@ -45,7 +46,7 @@ def main_group() -> None:
 
 
 for command in (
-    *(aggregate, demo, evaluate, export, inspect, plan, report, serve, tokens),
+    *(aggregate, demo, evaluate, export, inspect, plan, report, serve, tls, tokens),
     *(backup, restore, rounds, export_model, rollback),
 ):
     main_group.add_command(command)

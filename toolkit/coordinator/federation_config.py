@@ -112,12 +112,18 @@ class DeviceKind(Tier):
         return Budgets(memory=self.memory, step=self.step_time, traffic=self.bandwidth)
 
 
+PATHS = ("weights", "held_out", "statistics", "state", "tls_cert", "tls_key")
+"""Keys whose relative paths start from the folder of the file."""
+
+
 class CoordinatorConfig(Table):
     """All of the file; after `load_config` its paths are absolute.
 
     `deadline_s` is in seconds. `keep` says the models of which rounds stay in the state folder.
     `port` 0 means any free one. A join token enrols new devices for `token_days` days after it was
     made. `phones`: serve the page by which phones join.
+
+    With `tls_cert` and `tls_key`, PEM files, the coordinator speaks https.
 
     The first round opens once `min_devices` have joined. A round closes early once `quorum` updates
     have come. A device that was not seen for `forget_after` seconds loses its place.
@@ -140,6 +146,8 @@ class CoordinatorConfig(Table):
     keep: Annotated[int | Literal["all", "best"], _whole_or("all", "best")] = 10
     token_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
     phones: bool = True
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     training: TrainingConfig = TrainingConfig()
     aggregation: AggregationPolicy = AggregationPolicy()
     devices: Annotated[tuple[DeviceKind, ...], Field(min_length=1)]
@@ -162,6 +170,14 @@ class CoordinatorConfig(Table):
         if twice:
             raise ValueError(
                 f"two kinds of devices have the same name: {twice}; give each its own name"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _certificate_has_its_key(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError(
+                "`tls_cert` and `tls_key` belong together: give both files, or neither"
             )
         return self
 
@@ -205,7 +221,7 @@ def load_config(path: Path) -> CoordinatorConfig:
     Raises InputError: one sentence with the file, the key, its value and what is allowed.
     """
     config = read_table(path, CoordinatorConfig, _known_keys)
-    places = {key: getattr(config, key) for key in ("weights", "held_out", "statistics", "state")}
+    places = {key: getattr(config, key) for key in PATHS}
     folder = path.resolve().parent
     return config.model_copy(
         update={key: folder / place for key, place in places.items() if place is not None}

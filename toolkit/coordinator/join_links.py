@@ -15,7 +15,8 @@ from toolkit.web.built_page import is_built
 
 ADDRESS = "address"
 """The file of the state folder with the URL of the coordinator."""
-NEEDS_HTTPS = "Phones need https for keys and storage: put TLS in front, and see --url."
+NEEDS_HTTPS = "Phones need https for keys and storage: set tls_cert, or put a proxy in front."
+NEEDS_AUTHORITY = "Browsers warn of this certificate: phones need one of an authority."
 NO_PAGE = "No page for phones: /join/ says how to get it (`make web`, or a release)."
 
 

@@ -1,5 +1,6 @@
 """`edgetailor serve`: a coordinator bound to its socket, with its tokens and its workers."""
 
+import asyncio
 import logging
 import secrets
 import signal
@@ -24,10 +25,17 @@ from toolkit.coordinator.coordinator import Coordinator, restore
 from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
+from toolkit.coordinator.http.certificates import RENEWAL_S, Certificate
 from toolkit.coordinator.http.connection_limits import Connection, raise_descriptor_limit
 from toolkit.coordinator.http.http_api import create_app
 from toolkit.coordinator.http.request_limits import RequestLimits
-from toolkit.coordinator.http.server_socket import GRACE_S, answer_preparing, bind, url_of
+from toolkit.coordinator.http.server_socket import (
+    GRACE_S,
+    answer_preparing,
+    bind,
+    url_of,
+    with_certificate,
+)
 from toolkit.coordinator.join_links import ADDRESS, token_file
 from toolkit.coordinator.round_aggregation import Model
 from toolkit.coordinator.round_worker import RoundWorker, read_samples
@@ -72,19 +80,22 @@ def serve(config_path: Path, read_all: bool = False) -> None:
     signal.signal(signal.SIGTERM, _exit)
     raise_descriptor_limit()
     page = read_page() if config.phones else None
+    certificate = certificate_of(config)
     with bind(config.host, config.port, config_path) as listening:
-        with answer_preparing(listening):
+        with answer_preparing(listening, certificate):
             model = federation(config)
             server = Server(
                 *(config, model, config_path),
                 page=page,
                 listening=listening,
                 read_all=read_all,
+                certificate=certificate,
             )
         planned = [kind.name for kind in config.devices if kind.planned]
         if planned:
             server.make_planner = lambda *args: make_planner(config, *args)
-        for line in startup_message(config, server.url, config_path, page is not None):
+        pin = certificate.fingerprint if certificate else None
+        for line in startup_message(config, server.url, config_path, page is not None, pin):
             logger.info(line)
         server.run()
 
@@ -104,6 +115,7 @@ class Server:
         page: The page for phones, if it was built.
         listening: The server's socket. By default it makes one from `config`.
         read_all: Compare every kept model with its hash.
+        certificate: For https. By default it is read from the files that `config` names.
 
     Attributes:
         make_planner: Makes `planner` while the server runs, if it is not given.
@@ -121,9 +133,11 @@ class Server:
         page: Page | None = None,
         listening: socket.socket | None = None,
         read_all: bool = False,
+        certificate: Certificate | None = None,
     ) -> None:
         self.config = config
         self.make_planner: MakePlanner | None = None
+        self._certificate = certificate or certificate_of(config)
         held_out = read_samples(config.held_out, config.input_shape, config.training.labels)
         self._socket = listening or bind(config.host, config.port, origin)
         try:
@@ -137,7 +151,7 @@ class Server:
             self._store.close()
             self._socket.close()
             raise
-        self.url = url_of(self._socket, config.host)
+        self.url = url_of(self._socket, config.host, "https" if self._certificate else "http")
         write_file(config.state / ADDRESS, f"{self.url}\n".encode())
         self.round_worker = RoundWorker(self.coordinator, model, held_out, self.stop)
         self._stopping = threading.Event()
@@ -149,7 +163,7 @@ class Server:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
         )
-        self._uvicorn = uvicorn.Server(settings)
+        self._uvicorn = uvicorn.Server(with_certificate(settings, self._certificate))
 
     def run(self) -> None:
         """Serve until interrupted or `stop`ped. Raises what ended the rounds, if anything did."""
@@ -175,10 +189,18 @@ class Server:
         self.round_worker.start()
         planning = threading.Thread(target=self._plan, name="planner")
         planning.start()
+        renewing = asyncio.create_task(self._renew())
         yield
+        renewing.cancel()
         self._stopping.set()
         self.round_worker.stop()
         planning.join()
+
+    async def _renew(self) -> None:
+        """Use renewed files of the certificate soon after they were written."""
+        while self._certificate is not None:
+            await asyncio.sleep(RENEWAL_S)
+            self._certificate.renew()
 
     def _plan(self) -> None:
         """Make the planner, while rounds and devices that need none proceed."""
@@ -200,6 +222,13 @@ class Server:
             coordinator.planner = planner
             coordinator.note_preparation("plan", None)
         logger.info("The plan is ready: devices of every kind may join.")
+
+
+def certificate_of(config: CoordinatorConfig) -> Certificate | None:
+    """The certificate that `config` names, if any. Raises InputError if it cannot be used."""
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    return Certificate(config.tls_cert, config.tls_key)
 
 
 def federation(config: CoordinatorConfig) -> "Federation":

@@ -5,6 +5,7 @@ from pathlib import Path
 from device_agent.formats.atomic_files import shown
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
 from toolkit.coordinator.join_links import (
+    NEEDS_AUTHORITY,
     NEEDS_HTTPS,
     NO_PAGE,
     join_link,
@@ -15,10 +16,17 @@ from toolkit.coordinator.join_links import (
 OPERATOR = "operator.token"
 
 
-def startup_message(config: CoordinatorConfig, url: str, origin: Path, has_page: bool) -> list[str]:
+def startup_message(
+    config: CoordinatorConfig,
+    url: str,
+    origin: Path,
+    has_page: bool,
+    certificate: str | None = None,
+) -> list[str]:
     """Address, join tokens, the operator's token, and which devices wait for a plan.
 
     `origin` is the federation's file; `has_page` says whether the page for phones was built.
+    `certificate` is the fingerprint of a certificate that is signed by itself.
     """
     state = shown(config.state)
     devices = [
@@ -29,8 +37,9 @@ def startup_message(config: CoordinatorConfig, url: str, origin: Path, has_page:
         f"Coordinator at {url}",
         "API reference at /docs (loads its style from a CDN) and /openapi.json.",
         f"Join: edgetailor-agent join {url} --token-file FILE",
+        *([f"  --certificate {certificate}"] if certificate else []),
         *devices,
-        *(_phones(url, origin, has_page) if config.phones else []),
+        *(_phones(url, origin, has_page, certificate) if config.phones else []),
         f"The operator's token, for /v1/status: {state / OPERATOR}",
     ]
     planned = [kind.name for kind in config.devices if kind.planned]
@@ -44,8 +53,10 @@ def _count(kind: DeviceKind) -> str:
     return "any number of" if kind.places is None else f"{kind.places} x"
 
 
-def _phones(url: str, origin: Path, has_page: bool) -> list[str]:
+def _phones(url: str, origin: Path, has_page: bool, certificate: str | None) -> list[str]:
     if not has_page:
         return [NO_PAGE]
     lines = [f"Phones: {join_link(url)}", f"  links with tokens: edgetailor tokens {shown(origin)}"]
+    if certificate:
+        return [*lines, f"  {NEEDS_AUTHORITY}"]
     return lines if phones_accept(url) else [*lines, f"  {NEEDS_HTTPS}"]

@@ -15,7 +15,7 @@ def test_help_lists_commands_and_exit_codes(tmp_path: Path) -> None:
     assert (done.code, done.stderr) == (0, "")
     assert re.findall(r"^  ([a-z][\w-]+)  +[A-Z]", done.stdout, re.M) == [
         "aggregate", "backup", "demo", "evaluate", "export", "export-model", "inspect", "plan",
-        "report", "restore", "rollback", "rounds", "serve", "tokens",
+        "report", "restore", "rollback", "rounds", "serve", "tls", "tokens",
     ]  # fmt: skip
     assert done.stdout.endswith(EXIT_CODES)
     assert "..." not in done.stdout.replace("[ARGS]...", "")  # no summary is cut off

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from device_agent.formats.protocol import PREPARING, Problem
 from profiles.errors import InputError
+from toolkit.coordinator.http.certificates import Certificate
 from toolkit.coordinator.http.connection_limits import Connection
 
 BACKLOG = 128
@@ -40,14 +41,24 @@ def bind(host: str, port: int, origin: Path) -> socket.socket:
     return made
 
 
-def url_of(listening: socket.socket, host: str) -> str:
+def url_of(listening: socket.socket, host: str, scheme: str = "http") -> str:
     """The URL by which others reach the socket that was bound to `host`."""
     name, port = socket.gethostname() if host in WILDCARDS else host, listening.getsockname()[1]
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
+
+
+def with_certificate(config: uvicorn.Config, certificate: Certificate | None) -> uvicorn.Config:
+    """`config`, for https if there is a certificate."""
+    config.load()
+    # uvicorn would read the files itself: then renewed ones would need a restart.
+    config.ssl = None if certificate is None else certificate.context
+    return config
 
 
 @contextmanager
-def answer_preparing(listening: socket.socket) -> Iterator[None]:
+def answer_preparing(
+    listening: socket.socket, certificate: Certificate | None = None
+) -> Iterator[None]:
     """Answer every request at the socket with 503 during the block, and leave the socket open."""
     problem = Problem(
         code=PREPARING,
@@ -62,15 +73,14 @@ def answer_preparing(listening: socket.socket) -> Iterator[None]:
             pass  # a client that is still sending would miss the answer
         await answer(scope, receive, send)
 
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            http=Connection,
-            log_level="critical",
-            timeout_graceful_shutdown=GRACE_S,
-        )
+    settings = uvicorn.Config(
+        app,
+        lifespan="off",
+        http=Connection,
+        log_level="critical",
+        timeout_graceful_shutdown=GRACE_S,
     )
+    server = uvicorn.Server(with_certificate(settings, certificate))
     # A copy, because uvicorn closes its socket. Connections wait in the queue until the next one.
     thread = threading.Thread(target=server.run, args=([listening.dup()],), daemon=True)
     thread.start()

@@ -1,0 +1,159 @@
+"""The coordinator's own TLS: its certificate, renewed while it runs, and one for a first try."""
+
+import datetime
+import ipaddress
+import logging
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from device_agent.formats.atomic_files import write_file
+from profiles.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+RENEWAL_S = 60.0
+"""How often the files are looked at, in seconds."""
+VALID_DAYS = 3650
+"""A renewed certificate would have another fingerprint, which every agent would have to learn."""
+CERTIFICATE, KEY = "cert.pem", "key.pem"
+
+
+class Certificate:
+    """The certificate and the private key in two PEM files.
+
+    Attributes:
+        context: What a server's socket is wrapped with.
+        fingerprint: SHA-256 of the certificate if it is signed by itself, which only devices that
+            know the fingerprint accept; otherwise None.
+
+    Raises:
+        InputError: The files cannot be read, or do not belong together.
+    """
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._files = (certificate, key)
+        self._seen = self._times()
+        self.context = _context(certificate, key)
+        self.fingerprint = _own_fingerprint(certificate)
+
+    def renew(self) -> None:
+        """Use the files for new connections if they have changed.
+
+        While they cannot be used, for example because only one of them is new, the old ones stay.
+        """
+        seen = self._times()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            # Tried apart: a key of another certificate would leave `context` with neither.
+            _context(*self._files)
+            self.context.load_cert_chain(*self._files)
+        except (InputError, OSError) as error:
+            logger.warning("The renewed certificate is not used: %s", error)
+        else:
+            logger.info("New connections get the renewed certificate %s.", self._files[0])
+
+    def _times(self) -> list[int]:
+        return [file.stat().st_mtime_ns if file.exists() else 0 for file in self._files]
+
+
+def _context(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # An empty password: OpenSSL would ask for that of an encrypted key on the terminal.
+        context.load_cert_chain(certificate, key, password="")
+    except OSError as error:  # an SSLError is one too
+        why = error.strerror if not isinstance(error, ssl.SSLError) else _reason(error)
+        raise InputError(
+            f"`tls_cert` {certificate} and `tls_key` {key} cannot be used: {why}. Give a "
+            "certificate with its chain and its private key without a password, as PEM files.",
+            code="service.unusable-certificate",
+            certificate=str(certificate),
+            key=str(key),
+        ) from None
+    return context
+
+
+def _reason(error: ssl.SSLError) -> str:
+    reasons = {"KEY_VALUES_MISMATCH": "the key is of another certificate"}
+    return reasons.get(error.reason or "", "they are not PEM files of a certificate and its key")
+
+
+def _own_fingerprint(path: Path) -> str | None:
+    found = x509.load_pem_x509_certificate(path.read_bytes())
+    return found.fingerprint(hashes.SHA256()).hex() if found.issuer == found.subject else None
+
+
+def new_certificate(folder: Path, names: Sequence[str]) -> str:
+    """Write a certificate that is signed by itself, and its private key.
+
+    Args:
+        folder: The folder for `cert.pem` and `key.pem`; made if it does not exist.
+        names: Host names and IP addresses of the coordinator.
+
+    Returns:
+        The certificate's fingerprint, a SHA-256.
+
+    Raises:
+        InputError: The folder holds one of the files already, or cannot be written.
+
+    Examples:
+        >>> len(new_certificate(getfixture("tmp_path"), ["coordinator.lan", "192.168.1.10"]))
+        64
+    """
+    for name in (CERTIFICATE, KEY):
+        if (folder / name).exists():
+            raise InputError(
+                f"{folder / name} exists. Agents that pin it would refuse another certificate: "
+                "choose another folder, or remove the files first.",
+                code="service.certificate-exists",
+                path=str(folder / name),
+            )
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # A day earlier, for devices whose clock is behind.
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .add_extension(x509.SubjectAlternativeName([_general(name) for name in names]), False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / KEY, pem, mode=0o600)
+        write_file(folder / CERTIFICATE, made.public_bytes(serialization.Encoding.PEM))
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be written ({error.strerror}): give another folder.",
+            code="service.certificate-not-written",
+            path=str(folder),
+        ) from None
+    return made.fingerprint(hashes.SHA256()).hex()
+
+
+def _general(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
