@@ -114,7 +114,7 @@ $(RELEASE): $(STAMP)
 	  -c constraints.txt -e '.[dev,release]'
 	@touch $@
 
-release-check: $(RELEASE) ## build sdist and wheel, and try each extra in a fresh environment (minutes)
+release-check: $(RELEASE) web ## build sdist and wheel, and try each extra in a fresh environment (minutes)
 	$(BIN)/python tests/release_check.py $(ARGS)
 
 format: setup ## format the code and apply the linter's safe fixes

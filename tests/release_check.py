@@ -22,6 +22,8 @@ DATA = (
     "profiles/documents/profile.schema.json",
     *(f"{package}/py.typed" for package in PACKAGES),
 )
+PAGE = "toolkit/web/built"
+"""The page for phones, which `make web` builds."""
 EXPORT = (
     *("-m", "toolkit.cli", "export", "toolkit.models:digits_cnn", "--input-shape", "1,8,8"),
     *("--submodel", "slice:units.2", "--out", "bundle"),
@@ -33,7 +35,11 @@ PROGRAMS: dict[str, list[tuple[str, ...]]] = {
         ("-c", "import edgetailor; assert 'split' in dir(edgetailor)"),
     ],
     "litert": [("-c", "from device_agent.runtime.litert_runtime import description as d; d()")],
-    "toolkit": [("-m", "toolkit.cli", "--version"), EXPORT],
+    "toolkit": [
+        ("-m", "toolkit.cli", "--version"),
+        ("-c", "from toolkit.web.built_page import is_built; assert is_built()"),
+        EXPORT,
+    ],
     "tflite": [(*EXPORT, "--format", "tflite")],
 }
 """What must run after an install with each extra."""
@@ -73,8 +79,10 @@ def check_contents(sdist: Path, wheel: Path) -> None:
         about = Parser().parsestr(file.read(metadata).decode())
     with tarfile.open(sdist) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
-    problems = [f"the wheel lacks {name}" for name in sorted({*modules, *DATA} - names)]
-    problems += [f"the sdist lacks {name}" for name in sorted({*modules, *DATA} - held)]
+    page = {path.relative_to(ROOT).as_posix() for path in (ROOT / PAGE).iterdir()}
+    needed = {*modules, *DATA, *page}
+    problems = [f"the wheel lacks {name}" for name in sorted(needed - names)]
+    problems += [f"the sdist lacks {name}" for name in sorted(needed - held)]
     strangers = {name for name in names if name.split("/")[0] not in PACKAGES}
     problems += [f"the wheel has {name}, which is not of the packages" for name in strangers]
     if about["Version"] != version:
