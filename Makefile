@@ -102,6 +102,7 @@ CHROMIUM ?= $(shell command -v chromium)
 test-web: setup web ## train in a real browser, beside native agents (minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,web]'
 	@test -n "$(CHROMIUM)" || apt-get install --yes --quiet chromium
+	@command -v firefox-esr >/dev/null || apt-get install --yes --quiet firefox-esr
 	@command -v caddy >/dev/null || apt-get install --yes --quiet caddy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m web tests/toolkit/web $(ARGS)
 

@@ -72,6 +72,7 @@ def check_contents(sdist: Path, wheel: Path) -> None:
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
+        if "node_modules" not in path.parts
     }
     with zipfile.ZipFile(wheel) as file:
         names = {name for name in file.namelist() if ".dist-info/" not in name}

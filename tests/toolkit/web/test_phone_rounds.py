@@ -9,8 +9,9 @@ from safetensors.numpy import load_file
 
 from device_agent.formats.update import read_update
 from dropping_model import SHAPE as DROPPING_SHAPE
+from firefox import firefox
 from models_for_tests import CLASSES, INPUT_SHAPE
-from phones import NativeAgent, Phone, keep_updates
+from phones import KEEP_VIEWS, NativeAgent, Phone, keep_updates, token
 from toolkit.coordinator.server import federation
 
 pytestmark = pytest.mark.web
@@ -122,6 +123,64 @@ def test_other_models_beside_a_native_agent(
         agent.finish()
         for round_ in (1, 2):
             assert_close(sent["phone", round_], agent.sent[round_])
+
+
+@pytest.mark.parametrize("spec", ["full", "slice:residual"])
+def test_firefox_beside_a_native_agent(serve, tmp_path: Path, seed: int, spec: str) -> None:
+    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
+    toml += KIND.format("phone", spec)
+    folder = tmp_path / "c"
+    folder.mkdir()
+    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
+    data = images(tmp_path, seed, 0, 40)
+    with serve(toml, folder) as server:
+        sent = keep_updates(server)
+        agent = NativeAgent(server, "phone", tmp_path / "native", data)
+        agent.start()
+        with firefox(tmp_path / "profile") as tab:
+            tab.before_pages(KEEP_VIEWS)
+            tab.goto(f"{server.url}/join/#{token(server, 'phone')}")
+            tab.wait_for("window.view?.stage === 'new'")
+            tab.evaluate("document.getElementById('name').value = 'fox'")
+            tab.click("#joining button")
+            tab.wait_for("window.view?.stage === 'joined'")
+            tab.choose_file("#npz", data)
+            tab.wait_for("!document.getElementById('train').disabled")
+            tab.click("#train")
+            tab.wait_for("window.view?.stage === 'finished'")
+        agent.finish()
+        for round_ in (1, 2):
+            assert_close(sent["fox", round_], agent.sent[round_])
+
+
+def test_a_browser_that_erased_what_the_page_had_stored(
+    browser, serve, tmp_path: Path, seed: int
+) -> None:
+    """The device begins as a new one, and its old place becomes free."""
+    toml = HEAD.format(model="models_for_tests:smooth_cnn", shape=list(INPUT_SHAPE))
+    toml = toml.replace("port = 0", 'port = 0\nmin_devices = 1\nforget_after = "4s"')
+    toml += KIND.format("phone", "full").replace("count = 2", 'count = "any"')
+    folder = tmp_path / "c"
+    folder.mkdir()
+    images(folder, seed, 99, 20).rename(folder / "held_out.npz")
+    data = images(tmp_path, seed, 0, 900)
+    with serve(toml.replace("epochs = 2", "epochs = 12"), folder) as server:
+        phone = Phone.opened(browser, server, "phone")
+        phone.train(data, "first")
+        phone.wait_for("training")
+        origin = {"origin": server.url, "storageTypes": "all"}
+        devtools = phone.page.context.new_cdp_session(phone.page)
+        devtools.send("Storage.clearDataForOrigin", origin)
+        phone.killed()
+        phone.wait_for("new")
+        assert phone.page.get_by_text("Open the whole link").is_visible()
+        again = Phone.opened(browser, server, "phone")
+        again.train(data, "second")
+        phone = again
+        phone.wait_for("finished")
+        states = {one.name: one.state for one in server.coordinator.status().devices}
+    assert states["first"] == "absent"
+    assert states["second"] in ("waiting", "finished")
 
 
 def test_every_family_in_one_round_with_native_agents(
