@@ -12,7 +12,7 @@ PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check
-.PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-plan bench-zoo
+.PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-page bench-plan bench-zoo
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,10 @@ bench-memory: setup ## peak memory of training steps, predicted, measured and Py
 
 bench-agent: ## size, import time and memory of the base install, in a fresh environment
 	$(PYTHON) tests/benchmarks/bench_agent.py
+
+bench-page: setup web ## training in a page beside a native agent, in Chromium (minutes)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,web]'
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_page.py
 
 bench-coordinator: setup ## what requests cost the coordinator with up to 2,000 devices (minutes)
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_coordinator.py $(ARGS)

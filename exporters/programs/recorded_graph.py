@@ -61,10 +61,22 @@ def output_node(graph: GraphModule) -> Node:
     return node
 
 
-def attributes_used(graph: GraphModule) -> Iterator[str]:
-    """List the parameters and buffers that operators of `graph` take; see `attributes_read`."""
-    used = {str(n.target) for n in graph.graph.find_nodes(op="get_attr") if n.users}
-    return (name for name in attributes_read(graph) if name in used)
+def attributes_with_gradient(graph: GraphModule) -> set[str]:
+    """The parameters and buffers on which the output of `graph` depends by differentiable values.
+
+    Of the others PyTorch's gradient is None rather than zero: they are not used, or only where
+    `detach` or `torch.no_grad` ends the gradient, or integers follow.
+    """
+    reached, ahead = set[Node](), [output_node(graph)]
+    while ahead:
+        node = ahead.pop()
+        value = node.meta.get("val")
+        whole = isinstance(value, Tensor) and not value.is_floating_point()
+        if node in reached or whole or node.target is torch.ops.aten.detach.default:
+            continue
+        reached.add(node)
+        ahead.extend(node.all_input_nodes)
+    return {str(node.target) for node in reached if node.op == "get_attr"}
 
 
 def attributes_read(graph: GraphModule) -> Iterator[str]:

@@ -19,7 +19,11 @@ from toolkit.cutting.cut_points import tensors_read
 from toolkit.slicing.cut_model import CutModel
 from toolkit.submodels.capacity import Counts, count_activations, count_macs
 from toolkit.submodels.hyperparameters import TrainingConfig
-from toolkit.submodels.one_step_submodel import make_optimizer, training_instruction
+from toolkit.submodels.one_step_submodel import (
+    make_optimizer,
+    training_instruction,
+    without_gradient,
+)
 from toolkit.submodels.rewritten_model import Rewritten
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
@@ -90,7 +94,8 @@ def slice_program(
     """The program that records through the stages of `cut` and trains its last part."""
     recording = RecordingStages(cut, captured.sample_shape, tensors)
     shape = recording.output_shape
-    optimizer = make_optimizer(training, rewritten.undecayed)
+    still = without_gradient(cut.trained, tensors.parameters)
+    optimizer = make_optimizer(training, rewritten.undecayed | still)
     train_step = train_signature(
         cut.trained,
         shape,

@@ -1,15 +1,16 @@
 """Submodels that train a whole network with one step for each batch."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 from torch import Tensor
+from torch.fx import GraphModule
 
 from device_agent.formats.manifest import SAMPLES, Step, TensorEntry, Train
 from exporters.programs.optimizers import SGD, Adam, Optimizer, Proximal
 from exporters.programs.program import Program
-from exporters.programs.recorded_graph import attributes_used
+from exporters.programs.recorded_graph import attributes_with_gradient
 from exporters.programs.training_signatures import (
     Penalty,
     evaluation_signature,
@@ -78,6 +79,12 @@ def _scale_rate(step: Step, factor: float) -> Step:
     return replace(step, inputs={**step.inputs, "rate": step.inputs["rate"] * factor})
 
 
+def without_gradient(graph: GraphModule, parameters: Iterable[TensorEntry]) -> frozenset[str]:
+    """Names of the parameters that PyTorch's optimizers leave as they are, without decay."""
+    trained = attributes_with_gradient(graph)
+    return frozenset(entry.name for entry in parameters if entry.name not in trained)
+
+
 def one_step_submodel(
     spec: Spec,
     captured: Captured,
@@ -106,9 +113,8 @@ def one_step_submodel(
     buffers = [entry for entry in tensor_entries if entry.role == "buffer"]
     frozen = [entry for entry in tensor_entries if entry.role == "frozen"]
     shape = captured.sample_shape
-    # PyTorch's optimizers leave parameters without a gradient as they are.
-    unused = {entry.name for entry in parameters} - set(attributes_used(captured.training))
-    optimizer = make_optimizer(training, undecayed | unused)
+    still = without_gradient(captured.training, parameters)
+    optimizer = make_optimizer(training, undecayed | still)
     step = train_signature(
         captured.training,
         shape,

@@ -124,14 +124,34 @@ class WithUnused(nn.Linear):
         self.unused = nn.Parameter(torch.ones(3))
 
 
+class WithTeacher(nn.Linear):
+    """A layer whose inputs are weighed by a part that gets no gradient, in three ways."""
+
+    def __init__(self) -> None:
+        super().__init__(4, CLASSES)
+        self.unused = nn.Parameter(torch.ones(4))
+        self.detached = nn.Parameter(torch.ones(4))
+        self.compared = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = x * self.unused
+        return super().forward(x * self.detached.detach() * (x > self.compared))
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_a_parameter_without_a_gradient_does_not_decay(optimizer: str, seed: int) -> None:
+@pytest.mark.parametrize("kind", [WithUnused, WithTeacher])
+def test_a_parameter_without_a_gradient_does_not_decay(
+    kind: type[nn.Linear], optimizer: str, seed: int
+) -> None:
     torch.manual_seed(seed)
-    model = WithUnused()
+    model = kind()
     training = TrainingConfig(learning_rate=0.1, weight_decay=0.1, optimizer=optimizer)
     submodel = split(model, "full", (4,), training)
     state = eager.first_state(submodel, submodel.cut(from_model(model)))
     x, y = torch.randn(6, 4, dtype=torch.float64), torch.randint(CLASSES, (6,))
     new = eager.call(submodel, "train", state, x=x, y=y, rate=0.1)
-    assert torch.equal(new["unused"], state["unused"])
+    names = [name for name in dict(model.named_parameters()) if name not in ("weight", "bias")]
+    for name in names:
+        assert torch.equal(new[name], state[name])
     assert not torch.equal(new["weight"], state["weight"])

@@ -1,0 +1,163 @@
+"""Training in a page beside a native agent: time and memory by family, on one thread each.
+
+A page in headless Chromium and a native agent train the same bundles of one federation in turns:
+first the page, then the agent, ROUNDS times. Times are those of a whole training with its sessions;
+their ratio is given as the median over the rounds. Memory is the peak above the idle program: of
+the tab's process (without graphics), and of the agent's. Linux only. Run `make bench-page`.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.federation.membership import join
+from device_agent.formats.protocol import Work
+from phones import Phone
+from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.server import Server, federation
+from toolkit.web.built_page import read_page
+from vector_fleet import full_token, send
+
+ROUNDS, BATCH, BATCHES = 3, 16, 40
+MB = 1e6
+CP = "cp:2.0,personal-steps=2,factor-steps=3"
+RESNET20 = ("toolkit.models:resnet20", (3, 32, 32), 10)
+CASES = [
+    *((RESNET20, spec) for spec in ("full", "low-rank:0.25", "slice:0.4", "width:0.5", CP)),
+    (("toolkit.models:femnist_cnn", (1, 28, 28), 62), "full"),
+    (("foreign_models:Recurrent", (7, 6), 3), "full"),
+]
+TOML = """
+model = "{model}"
+input_shape = {shape}
+rounds = {rounds}
+held_out = "held_out.npz"
+port = 0
+[training]
+batch_size = {batch}
+[[devices]]
+name = "phone"
+submodel = "{spec}"
+count = 2
+"""
+NATIVE = """
+import json, pathlib, sys, time
+from device_agent.training.bundle_training import train_bundle
+from device_agent.training.training_options import TrainingOptions
+def peak(): return int(next(
+    line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
+import onnxruntime
+idle, begun = peak(), time.perf_counter()
+bundle, data, out, seed = sys.argv[1:]
+options = TrainingOptions(threads=1, seed=int(seed))
+train_bundle(pathlib.Path(bundle), data, pathlib.Path(out), options=options)
+print(json.dumps([time.perf_counter() - begun, peak() - idle]))
+"""
+
+
+def peak(process: int, reset: bool = False) -> int:
+    """The peak of a process's resident memory in bytes, since the last `reset`."""
+    if reset:
+        Path(f"/proc/{process}/clear_refs").write_text("5")
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+
+
+def tab_process(browser: Browser, page: Page) -> int:
+    """The process of the only tab: the renderer that has run longest."""
+    session = browser.new_browser_cdp_session()
+    found = session.send("SystemInfo.getProcessInfo")["processInfo"]
+    renderers = [one for one in found if one["type"] == "renderer"]
+    return max(renderers, key=lambda one: one["cpuTime"])["id"]
+
+
+def trained_natively(link: CoordinatorClient, work: Work, folder: Path, data: Path) -> list[float]:
+    """Seconds and bytes of a native training of the open round; its update is sent."""
+    for offer in work.files:
+        link.download(offer, folder / "bundle" / offer.name)
+    done = subprocess.run(
+        [sys.executable, "-c", NATIVE, folder / "bundle", data, folder / "update", "0"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    send(link, work.round, folder / "update")
+    return json.loads(done.stdout)
+
+
+def until(condition: Callable[[], bool], page: Page) -> None:
+    while not condition():
+        page.wait_for_timeout(50)
+
+
+def measure(browser: Browser, model: tuple, spec: str, folder: Path) -> list[str]:
+    """A row of the table: one federation of a page and a native agent."""
+    name, shape, classes = model
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(BATCH * BATCHES, *shape)).astype(np.float32)
+    np.savez(folder / "data.npz", x=x, y=draw.integers(classes, size=len(x)))
+    np.savez(folder / "held_out.npz", x=x[:20], y=draw.integers(classes, size=20))
+    text = TOML.format(model=name, shape=list(shape), rounds=ROUNDS, batch=BATCH, spec=spec)
+    (folder / "fleet.toml").write_text(text)
+    config = load_config(folder / "fleet.toml")
+    server = Server(config, federation(config), folder / "fleet.toml", page=read_page())
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        known = join(server.url, full_token(config, "phone"), "native", folder / "native")
+        link = CoordinatorClient(server.url, known.secret)
+        phone = Phone.opened(browser, server, "phone")
+        phone.join("page")
+        phone.wait_for("joined")
+        process = tab_process(browser, phone.page)
+        idle = peak(process, reset=True)
+        phone.page.get_by_label("Data file").set_input_files(str(folder / "data.npz"))
+        phone.page.get_by_role("button", name="Start training").click()
+        times, memory, seen = [], 0.0, 0.0
+        for round_ in range(1, ROUNDS + 1):
+            until(lambda: bool(server.coordinator.rounds.updates), phone.page)
+            trained = phone.view()["trainedSeconds"]
+            work = link.work()
+            seconds, memory = trained_natively(
+                link, work, folder / str(round_), folder / "data.npz"
+            )
+            times.append((trained - seen, seconds))
+            seen = trained
+            until(lambda done=round_: server.coordinator.rounds.done >= done, phone.page)
+        page_peak = peak(process) - idle
+        phone.page.context.close()
+    finally:
+        server.stop()
+        thread.join()
+    page, native = (statistics.median(column) for column in zip(*times, strict=True))
+    ratio = statistics.median(a / b for a, b in times)
+    return [
+        f"{name.split(':')[1]} `{spec}`",
+        *(f"{page:.2f} s", f"{native:.2f} s", f"{ratio:.2f}"),
+        *(f"{page_peak / MB:.0f} MB", f"{memory / MB:.0f} MB"),
+    ]
+
+
+def main() -> None:
+    """Print the table."""
+    print("| model and submodel | page | native | ratio | page's memory | native memory |")
+    print("|---|---|---|---|---|---|")
+    with sync_playwright() as playwright:
+        for model, spec in CASES:
+            browser = playwright.chromium.launch(
+                executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+            )
+            with tempfile.TemporaryDirectory() as folder:
+                print(f"| {' | '.join(measure(browser, model, spec, Path(folder)))} |", flush=True)
+            browser.close()
+
+
+if __name__ == "__main__":
+    main()
