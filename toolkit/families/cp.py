@@ -8,6 +8,7 @@ factorized.
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -94,16 +95,18 @@ def choose_ranks(
             code="spec.nothing-smaller",
             spec=str(spec),
         )
-    lowest = max(lowest_rate(captured.shape(name)) for name in ranks)
-    highest = max(highest_rate(captured.shape(name)) for name in ranks)
-    if rate > highest:
+    # Rounded into the range, so that both ends are rates that can be used.
+    most = max(highest_rate(captured.shape(name)) for name in ranks)
+    lowest = _rounded(max(lowest_rate(captured.shape(name)) for name in ranks), ROUND_CEILING)
+    highest = _rounded(most, ROUND_FLOOR)
+    if rate > most:
         raise SpecError(
-            f"{str(spec)!r}: every weight already has rank 1 at {highest:.3g}. "
-            f"Use a rate from {lowest:.3g} to {highest:.3g} for this model.",
+            f"{str(spec)!r}: every weight already has rank 1 at {highest:g}. "
+            f"Use a rate from {lowest:g} to {highest:g} for this model.",
             code="spec.rate-out-of-range",
             spec=str(spec),
-            lowest=float(f"{lowest:.3g}"),
-            highest=float(f"{highest:.3g}"),
+            lowest=lowest,
+            highest=highest,
         )
     for name, rank in ranks.items():
         shape = captured.shape(name)
@@ -111,13 +114,13 @@ def choose_ranks(
             raise SpecError(
                 f"{str(spec)!r} gives {name!r} the rank {rank}, which is higher than the rank of "
                 f"any tensor of shape {shape}. "
-                f"Use a rate from {lowest:.3g} to {highest:.3g} for this model.",
+                f"Use a rate from {lowest:g} to {highest:g} for this model.",
                 code="spec.rate-out-of-range",
                 spec=str(spec),
                 tensor=name,
                 rank=rank,
-                lowest=float(f"{lowest:.3g}"),
-                highest=float(f"{highest:.3g}"),
+                lowest=lowest,
+                highest=highest,
             )
     return ranks, layer_decisions
 
@@ -147,6 +150,11 @@ def lowest_rate(shape: tuple[int, ...]) -> float:
 def highest_rate(shape: tuple[int, ...]) -> float:
     """The compression rate that gives a weight of `shape` rank 1, the lowest possible."""
     return math.prod(shape) / sum(shape)
+
+
+def _rounded(rate: float, direction: str) -> float:
+    """`rate` with three digits."""
+    return float(Context(prec=3, rounding=direction).create_decimal(rate))
 
 
 class CP:

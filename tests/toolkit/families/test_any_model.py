@@ -275,6 +275,16 @@ def test_what_this_model_cannot_give_is_refused_with_what_it_can(
     assert re.search(words, str(caught.value))
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(12, 8), (7, 13), (11, 3)])
+def test_the_rates_that_a_refusal_names_are_accepted(inputs: int, outputs: int) -> None:
+    model = nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh(), nn.Linear(outputs, 2))
+    for rate in (0.001, 1000.0):
+        with refused("spec.rate-out-of-range", spec=f"cp:{rate}") as caught:
+            split(model, f"cp:{rate}", (inputs,))
+        for named in ("lowest", "highest"):
+            split(model, f"cp:{caught.value.values[named]}", (inputs,))
+
+
 @pytest.mark.parametrize("inner", ["", "+low-rank:0.3"])
 @pytest.mark.parametrize("name", some_long(["signal", "separable"], "separable"))
 def test_the_capacity_that_a_refusal_names_is_accepted(name: str, inner: str, seed: int) -> None:
