@@ -97,8 +97,8 @@ def tls_reason(error: Exception | None) -> str:
             )
         if error.verify_code in UNTRUSTED:
             return (
-                f"{error.verify_message}; if you signed the certificate yourself, set the "
-                "environment variable SSL_CERT_FILE to the file of its authority"
+                f"{error.verify_message}; join with --certificate if `edgetailor serve` prints it; "
+                "for an authority of your own, set SSL_CERT_FILE to the file of its certificate"
             )
         return f"{error.verify_message}; use a host name in the URL that the certificate is for"
     if isinstance(error, ssl.SSLError) and error.reason in PLAIN_HTTP:

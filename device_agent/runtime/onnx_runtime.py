@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+from device_agent.runtime.graph_check import check_graph
 from device_agent.runtime.runtime_errors import runtime_error
 from device_agent.system.process_memory import release_unused
 
@@ -66,9 +67,10 @@ class OnnxSession:
     def __init__(self, graph: Path, threads: int) -> None:
         """Load `graph` with `threads` threads (0: one for each core).
 
-        Raises BundleError if ONNX Runtime cannot load the graph.
+        Raises BundleError if ONNX Runtime cannot load the graph, or must not.
         """
         self._graph = graph
+        check_graph(graph)
         try:
             self._session = open_model(str(graph), threads)
         except Exception as error:  # the exceptions of onnxruntime have no public base class

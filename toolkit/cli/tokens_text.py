@@ -19,8 +19,10 @@ WHITE_ON_BLACK = "\x1b[97;40m{}\x1b[0m"
 def show_tokens(tokens: Iterable[JoinToken], with_codes: bool) -> None:
     """Print each token with its link, and with the QR code of the link if `with_codes`."""
     for one in tokens:
-        places = "any number of places" if one.count is None else counted(one.count, "place")
-        taken = f"{one.joined} of {places} taken"
+        if one.count is None:
+            taken = f"{counted(one.joined, 'place')} taken, any number free"
+        else:
+            taken = f"{one.joined} of {counted(one.count, 'place')} taken"
         click.echo(f"{one.kind}: {one.submodel}, {taken}, until {one.expires}")
         click.echo(f"  {shown(one.file)}")
         click.echo(f"  {one.link}")

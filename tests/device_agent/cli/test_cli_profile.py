@@ -136,7 +136,7 @@ def test_profile_refuses(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> N
     copy = shutil.copytree(bundle_of("full"), tmp_path / "bundle")
     (copy / "predict.onnx").write_bytes(b"no graph")
     rewrite(copy, lambda manifest: None)
-    assert "predict.onnx is refused by onnxruntime" in refusal(agent("profile", copy))
+    assert "predict.onnx was not opened: the graph has bytes" in refusal(agent("profile", copy))
     assert "Invalid time span '10min'" in refusal(agent("profile", copy, "--sustained", "10min"))
     (tmp_path / "kept.json").write_text("mine")
     said = refusal(agent("profile", copy, "--out", "kept.json"))

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import onnx
+import onnx.checker
+import onnx.reference
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization

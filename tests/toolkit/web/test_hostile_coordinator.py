@@ -1,14 +1,18 @@
 """Somebody on the way to the page: what is altered is refused, and shown as text."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from phones import Phone, keep_updates
+from toolkit.aggregation.federation import Federation
+from unsafe_graphs import UNSAFE
 
 pytestmark = pytest.mark.web
 
@@ -91,6 +95,37 @@ def test_nothing_altered_is_trained(phone, path: str, handle, code: str) -> None
     page.train(data, "phone")
     page.wait_for_problem(code)
     assert not sent
+
+
+@pytest.mark.parametrize(("change", "found"), UNSAFE)
+def test_graphs_that_no_export_makes(
+    browser, serve, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, change, found: str
+) -> None:
+    """The coordinator itself has signed them."""
+    make = Federation.bundle
+
+    def bundle(self: Federation, submodel: str, round_: int) -> dict[str, bytes]:
+        files = make(self, submodel, round_)
+        graph = onnx.load_from_string(files["train.onnx"])
+        change(graph)
+        files["train.onnx"] = graph.SerializeToString()
+        manifest = json.loads(files["manifest.json"])
+        manifest["files"]["train.onnx"] = {
+            "size": len(files["train.onnx"]),
+            "sha256": hashlib.sha256(files["train.onnx"]).hexdigest(),
+        }
+        return files | {"manifest.json": json.dumps(manifest).encode()}
+
+    monkeypatch.setattr(Federation, "bundle", bundle)
+    folder = tmp_path / "c"
+    folder.mkdir()
+    images(folder / "held_out.npz", seed, 20)
+    images(tmp_path / "data.npz", seed + 1, 30)
+    with serve(ONE, folder) as server:
+        page = Phone.opened(browser, server, "phone")
+        page.train(tmp_path / "data.npz", "phone")
+        page.wait_for_problem("bundle.unsafe-graph")
+        assert f"the graph has {found}, " in page.view()["problem"]["message"]
 
 
 def test_a_join_that_another_coordinator_answers(phone) -> None:

@@ -2,6 +2,7 @@
 
 import * as ort from "onnxruntime-web/wasm";
 import { Failure } from "./failure.js";
+import { checkGraph } from "./graph_check.js";
 import type { Port, Signature } from "./manifest.js";
 import type { Bytes } from "./storage.js";
 import type { Dtype, Numbers, Tensor, Tensors } from "./tensors.js";
@@ -23,6 +24,7 @@ export class Session {
   ) {}
 
   static async open(graph: Bytes, signature: Signature, name: string): Promise<Session> {
+    checkGraph(graph, signature.graph);
     const session = await ort.InferenceSession.create(graph, { graphOptimizationLevel: "all" });
     check(session.inputNames, signature.inputs, `inputs of ${name}`);
     check(session.outputNames, signature.outputs, `outputs of ${name}`);

@@ -1,0 +1,109 @@
+"""What an ONNX file may hold, checked before a runtime opens it.
+
+Exports have operators of ONNX's own domain only, and all values in the file. Anything else may make
+the runtime read other files or load other code. Devices lack the library `onnx`, so this reads the
+file's Protocol Buffers as far as it needs (github.com/onnx/onnx/blob/main/onnx/onnx.proto).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from profiles.errors import BundleError
+
+DEEPEST = 100
+"""How far graphs may be nested in attributes of operators."""
+INSIDE = {
+    "model": {7: "graph"},
+    "graph": {1: "operator", 5: "tensor", 15: "sparse tensor"},
+    "operator": {5: "attribute"},
+    "attribute": {
+        **dict.fromkeys((5, 10), "tensor"),
+        **dict.fromkeys((6, 11), "graph"),
+        **dict.fromkeys((22, 23), "sparse tensor"),
+    },
+    "sparse tensor": {1: "tensor", 2: "tensor"},
+    "tensor": {},
+}
+"""The messages within each message, by the number of the field."""
+FORBIDDEN = {
+    ("model", 20): "a training of its own",
+    ("model", 25): "functions",
+    ("tensor", 13): "values in another file",
+}
+"""Fields that no export has, and what they would give the graph."""
+DOMAIN = ("operator", 7)
+EXTERNAL = ("tensor", 14)
+
+
+def check_graph(path: Path) -> None:
+    """Check the ONNX file `path` before a runtime opens it.
+
+    Raises:
+        BundleError: It holds something that no export holds, or is no ONNX file.
+    """
+    try:
+        found = foreign(memoryview(path.read_bytes()))
+    except (ValueError, IndexError):
+        found = "bytes that are not ONNX"
+    if found is not None:
+        raise BundleError(
+            f"{path.name} was not opened: the graph has {found}, which no export has. Do not train "
+            "this bundle; ask where it comes from.",
+            code="bundle.unsafe-graph",
+            file=path.name,
+            found=found,
+        )
+
+
+def foreign(data: memoryview, kind: str = "model", depth: int = 0) -> str | None:
+    """What the message `data` holds that no export holds; None if there is nothing.
+
+    Raises ValueError or IndexError if it is no such message.
+    """
+    if depth > DEEPEST:
+        return "too many graphs within graphs"
+    for number, value in fields(data):
+        if (kind, number) in FORBIDDEN or ((kind, number) == EXTERNAL and value):
+            return FORBIDDEN.get((kind, number), "values in another file")
+        if isinstance(value, int):
+            continue
+        if (kind, number) == DOMAIN and bytes(value) not in (b"", b"ai.onnx"):
+            return f"operators of the domain {bytes(value[:40]).decode('ascii', 'replace')!r}"
+        if number in INSIDE[kind] and (found := foreign(value, INSIDE[kind][number], depth + 1)):
+            return found
+    return None
+
+
+def fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
+    """The fields of a message: their numbers, and their bytes or whole numbers."""
+    place = 0
+    while place < len(data):
+        key, place = varint(data, place)
+        match key & 7:
+            case 0:
+                value, place = varint(data, place)
+                yield key >> 3, value
+            case 1:
+                place += 8
+            case 2:
+                size, place = varint(data, place)
+                if size > len(data) - place:
+                    raise ValueError("a field ends after its message")
+                yield key >> 3, data[place : place + size]
+                place += size
+            case 5:
+                place += 4
+            case other:
+                raise ValueError(f"no wire type {other}")
+
+
+def varint(data: memoryview, place: int) -> tuple[int, int]:
+    """The whole number at `place`, and the place after it."""
+    number = 0
+    for shift in range(0, 70, 7):
+        byte = data[place]
+        place += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, place
+    raise ValueError("a whole number is too long")
