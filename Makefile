@@ -36,13 +36,13 @@ $(ZOO): $(STAMP)
 test-long: $(ZOO) ## run the tests that take minutes
 	$(BIN)/python -m pytest -m long $(ARGS)
 
-# onnxruntime 1.19.2 has wheels up to Python 3.12, and numpy 1 only.
-test-oldest: setup ## run exported graphs on the oldest onnxruntime that is supported (minutes)
+# onnxruntime 1.19.2 has wheels up to Python 3.12, and numpy 1 only. Termux has 1.23.2.
+test-oldest: setup ## run exported graphs on the oldest onnxruntime, and on that of Termux (minutes)
 	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  onnxruntime==1.19.2 'numpy<2'
 	PYTHONPATH=.:tests $(BIN)/python tests/oldest_runtime.py write $(OLDEST)/graphs
-	$(OLDEST)/bin/python tests/oldest_runtime.py check $(OLDEST)/graphs
+	for versions in 'onnxruntime==1.19.2 numpy<2' 'onnxruntime==1.23.2 numpy>=2'; do \
+	  $(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check $$versions && \
+	  $(OLDEST)/bin/python tests/oldest_runtime.py check $(OLDEST)/graphs || exit 1; done
 
 # One thread, as for tests: on shared cores two threads wait for each other, an SVD's most of all.
 bench-families: setup ## time the server's factorizations and aggregation (minutes)

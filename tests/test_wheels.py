@@ -6,11 +6,20 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 # pip takes each name of a platform by itself: glibc 2.28 runs what was built for 2.17 too.
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
 OFFLINE = ("Failed to establish a new connection", "Could not fetch URL", "Temporary failure in")
+
+
+def test_the_versions_of_termux_are_accepted() -> None:
+    """Those of its package tree when docs/guides/phones.md was written; pip cannot replace them."""
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {one.name: one.specifier for one in map(Requirement, about["dependencies"])}
+    for name, version in {"onnxruntime": "1.23.2", "numpy": "2.1.2"}.items():
+        assert wanted[name].contains(version), name
 
 
 @pytest.mark.long
