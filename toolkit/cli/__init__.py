@@ -16,9 +16,7 @@ from toolkit.cli.inspect_command import inspect
 from toolkit.cli.plan_command import plan
 from toolkit.cli.report_command import report
 from toolkit.cli.rounds_commands import export_model, rollback, rounds
-from toolkit.cli.serve_command import serve
-from toolkit.cli.tls_commands import tls
-from toolkit.cli.tokens_command import tokens
+from toolkit.cli.serve_commands import serve, tls, tokens
 
 
 @click.group(epilog=EXIT_CODES, context_settings={"max_content_width": 100})

@@ -1,0 +1,84 @@
+"""Every view of the page by axe-core, on the narrowest phone and on a desktop, light and dark."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from phones import Phone
+
+pytestmark = pytest.mark.web
+
+AXE = Path(__file__).resolve().parents[3] / "toolkit/web/phone/node_modules/axe-core/axe.min.js"
+TOML = """
+model = "toolkit.models:digits_cnn"
+input_shape = [1, 8, 8]
+rounds = 1
+held_out = "held_out.npz"
+port = 0
+[training]
+batch_size = 4
+epochs = 40
+[[devices]]
+name = "phone"
+submodel = "full"
+"""
+SIZES = [(320, 640), (360, 740), (1280, 800)]
+
+
+def assert_accessible(phone: Phone, view: str) -> None:
+    page = phone.page
+    for width, height in SIZES:
+        for scheme in ("light", "dark"):
+            page.set_viewport_size({"width": width, "height": height})
+            page.emulate_media(color_scheme=scheme)
+            page.evaluate(AXE.read_text())  # not a script of the page, whose policy forbids it
+            found = page.evaluate("axe.run().then((result) => result.violations)")
+            where = f"{view}, {width} x {height}, {scheme}"
+            assert not found, (where, [(v["id"], v["nodes"][0]["html"]) for v in found])
+            wide = page.evaluate("document.scrollingElement.scrollWidth")
+            assert wide <= width, f"{where}: {wide} pixels wide"
+
+
+def images(path: Path, size: int) -> Path:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(size, 1, 8, 8)).astype(np.float32)
+    np.savez(path, x=x, y=draw.integers(10, size=size))
+    return path
+
+
+def test_every_view(browser, serve, tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir()
+    images(folder / "held_out.npz", 20)
+    with serve(TOML, folder) as server:
+        phone = Phone.opened(browser, server, "phone")
+        page = phone.page
+        phone.wait_for("new")
+        assert_accessible(phone, "joining")
+        phone.join("a name of a device that is as long as names may be, 64 letters, ok")
+        phone.wait_for("joined")
+        assert_accessible(phone, "joined")
+        (tmp_path / "broken.npz").write_bytes(b"no archive")
+        page.get_by_label("Data file").set_input_files(str(tmp_path / "broken.npz"))
+        page.locator("#problem").wait_for()
+        assert_accessible(phone, "a problem")
+        data = images(tmp_path / "data.npz", 600)
+        page.get_by_label("Data file").set_input_files(str(data))
+        page.get_by_role("button", name="Start training").click()
+        phone.wait_for("training")
+        page.get_by_role("button", name="Pause").click()
+        phone.wait_for("paused")
+        assert_accessible(phone, "paused")
+        page.get_by_role("button", name="Leave and erase").first.click()
+        page.locator("dialog[open]").wait_for()
+        assert_accessible(phone, "leaving")
+        page.get_by_role("button", name="Stay").click()
+        page.locator("#pause").click()
+        phone.wait_for("finished")
+        assert_accessible(phone, "finished")
+    without = browser.new_context().new_page()
+    with serve(TOML, folder) as server:
+        without.goto(f"{server.url}/join/")
+        without.get_by_text("Open the whole link").wait_for()
+        assert_accessible(Phone(without), "no token")

@@ -1,0 +1,131 @@
+"""`edgetailor serve`, and what goes with it: `tls` for certificates, `tokens` for join links."""
+
+import json
+import re
+import socket
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from profiles.text_formatting import did_you_mean
+from toolkit.cli.early_checks import check_model
+
+HOST = re.compile(r"[A-Za-z0-9*]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9a-fA-F:]+")
+ALL = "*"
+"""The value of `--qr` without a kind. No kind has this name."""
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option(
+    "--check-models",
+    is_flag=True,
+    help="Read every kept model and compare it with its hash. By default only the newest and the "
+    "best are read, and of the others the size is checked.",
+)
+def serve(config: Path, check_models: bool) -> None:
+    """Run the coordinator of the federation in CONFIG (TOML).
+
+    Runs until interrupted. Writes a join token for each kind of device to the state folder. Copy it
+    to the device and run there: edgetailor-agent join URL --token-file FILE. The HTTP interface is
+    documented at URL/docs.
+    """
+    from toolkit.coordinator.federation_config import load_config
+
+    found = load_config(config)
+    check_model(found.model, found.weights)
+
+    from toolkit.coordinator.server import serve as serve_config
+
+    serve_config(config, check_models)
+
+
+def _check_names(_: click.Context, __: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not HOST.fullmatch(name):
+            raise click.BadParameter(
+                f"Invalid name {name!r}: write a host name or an IP address, without https://."
+            )
+    return names
+
+
+@click.group()
+def tls() -> None:
+    """Make a certificate, so that `serve` speaks https."""
+
+
+@tls.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    callback=_check_names,
+    help="Host name or IP address of the coordinator; may be repeated.  [default: the host name, "
+    "localhost and 127.0.0.1]",
+)
+def new(folder: Path, names: tuple[str, ...]) -> None:
+    """Write a certificate that is signed by itself to FOLDER.
+
+    Agents accept it because they learn its fingerprint when they join. Browsers warn of it: phones
+    need a certificate of an authority.
+    """
+    from toolkit.coordinator.http.certificates import CERTIFICATE, KEY, new_certificate
+
+    found = names or (socket.gethostname(), "localhost", "127.0.0.1")
+    fingerprint = new_certificate(folder, found)
+    click.echo(f"In the federation's file, for {', '.join(found)}:", err=True)
+    click.echo(f'tls_cert = "{folder / CERTIFICATE}"')
+    click.echo(f'tls_key = "{folder / KEY}"')
+    click.echo("Devices join with this option, as `edgetailor serve` says, too:", err=True)
+    click.echo(f"--certificate {fingerprint}", err=True)
+
+
+@click.command()
+@click.argument("federation", type=click.Path(path_type=Path))
+@click.option("--url", help="Address of the coordinator for phones, such as that of a proxy.")
+@click.option(
+    "--qr",
+    metavar="[KIND]",
+    is_flag=False,
+    flag_value=ALL,
+    help="Show the link as a QR code: of KIND, or of every kind.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def tokens(federation: Path, url: str | None, qr: str | None, as_json: bool) -> None:
+    """Show join tokens and the links by which phones join.
+
+    FEDERATION is the federation's file or its state folder; `edgetailor serve` may run on it. Who
+    has a link can enrol a device: keep it private.
+    """
+    from device_agent.client.addresses import check_url
+    from toolkit.coordinator.federation_config import load_config
+    from toolkit.coordinator.join_links import address, join_tokens, notes
+
+    if qr and as_json:
+        raise click.UsageError("--qr and --json exclude each other.")
+    state = federation if federation.is_dir() else load_config(federation).state
+    url = check_url(url or address(state))
+    found = join_tokens(state, url)
+    if qr not in (None, ALL, *(one.kind for one in found)):
+        kinds = [one.kind for one in found]
+        raise click.BadParameter(
+            f"No kind is called {qr!r}{did_you_mean(str(qr), kinds)} The kinds are "
+            f"{', '.join(kinds)}.",
+            param_hint="--qr",
+        )
+    if as_json:
+        document = {
+            "version": 1,
+            "url": url,
+            "notes": notes(url),
+            "tokens": [asdict(one) for one in found],
+        }
+        click.echo(json.dumps(document, indent=1, default=str))
+        return
+    from toolkit.cli.tokens_text import show_tokens
+
+    show_tokens(found if qr in (None, ALL) else [one for one in found if one.kind == qr], bool(qr))
+    for note in notes(url):
+        click.echo(note, err=True)
