@@ -123,6 +123,16 @@ def writes_in_place(node: Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
 
 
+def written_inputs(node: Node) -> Iterator[object]:
+    """The inputs that `node` changes: of `add_` the first, of `add` with `out=` the last."""
+    if writes_in_place(node):
+        assert isinstance(node.target, torch._ops.OpOverload)
+        for place, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = node.args[place] if place < len(node.args) else None
+                yield node.kwargs.get(argument.name, given)
+
+
 def is_impure(node: Node) -> bool:
     """Whether `node` must stay even if no node reads it: ports and in-place updates."""
     if node.op in ("placeholder", "output"):

@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 from device_agent.formats.manifest import SAFE_LIMIT
 from exporters.programs import source_lines
 from exporters.programs.dropout import SEEDED, SeededBernoulli
-from exporters.programs.recorded_graph import MINIMUM_BATCH, writes_in_place
+from exporters.programs.recorded_graph import MINIMUM_BATCH, written_inputs
 from exporters.recording.model_output import trained_output
 from exporters.recording.shared_tensors import first_names
 from profiles.errors import ModelError
@@ -282,15 +282,16 @@ def check_deterministic(graph: GraphModule) -> None:
 
 def check_writes(graph: GraphModule) -> None:
     """Raise ModelError if the model changes a parameter or buffer, except in a batch norm."""
-    for node in graph.graph.nodes:
-        written = node.args[0] if writes_in_place(node) else None
+    for node, written in ((n, w) for n in graph.graph.nodes for w in written_inputs(n)):
         # A write through a view, for example `weight[0].zero_()`, changes the viewed tensor.
         while isinstance(written, Node) and any(word in str(written.target) for word in VIEWS):
             written = written.args[0]
         if isinstance(written, Node) and written.op == "get_attr":
             raise ModelError(
                 f"The model changes its own tensor {str(written.target)!r} when it runs "
-                f"({node.target}); only batch norms may do so.",
+                f"({node.target}); only batch norms may do so. Leave out what writes it: max_norm "
+                "of an embedding, spectral norm (weight norm can be exported), or an average that "
+                "the model keeps itself.",
                 code="model.writes-own-tensor",
                 tensor=str(written.target),
                 operator=str(node.target),
