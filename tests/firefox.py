@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from websockets.sync.client import ClientConnection, connect
+from typing import TYPE_CHECKING
 
 from phones import PATIENCE_MS
+
+if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
 
 PREFERENCES = {
     "browser.shell.checkDefaultBrowser": False,
@@ -24,7 +26,7 @@ PREFERENCES = {
 class Tab:
     """The only tab of a Firefox."""
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(self, connection: "ClientConnection") -> None:
         self._connection, self._numbers = connection, itertools.count(1)
         self.told("session.new", capabilities={})
         self.context = self.told("browsingContext.getTree")["contexts"][0]["context"]
@@ -79,6 +81,8 @@ class Tab:
 @contextmanager
 def firefox(profile: Path) -> Iterator[Tab]:
     """A Firefox with a new profile in `profile`."""
+    from websockets.sync.client import connect  # only `make test-web` installs it
+
     profile.mkdir()
     (profile / "user.js").write_text(
         "".join(f"user_pref({json.dumps(k)}, {json.dumps(v)});\n" for k, v in PREFERENCES.items())

@@ -190,7 +190,8 @@ def _converted(
         for number, (value, one) in enumerate(zip(content, made, strict=True)):
             yield from _converted(value, one, (*place, number))
     elif type(made) in SIMPLE and type(content) is not type(made):
-        has_unit = isinstance(content, str) and as_number(content) is None
+        is_text = isinstance(content, str) and as_number(content) is None
+        has_unit = is_text and not isinstance(made, bool)
         if not has_unit and (type(content), type(made)) != (int, float):
             yield place, content, SIMPLE[type(made)]
 

@@ -303,7 +303,7 @@ def test_recordings_stay_in_the_folder(copy: Path, target: str) -> None:
 
 
 def test_a_graph_that_the_runtime_refuses(copy: Path, data: str) -> None:
-    (copy / "train.onnx").write_bytes(b"no graph")
+    (copy / "train.onnx").write_bytes(b"")
     rewrite(copy, lambda manifest: None)
     with refused("bundle.unusable-graph", graph="train.onnx") as caught:
         train_bundle(copy, data, copy.parent / "out")

@@ -112,7 +112,7 @@ def test_ctc_equals_torchs(steps: int, classes: int, seed: int) -> None:
     oracle = value_and_gradient(expected, output, target)
     target[torch.arange(steps) >= lengths[:, None]] = IGNORED
     goal = objective("ctc", (steps, classes))
-    assert goal.labels == LabelRule(classes, (steps,))
+    assert goal.labels == LabelRule(classes, (steps,), sequence=True)
     assert goal.correct is None
     assert oracle[1].any()
     came = value_and_gradient(goal.loss, output, target)

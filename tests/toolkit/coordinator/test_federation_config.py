@@ -59,7 +59,7 @@ def test_a_state_folder_in_use_or_of_another_fleet(tmp_path: Path) -> None:
         ("rounds = 3", "rounds = true", "config.wrong-type", "rounds", "true; it must be an int"),
         ("rounds = 3", "rounds = 3.0", "config.wrong-type", "rounds", "3.0; it must be an int"),
         ("[2]", "['2']", "config.wrong-type", "input_shape[0]", "'2'; it must be an integer"),
-        ("count = 2", "count = '2'", "config.wrong-type", "devices[0].count", "'2'; it must be"),
+        ("count = 2", "count = '2'", "config.bad-value", "devices[0].count", "'2': it must be a w"),
         (
             "epochs = 1",
             "learning_rate = '0.1'",
