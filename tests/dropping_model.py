@@ -26,6 +26,14 @@ def kept_paths(x: Tensor, training: bool) -> Tensor:
     return x.div(0.8) * kept
 
 
+def attended(x: Tensor, training: bool) -> Tensor:
+    """Attention to the positions of a sample, or to none if its first channel is negative."""
+    seen = (x[..., 0].mean(1) > 0)[:, None, None, None].expand(-1, 1, 1, x.shape[1])
+    heads = x[:, None]
+    rate = 0.3 if training else 0.0
+    return functional.scaled_dot_product_attention(heads, heads, heads, seen, rate)[:, 0]
+
+
 class Dropping(nn.Module):
     """Dropout of elements, of channels, of attention weights and of whole branches."""
 
@@ -42,7 +50,7 @@ class Dropping(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.channels(torch.tanh(self.conv(x)))
         x = self.layer(x.flatten(2).transpose(1, 2))
-        y = self.branch(x)
+        y = self.branch(x) + attended(x, self.training)
         # As attention in transformers: one copy that only training records.
         y = y.contiguous() if self.training else y
         x = kept_paths(x + dropped_branch(y, self.training), self.training).mean(1)

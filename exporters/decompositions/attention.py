@@ -78,11 +78,12 @@ def masked_scores(
 
 def weights(scores: Tensor, mask: Tensor | None) -> Tensor:
     """P = softmax(scores); zeros, as in PyTorch, for a query whose `mask` excludes every key."""
-    p = torch.softmax(scores, -1)
     if mask is None:
-        return p
-    # The softmax of a row of -inf is nan.
-    return torch.where((scores == -math.inf).all(-1, keepdim=True), 0.0, p)
+        return torch.softmax(scores, -1)
+    # The softmax of a row of -inf is nan, and so is its gradient, even where it is replaced.
+    excluded = (scores == -math.inf).all(-1, keepdim=True)
+    p = torch.softmax(torch.where(excluded, 0.0, scores), -1)
+    return torch.where(excluded, 0.0, p)
 
 
 def repeat_heads(part: Tensor, query: Tensor) -> Tensor:
