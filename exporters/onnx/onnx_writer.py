@@ -169,7 +169,8 @@ def translated(program: ExportedProgram, signature: ProgramSignature) -> ONNXPro
 def quieten() -> None:
     """Keep the exporter's remarks on optional packages and on our operators off the terminal."""
     own = "torch.onnx._internal.exporter"
-    for name in (f"{own}._registration", f"{own}._core", "onnx_ir._convenience"):
+    folding = "onnxscript.optimizer._constant_folding"
+    for name in (f"{own}._registration", f"{own}._core", "onnx_ir._convenience", folding):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

@@ -239,6 +239,8 @@ def record_current_mode(
             "batch. Choose with torch.where, or move the decision out of the model.",
             code="model.data-dependent-code",
         ) from error
+    except ModelError:  # of joined inputs
+        raise
     except Exception as error:  # the model's own code may raise any error
         raise_if_interrupted(error)
         if draws.outside_torch():

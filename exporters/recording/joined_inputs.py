@@ -20,7 +20,8 @@ def join_inputs(model: Model, **shapes: tuple[int, ...]) -> Model:
     A bundle has one array of samples, `x`. Afterwards a sample of the model is a vector: the inputs
     flattened, one after the other in the order of `shapes`. Prepare `x` in the same way, for
     example with `np.concatenate([input_ids, attention_mask], axis=1)`. All inputs have the type of
-    the samples: float32, or int64 if the model embeds whole numbers.
+    the samples: float32, or int64 if the model embeds whole numbers. So a mask beside token ids is
+    int64 too, and places that it leaves out hold some valid id, such as 0.
 
     Args:
         model: The model. Its tensors keep their names; only its `forward` changes.
@@ -31,6 +32,7 @@ def join_inputs(model: Model, **shapes: tuple[int, ...]) -> Model:
 
     Raises:
         ModelError: `forward` has no argument of a name, needs further ones, or no shape is given.
+            The model itself raises it for samples that are not as long as its inputs together.
 
     Examples:
         >>> import torch
@@ -46,6 +48,8 @@ def join_inputs(model: Model, **shapes: tuple[int, ...]) -> Model:
     bounds = [0, *itertools.accumulate(map(math.prod, shapes.values()))]
 
     def forward(self: nn.Module, x: Tensor) -> object:
+        if tuple(x.shape[1:]) != (bounds[-1],):
+            raise wrong_length(original, shapes, bounds[-1], tuple(x.shape[1:]))
         places = zip(shapes.items(), itertools.pairwise(bounds), strict=True)
         inputs = {name: x[:, a:b].reshape(-1, *shape) for (name, shape), (a, b) in places}
         return original.forward(self, **inputs)
@@ -53,6 +57,20 @@ def join_inputs(model: Model, **shapes: tuple[int, ...]) -> Model:
     # A class, not an attribute of the model, because a copy of the model must call its own layers.
     model.__class__ = type(original.__name__, (original,), {"forward": forward})
     return model
+
+
+def wrong_length(
+    model: type[nn.Module], shapes: Mapping[str, tuple[int, ...]], length: int, came: tuple[int, ...]
+) -> ModelError:
+    """The error for samples of the shape `came` that must be vectors of `length` numbers."""
+    parts = " + ".join(f"{name} {math.prod(shape)}" for name, shape in shapes.items())
+    return ModelError(
+        f"The joined inputs of {model.__name__} need samples of {length} numbers ({parts}); samples "
+        f"of the shape ({','.join(map(str, came))}) came. Give the input shape {length}.",
+        code="model.inputs",
+        needs=length,
+        came=list(came),
+    )
 
 
 def check_names(model: type[nn.Module], shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -116,3 +116,12 @@ def test_inputs_that_the_model_does_not_have(
 ) -> None:
     with refused("model.inputs", **values):
         join_inputs(Reader(), **shapes)
+
+
+@pytest.mark.parametrize("shape", [(LENGTH,), (2 * LENGTH - 1,), (2 * LENGTH + 1,), (2, LENGTH)])
+def test_samples_of_another_length(shape: tuple[int, ...]) -> None:
+    model = join_inputs(Reader(), **SHAPES)
+    with refused("model.inputs", needs=2 * LENGTH, came=list(shape)):
+        split(model, "full", shape)
+    with refused("model.inputs", needs=2 * LENGTH):
+        model(torch.zeros(3, *shape, dtype=torch.int64))
