@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from torch import nn
 
 from exporters.recording.capture import SharedRecording, capture
+from exporters.recording.captured import Captured
 from profiles.errors import EdgeTailorError, ModelError, SpecError
 from toolkit.cutting.cut_points import Cutter
 from toolkit.splitting import split
@@ -209,11 +210,19 @@ def cut_places(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> l
 
 
 def as_json(
-    inspections: Sequence[Inspection | NotPossible], places: Sequence[CutPlace] | None = None
+    captured: Captured,
+    inspections: Sequence[Inspection | NotPossible],
+    places: Sequence[CutPlace] | None = None,
 ) -> dict[str, object]:
     """The document that `inspect --json` prints; with `--cut-points` it has the `places`."""
     document: dict[str, object] = {
         "version": INSPECTION_VERSION,
+        "sample": {
+            "shape": captured.sample_shape,
+            "dtype": captured.sample_dtype,
+            "below": captured.sample_limit,
+        },
+        "output": captured.output_shape,
         "submodels": [_entry(found) for found in inspections],
     }
     if places is not None:

@@ -3,7 +3,7 @@
 import inspect
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -60,13 +60,13 @@ def join_inputs(model: Model, **shapes: tuple[int, ...]) -> Model:
 
 
 def wrong_length(
-    model: type[nn.Module], shapes: Mapping[str, tuple[int, ...]], length: int, came: tuple[int, ...]
+    model: type[nn.Module], shapes: Mapping[str, tuple[int, ...]], length: int, came: Sequence[int]
 ) -> ModelError:
     """The error for samples of the shape `came` that must be vectors of `length` numbers."""
     parts = " + ".join(f"{name} {math.prod(shape)}" for name, shape in shapes.items())
     return ModelError(
-        f"The joined inputs of {model.__name__} need samples of {length} numbers ({parts}); samples "
-        f"of the shape ({','.join(map(str, came))}) came. Give the input shape {length}.",
+        f"The joined inputs of {model.__name__} need samples of {length} numbers ({parts}); "
+        f"samples of the shape ({','.join(map(str, came))}) came. Give the input shape {length}.",
         code="model.inputs",
         needs=length,
         came=list(came),

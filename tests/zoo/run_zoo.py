@@ -139,6 +139,10 @@ def page(rows: Sequence[Row]) -> str:
             f"verification, and cuts the submodels {specs}. The table gives their "
             f"capacities; {len(rows)} models have been run.",
             "",
+            "`tests/zoo/zoo_models.py` in the source has the configuration of each; "
+            "[Models of other libraries](../guides/export.md#models-of-other-libraries) says what "
+            "yours may need.",
+            "",
             f"Models that pass: {counts}.",
             "",
             *lines,

@@ -1,6 +1,5 @@
 """What `edgetailor export` prints: signatures of a bundle, and several bundles in one table."""
 
-import textwrap
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -51,8 +50,7 @@ def show_export(exported: Exported, batch: int) -> None:
         console.print("not verified (--no-verify)")
     else:
         console.print(exported.verdict.result, markup=False)
-        for line in textwrap.wrap(exported.verdict.worst, COLUMNS - 2, break_long_words=False):
-            console.print(f"  {line}", markup=False)
+        console.print(filled(f"  {exported.verdict.worst}", COLUMNS, indent="  "), markup=False)
         if exported.verified_earlier:
             console.print(f"  {EARLIER}")
     console.print(f"bundle: {exported.out}", markup=False)

@@ -48,7 +48,7 @@ def inspect(
     show_stages()
     logger.info("loading PyTorch")
 
-    from exporters.recording.capture import SharedRecording
+    from exporters.recording.capture import SharedRecording, capture
     from toolkit import inspection
     from toolkit.cli import inspect_table
     from toolkit.submodels.model_loading import load_model
@@ -61,10 +61,11 @@ def inspect(
         if len(specs) == len(failed) == 1 and not cut_points:
             raise failed[0].cause
         places = inspection.cut_places(loaded, input_shape, batch) if cut_points else None
+        captured = capture(loaded, input_shape)
     if as_json:
-        click.echo(json.dumps(inspection.as_json(found, places), indent=1))
+        click.echo(json.dumps(inspection.as_json(captured, found, places), indent=1))
     else:
-        inspect_table.show_inspections(found, batch)
+        inspect_table.show_inspections(captured, found, batch)
         if places is not None:
             inspect_table.show_cut_places(places)
     if failed:

@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from exporters.recording.captured import Captured
 from profiles.text_formatting import format_bytes, format_capacity, format_macs
 from toolkit.inspection import CutPlace, Inspection, NotPossible
 from toolkit.terminal_output import filled, table
 
 
-def show_inspections(inspections: Sequence[Inspection | NotPossible], batch: int) -> None:
-    """Print the sizes of each submodel, and what it does to each layer."""
+def show_inspections(
+    captured: Captured, inspections: Sequence[Inspection | NotPossible], batch: int
+) -> None:
+    """Print the sizes of each submodel of the model `captured`, and what it does to each layer."""
     console = Console(highlight=False)
     possible = [found for found in inspections if isinstance(found, Inspection)]
     sizes = table("submodel", "params", "activations", "MACs", "capacity", "weights")
@@ -26,6 +29,11 @@ def show_inspections(inspections: Sequence[Inspection | NotPossible], batch: int
         )
     console.print(sizes)
     console.print(f"activations and MACs for a batch of {batch}")
+    limit = "" if captured.sample_limit is None else f" below {captured.sample_limit:,}"
+    console.print(
+        f"a sample: {shape(captured.sample_shape)} {captured.sample_dtype}{limit}; "
+        f"its output: {shape(captured.output_shape)}"
+    )
     for found in possible:
         if found.note:
             print(filled(f"note: {found.note}", console.width))
@@ -39,13 +47,24 @@ def show_inspections(inspections: Sequence[Inspection | NotPossible], batch: int
             console.print()
             layers = Table("layer", "form", "why", box=None, pad_edge=False, title=found.submodel)
             layers.title_justify = "left"
+            layers.columns[0].no_wrap = True  # names are copied into specs
             for layer in found.layers:
                 layers.add_row(layer.layer, layer.form, layer.reason)
-            with console.capture() as drawn:
-                console.print(layers)
+            width = max(console.width, max(len(layer.layer) for layer in found.layers) + WORDS)
+            wide = Console(highlight=False, width=width)
+            with wide.capture() as drawn:
+                wide.print(layers)
             # rich pads every column to its width, so lines would end in spaces.
             print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
+
+def shape(sizes: Sequence[int]) -> str:
+    """A shape as `--input-shape` takes it; one number has none."""
+    return ",".join(map(str, sizes)) or "one number"
+
+
+WORDS = 36
+"""Columns that are left for words beside the name of a layer, however long it is."""
 
 FEW = 3
 """A model with fewer places to cut gets an explanation."""
@@ -65,7 +84,8 @@ def show_cut_places(places: Sequence[CutPlace]) -> None:
                 format_capacity(place.capacity),
                 f"{place.recorded:,}",
             )
-        console.print(rows)
+        whole = console.measure(rows, options=console.options.update(width=1000)).maximum
+        Console(highlight=False, width=max(console.width, whole)).print(rows)
         console.print("recorded: numbers that the device stores on disk for each sample")
     if len(places) < FEW:
         number = ("no place", "one place", "two places")[len(places)]

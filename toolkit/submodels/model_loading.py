@@ -54,6 +54,12 @@ def load_global(
     return model, load_weights(model, weights_file)
 
 
+BUILT_FOR_ANOTHER_TORCH = (
+    " This torchvision was built for another torch. Install both from one package index, for "
+    "example with --index-url https://download.pytorch.org/whl/cpu."
+)
+
+
 def load_weights(model: nn.Module, weights_file: str | Path) -> GlobalModel:
     """Load a weights file into `model`. Raises InputError if it does not fit."""
     file = global_model.from_file(weights_file)
@@ -72,7 +78,8 @@ def build_model(reference: str, seed: int) -> nn.Module:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ModelError(
-            f"{reference!r}: the module {module_name} cannot be imported: {error}.",
+            f"{reference!r}: the module {module_name} cannot be imported: {error}."
+            f"{BUILT_FOR_ANOTHER_TORCH if 'torchvision::' in str(error) else ''}",
             code="model.cannot-import",
             model=reference,
             module=module_name,

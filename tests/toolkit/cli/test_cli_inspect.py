@@ -21,6 +21,7 @@ submodel         params  activations       MACs  capacity  weights
 full            272,762    6,947,136  1,314.4 M      1.00   1.1 MB
 slice:blocks.3  257,994    2,752,832    838.9 M      0.42   1.1 MB
 activations and MACs for a batch of 32
+a sample: 3,32,32 float32; its output: 10
 
 slice:blocks.3
 layer                    form    why
@@ -45,6 +46,8 @@ def test_inspect_gives_the_same_as_json(tmp_path: Path) -> None:
     assert stages(done)[-1] == "splitting slice:blocks.6"
     document = json.loads(done.stdout)
     assert document["version"] == 1
+    assert document["sample"] == {"shape": [3, 32, 32], "dtype": "float32", "below": None}
+    assert document["output"] == [10]
     found = [
         (
             entry["submodel"], entry["params"], entry["activations"],
@@ -64,6 +67,7 @@ CUT_POINTS = """\
 submodel  params  activations    MACs  capacity   weights
 full      33,338      147,776  23.9 M      1.00  134.5 kB
 activations and MACs for a batch of 32
+a sample: 1,8,8 float32; its output: 10
 
 cut ahead of  params  activations  capacity  recorded
 units.0.bn    33,194      115,008      0.82     1,024
@@ -80,6 +84,7 @@ NOWHERE = """\
 submodel  params  activations   MACs  capacity  weights
 full          10           64  0.3 k      1.00     40 B
 activations and MACs for a batch of 32
+a sample: 4 float32; its output: 2
 
 This model can be cut at no place: a cut needs parameters on both sides, and
 activations with an axis for the samples.
@@ -97,7 +102,7 @@ def test_the_places_to_cut_as_json(tmp_path: Path) -> None:
     done = edgetailor("inspect", *DIGITS, "--cut-points", "--json", cwd=tmp_path)
     places = json.loads(done.stdout)["cut_points"]
     assert [place["module"] for place in places] == [
-        line.split()[0] for line in CUT_POINTS.splitlines()[5:-1]
+        line.split()[0] for line in CUT_POINTS.splitlines()[6:-1]
     ]
     capacity = (28_490 + 49_472) / (33_338 + 147_776)
     assert places[3] == {
@@ -120,6 +125,7 @@ submodel             params  activations     MACs  capacity  weights
 width:0.5               389       11,616   46.7 k      0.49   1.6 kB
 low-rank:0.5,keep=0     991       23,136  191.2 k      0.99   4.0 kB
 activations and MACs for a batch of 32
+a sample: 6 int64 below 20; its output: 3
 not possible: 'low-rank:0.5': no layer of this model gets smaller; embedding:
 Embedding has no factorized form; lstm: the first layer; classifier: the
 classifier. With keep=0 lstm would get smaller.

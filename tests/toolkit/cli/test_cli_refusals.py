@@ -33,6 +33,7 @@ NET = "def tiny(): ...\n"
         ("typo:tiny", r"^'typo:tiny'.* invalid syntax"),
         ("leaves:tiny", r"^'leaves:tiny'"),
         ("lacks:tiny", r"^'lacks:tiny': .*lacks cannot be imported: No module named 'nosuch'"),
+        ("vision:tiny", r"nms does not exist\. This torchvision was built for another torch\. "),
         (".nets:tiny", r"^'\.nets:tiny'"),
     ],
 )
@@ -40,6 +41,9 @@ def test_models_that_cannot_be_used(folder: Path, model: str, message: str) -> N
     (folder / "raises.py").write_text("raise RuntimeError('no camera here')\n" + NET)
     (folder / "typo.py").write_text("def tiny(:\n")
     (folder / "leaves.py").write_text("import sys\nsys.exit()\n" + NET)
+    (folder / "vision.py").write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist')\n" + NET
+    )
     (folder / "lacks.py").write_text("import nosuch\n" + NET)
     assert re.search(message, refused(folder, "inspect", model, "--input-shape", "1,6,6"))
 
