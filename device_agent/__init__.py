@@ -2,6 +2,7 @@
 
 Start with `federation/round_loop.py` (a device in a federation) or
 `training/standalone_training.py` (one round without a coordinator). Rooms import downwards only:
-cli > service, doctor > federation > client, profiling > training > runtime > system > formats.
+cli > service, doctor > federation > client, profiling > training > data, runtime > system >
+formats.
 torch, onnx, `exporters` and `toolkit` may not be imported anywhere in this package.
 """

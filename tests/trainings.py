@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from device_agent.data.data_source import Data
 from device_agent.training import bundle_training
 from device_agent.training.bundle_training import Trained
-from device_agent.training.training_options import Data, TrainingOptions
+from device_agent.training.training_options import TrainingOptions
 
 
 def train_bundle(

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from device_agent.data.data_checks import batch_shape, check_classes
+from device_agent.data.local_data import load_data
 from device_agent.formats.label_rule import LabelRule, count_labels
 from device_agent.formats.manifest import Dtype
-from device_agent.training.data_checks import batch_shape, check_classes
-from device_agent.training.local_data import load_data
 from exporters.programs.losses import objective
 from exporters.recording.input_shapes import wrong_input_shape
 from exporters.recording.model_output import trained_output

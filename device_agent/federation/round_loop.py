@@ -8,6 +8,7 @@ from pathlib import Path
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
+from device_agent.data.local_data import check_source
 from device_agent.federation.device_state import DeviceState, default_state
 from device_agent.federation.owner_pauses import Pauses
 from device_agent.federation.polling import ROUND_CHECK_S, Polling, jittered
@@ -23,7 +24,6 @@ from device_agent.formats.update import RECORD, TENSORS
 from device_agent.log_format import fields
 from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.bundle_training import train_bundle
-from device_agent.training.local_data import check_source
 from device_agent.training.memory_limits import Usage, ceilings, check_idle
 from profiles.text_formatting import counted, have_joined, in_a_row
 

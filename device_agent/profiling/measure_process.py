@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from device_agent.data.local_data import LocalData
 from device_agent.formats.bundle import Bundle, open_bundle, training_of
 from device_agent.formats.label_rule import label_rule
 from device_agent.formats.manifest import SAFE_LIMIT, SAMPLES, Record
 from device_agent.profiling.measure_messages import Measurement, Request, Task
 from device_agent.profiling.sustained_run import Action, seconds_of, sustain
 from device_agent.system import process_memory
-from device_agent.training.local_data import LocalData
 from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
 from profiles.documents.bundle_profile import WARM_UP, Memory, Sustained

@@ -4,8 +4,7 @@ Start with `standalone_training.py` (the command `train`) and `bundle_training.p
 
 - `schedule_interpreter.py`: runs the instructions of the bundle's schedule, on top of
   `resumable_run.py` (position and checkpoints) and `signature_runs.py` (inputs and outputs).
-- `local_data.py`: loads the data from `array_files.py` or `data_functions.py`, with the checks in
-  `data_checks.py`. `batching.py` splits them, `activation_cache.py` stores recorded activations.
+- `batching.py` splits the data into batches; `activation_cache.py` stores recorded activations.
 - `training_folder.py`, `checkpoint.py`: temporary files, and resuming a killed training.
 - `memory_limits.py`, `memory_estimate.py`, `memory_fit.py`: the limits of this process, the memory
   that a training needs, and whether it fits.

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from device_agent.training.array_files import row_slices
-from device_agent.training.data_checks import MIN_SAMPLES
+from device_agent.data.array_files import row_slices
+from device_agent.data.data_checks import MIN_SAMPLES
 from profiles.errors import DataError
 from profiles.text_formatting import counted
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from device_agent.data.data_source import Data
 from device_agent.formats.bundle import open_bundle, training_of
 from device_agent.formats.update import Evaluation
 from device_agent.training.bundle_training import local_data
 from device_agent.training.schedule_interpreter import ScheduleRun
-from device_agent.training.training_options import Data, TrainingOptions
+from device_agent.training.training_options import TrainingOptions
 
 
 def evaluate_bundle(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from device_agent.data.data_source import Data
+from device_agent.data.local_data import LocalData, load_data, name_of
 from device_agent.formats.bundle import Bundle, open_bundle
 from device_agent.formats.label_rule import label_rule
 from device_agent.formats.manifest import FileEntry, uploaded
@@ -17,7 +19,6 @@ from device_agent.system.disk_space import storage_error
 from device_agent.system.process_memory import map_large_blocks, ran_out
 from device_agent.training.batching import held_out
 from device_agent.training.checkpoint import Checkpoints, training_key
-from device_agent.training.local_data import LocalData, load_data, name_of
 from device_agent.training.memory_estimate import open_at_once
 from device_agent.training.memory_fit import check_fits, spare_bytes
 from device_agent.training.memory_limits import Usage, ceilings, enforce_memory_limit
@@ -26,7 +27,7 @@ from device_agent.training.round_profile import RoundProfile
 from device_agent.training.schedule_interpreter import OnEpoch, ScheduleRun, ignore_epoch
 from device_agent.training.signature_runs import OnBatch, at_once
 from device_agent.training.training_folder import CHECKPOINT, UNPACKED, working_folder
-from device_agent.training.training_options import DEFAULT_OPTIONS, Data, TrainingOptions
+from device_agent.training.training_options import DEFAULT_OPTIONS, TrainingOptions
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import LimitError, UpdateError
 

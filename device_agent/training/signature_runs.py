@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from device_agent.data.local_data import LocalData
 from device_agent.formats.bundle import Bundle
 from device_agent.formats.label_rule import count_labels
 from device_agent.formats.manifest import (
@@ -23,7 +24,6 @@ from device_agent.formats.update import Evaluation
 from device_agent.runtime.runtime_choice import Session, open_session
 from device_agent.training.activation_cache import Recording
 from device_agent.training.batching import batches, classes_in
-from device_agent.training.local_data import LocalData
 from device_agent.training.training_options import TrainingOptions
 from profiles.errors import BundleError
 

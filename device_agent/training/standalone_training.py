@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
+from device_agent.data.data_source import Data
 from device_agent.formats.bundle import manifest_bytes, read_manifest
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.update import UpdateRecord
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.personal_model import personal_entries, read_personal, write_personal
 from device_agent.training.schedule_interpreter import OnEpoch, ignore_epoch
-from device_agent.training.training_options import Data, TrainingOptions
+from device_agent.training.training_options import TrainingOptions
 
 log = logging.getLogger(__name__)
 LOST = (

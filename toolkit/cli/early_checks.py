@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from device_agent.training.data_functions import is_reference
+from device_agent.data.data_functions import is_reference
 from profiles.errors import DataError, SpecError
 from toolkit.families import check_spec
 from toolkit.submodels.model_reference import check_reference

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from device_agent.data.array_files import as_array, read_arrays
+from device_agent.data.data_checks import check_arrays
 from device_agent.formats.atomic_files import shown
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import MANIFEST, Dtype
 from device_agent.formats.protocol import Preparation, RoundResult
-from device_agent.training.array_files import as_array, read_arrays
-from device_agent.training.data_checks import check_arrays
 from profiles.errors import EdgeTailorError, StorageError
 from profiles.text_formatting import counted
 from toolkit.coordinator.coordinator import STARTED, Coordinator

@@ -21,13 +21,13 @@ from bundles import (
     tiny_model,
     write_data,
 )
+from device_agent.data.local_data import LocalData
 from device_agent.formats.bundle import Bundle, open_bundle
 from device_agent.formats.manifest import Record, uploaded
 from device_agent.formats.update import read_update
 from device_agent.runtime.runtime_choice import Session
 from device_agent.training.activation_cache import Recording
 from device_agent.training.bundle_training import ScheduleRun
-from device_agent.training.local_data import LocalData
 from device_agent.training.schedule_interpreter import ignore_epoch
 from device_agent.training.training_options import TrainingOptions
 from parameters import some_long

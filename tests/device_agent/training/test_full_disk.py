@@ -18,8 +18,8 @@ import pytest
 
 from bundles import BundleOf, everything, samples, write_data
 from commands import Done, command, environment, refusal
+from device_agent.data.array_files import IN_MEMORY_BYTES
 from device_agent.system.disk_space import storage_error
-from device_agent.training.array_files import IN_MEMORY_BYTES
 from device_agent.training.standalone_training import train as train_alone
 from profiles.errors import StorageError
 from refusals import refused

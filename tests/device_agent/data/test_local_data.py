@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundles import CLASSES, SAMPLE_SHAPE, samples, write_data
+from device_agent.data.data_functions import is_reference
+from device_agent.data.local_data import load_data
 from device_agent.formats.label_rule import LabelRule
 from device_agent.training.batching import batches
-from device_agent.training.data_functions import is_reference
-from device_agent.training.local_data import load_data
 from profiles.errors import DataError
 from refusals import refused
 

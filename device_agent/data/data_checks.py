@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from device_agent.data.array_files import row_slices
 from device_agent.formats.label_rule import IGNORED, LabelRule
 from device_agent.formats.manifest import Dtype
-from device_agent.training.array_files import row_slices
 from profiles.errors import DataError
 from profiles.text_formatting import counted
 

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.formats.label_rule import LabelRule
-from device_agent.formats.manifest import Dtype
-from device_agent.system.disk_space import MappedArray
-from device_agent.training.array_files import (
+from device_agent.data.array_files import (
     LABELS,
     SAMPLES,
     FileArray,
@@ -20,9 +17,12 @@ from device_agent.training.array_files import (
     read_headers,
     row_slices,
 )
-from device_agent.training.data_checks import MIN_SAMPLES, check_arrays, check_types
-from device_agent.training.data_functions import call_function, is_reference, load_function
-from device_agent.training.training_options import Data
+from device_agent.data.data_checks import MIN_SAMPLES, check_arrays, check_types
+from device_agent.data.data_functions import call_function, is_reference, load_function
+from device_agent.data.data_source import Data
+from device_agent.formats.label_rule import LabelRule
+from device_agent.formats.manifest import Dtype
+from device_agent.system.disk_space import MappedArray
 from profiles.errors import DataError
 
 LARGE_VALUE = 100.0

@@ -21,12 +21,12 @@ from bundles import (
     write_data,
 )
 from commands import Agent, environment, refusal
+from device_agent.data import array_files
+from device_agent.data.local_data import LocalData, load_data
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.update import read_update
 from device_agent.system.disk_space import MappedArray, open_npy
-from device_agent.training import array_files
 from device_agent.training.batching import classes_in, held_out
-from device_agent.training.local_data import LocalData, load_data
 from profiles.errors import DataError, StorageError
 from refusals import refused
 from trainings import train_bundle

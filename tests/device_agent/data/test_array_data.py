@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bundles import CLASSES, SAMPLE_SHAPE, BundleOf, everything, samples
+from device_agent.data.local_data import load_data
 from device_agent.formats.label_rule import LabelRule
-from device_agent.training.local_data import load_data
 from device_agent.training.standalone_training import train
 from log_messages import logged
 from refusals import refused
