@@ -77,6 +77,7 @@ def bundle_files(
         classes=program.classes,
         sample_dtype=program.sample_dtype,
         sample_limit=program.sample_limit,
+        preprocessing=program.preprocessing,
         signatures={
             s.name: Signature(
                 graph=graphs[s.name].file,

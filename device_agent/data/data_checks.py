@@ -3,7 +3,7 @@
 The data may be larger than memory, so values are checked piece by piece.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from device_agent.data.array_files import row_slices
 from device_agent.formats.label_rule import IGNORED, LabelRule
 from device_agent.formats.manifest import Dtype
 from profiles.errors import DataError
-from profiles.text_formatting import counted
+from profiles.text_formatting import counted, did_you_mean
 
 MIN_SAMPLES = 2
 """Smallest number of samples to train on: batch normalisation cannot train on one sample."""
@@ -258,3 +258,15 @@ def check_integers(
             number=high,
             highest=limit - 1,
         )
+
+
+def unknown_class(place: str, name: str, classes: Sequence[str]) -> DataError:
+    """The error for a class `name` that the model does not have."""
+    wanted = f"one of {', '.join(classes)}" if classes else "the number of a class, such as 0"
+    return DataError(
+        f"{place}: {name[:40]!r} is no class of the model{did_you_mean(name, classes)} It must be "
+        f"{wanted}.",
+        code="data.unknown-class",
+        name=name[:40],
+        classes=list(classes),
+    )

@@ -20,8 +20,10 @@ from device_agent.data.array_files import (
 from device_agent.data.data_checks import MIN_SAMPLES, check_arrays, check_types
 from device_agent.data.data_functions import call_function, is_reference, load_function
 from device_agent.data.data_source import Data
+from device_agent.data.preparation import check_files, needs_preparation, prepare
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import Dtype
+from device_agent.formats.preprocessing import Preprocessing
 from device_agent.system.disk_space import MappedArray
 from profiles.errors import DataError
 
@@ -92,6 +94,7 @@ def load_data(
     limit: int | None = None,
     least: int = MIN_SAMPLES,
     unpack_to: Path | None = None,
+    preprocessing: Preprocessing | None = None,
 ) -> LocalData:
     """Load samples and labels, and check that they fit a model.
 
@@ -100,14 +103,15 @@ def load_data(
     Args:
         source: An .npz file with `x` and `y`, a folder with x.npy and y.npy, a function
             `module:callable` that returns x and y, or the arrays: a pair (x, y), or a mapping with
-            the keys `x` and `y`.
+            the keys `x` and `y`. With `preprocessing` also pictures or CSV files, see `prepare`.
         sample_shape: Shape of one sample.
         labels: The labels that the model takes.
         dtype: Type of the samples that the model requires. If it is int64, int32 is converted.
         limit: Integers in `x` must be below this number.
         least: Smallest number of samples.
-        unpack_to: Folder for large arrays that cannot be mapped: compressed members, and the
-            result of a conversion to int64.
+        unpack_to: Folder for large arrays that cannot be mapped: compressed members, the result of
+            a conversion to int64, and prepared samples.
+        preprocessing: How pictures or CSV files become samples.
 
     Returns:
         The checked data.
@@ -115,6 +119,7 @@ def load_data(
     Raises:
         DataError: The data cannot be read or do not fit the model.
         StorageError: The disk has too little space for unpacking.
+        InputError: Pictures need a package that is not installed.
     """
     x_found: FileArray
     y_found: FileArray
@@ -122,6 +127,8 @@ def load_data(
         x_found, y_found = given_arrays(source)
     elif isinstance(source, str) and is_reference(source):
         x_found, y_found = call_function(source)
+    elif needs_preparation(Path(source)):
+        x_found, y_found = prepare(Path(source), preprocessing, sample_shape, labels, unpack_to)
     else:
         x_found, y_found = read_arrays(Path(source), unpack_to)
     if dtype == "int64" and as_array(x_found).dtype == np.int32:
@@ -199,6 +206,9 @@ def check_source(source: str) -> None:
     """
     if is_reference(source):
         load_function(source)
+        return
+    if needs_preparation(Path(source)):
+        check_files(Path(source))
         return
     (x_shape, x_type), (y_shape, y_type) = read_headers(Path(source))
     check_types(x_type, y_type, (x_shape, y_shape), source)

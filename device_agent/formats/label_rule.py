@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from device_agent.formats.manifest import Dtype, Manifest
+from device_agent.formats.manifest import Dtype, Manifest, Port
 
 IGNORED = -100
 """The label of a position that counts neither in the loss nor as correct, as in PyTorch."""
@@ -43,12 +43,16 @@ class LabelRule:
 def label_rule(manifest: Manifest) -> LabelRule:
     """The labels that the bundle of `manifest` takes."""
     ports = (port for signature in manifest.signatures.values() for port in signature.inputs)
-    port = next((port for port in ports if port.kind == "labels"), None)
+    return rule_of(next((port for port in ports if port.kind == "labels"), None), manifest.classes)
+
+
+def rule_of(port: Port | None, classes: int) -> LabelRule:
+    """The labels that `port` takes; one class a sample if there is none."""
     if port is None:
-        return LabelRule(manifest.classes)
-    # The manifest's own shapes have None for the batch only.
+        return LabelRule(classes)
+    # A port's own shape has None for the batch only.
     shape = tuple(size for size in port.shape[1:] if size is not None)
-    return LabelRule(manifest.classes, shape, port.dtype, port.sequence)
+    return LabelRule(classes, shape, port.dtype, port.sequence)
 
 
 def count_labels(y: np.ndarray) -> int:

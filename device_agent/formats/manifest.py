@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from device_agent.formats.preprocessing import Preprocessing
+
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
@@ -174,6 +176,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     `base` is the fingerprint of the global model that the bundle was cut from. `runtime` is one of
     `Runtime`. `classes` is the size of the output's class axis; a size of 1 separates the labels 0
     and 1. Samples of type int64 are at least 0 and, if `sample_limit` is given, below it.
+    `preprocessing` says how pictures or CSV files become samples.
     """
 
     version: int
@@ -184,6 +187,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     classes: AtLeastOne
     sample_dtype: Dtype = "float32"
     sample_limit: AtLeastOne | None = None
+    preprocessing: Preprocessing | None = None
     signatures: dict[str, Signature]
     tensors: tuple[TensorEntry, ...]
     schedule: tuple[Instruction, ...]

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from device_agent.formats.label_rule import label_rule
 from device_agent.formats.manifest import (
     EVALUATE,
     LOSS,
@@ -21,6 +22,7 @@ from device_agent.formats.manifest import (
     TensorEntry,
     Train,
 )
+from device_agent.formats.preprocessing import misfit
 from profiles.errors import BundleError
 
 REPAIR = "Copy or export the bundle again."
@@ -31,7 +33,7 @@ MOST_NUMBERS = 2**40
 def check_consistent(manifest: Manifest, origin: Path) -> None:
     """Raise BundleError for the first contradiction in the manifest of the file `origin`."""
     # The order matters: `_training` looks up signatures that `_schedule` has found to exist.
-    for check in (_files, _tensors, _ports, _schedule, _training):
+    for check in (_files, _tensors, _ports, _schedule, _training, _preprocessing):
         for error in check(manifest, origin):
             raise error
 
@@ -226,3 +228,23 @@ def _signatures_of(instruction: Instruction) -> tuple[str, ...]:
 def _repeated(names: Iterable[str]) -> str | None:
     """A name that occurs more than once; None if there is no such name."""
     return next((name for name, count in Counter(names).items() if count > 1), None)
+
+
+def _preprocessing(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
+    """Yield an error for samples of files that are not those of the model."""
+    if manifest.preprocessing is None:
+        return
+    labels = label_rule(manifest)
+    wrong = misfit(
+        manifest.preprocessing,
+        manifest.sample_shape,
+        manifest.sample_dtype,
+        manifest.classes if labels.dtype == "int64" else None,
+        labels.shape,
+    )
+    if wrong is not None:
+        yield BundleError(
+            f"{origin} says how files become samples, but {wrong}. {REPAIR}",
+            code="bundle.bad-preprocessing",
+            reason=wrong,
+        )

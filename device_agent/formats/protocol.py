@@ -99,13 +99,17 @@ class JoinReply:
     """The device's id, its secret for all later requests, and its submodel.
 
     `key` is the coordinator's public key: 32 raw bytes of Ed25519 in base64. The device keeps it
-    and trains only what this key has signed.
+    and trains only what this key has signed. `preprocessing`, `sample_shape` and `label_type` are
+    those of the manifests to come, so that an owner can choose data before the first round.
     """
 
     device: str
     secret: str
     submodel: str
     key: str = ""
+    preprocessing: dict[str, Any] | None = None
+    sample_shape: list[int] = field(default_factory=list)
+    label_type: Literal["int64", "float32"] = "int64"
 
 
 @dataclass(frozen=True, kw_only=True)

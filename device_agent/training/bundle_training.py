@@ -181,6 +181,7 @@ def local_data(bundle: Bundle, source: Data, unpack_to: Path | None = None) -> L
         about.sample_dtype,
         about.sample_limit,
         unpack_to=unpack_to,
+        preprocessing=about.preprocessing,
     )
 
 

@@ -6,14 +6,15 @@ and one export serves every round because weights are stored separately from the
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 from torch.fx import GraphModule
 
-from device_agent.formats.label_rule import LabelRule
+from device_agent.formats.label_rule import LabelRule, rule_of
 from device_agent.formats.manifest import Dtype, Instruction, Port, TensorEntry
-from profiles.errors import ModelError
+from device_agent.formats.preprocessing import Preprocessing, misfit
+from profiles.errors import InputError, ModelError
 
 Tensors = Mapping[str, Tensor]
 Function = Callable[[Tensors], dict[str, Tensor]]
@@ -77,6 +78,7 @@ class Program:
         schedule: The order in which the device runs the signatures.
         sample_dtype: Type of the samples.
         sample_limit: int64 samples are at least 0 and below this number, if it is given.
+        preprocessing: How pictures or CSV files become samples; None if devices have arrays.
     """
 
     submodel: str
@@ -87,6 +89,31 @@ class Program:
     schedule: tuple[Instruction, ...]
     sample_dtype: Dtype = "float32"
     sample_limit: int | None = None
+    preprocessing: Preprocessing | None = None
+
+    @property
+    def labels(self) -> LabelRule:
+        """The labels that the program takes."""
+        ports = (port for signature in self.signatures for port in signature.inputs)
+        return rule_of(next((port for port in ports if port.kind == "labels"), None), self.classes)
+
+
+def with_preprocessing(program: Program, preprocessing: Preprocessing | None) -> Program:
+    """`program` for devices whose files become samples as `preprocessing` says.
+
+    Raises:
+        InputError: Such samples are not those of the program's model.
+    """
+    if preprocessing is None:
+        return program
+    labels = program.labels
+    classes = program.classes if labels.dtype == "int64" else None
+    wrong = misfit(preprocessing, program.sample_shape, program.sample_dtype, classes, labels.shape)
+    if wrong is not None:
+        raise InputError(
+            f"[data] does not fit the model: {wrong}.", code="config.data-misfit", reason=wrong
+        )
+    return replace(program, preprocessing=preprocessing)
 
 
 def samples_port(shape: tuple[int, ...], name: str = "x", dtype: Dtype = "float32") -> Port:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from device_agent.formats.preprocessing import Preprocessing
 from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import with_constants
 from exporters.export import compile_graphs
+from exporters.programs.program import with_preprocessing
 from exporters.runtime_graph import Graphs
 from profiles.errors import InputError
 from toolkit.aggregation.aggregate import Received, Strategy, aggregate
@@ -41,6 +43,7 @@ class Federation:
         statistics: Training samples (n, *input_shape) for the statistics of static batch norms.
             Without them these are taken from the samples that `evaluate` judges the model on, which
             makes it look better than it is.
+        preprocessing: How the files of devices become samples; None if they have arrays.
 
     Raises:
         ModelError: If the model cannot be loaded.
@@ -64,6 +67,7 @@ class Federation:
         policy: AggregationPolicy | None = None,
         strategy: Strategy | None = None,
         statistics: np.ndarray | None = None,
+        preprocessing: Preprocessing | None = None,
     ) -> None:
         _check_statistics(training, statistics)
         self.module, self.model = load_global(model_reference, weights_file, seed)
@@ -72,14 +76,22 @@ class Federation:
         self.policy = policy or AggregationPolicy()
         self.strategy = strategy
         self.statistics = statistics
+        self.preprocessing = preprocessing
         self._submodels: dict[str, Submodel] = {}
         self._graphs: dict[str, Graphs] = {}
         self.model.lend_to(self.module)  # one copy in memory
 
     def submodel(self, spec: str) -> Submodel:
-        """The submodel of `spec`, split once. Raises SpecError if the model cannot give it."""
+        """The submodel of `spec`, split once.
+
+        Raises:
+            SpecError: The model cannot give it.
+            InputError: The preprocessing is not for this model.
+        """
         if spec not in self._submodels:
-            self._submodels[spec] = split(self.module, spec, self.input_shape, self.training)
+            made = split(self.module, spec, self.input_shape, self.training)
+            program = with_preprocessing(made.program, self.preprocessing)
+            self._submodels[spec] = replace(made, program=program)
         return self._submodels[spec]
 
     def bundle(self, spec: str, round_: int = 1) -> dict[str, bytes]:

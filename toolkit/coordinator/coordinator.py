@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol import (
     ABSENT,
@@ -128,7 +130,16 @@ class Coordinator:
                 self._enter(device, "has joined")
         self.changed.set()
         submodel, key = self.submodel(device), self.key.public
-        return JoinReply(device=device.id, secret=secret, submodel=submodel, key=key)
+        data = self.config.data
+        return JoinReply(
+            device=device.id,
+            secret=secret,
+            submodel=submodel,
+            key=key,
+            preprocessing=None if data is None else msgspec.to_builtins(data),
+            sample_shape=list(self.config.input_shape),
+            label_type=self.config.training.labels.dtype,
+        )
 
     def _plan_ahead(self, token: str, request: JoinRequest) -> dict[str, str | None]:
         """The submodel of a new device, by the kind of its token; empty for a known device.

@@ -250,6 +250,7 @@ def federation(config: CoordinatorConfig) -> "Federation":
         config.seed,
         config.aggregation,
         statistics=statistics,
+        preprocessing=config.data,
     )
     # Split now, so that a spec that the model cannot satisfy ends the server before it starts.
     for kind in config.devices:

@@ -1,0 +1,104 @@
+"""Prepares pictures and CSV files as the bundle describes."""
+
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.data.array_files import IN_MEMORY_BYTES, LABELS, SAMPLES, FileArray
+from device_agent.data.pictures import pictures_of, visible
+from device_agent.data.windows import windows_of
+from device_agent.formats.label_rule import LabelRule
+from device_agent.formats.preprocessing import Images, Preprocessing
+from device_agent.system.disk_space import NpyWriter, open_npy
+from profiles.errors import DataError
+
+CSV = ".csv"
+
+
+def needs_preparation(source: Path) -> bool:
+    """Whether `source` is a CSV file, or a folder of CSV files or of folders with pictures."""
+    if not source.is_dir():
+        return source.suffix.lower() == CSV
+    return not any((source / f"{name}.npy").exists() for name in (SAMPLES, LABELS))
+
+
+def check_files(source: Path) -> None:
+    """Raise DataError if `source` has nothing to prepare."""
+    if source.is_dir() and not any(visible(source)):
+        raise DataError(
+            f"{source} is empty. A folder holds x.npy and y.npy, or CSV files, or a folder of "
+            "pictures for each class.",
+            code="data.missing-file",
+            path=str(source),
+        )
+    if not source.exists():
+        raise DataError(f"{source} does not exist.", code="data.missing-file", path=str(source))
+
+
+def prepare(
+    source: Path,
+    preprocessing: Preprocessing | None,
+    sample_shape: tuple[int, ...],
+    labels: LabelRule,
+    to: Path | None,
+) -> tuple[FileArray, np.ndarray]:
+    """Make samples and labels of the owner's files.
+
+    Args:
+        source: A CSV file, a folder of CSV files, or a folder with a folder of pictures for each
+            class.
+        preprocessing: What the bundle says about such files.
+        sample_shape: Shape of one sample.
+        labels: The labels that the model takes.
+        to: Folder for samples that take more than `IN_MEMORY_BYTES`. Without it they are in memory.
+
+    Returns:
+        x (n, *sample_shape) float32, and y (n, *labels.shape).
+
+    Raises:
+        DataError: The files are not of the kind that the bundle takes, or one cannot be used.
+        InputError: Pictures need a package that is not installed.
+        OSError: The disk is full.
+    """
+    check_files(source)
+    if preprocessing is None:
+        raise DataError(
+            f"{source}: this bundle takes arrays only, an .npz file with x and y: its federation "
+            "does not say how pictures or CSV files become samples.",
+            code="data.not-prepared",
+            path=str(source),
+        )
+    if isinstance(preprocessing, Images):
+        if not source.is_dir():
+            raise wrong_kind(source, "pictures, in a folder for each class")
+        y, pieces = pictures_of(source, preprocessing, sample_shape)
+    else:
+        files = [source]
+        if source.is_dir():
+            files = sorted(one for one in visible(source) if one.suffix.lower() == CSV)
+        if not files:
+            raise wrong_kind(source, "CSV files")
+        y, pieces = windows_of(files, preprocessing, sample_shape, labels)
+    shape = (len(y), *sample_shape)
+    if to is None or 4 * np.prod(shape) <= IN_MEMORY_BYTES:
+        x = np.empty(shape, np.float32)
+        at = 0
+        for piece in pieces:
+            x[at : at + len(piece)] = piece
+            at += len(piece)
+        return x, y
+    to.mkdir(exist_ok=True)
+    writer = NpyWriter(to / "x.prepared.npy", np.dtype(np.float32), shape)
+    for piece in pieces:
+        writer.append(piece)
+    writer.close()
+    return open_npy(writer.path), y
+
+
+def wrong_kind(source: Path, wanted: str) -> DataError:
+    """The error for files of another kind than the bundle takes."""
+    return DataError(
+        f"{source}: this bundle takes {wanted}, or an .npz file with x and y.",
+        code="data.wrong-kind",
+        kind=source.suffix or "folder",
+    )

@@ -1,0 +1,128 @@
+"""How a device makes samples of its owner's files: pictures, or CSV files of a sensor.
+
+The federation's file describes it once. It travels in every manifest, so that agents and pages make
+the same numbers of the same file (`device_agent/data/`, `toolkit/web/phone/agent/preparation.ts`).
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+Finite = Annotated[float, Meta(ge=-3e38, le=3e38)]
+Above0 = Annotated[float, Meta(gt=0, le=3e38)]
+Name = Annotated[str, Meta(min_length=1, max_length=100)]
+
+
+class Images(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="images",
+    tag_field="kind",
+):
+    """Pictures in folders that are named like their class.
+
+    A picture is scaled to the model's height and width by a triangle filter, which averages all
+    points that fall on one. Its values, from 0 to 1, become (value - mean) / std.
+
+    Attributes:
+        classes: Names of the classes, in the order of the model's outputs.
+        fit: `crop` cuts off what exceeds the model's proportions, equally on both sides; `stretch`
+            distorts the picture.
+        mean: For each channel; empty means 0.
+        std: For each channel; empty means 1.
+    """
+
+    kind: ClassVar[str] = "images"
+    classes: Annotated[tuple[Name, ...], Meta(min_length=2)]
+    fit: Literal["crop", "stretch"] = "crop"
+    mean: tuple[Finite, ...] = ()
+    std: tuple[Above0, ...] = ()
+
+
+class Series(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="series",
+    tag_field="kind",
+):
+    """CSV files: a line with the names of the columns, then one line for each point in time.
+
+    A sample is a window of as many lines as the model takes. With classes no window crosses a line
+    whose label differs from the one before. A number becomes (number - mean) / std.
+
+    Attributes:
+        columns: The columns that the model reads, in its order.
+        label: The column of the labels. For a regression it is read in the window's last line.
+        classes: Names of the classes, in the order of the model's outputs; without them the labels
+            are the numbers of the classes, or those of a regression.
+        channels: Whether the columns are the `last` axis of a sample, or the `first`.
+        step: Lines from the start of a window to the start of the next; 0 means a whole window.
+        mean: For each column; empty means 0.
+        std: For each column; empty means 1.
+    """
+
+    kind: ClassVar[str] = "series"
+    columns: Annotated[tuple[Name, ...], Meta(min_length=1)]
+    label: Name
+    classes: tuple[Name, ...] = ()
+    channels: Literal["first", "last"] = "last"
+    step: Annotated[int, Meta(ge=0, lt=2**53)] = 0
+    mean: tuple[Finite, ...] = ()
+    std: tuple[Above0, ...] = ()
+
+
+Preprocessing = Images | Series
+
+
+def misfit(
+    preprocessing: Preprocessing,
+    sample_shape: Sequence[int],
+    dtype: str,
+    classes: int | None = None,
+    labels: Sequence[int] | None = (),
+) -> str | None:
+    """Why samples of this kind cannot be those of a model; None if they can.
+
+    Args:
+        preprocessing: What is made of files.
+        sample_shape: Shape of one sample of the model.
+        dtype: Type of its samples.
+        classes: Size of its output's class axis; None if it is not known, and for a regression.
+        labels: Shape of the labels of one sample; None if it is not known.
+
+    Returns:
+        A clause that begins with what is wrong.
+    """
+    if dtype != "float32":
+        return f"files give float32 samples, and the model takes {dtype}"
+    shape = tuple(sample_shape)
+    if isinstance(preprocessing, Images):
+        if len(shape) != 3 or shape[0] not in (1, 3):
+            return f"pictures give samples (1, h, w) or (3, h, w), and the model takes {shape}"
+        channels = shape[0]
+    else:
+        channels = len(preprocessing.columns)
+        axis = 0 if preprocessing.channels == "first" else -1
+        if len(shape) > 2 or shape[axis] != channels:
+            window = "(lines, {0})" if axis else "({0}, lines)"
+            given = f"({channels},) or {window.format(channels)}"
+            return f"its columns give samples {given}, and the model takes {shape}"
+        if preprocessing.label in preprocessing.columns:
+            return f"the column {preprocessing.label!r} cannot be label and sample"
+    for key, numbers in (("mean", preprocessing.mean), ("std", preprocessing.std)):
+        if len(numbers) not in (0, channels):
+            return f"{key} needs {channels} numbers, one for each channel; it has {len(numbers)}"
+    names = preprocessing.classes
+    if len(set(names)) < len(names):
+        return "a class is named twice"
+    if classes is not None and names and len(names) != max(classes, 2):
+        return f"it names {len(names)} classes, and the model has {max(classes, 2)}"
+    if labels is not None and any(size != 1 for size in labels):
+        return f"files give one label for each sample, and the model takes labels {tuple(labels)}"
+    return None
