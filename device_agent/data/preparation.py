@@ -41,7 +41,7 @@ def prepare(
     sample_shape: tuple[int, ...],
     labels: LabelRule,
     to: Path | None,
-) -> tuple[FileArray, np.ndarray]:
+) -> tuple[FileArray, FileArray]:
     """Make samples and labels of the owner's files.
 
     Args:

@@ -4,6 +4,7 @@ import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import numpy as np
 
 from device_agent.data.array_files import as_array, read_arrays
 from device_agent.data.data_checks import check_arrays
+from device_agent.data.preparation import needs_preparation, prepare
 from device_agent.formats.atomic_files import shown
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import MANIFEST, Dtype
+from device_agent.formats.preprocessing import Preprocessing
 from device_agent.formats.protocol import Preparation, RoundResult
 from profiles.errors import EdgeTailorError, StorageError
 from profiles.text_formatting import counted
@@ -281,15 +284,28 @@ def _plain(error: Exception, folder: Path) -> Exception:
 
 
 def read_samples(
-    path: Path, shape: tuple[int, ...], labels: LabelRule = CLASSES, key: str = "held_out"
+    path: Path,
+    shape: tuple[int, ...],
+    labels: LabelRule = CLASSES,
+    key: str = "held_out",
+    preprocessing: Preprocessing | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The coordinator's samples of `shape` and their labels, which `labels` describes.
 
-    `key` is their key in the federation's file, for messages.
+    With `preprocessing` they may be pictures or CSV files, like those of devices. `key` is their
+    key in the federation's file, for messages.
 
-    Raises DataError if the file does not hold them.
+    Raises:
+        DataError: The file does not hold them.
+        InputError: Pictures need a package that is not installed.
     """
-    x, y = (np.array(as_array(found)) for found in read_arrays(path))
+    if preprocessing is not None and needs_preparation(path):
+        # The output of a regression is one number: its shape is not known before the model is.
+        one = replace(labels, shape=(1,) if labels.dtype == "float32" else ())
+        arrays = prepare(path, preprocessing, shape, one, None)
+    else:
+        arrays = read_arrays(path)
+    x, y = (np.array(as_array(found)) for found in arrays)
     dtype: Dtype = "int64" if x.dtype == np.int64 else "float32"
     check_arrays(x, y, shape, labels, f"`{key}` {path}", dtype)
     return x, y

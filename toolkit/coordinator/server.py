@@ -138,7 +138,9 @@ class Server:
         self.config = config
         self.make_planner: MakePlanner | None = None
         self._certificate = certificate or certificate_of(config)
-        held_out = read_samples(config.held_out, config.input_shape, config.training.labels)
+        held_out = read_samples(
+            config.held_out, config.input_shape, config.training.labels, preprocessing=config.data
+        )
         self._socket = listening or bind(config.host, config.port, origin)
         try:
             self._store = Store(config.state, config.keep, read_all=read_all)
@@ -241,7 +243,10 @@ def federation(config: CoordinatorConfig) -> "Federation":
     statistics = None
     if config.statistics is not None:
         labels = config.training.labels
-        statistics, _ = read_samples(config.statistics, config.input_shape, labels, "statistics")
+        statistics, _ = read_samples(
+            *(config.statistics, config.input_shape, labels, "statistics"),
+            preprocessing=config.data,
+        )
     model = Federation(
         config.model,
         config.input_shape,

@@ -238,10 +238,11 @@ def damaged(folder: Path, kind: str) -> Path:
 )
 def test_files_that_are_no_npz(tmp_path: Path, kind: str) -> None:
     path = damaged(tmp_path, kind)
-    code = "data.missing-array" if kind == "folder" else "data.unreadable-file"
+    code = "data.missing-file" if kind == "folder" else "data.unreadable-file"
     with refused(code, path=str(path)) as error:
         load(path)
-    assert "is not a readable .npz file" in str(error.value)
+    words = "is empty. A folder holds" if kind == "folder" else "is not a readable .npz file"
+    assert words in str(error.value)
 
 
 def with_header(header: str, numbers: bytes, version: int = 1) -> bytes:

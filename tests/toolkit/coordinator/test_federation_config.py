@@ -159,3 +159,41 @@ def test_paths_start_from_the_file(tmp_path: Path) -> None:
     assert config.state == tmp_path / "state"
     with refused("config.not-readable", path=str(tmp_path / "nothing.toml")):
         load_config(tmp_path / "nothing.toml")
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ('kind = "pictures"', '`data` is a table: it needs a `kind`: "images" or "series".'),
+        ('classes = ["a", "b"]', "it needs a `kind`"),
+        ('kind = "images"', "missing required field `classes`"),
+        ('kind = "images"\nclasses = ["a"]', "`classes`: expected `array` of length >= 2."),
+        ('kind = "images"\nclasses = ["a", 2]', "`classes[1]`: expected `str`, got `int`."),
+        (
+            'kind = "images"\nclasses = ["a", "b"]\nmeen = [0]',
+            "unknown key `meen`: did you mean 'mean'? The keys for images are kind, classes, fit,",
+        ),
+        (
+            'kind = "images"\nclasses = ["a", "b"]',
+            "`data` does not fit `input_shape`: pictures give samples (1, h, w) or (3, h, w), and",
+        ),
+        (
+            'kind = "series"\ncolumns = ["a", "b", "c"]\nlabel = "y"',
+            "its columns give samples (3,) or (lines, 3), and the model takes (2,).",
+        ),
+        (
+            'kind = "series"\ncolumns = ["a", "b"]\nlabel = "y"\nstd = [1, 0]',
+            "`std[1]`: expected `float` > 0.0.",
+        ),
+        (
+            'kind = "series"\ncolumns = ["a", "b"]\nlabel = "y"\nmean = [nan, 0]',
+            "`mean[0]`: expected",
+        ),
+    ],
+)
+def test_mistakes_in_the_table_of_data(tmp_path: Path, table: str, words: str) -> None:
+    text = CONFIG.replace("[training]", f"[data]\n{table}\n[training]")
+    with refused("config.bad-value") as error:
+        configured(tmp_path, text)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)

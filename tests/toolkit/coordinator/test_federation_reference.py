@@ -6,17 +6,22 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pydantic.fields import FieldInfo
 
+from device_agent.formats.preprocessing import Images, Series
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind, load_config
 from toolkit.submodels.hyperparameters import TrainingConfig
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 REFERENCE = (DOCS / "reference" / "federation-file.md").read_text()
+SERIES = "[data] for CSV files"
 TABLES: dict[str, type] = {
     "The federation": CoordinatorConfig,
+    "[data] for pictures": Images,
+    SERIES: Series,
     "[training]": TrainingConfig,
     "[aggregation]": AggregationPolicy,
     "[[devices]]": DeviceKind,
@@ -35,6 +40,12 @@ def defaults(table: type) -> dict[str, Any]:
     if issubclass(table, CoordinatorConfig | DeviceKind):
         found: dict[str, FieldInfo] = table.model_fields
         return {k: MISSING if f.is_required() else f.default for k, f in found.items()}
+    if issubclass(table, msgspec.Struct):
+        structs = msgspec.structs.fields(table)
+        return {
+            "kind": MISSING,
+            **{f.name: MISSING if f.required else f.default for f in structs},
+        }
     return {field.name: field.default for field in fields(table)}
 
 
@@ -53,15 +64,28 @@ def test_every_key_is_there_with_its_default(heading: str) -> None:
         else:
             read = tomllib.loads(f"x = {written.strip('`')}")["x"]
             value = str(default) if isinstance(default, Path) else default
+            value = list(value) if isinstance(value, tuple) else value
             assert (read, type(read)) == (value, type(value))
 
 
+def example(heading: str) -> str:
+    """The examples of a section as a table of TOML."""
+    head = "" if heading == "The federation" else f"\n{heading.partition(' for ')[0]}\n"
+    examples = {key: row[3].strip("`") for key, row in rows(heading).items() if len(row) > 3}
+    return head + "".join(f"{key} = {one}\n" for key, one in examples.items())
+
+
+def test_the_example_for_csv_files_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "federation.toml"
+    text = example("The federation").replace("[3, 32, 32]", "[50, 3]")
+    path.write_text(text + example(SERIES) + example("[[devices]]"))
+    data = load_config(path).data
+    assert isinstance(data, Series)
+    assert (data.columns, data.std) == (("ax", "ay", "az"), (1.5, 1.5, 2.0))
+
+
 def test_the_examples_together_are_a_file_that_is_read(tmp_path: Path) -> None:
-    text = ""
-    for heading in TABLES:
-        text += "" if heading == "The federation" else f"\n{heading}\n"
-        examples = {key: row[3].strip("`") for key, row in rows(heading).items() if len(row) > 3}
-        text += "".join(f"{key} = {example}\n" for key, example in examples.items())
+    text = "".join(example(heading) for heading in TABLES if heading != SERIES)
     path = tmp_path / "federation.toml"
     path.write_text(text)
     config = load_config(path)

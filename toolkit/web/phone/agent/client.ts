@@ -4,6 +4,7 @@
  */
 
 import { Failure } from "./failure.js";
+import type { SampleForm } from "./sample_form.js";
 import type { Bytes } from "./storage.js";
 
 const API = "/v1";
@@ -37,7 +38,7 @@ export interface Work {
   issued: number;
   signature: string;
 }
-export interface JoinReply {
+export interface JoinReply extends SampleForm {
   device: string;
   secret: string;
   submodel: string;

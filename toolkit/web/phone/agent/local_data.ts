@@ -1,9 +1,11 @@
 /** The owner's samples and labels, copied into the page's own files. They never leave the device. */
 
 import { Failure } from "./failure.js";
-import { SAMPLES, type Manifest, type Port } from "./manifest.js";
-import { readNpz, type StoredArray } from "./npz.js";
+import { labelPort, SAMPLES, type Manifest } from "./manifest.js";
+import type { StoredArray } from "./npz.js";
+import { open, type Source } from "./preparation.js";
 import { RowFile } from "./row_file.js";
+import { textOf, type SampleForm } from "./sample_form.js";
 import { folderOf, OpenFile, remove, sha256, type Values } from "./storage.js";
 import type { Dtype, Numbers, Tensor } from "./tensors.js";
 
@@ -21,24 +23,23 @@ export interface DataRecord {
   sha256: string;
   x: { dtype: Dtype; rowShape: number[] };
   y: { dtype: Dtype; rowShape: number[] };
+  /** The form that the samples were prepared in; null for arrays. */
+  form: string | null;
 }
 
-/** Copies `file` into the page's files. The old data stay until the new ones are whole. */
-export async function importData(file: File, values: Values): Promise<DataRecord> {
-  const arrays = await readNpz(file);
-  const [x, y] = [arrays.get("x"), arrays.get("y")];
-  if (x === undefined || y === undefined) {
-    throw new Failure(
-      "data.missing-array",
-      `${file.name} must hold the arrays x (samples) and y (labels). Save it with ` +
-        "numpy.savez(file, x=x, y=y).",
-    );
-  }
+/** Copies the owner's samples into the page's files. The old data stay until the new are whole. */
+export async function importData(
+  source: Source,
+  form: SampleForm,
+  values: Values,
+  onProgress: (done: number, of: number) => void,
+): Promise<DataRecord> {
+  const { name, bytes, x, y } = await open(source, form, onProgress);
   const samples = y.shape[0] ?? 0;
   if (x.shape[0] !== samples || samples < LEAST_SAMPLES) {
     throw new Failure(
       "data.wrong-shape",
-      `${file.name} has ${x.shape[0] ?? 0} samples and ${samples} labels. It needs as many labels ` +
+      `${name} has ${x.shape[0] ?? 0} samples and ${samples} labels. It needs as many labels ` +
         `as samples, at least ${LEAST_SAMPLES}.`,
     );
   }
@@ -49,12 +50,13 @@ export async function importData(file: File, values: Values): Promise<DataRecord
   const hashes = [await copy(folder, "x", x), await copy(folder, "y", y)];
   const record: DataRecord = {
     id,
-    name: file.name,
+    name,
     samples,
-    bytes: file.size,
+    bytes,
     sha256: await sha256(new TextEncoder().encode(JSON.stringify([x.shape, y.shape, ...hashes]))),
     x: { dtype: x.dtype, rowShape: x.shape.slice(1) },
     y: { dtype: y.dtype, rowShape: y.shape.slice(1) },
+    form: source.kind === "npz" ? null : textOf(form),
   };
   await values.put({ data: record });
   if (before !== null) await remove(await folderOf(FOLDER), before.id);
@@ -130,6 +132,9 @@ export class LocalData {
     }
     const y = labels.read(Int32Array.from({ length: record.samples }, (_, i) => i));
     labels.close();
+    // Prepared labels are one number for each sample; a regression may want them as (n, 1).
+    const wanted = labelPort(manifest)?.shape.slice(1) as number[] | undefined;
+    if (record.form !== null && wanted?.every((size) => size === 1)) y.shape.push(...wanted);
     const data = new LocalData(record, x, y);
     try {
       data.check(manifest);
@@ -171,7 +176,7 @@ export class LocalData {
     }
     const port = labelPort(manifest);
     const shape = (port?.shape.slice(1) ?? []) as number[];
-    if (port !== null && (y.dtype !== port.dtype || shown(y.rowShape) !== shown(shape))) {
+    if (port !== null && (y.dtype !== port.dtype || shown(this.y.shape.slice(1)) !== shown(shape))) {
       throw new Failure(
         "data.wrong-shape",
         `${name}: y must be ${port.dtype} of the shape (n${shown(shape)}); it is ${y.dtype} of ` +
@@ -235,11 +240,6 @@ export class LocalData {
       }
     }
   }
-}
-
-function labelPort(manifest: Manifest): Port | null {
-  const ports = Object.values(manifest.signatures).flatMap((signature) => signature.inputs);
-  return ports.find((port) => port.kind === "labels") ?? null;
 }
 
 function shown(shape: readonly number[]): string {

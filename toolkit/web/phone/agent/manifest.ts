@@ -1,6 +1,7 @@
 /** The manifest of a bundle (docs/reference/bundle.md), checked before anything in it is used. */
 
 import { Failure } from "./failure.js";
+import { readForm, type Preprocessing, type SampleForm } from "./sample_form.js";
 import type { Dtype } from "./tensors.js";
 
 export interface Port {
@@ -58,6 +59,7 @@ export interface Manifest {
   sample_shape: number[];
   sample_dtype: Dtype;
   sample_limit: number | null;
+  preprocessing: Preprocessing | null;
   classes: number;
   signatures: Record<string, Signature>;
   tensors: TensorEntry[];
@@ -85,6 +87,7 @@ export function readManifest(text: string): Manifest {
   }
   manifest.sample_dtype ??= "float32";
   manifest.sample_limit ??= null;
+  manifest.preprocessing = readForm(manifest).preprocessing;
   for (const entry of manifest.tensors) {
     entry.stored ??= true;
     entry.by_class ??= false;
@@ -126,4 +129,15 @@ export function trainingOf(manifest: Manifest): Train {
   const found = manifest.schedule.find((instruction) => instruction.do === "train");
   if (found === undefined) throw new Failure("bundle.malformed", "The bundle trains nothing.");
   return found;
+}
+
+/** The input of the labels; null if the bundle's graphs read none. */
+export function labelPort(manifest: Manifest): Port | null {
+  const ports = Object.values(manifest.signatures).flatMap((signature) => signature.inputs);
+  return ports.find((port) => port.kind === "labels") ?? null;
+}
+
+export function formOf(manifest: Manifest): SampleForm {
+  const { preprocessing, sample_shape } = manifest;
+  return { preprocessing, sample_shape, label_type: labelPort(manifest)?.dtype ?? "int64" };
 }

@@ -3,6 +3,7 @@
 import type { CoordinatorClient, JoinReply } from "./client.js";
 import { Failure } from "./failure.js";
 import { RUNTIME } from "./runtime.js";
+import { readForm } from "./sample_form.js";
 import { checkKey } from "./trust.js";
 import { sha256, type Bytes, type Values } from "./storage.js";
 
@@ -41,7 +42,7 @@ export async function join(
     }
   }
   await checkKey(reply.key, fingerprint);
-  const identity = { ...reply, name, tokenSha256 };
+  const identity = { ...reply, ...readForm(reply), name, tokenSha256 };
   await values.put({ device: identity });
   return identity;
 }

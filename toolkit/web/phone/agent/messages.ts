@@ -5,14 +5,17 @@
  * draws the last View that came back; it keeps no state of its own that a killed tab could lose.
  */
 
+import type { Source } from "./preparation.js";
+import type { Preprocessing } from "./sample_form.js";
+
 /** Why a training waits. The worker says so to the coordinator too. */
 export type PauseReason = "owner" | "hidden" | "unplugged" | "metered";
 
 export type Command =
   /** Joins with a token from the link, or finds out who this page already is. */
   | { do: "join"; token: string; name: string }
-  /** Local data: one `.npz` with x and y. It is copied into the page's own storage. */
-  | { do: "data"; file: File }
+  /** Local data. The samples are copied into the page's own storage. */
+  | { do: "data"; source: Source }
   /** Takes part in rounds until the last one. It also continues what a killed tab had begun. */
   | { do: "train" }
   /** Pauses between two batches; null continues. */
@@ -45,6 +48,10 @@ export interface View {
   /** Who this page is for its coordinator; null before it has joined. */
   device: { id: string; name: string; submodel: string } | null;
   data: { name: string; samples: number; bytes: number } | null;
+  /** How the owner's files become samples; null if the federation takes arrays only. */
+  preprocessing: Preprocessing | null;
+  /** While files become samples: how many are done. */
+  preparing: { done: number; of: number } | null;
   /** The open round, from 1; 0 before the first. */
   round: number;
   /** While the first round waits for devices: how many have joined, of how many. */

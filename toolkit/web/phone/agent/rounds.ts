@@ -4,8 +4,10 @@ import { fetchBundle, type Bundle } from "./bundle.js";
 import { Refusal, type CoordinatorClient, type Work } from "./client.js";
 import { Failure, problemOf } from "./failure.js";
 import { LocalData, type DataRecord } from "./local_data.js";
+import { formOf } from "./manifest.js";
 import type { Identity } from "./membership.js";
 import type { PauseReason, View } from "./messages.js";
+import { textOf, type SampleForm } from "./sample_form.js";
 import { ScheduleRun } from "./schedule.js";
 import type { Values } from "./storage.js";
 import { checkWork } from "./trust.js";
@@ -95,6 +97,7 @@ export class Rounds {
     await this.client.progress("training");
     const record = await this.values.get<DataRecord>("data");
     if (record === null) throw new Failure("data.missing", "This page has no data. Choose some.");
+    await this.checkForm(record, formOf(bundle.manifest));
     const data = await LocalData.open(record, bundle.manifest);
     this.checkedAt = performance.now();
     const begun = performance.now();
@@ -121,6 +124,17 @@ export class Rounds {
       this.trainedSeconds += (performance.now() - begun) / 1000;
       this.show({ trainedSeconds: this.trainedSeconds });
     }
+  }
+
+  /** Prepared samples are those of one form; a federation may change it. */
+  private async checkForm(record: DataRecord, form: SampleForm): Promise<void> {
+    if (record.form === null || record.form === textOf(form)) return;
+    await this.values.put({ device: { ...this.identity, ...form } });
+    this.show({ preprocessing: form.preprocessing });
+    throw new Failure(
+      "data.other-preparation",
+      "This federation now prepares samples in another way. Choose your data again.",
+    );
   }
 
   /** A training that fails is repeated; after three failures a smaller submodel is asked for. */

@@ -5,7 +5,9 @@ import { problemOf } from "./failure.js";
 import { importData, type DataRecord } from "./local_data.js";
 import { join, type Identity } from "./membership.js";
 import type { Command, View } from "./messages.js";
+import type { Source } from "./preparation.js";
 import { Rounds, Stopped } from "./rounds.js";
+import { readForm } from "./sample_form.js";
 import { eraseAll, Values } from "./storage.js";
 import { splitToken } from "./trust.js";
 import { Results } from "./update.js";
@@ -14,6 +16,8 @@ let view: View = {
   stage: "starting",
   device: null,
   data: null,
+  preprocessing: null,
+  preparing: null,
   round: 0,
   joined: 0,
   expected: 0,
@@ -49,6 +53,8 @@ async function showStored(): Promise<void> {
     stage: identity === null ? "new" : "joined",
     device: identity && { id: identity.device, name: identity.name, submodel: identity.submodel },
     data: data && { name: data.name, samples: data.samples, bytes: data.bytes },
+    preprocessing: identity && readForm(identity).preprocessing,
+    preparing: null,
     losses: (await values.get<View["losses"]>("losses")) ?? [],
     persisted: await navigator.storage.persisted(),
     round: 0,
@@ -77,6 +83,12 @@ async function train(): Promise<void> {
   }
 }
 
+async function importDataOf(source: Source): Promise<void> {
+  const identity = await values.get<Identity>("device");
+  if (identity === null) return;
+  await importData(source, readForm(identity), values, (done, of) => show({ preparing: { done, of } }));
+}
+
 async function leave(tell: boolean): Promise<void> {
   rounds?.stop();
   await running;
@@ -97,7 +109,7 @@ async function obey(command: Command): Promise<void> {
     }
     case "data":
       show({ problem: null });
-      await importData(command.file, values);
+      await importDataOf(command.source);
       return showStored();
     case "train":
       running = train();

@@ -1,7 +1,7 @@
 /** When the owner wants this device to train: the screen, the charger, the connection. */
 
 import type { PauseReason } from "../agent/messages.js";
-import { element } from "./render.js";
+import { element } from "./elements.js";
 
 interface Battery extends EventTarget {
   charging: boolean;

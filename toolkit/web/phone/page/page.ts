@@ -2,7 +2,9 @@
 
 import type { Command, PauseReason, View } from "../agent/messages.js";
 import { Conditions } from "./conditions.js";
-import { draw, element, isWorking, offerPause, say, sayProblem } from "./render.js";
+import { element, say } from "./elements.js";
+import { draw, isWorking, offerPause, sayProblem } from "./render.js";
+import { offerSources } from "./sources.js";
 import { missingFeatures } from "./support.js";
 import { TEXTS } from "./texts.js";
 
@@ -85,12 +87,7 @@ function start(): void {
       redraw();
     });
   };
-  // One field for each source of data: pictures and CSV become further fields.
-  const npz = element<HTMLInputElement>("npz");
-  npz.onchange = () => {
-    const file = npz.files?.[0];
-    if (file) send({ do: "data", file });
-  };
+  offerSources((source) => send({ do: "data", source }));
   element("train").onclick = () => {
     localStorage.setItem(TRAINING, "yes");
     send({ do: "train" });

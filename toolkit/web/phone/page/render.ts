@@ -1,6 +1,8 @@
 /** Draws a View. All text is set as text: nothing that came from elsewhere is read as HTML. */
 
 import type { PauseReason, Problem, Stage, View } from "../agent/messages.js";
+import { element, say } from "./elements.js";
+import { drawSources } from "./sources.js";
 import { TEXTS } from "./texts.js";
 
 /** What the page knows and the worker does not. */
@@ -11,18 +13,6 @@ export interface Surroundings {
   wanted: PauseReason | null;
   /** Percent; null if the browser does not say. */
   batteryUsed: number | null;
-}
-
-export function element<T extends HTMLElement = HTMLElement>(id: string): T {
-  return document.getElementById(id) as T;
-}
-
-/** Shows `text` in the element `id`, which is hidden while it has none. */
-export function say(id: string, text: string): void {
-  const place = element(id);
-  // Screen readers repeat a text that is set again.
-  if (place.textContent !== text) place.textContent = text;
-  place.hidden = text === "";
 }
 
 export function sayProblem(message: string, remedy = ""): void {
@@ -52,9 +42,10 @@ export function draw(view: View, surroundings: Surroundings): void {
   drawProblem(view, surroundings.canJoin);
   element("join").querySelector("button")!.disabled = stage === "joining";
   if (device !== null) say("who", TEXTS.member(device.name, device.id, device.submodel));
-  say("data", data === null ? TEXTS.noData : TEXTS.data(data.name, data.samples, size(data.bytes)));
+  drawSources(view.preprocessing);
+  say("data", dataOf(view));
   document.querySelector<HTMLElement>(".source")!.hidden = screen === "work";
-  element<HTMLButtonElement>("train").disabled = data === null;
+  element<HTMLButtonElement>("train").disabled = data === null || view.preparing !== null;
   element("train").hidden = screen === "work";
   element("pause").hidden = !working;
   drawProgress(view);
@@ -74,6 +65,11 @@ function show(screen: string, sections: Record<string, boolean>): void {
   const before = main.dataset.screen;
   main.dataset.screen = screen;
   if (before !== undefined && before !== screen) element(`${screen}-title`).focus();
+}
+
+function dataOf({ data, preparing }: View): string {
+  if (preparing !== null) return TEXTS.preparing(preparing.done + 1, preparing.of);
+  return data === null ? TEXTS.noData : TEXTS.data(data.name, data.samples, size(data.bytes));
 }
 
 function statusOf(view: View, wanted: PauseReason | null): string {

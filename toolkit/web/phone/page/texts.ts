@@ -27,6 +27,10 @@ export const PAGE = {
   staysPersonal: "your personal model, if this federation has personal models",
   staysKey: "the key by which the coordinator recognises this device",
   dataHeading: "Your data",
+  picturesAbout: "Choose or take pictures of each kind. They stay on this device.",
+  usePictures: "Use these pictures",
+  csvLabel: "Measurements (CSV)",
+  otherData: "Arrays from numpy",
   fileLabel: "Data file",
   fileHelp: "A numpy file (.npz) with the arrays x (samples) and y (labels). A copy stays on this device.",
   train: "Start training",
@@ -96,6 +100,13 @@ export const TEXTS = {
     `This device is “${name}” (${id}). Its part of the model: ${submodel}.`,
   noData: "No data chosen yet.",
   data: (name: string, samples: number, size: string) => `${name}: ${samples} samples, ${size}`,
+  preparing: (one: number, of: number) => `Preparing picture ${one} of ${of}`,
+  picturesOf: (name: string, count: number) =>
+    count === 0 ? `Pictures: ${name}` : `Pictures: ${name} (${count} chosen)`,
+  usePictures: (count: number) => (count === 0 ? PAGE.usePictures : `${PAGE.usePictures} (${count})`),
+  csvHelp: (columns: string, label: string, classes: string) =>
+    `A line with names, then a line for each point in time. Columns: ${columns}. The column ${label} ` +
+    `says what it was${classes === "" ? "" : `: ${classes}`}.`,
   sent: (size: string) => `${size} sent since this page was opened`,
   traffic: (down: string, up: string) => `${down} received, ${up} sent`,
   trained: (minutes: string) => `${minutes} min of training`,

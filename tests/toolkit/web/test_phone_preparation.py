@@ -1,0 +1,162 @@
+"""Pictures and CSV files, prepared by a page as an agent prepares them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from device_agent.formats.update import read_update
+from phones import NativeAgent, Phone, keep_updates, token
+
+pytestmark = pytest.mark.web
+
+HEAD = """
+model = "{model}"
+input_shape = {shape}
+rounds = 2
+held_out = "held_out.npz"
+port = 0
+[data]
+{data}
+[training]
+batch_size = 4
+epochs = 2
+[[devices]]
+name = "phone"
+submodel = "full"
+count = 2
+"""
+CLASSES = ("cat", "dog", "owl")
+PICTURES = """kind = "images"
+classes = ["cat", "dog", "owl"]
+mean = [0.4, 0.5, 0.6]
+std = [0.2, 0.3, 0.4]"""
+SERIES = """kind = "series"
+columns = ["ax", "ay", "az", "gx", "gy", "gz"]
+label = "what"
+classes = ["sit", "walk", "run"]
+step = 3
+mean = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+std = [1, 2, 1, 2, 1, 2]"""
+
+
+def held_out(folder: Path, shape: tuple[int, ...]) -> None:
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(9, *shape)).astype(np.float32)
+    np.savez(folder / "held_out.npz", x=x, y=draw.integers(3, size=9))
+
+
+def equal_updates(sent: dict, agent: NativeAgent) -> None:
+    for round_ in (1, 2):
+        _, expected = read_update(agent.sent[round_])
+        for name, value in expected.items():
+            difference = np.abs(sent["phone", round_][name] - value).max()
+            assert difference <= 1e-5 * max(np.abs(value).max(), 1), name
+
+
+def test_pictures(browser, serve, tmp_path: Path, seed: int) -> None:
+    """Lossless ones of several sizes, turned, grey and transparent; chosen class by class."""
+    draw = np.random.default_rng(seed)
+    shape = (3, 16, 12)
+    modes = ("RGB", "RGBA", "L", "P")
+    for number in range(14):
+        folder = tmp_path / "pictures" / CLASSES[number % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        mode = modes[number % 4]
+        size = tuple(int(one) for one in draw.integers(8, 90, size=2))
+        channels = () if mode in ("L", "P") else (len(mode),)
+        values = draw.integers(256, size=(*size, *channels), dtype=np.uint8)
+        turned = Image.Exif()
+        turned[0x0112] = 1 + number % 8
+        if mode == "RGBA":
+            values[..., 3] = np.where(values[..., 3] > 128, 255, 0)
+        picture = Image.fromarray(values, mode)
+        suffix = "webp" if number % 5 == 0 and mode == "RGB" else "png"
+        picture.save(folder / f"{number:02}.{suffix}", exif=turned, lossless=True)
+    held_out(tmp_path / "c", shape)
+    toml = HEAD.format(model="sample_models:pictures", shape=list(shape), data=PICTURES)
+    with serve(toml, tmp_path / "c") as server:
+        sent = keep_updates(server)
+        agent = NativeAgent(server, "phone", tmp_path / "native", tmp_path / "pictures")
+        agent.start()
+        phone = Phone.opened(browser, server, "phone")
+        phone.join("phone")
+        for name in CLASSES:
+            files = sorted((tmp_path / "pictures" / name).iterdir())
+            field = phone.page.get_by_label(f"Pictures: {name}")
+            field.set_input_files([str(file) for file in files[:2]])
+            field.set_input_files([str(file) for file in files[2:]])
+        assert phone.page.get_by_text("Pictures: cat (5 chosen)").is_visible()
+        phone.page.get_by_role("button", name="Use these pictures (14)").click()
+        phone.page.get_by_role("button", name="Start training").click()
+        phone.wait_for("finished")
+        agent.finish()
+        equal_updates(sent, agent)
+
+
+@pytest.mark.parametrize("channels", ["first", "last"])
+def test_csv_files(browser, serve, tmp_path: Path, seed: int, channels: str) -> None:
+    draw = np.random.default_rng(seed)
+    (tmp_path / "data").mkdir()
+    for number, delimiter in enumerate(",;\t"):
+        lines = [delimiter.join(["gz", "gy", '"what"', "gx", "az", "ay", "ax"])]
+        for label in draw.permutation(["sit", "walk", "run", "walk"]):
+            for row in draw.normal(size=(int(draw.integers(5, 20)), 6)):
+                cells = [f"{one:.5g}" for one in row]
+                lines.append(delimiter.join([*cells[:2], label, *cells[2:]]))
+        ending = ("\n", "\r\n", "\n")[number]
+        text = ending.join(lines) + ending * number
+        (tmp_path / "data" / f"{number}.csv").write_bytes(text.encode("utf-8-sig"))
+    shape = (7, 6) if channels == "last" else (6, 7)
+    held_out(tmp_path / "c", shape)
+    data = f'{SERIES}\nchannels = "{channels}"'
+    model = f"sample_models:series_{channels}"
+    toml = HEAD.format(model=model, shape=list(shape), data=data)
+    with serve(toml, tmp_path / "c") as server:
+        sent = keep_updates(server)
+        agent = NativeAgent(server, "phone", tmp_path / "native", tmp_path / "data")
+        agent.start()
+        phone = Phone.opened(browser, server, "phone")
+        phone.join("phone")
+        files = sorted((tmp_path / "data").iterdir(), reverse=True)
+        phone.page.get_by_label("Measurements (CSV)").set_input_files([str(one) for one in files])
+        phone.page.get_by_role("button", name="Start training").click()
+        phone.wait_for("finished")
+        agent.finish()
+        equal_updates(sent, agent)
+
+
+def test_files_that_cannot_be_used(browser, serve, tmp_path: Path) -> None:
+    held_out(tmp_path / "c", (3, 16, 12))
+    toml = HEAD.format(model="sample_models:pictures", shape=[3, 16, 12], data=PICTURES)
+    (tmp_path / "no.png").write_bytes(b"no picture")
+    with serve(toml, tmp_path / "c") as server:
+        phone = Phone.opened(browser, server, "phone")
+        phone.join("phone")
+        phone.page.get_by_label("Pictures: dog").set_input_files(str(tmp_path / "no.png"))
+        phone.page.get_by_role("button", name="Use these pictures (1)").click()
+        phone.wait_for_problem("data.wrong-shape")
+        phone.page.get_by_label("Pictures: dog").set_input_files(str(tmp_path / "no.png"))
+        phone.page.get_by_role("button", name="Use these pictures (2)").click()
+        phone.wait_for_problem("data.unreadable-file")
+        assert phone.view()["data"] is None
+        assert token(server, "phone") not in phone.page.content()
+    held_out(tmp_path / "d", (7, 6))
+    data = f'{SERIES}\nchannels = "last"'
+    toml = HEAD.format(model="sample_models:series_last", shape=[7, 6], data=data)
+    head = "ax,ay,az,gx,gy,gz,what"
+    mistakes = {
+        "data.missing-column": "ax,ay\n1,2\n",
+        "data.not-a-number": f"{head}\n1,2,3,4,5,0x1,sit\n",
+        "data.unknown-class": f"{head}\n1,2,3,4,5,6,sits\n",
+    }
+    with serve(toml, tmp_path / "d") as server:
+        phone = Phone.opened(browser, server, "phone")
+        phone.join("phone")
+        for code, text in mistakes.items():
+            (tmp_path / "a.csv").write_text(text)
+            field = phone.page.get_by_label("Measurements (CSV)")
+            field.set_input_files(str(tmp_path / "a.csv"))
+            phone.wait_for_problem(code)

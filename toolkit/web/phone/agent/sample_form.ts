@@ -1,0 +1,85 @@
+/** What the samples of a federation are made of (device_agent/formats/preprocessing.py). */
+
+import { Failure } from "./failure.js";
+import type { Dtype, Numbers } from "./tensors.js";
+
+/** Pictures by class. Without numbers, `mean` is 0 and `std` 1. */
+export interface Images {
+  kind: "images";
+  classes: string[];
+  fit: "crop" | "stretch";
+  mean: number[];
+  std: number[];
+}
+/** Windows of the lines of CSV files. With `step` 0 a window begins where the last one ended. */
+export interface Series {
+  kind: "series";
+  columns: string[];
+  label: string;
+  classes: string[];
+  channels: "first" | "last";
+  step: number;
+  mean: number[];
+  std: number[];
+}
+export type Preprocessing = Images | Series;
+
+/** What the samples of a federation are. The answer to a join says it, and so does every manifest. */
+export interface SampleForm {
+  preprocessing: Preprocessing | null;
+  sample_shape: number[];
+  label_type: Dtype;
+}
+
+type Piece = Float32Array<ArrayBuffer>;
+export type Samples = Generator<Piece, void> | AsyncGenerator<Piece, void>;
+
+/** Samples that are made one after another. */
+export interface Prepared {
+  y: Numbers;
+  samples: () => Samples;
+}
+
+/** (value - mean) / std in float64; channels are the last axis of `values`. */
+export function normalise(values: Float64Array, mean: readonly number[], std: readonly number[]): void {
+  const channels = Math.max(mean.length, std.length, 1);
+  for (let i = 0; i < values.length; i++) {
+    values[i] = (values[i]! - (mean[i % channels] ?? 0)) / (std[i % channels] ?? 1);
+  }
+}
+
+/** The form of samples in an answer to a join or in a manifest, checked. */
+export function readForm(given: Partial<SampleForm>): SampleForm {
+  const preprocessing = given.preprocessing ?? null;
+  const form = {
+    preprocessing,
+    sample_shape: given.sample_shape ?? [],
+    label_type: given.label_type ?? "int64",
+  };
+  if (preprocessing === null) return form;
+  const texts = (list: unknown): boolean =>
+    Array.isArray(list) && list.every((one) => typeof one === "string");
+  const numbers = (list: unknown): boolean =>
+    Array.isArray(list) && list.every((one) => Number.isFinite(one));
+  const fits =
+    numbers(form.sample_shape) &&
+    texts(preprocessing.classes) &&
+    numbers(preprocessing.mean) &&
+    numbers(preprocessing.std) &&
+    (preprocessing.kind === "images" ||
+      (preprocessing.kind === "series" && texts(preprocessing.columns) && preprocessing.columns.length > 0));
+  if (!fits) {
+    throw new Failure("client.not-a-coordinator", "The coordinator describes samples that this page does not know.");
+  }
+  return form;
+}
+
+/** The same text for the same form. */
+export function textOf(form: SampleForm): string {
+  const { preprocessing, sample_shape, label_type } = form;
+  return JSON.stringify([preprocessing, sample_shape, label_type], (_, value: unknown) =>
+    value !== null && typeof value === "object" && !Array.isArray(value)
+      ? Object.fromEntries(Object.entries(value).sort(([one], [other]) => (one < other ? -1 : 1)))
+      : value,
+  );
+}
