@@ -82,3 +82,33 @@ def test_every_view(browser, serve, tmp_path: Path) -> None:
         without.goto(f"{server.url}/join/")
         without.get_by_text("Open the whole link").wait_for()
         assert_accessible(Phone(without), "no token")
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "data"),
+    [
+        ("pictures", [3, 16, 12], 'kind = "images"\nclasses = ["cat", "dog", "owl of the barn"]'),
+        (
+            "series_last",
+            [7, 6],
+            'kind = "series"\ncolumns = ["ax", "ay", "az", "gx", "gy", "gz"]\nlabel = "activity"\n'
+            'classes = ["sitting", "walking", "running"]',
+        ),
+    ],
+)
+def test_the_fields_for_files(
+    browser, serve, tmp_path: Path, model: str, shape: list[int], data: str
+) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir()
+    x = np.zeros((4, *shape), np.float32)
+    np.savez(folder / "held_out.npz", x=x, y=np.array([0, 1, 2, 0]))
+    toml = TOML.replace("toolkit.models:digits_cnn", f"sample_models:{model}")
+    toml = toml.replace("[1, 8, 8]", str(shape)).replace(
+        "[training]", f"[data]\n{data}\n[training]"
+    )
+    with serve(toml, folder) as server:
+        phone = Phone.opened(browser, server, "phone")
+        phone.join("phone")
+        phone.wait_for("joined")
+        assert_accessible(phone, model)

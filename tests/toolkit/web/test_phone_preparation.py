@@ -4,8 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+import sample_models
+from device_agent.data.pictures import read_picture
+from device_agent.formats.preprocessing import Images
 from device_agent.formats.update import read_update
 from phones import NativeAgent, Phone, keep_updates, token
 
@@ -32,6 +36,7 @@ PICTURES = """kind = "images"
 classes = ["cat", "dog", "owl"]
 mean = [0.4, 0.5, 0.6]
 std = [0.2, 0.3, 0.4]"""
+IMAGES = Images(classes=CLASSES, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 SERIES = """kind = "series"
 columns = ["ax", "ay", "az", "gx", "gy", "gz"]
 label = "what"
@@ -94,6 +99,15 @@ def test_pictures(browser, serve, tmp_path: Path, seed: int) -> None:
         phone.wait_for("finished")
         agent.finish()
         equal_updates(sent, agent)
+    model = sample_models.pictures()
+    model.load_state_dict({k: torch.from_numpy(v) for k, v in sent["phone", 2].items()})
+    first = read_picture(sorted((tmp_path / "pictures" / "cat").iterdir())[0], IMAGES, shape)
+    probabilities = model(torch.from_numpy(first)[None]).softmax(1)[0]
+    after = phone.view()["predictions"]["after"]
+    assert after["name"] == CLASSES[int(probabilities.argmax())]
+    assert after["probability"] == pytest.approx(float(probabilities.max()), abs=1e-4)
+    said = phone.page.get_by_text(f"{after['name']} ({after['probability']:.0%}) after it")
+    assert said.is_visible()
 
 
 @pytest.mark.parametrize("channels", ["first", "last"])

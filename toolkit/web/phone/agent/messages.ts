@@ -43,6 +43,12 @@ export interface Problem {
   message: string;
 }
 
+/** The most likely class of a sample. */
+export interface Prediction {
+  name: string;
+  probability: number;
+}
+
 export interface View {
   stage: Stage;
   /** Who this page is for its coordinator; null before it has joined. */
@@ -69,6 +75,8 @@ export interface View {
   } | null;
   /** Mean loss of the last epoch of each round that this page has trained. */
   losses: { round: number; loss: number }[];
+  /** Of the owner's first sample, by the model as it came and as this device has trained it. */
+  predictions: { round: number; before: Prediction; after: Prediction } | null;
   /** Message bodies since this page was opened. */
   bytesDown: number;
   bytesUp: number;

@@ -6,7 +6,8 @@ import { Failure, problemOf } from "./failure.js";
 import { LocalData, type DataRecord } from "./local_data.js";
 import { formOf } from "./manifest.js";
 import type { Identity } from "./membership.js";
-import type { PauseReason, View } from "./messages.js";
+import type { PauseReason, Prediction, View } from "./messages.js";
+import { predicted } from "./prediction.js";
 import { textOf, type SampleForm } from "./sample_form.js";
 import { ScheduleRun } from "./schedule.js";
 import type { Values } from "./storage.js";
@@ -108,7 +109,9 @@ export class Rounds {
         beforeBatch: () => this.betweenBatches(work.round),
         onProgress: (training) => this.show({ training }),
       });
+      const before = await predicted(bundle, data, personal);
       await run.finish();
+      await this.compare(work.round, before, await predicted(bundle, data, run.tensors));
       const update = await updateOf(bundle, data, run);
       const kept = bundle.manifest.tensors.filter((entry) => entry.role === "personal");
       const values = new Map(kept.map(({ name }) => [name, run!.state.get(name)!]));
@@ -124,6 +127,13 @@ export class Rounds {
       this.trainedSeconds += (performance.now() - begun) / 1000;
       this.show({ trainedSeconds: this.trainedSeconds });
     }
+  }
+
+  private async compare(round: number, before: Prediction | null, after: Prediction | null): Promise<void> {
+    if (before === null || after === null) return;
+    const predictions = { round, before, after };
+    await this.values.put({ predictions });
+    this.show({ predictions });
   }
 
   /** Prepared samples are those of one form; a federation may change it. */

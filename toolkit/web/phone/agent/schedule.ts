@@ -110,6 +110,11 @@ export class ScheduleRun {
     return run;
   }
 
+  /** The personal tensors, and those that the last instruction has left. */
+  get tensors(): Tensors {
+    return new Map([...this.personal, ...this.state]);
+  }
+
   get steps(): number {
     return this.position.steps;
   }

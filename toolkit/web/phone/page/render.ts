@@ -1,6 +1,6 @@
 /** Draws a View. All text is set as text: nothing that came from elsewhere is read as HTML. */
 
-import type { PauseReason, Problem, Stage, View } from "../agent/messages.js";
+import type { PauseReason, Prediction, Problem, Stage, View } from "../agent/messages.js";
 import { element, say } from "./elements.js";
 import { drawSources } from "./sources.js";
 import { TEXTS } from "./texts.js";
@@ -50,6 +50,7 @@ export function draw(view: View, surroundings: Surroundings): void {
   element("pause").hidden = !working;
   drawProgress(view);
   drawLosses(view);
+  say("prediction", predictionOf(view));
   drawFacts(view, surroundings.batteryUsed);
   say("sent", view.bytesUp === 0 ? "" : `(${TEXTS.sent(size(view.bytesUp))})`);
 }
@@ -121,6 +122,13 @@ function drawLosses({ losses }: View): void {
     return `${x.toFixed(1)},${(88 - (76 * one.loss) / most).toFixed(1)}`;
   });
   document.getElementById("curve")!.setAttribute("points", points.join(" "));
+}
+
+function predictionOf({ predictions }: View): string {
+  if (predictions === null) return "";
+  const { round, before, after } = predictions;
+  const share = ({ probability }: Prediction): string => `${Math.round(100 * probability)}%`;
+  return TEXTS.predictions(round, before.name, share(before), after.name, share(after));
 }
 
 function drawFacts(view: View, batteryUsed: number | null): void {

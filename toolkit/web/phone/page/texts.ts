@@ -118,6 +118,9 @@ export const TEXTS = {
   oneLoss: (round: number, loss: string) => `Loss in round ${round}: ${loss}`,
   losses: (first: number, from: string, last: number, to: string) =>
     `Loss: ${from} in round ${first}, ${to} in round ${last}`,
+  predictions: (round: number, before: string, beforeShare: string, after: string, afterShare: string) =>
+    `Your first sample in round ${round}: ${before} (${beforeShare}) before your training, ` +
+    `${after} (${afterShare}) after it`,
   pause: PAGE.pause,
   resume: "Continue",
   /** What to do about a problem that stopped the training, by the start of its code. */

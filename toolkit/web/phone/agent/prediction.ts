@@ -1,0 +1,48 @@
+/** What the model says about the owner's first sample, before and after training. */
+
+import type { Bundle } from "./bundle.js";
+import type { LocalData } from "./local_data.js";
+import type { Prediction } from "./messages.js";
+import { Session } from "./runtime.js";
+import type { Tensors } from "./tensors.js";
+
+const PREDICT = "predict";
+
+/**
+ * The class that the model finds most likely, and its probability.
+ *
+ * @param state Tensors in place of those of the bundle.
+ * @returns null if the federation has not named its classes, or a sample has no single class.
+ */
+export async function predicted(bundle: Bundle, data: LocalData, state: Tensors): Promise<Prediction | null> {
+  const { preprocessing, signatures } = bundle.manifest;
+  const signature = signatures[PREDICT];
+  const names = preprocessing?.classes ?? [];
+  if (signature === undefined || names.length === 0) return null;
+  const read = signature.inputs.flatMap((port) => (port.state === null ? [] : [port.state]));
+  const tensors = new Map([...(await bundle.tensors(read.filter((one) => !state.has(one)))), ...state]);
+  // A batch has at least two samples.
+  const sample = data.x.read(Int32Array.of(0, 0));
+  const session = await Session.open(await bundle.graph(PREDICT), signature, PREDICT);
+  try {
+    const inputs = signature.inputs.map(
+      (port) => [port.name, port.state === null ? sample : tensors.get(port.state)!] as const,
+    );
+    const [output] = (await session.run(new Map(inputs))).values();
+    if (output?.shape.length !== 2) return null;
+    const found = probabilities([...(output.data as Float32Array).subarray(0, output.shape[1])]);
+    const best = found.indexOf(Math.max(...found));
+    return { name: names[best] ?? String(best), probability: found[best]! };
+  } finally {
+    await session.close();
+  }
+}
+
+/** Softmax; of a single logit the probabilities of the classes 0 and 1. */
+function probabilities(logits: number[]): number[] {
+  const all = logits.length === 1 ? [0, ...logits] : logits;
+  const most = Math.max(...all);
+  const powers = all.map((logit) => Math.exp(logit - most));
+  const sum = powers.reduce((total, power) => total + power, 0);
+  return powers.map((power) => power / sum);
+}
