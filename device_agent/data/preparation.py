@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from device_agent.data.array_files import IN_MEMORY_BYTES, LABELS, SAMPLES, FileArray
-from device_agent.data.pictures import pictures_of, visible
+from device_agent.data.pictures import check_pillow, pictures_of, visible
 from device_agent.data.windows import windows_of
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.preprocessing import Images, Preprocessing
@@ -23,7 +23,12 @@ def needs_preparation(source: Path) -> bool:
 
 
 def check_files(source: Path) -> None:
-    """Raise DataError if `source` has nothing to prepare."""
+    """Check files before a bundle is known.
+
+    Raises:
+        DataError: There is nothing to prepare.
+        InputError: Pictures need a package that is not installed.
+    """
     if source.is_dir() and not any(visible(source)):
         raise DataError(
             f"{source} is empty. A folder holds x.npy and y.npy, or CSV files, or a folder of "
@@ -33,6 +38,8 @@ def check_files(source: Path) -> None:
         )
     if not source.exists():
         raise DataError(f"{source} does not exist.", code="data.missing-file", path=str(source))
+    if source.is_dir() and any(one.is_dir() for one in visible(source)):
+        check_pillow()
 
 
 def prepare(

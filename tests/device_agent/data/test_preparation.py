@@ -209,6 +209,15 @@ def test_what_cannot_be_prepared(tmp_path: Path) -> None:
     check_source(str(tmp_path / "p"))
 
 
+def test_pictures_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures(tmp_path, np.random.default_rng(0))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with refused("program.missing-package", package="pillow"):
+        check_source(str(tmp_path))
+    with refused("program.missing-package", package="pillow"):
+        loaded(tmp_path, Images(classes=CLASSES), (3, 8, 8))
+
+
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [
