@@ -12,14 +12,20 @@ const PREDICT = "predict";
  * The class that the model finds most likely, and its probability.
  *
  * @param state Tensors in place of those of the bundle.
- * @returns null if the federation has not named its classes, or a sample has no single class.
+ * @returns null for slices, and if the federation has not named its classes or a sample has not one.
  */
 export async function predicted(bundle: Bundle, data: LocalData, state: Tensors): Promise<Prediction | null> {
-  const { preprocessing, signatures } = bundle.manifest;
+  const { preprocessing, signatures, sample_shape } = bundle.manifest;
   const signature = signatures[PREDICT];
   const names = preprocessing?.classes ?? [];
-  if (signature === undefined || names.length === 0) return null;
+  const samples = signature?.inputs.find((port) => port.kind === "samples");
+  // That of a slice reads recorded activations.
+  const reads = samples?.shape.slice(1).join() === sample_shape.join();
+  if (signature === undefined || !reads || names.length === 0) return null;
   const read = signature.inputs.flatMap((port) => (port.state === null ? [] : [port.state]));
+  const personal = bundle.manifest.tensors.filter(({ role }) => role === "personal").map(({ name }) => name);
+  // Before its first training a device has no personal model.
+  if (read.some((one) => personal.includes(one) && !state.has(one))) return null;
   const tensors = new Map([...(await bundle.tensors(read.filter((one) => !state.has(one)))), ...state]);
   // A batch has at least two samples.
   const sample = data.x.read(Int32Array.of(0, 0));
