@@ -86,7 +86,7 @@ def read_table(path: Path, kind: type[Kind], keys: Callable[[Place], list[str]])
     Raises:
         InputError: One sentence with the file, the key, its value and what is allowed.
     """
-    content = _read(path)
+    content = read_toml(path)
     try:
         made = kind.model_validate(content)
     except ValidationError as error:
@@ -100,7 +100,8 @@ def read_table(path: Path, kind: type[Kind], keys: Callable[[Place], list[str]])
     return made
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file. Raises InputError if it cannot be read or is none."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -3,7 +3,9 @@
 The data may be larger than memory, so values are checked piece by piece.
 """
 
+import unicodedata
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -269,4 +271,19 @@ def unknown_class(place: str, name: str, classes: Sequence[str]) -> DataError:
         code="data.unknown-class",
         name=name[:40],
         classes=list(classes),
+    )
+
+
+def composed(text: str) -> str:
+    """`text` with each letter as one character (NFC): macOS writes the accents by themselves."""
+    return unicodedata.normalize("NFC", text)
+
+
+def not_readable(path: Path, error: OSError) -> DataError:
+    """The error for local data that the system does not give."""
+    return DataError(
+        f"{path} cannot be read: {error.strerror}.",
+        code="data.unreadable-file",
+        path=str(path),
+        reason=str(error.strerror),
     )

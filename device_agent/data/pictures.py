@@ -1,21 +1,29 @@
 """Samples from pictures: decoded, turned upright, scaled and normalised."""
 
 import importlib.util
+import math
+import stat
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from device_agent.data.data_checks import unknown_class
+from device_agent.data.data_checks import composed, not_readable, unknown_class
 from device_agent.data.normalisation import normalised
 from device_agent.formats.preprocessing import Images
 from profiles.errors import DataError, InputError
+from profiles.text_formatting import said_by
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 GREY = np.array([0.299, 0.587, 0.114])
 """Shares of red, green and blue in a grey value (ITU-R BT.601)."""
 
-MOST_POINTS = 2**27
-"""A picture with more points is refused: decoding it would take gigabytes."""
+MOST_POINTS = 10**8
+"""A picture with more points is refused: it would take 300 MB, or more."""
 
 
 def pictures_of(
@@ -24,7 +32,8 @@ def pictures_of(
     """Labels and samples of the pictures in `folder`, by class and then by name.
 
     Args:
-        folder: Holds one folder for each class. Hidden files are left out.
+        folder: Holds one folder for each class; classes without pictures need none. Hidden files
+            are left out.
         images: How pictures become samples.
         sample_shape: (channels, height, width).
 
@@ -32,30 +41,39 @@ def pictures_of(
         y (n,) int64, and x (n, *sample_shape) float32, one picture at a time.
 
     Raises:
-        DataError: A folder is no class, a file is no picture, or Pillow is missing.
+        DataError: A folder is no class, or a file is no picture.
+        InputError: Pillow is missing.
     """
+    classes = [composed(name) for name in images.classes]
     found: list[tuple[Path, int]] = []
-    for one in sorted(visible(folder)):
+    for one in visible(folder):
         if not one.is_dir():
             raise DataError(
-                f"{one} is not in the folder of its class. Put pictures of "
-                f"{images.classes[0]} into {folder / images.classes[0]}, and so on.",
+                f"{one} is not in the folder of its class. Give the folder that holds a folder of "
+                f"pictures for each of {', '.join(images.classes)}.",
                 code="data.unknown-class",
                 name=one.name[:40],
                 classes=list(images.classes),
             )
-        if one.name not in images.classes:
+        if composed(one.name) not in classes:
             raise unknown_class(str(folder), one.name, images.classes)
-        found += [(file, images.classes.index(one.name)) for file in sorted(visible(one))]
+        found += [(file, classes.index(composed(one.name))) for file in visible(one)]
     found.sort(key=lambda pair: pair[1])  # stable: names stay in order
     check_pillow()
     y = np.array([label for _, label in found], np.int64)
     return y, (read_picture(file, images, sample_shape)[None] for file, _ in found)
 
 
-def visible(folder: Path) -> Iterator[Path]:
-    """What is in `folder`, without hidden files such as .DS_Store."""
-    return (one for one in folder.iterdir() if not one.name.startswith("."))
+def visible(folder: Path) -> list[Path]:
+    """What is in `folder` by name, without hidden files such as .DS_Store.
+
+    Raises:
+        DataError: The folder cannot be read.
+    """
+    try:
+        return sorted(one for one in folder.iterdir() if not one.name.startswith("."))
+    except OSError as error:
+        raise not_readable(folder, error) from None
 
 
 def check_pillow() -> None:
@@ -76,63 +94,98 @@ def read_picture(file: Path, images: Images, sample_shape: tuple[int, ...]) -> n
     Raises:
         DataError: The file is no picture, or has too many points.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     try:
-        with Image.open(file) as opened:
-            if opened.width * opened.height > MOST_POINTS:
-                raise ValueError(f"it has {opened.width} x {opened.height} points, too many")
-            upright = ImageOps.exif_transpose(opened)
-            if upright.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
-                upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
-            # What is transparent becomes black, as on a page.
-            clear = upright.convert("RGBA")
-            points = Image.alpha_composite(Image.new("RGBA", clear.size, (0, 0, 0, 255)), clear)
-            values = np.asarray(points)[..., :3]
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise ValueError("it is not a file")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is wrong ends in an error
+            with Image.open(file) as opened:
+                if opened.width * opened.height > MOST_POINTS:
+                    raise ValueError(f"it has {opened.width} x {opened.height} points, too many")
+                if opened.mode == "F" or (opened.mode == "I" and opened.format == "TIFF"):
+                    raise ValueError("its values have no known range")
+                return sample_of(upright(opened), images, sample_shape)
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except PermissionError as error:
+        raise not_readable(file, error) from None
+    except Exception as error:  # decoders raise a dozen kinds for damaged files
         raise DataError(
-            f"{file} is not a picture that Pillow can read: {error}. Remove it or convert it.",
+            f"{file} is not a picture that Pillow can read: {said_by(error)}. Remove it or convert "
+            "it.",
             code="data.unreadable-file",
             path=str(file),
-            reason=str(error),
+            reason=said_by(error),
         ) from None
-    return sample_of(values, images, sample_shape)
 
 
-def sample_of(values: np.ndarray, images: Images, sample_shape: tuple[int, ...]) -> np.ndarray:
-    """The sample (channels, height, width) of a picture (H, W, 3) with values from 0 to 255."""
+def upright(picture: "Image") -> "Image":
+    """`picture`, turned as its EXIF data say; as it is if they are damaged."""
+    from PIL import ImageOps
+
+    picture.load()
+    try:
+        return ImageOps.exif_transpose(picture)
+    except Exception:  # a damaged note does not make a picture unusable
+        return picture
+
+
+def sample_of(picture: "Image", images: Images, sample_shape: tuple[int, ...]) -> np.ndarray:
+    """The sample of a decoded picture."""
     channels, *size = sample_shape
-    crop = images.fit == "crop"
-    scale = min(values.shape[axis] / size[axis] for axis in (0, 1))
-    for axis in (0, 1):
-        taken = size[axis] * scale if crop else float(values.shape[axis])
-        values = scaled(values, axis, (values.shape[axis] - taken) / 2, taken, size[axis])
-    values = values / 255
+    points = (picture.height, picture.width)
+    scale = min(points[axis] / size[axis] for axis in (0, 1))
+    rows, columns = (
+        filters(points[axis], size[axis], size[axis] * scale if images.fit == "crop" else None)
+        for axis in (0, 1)
+    )
+    # Band by band: only one is in memory as numbers.
+    down = [
+        np.tensordot(weights, values_of(picture.crop((0, a, picture.width, b))), 1)
+        for (a, b), weights in rows
+    ]
+    across = np.array(down).transpose(1, 0, 2)  # (W, height, 3)
+    values = np.array([np.tensordot(weights, across[a:b], 1) for (a, b), weights in columns])
+    values = values.transpose(1, 0, 2) / 255
     if channels == 1:
         values = (values @ GREY)[..., None]
     return normalised(values, images.mean, images.std).transpose(2, 0, 1)
 
 
-def scaled(values: np.ndarray, axis: int, start: float, length: float, size: int) -> np.ndarray:
-    """Scale the range [start, start + length) of `axis` to `size` points, in float64.
+def values_of(band: "Image") -> np.ndarray:
+    """Red, green and blue (height, width, 3) from 0 to 255, in float64."""
+    from PIL import Image
 
-    A triangle filter: the weight of a point falls linearly with its distance from the centre of the
-    new one, to 0 at the distance of one new point, or of one old point if the picture grows.
+    if band.mode.startswith("I"):  # 16 bits for a point, which Pillow would cut off at 255
+        band = Image.fromarray((np.asarray(band) >> 8).astype(np.uint8))
+    if band.has_transparency_data:
+        clear = band.convert("RGBA")  # what is transparent becomes black, as on a page
+        band = Image.alpha_composite(Image.new("RGBA", clear.size, (0, 0, 0, 255)), clear)
+    return np.asarray(band.convert("RGB"), np.float64)
+
+
+def filters(
+    points: int, size: int, taken: float | None
+) -> list[tuple[tuple[int, int], np.ndarray]]:
+    """Triangle filters that scale the middle `taken` of `points` points to `size`; None means all.
+
+    The weight of a point falls linearly with its distance from the centre of the new one, to 0 at
+    the distance of one new point, or of one old point if the picture grows.
+
+    Returns:
+        For each new point the range of old ones and their weights, whose sum is 1.
     """
+    length = float(points) if taken is None else taken
     step = length / size
     reach = max(step, 1.0)
-    moved = np.moveaxis(values, axis, 0)
-    made = np.empty((size, *moved.shape[1:]))
+    made = []
     for place in range(size):
-        taps, weights = filter_at(start + (place + 0.5) * step, reach, len(moved))
-        made[place] = np.tensordot(weights, moved[taps].astype(np.float64), 1)
-    return np.moveaxis(made, 0, axis)
-
-
-def filter_at(centre: float, reach: float, size: int) -> tuple[slice, np.ndarray]:
-    """The points that a new point at `centre` is made of, and their weights, whose sum is 1."""
-    first = max(0, int(np.ceil(centre - reach - 0.5)))
-    last = min(size - 1, int(np.floor(centre + reach - 0.5)))
-    weights = 1 - np.abs(np.arange(first, last + 1) + 0.5 - centre) / reach
-    weights = np.maximum(weights, 0)
-    return slice(first, last + 1), weights / weights.sum()
+        centre = (points - length) / 2 + (place + 0.5) * step
+        first = max(0, math.ceil(centre - reach - 0.5))
+        last = min(points - 1, math.floor(centre + reach - 0.5))
+        weights = 1 - np.abs(np.arange(first, last + 1) + 0.5 - centre) / reach
+        weights = np.maximum(weights, 0)
+        made.append(((first, last + 1), weights / weights.sum()))
+    return made

@@ -29,7 +29,7 @@ def check_files(source: Path) -> None:
         DataError: There is nothing to prepare.
         InputError: Pictures need a package that is not installed.
     """
-    if source.is_dir() and not any(visible(source)):
+    if source.is_dir() and not visible(source):
         raise DataError(
             f"{source} is empty. A folder holds x.npy and y.npy, or CSV files, or a folder of "
             "pictures for each class.",
@@ -82,7 +82,7 @@ def prepare(
     else:
         files = [source]
         if source.is_dir():
-            files = sorted(one for one in visible(source) if one.suffix.lower() == CSV)
+            files = [one for one in visible(source) if one.suffix.lower() == CSV]
         if not files:
             raise wrong_kind(source, "CSV files")
         y, pieces = windows_of(files, preprocessing, sample_shape, labels)

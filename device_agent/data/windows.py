@@ -3,22 +3,25 @@
 import csv
 import math
 import re
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from device_agent.data.array_files import PIECE_BYTES
-from device_agent.data.data_checks import unknown_class
+from device_agent.data.data_checks import composed, not_readable, unknown_class
 from device_agent.data.normalisation import normalised
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.preprocessing import Series
 from profiles.errors import DataError
-from profiles.text_formatting import did_you_mean
+from profiles.text_formatting import counted, did_you_mean
 
 DELIMITERS = ",;\t"
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 """Python and JavaScript read the same number from such a text."""
+LARGEST = 3e38
+"""Numbers are below this, because float32 has none beyond it."""
 
 
 def windows_of(
@@ -39,12 +42,23 @@ def windows_of(
         DataError: A file cannot be read, or lacks a column, a number or the name of a class.
     """
     length = math.prod(sample_shape) // len(series.columns)
-    read, ends = [], []
+    read, ends, lines = [], [], 0
     for file in files:
         numbers, label = read_series(file, series, labels.dtype)
         starts = window_starts(label, length, series.step or length, labels.dtype == "int64")
         read.append((normalised(numbers, series.mean, series.std), starts))
         ends.append(label[starts + length - 1])
+        lines += len(label)
+    if not any(len(starts) for _, starts in read):
+        same = " with the same label" if labels.dtype == "int64" else ""
+        raise DataError(
+            f"There are {counted(lines, 'line')}, and no {length} in a row{same}: a sample is a "
+            f"window of {counted(length, 'line')}.",
+            code="data.too-few-samples",
+            samples=0,
+            lines=lines,
+            window=length,
+        )
     y = np.concatenate(ends).reshape(-1, *(labels.shape or ()))
     most = max(1, PIECE_BYTES // (4 * math.prod(sample_shape)))
 
@@ -78,69 +92,75 @@ def read_series(file: Path, series: Series, dtype: str) -> tuple[np.ndarray, np.
     Raises:
         DataError: The file cannot be read, or lacks a column, a number or the name of a class.
     """
+    numbers, labels = array("d"), array("d")
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
-            head = opened.readline().rstrip("\r\n")
-            delimiter = max(DELIMITERS, key=head.count)
-            (names,) = csv.reader([head], delimiter=delimiter)
-            names = [name.strip() for name in names]
+            head = opened.readline()
+            opened.seek(0)
+            delimiter = max(DELIMITERS, key=re.sub('"[^"]*"', "", head).count)
+            rows = csv.reader(opened, delimiter=delimiter, strict=True)
+            names = [composed(name.strip()) for name in next(rows, [])]
             places = [column_place(file, names, one) for one in (*series.columns, series.label)]
-            rows = [row for row in csv.reader(opened, delimiter=delimiter) if row]
-    except (UnicodeDecodeError, csv.Error, ValueError) as error:
+            for row in rows:
+                if not row:
+                    continue
+                where = f"{file.name}, line {rows.line_num}"
+                cells = [row[place].strip() if place < len(row) else "" for place in places]
+                pairs = zip(series.columns, cells[:-1], strict=True)
+                numbers.extend(number(where, column, text) for column, text in pairs)
+                labels.append(label_of(where, series, cells[-1], dtype))
+    except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             f"{file.name} is not a CSV file in UTF-8: {error}.",
             code="data.unreadable-file",
             path=str(file),
+            reason=str(error),
         ) from None
     except OSError as error:
-        raise DataError(
-            f"{file} cannot be read: {error.strerror}.",
-            code="data.unreadable-file",
-            path=str(file),
-        ) from None
-    numbers = np.empty((len(rows), len(places) - 1))
-    label = np.empty(len(rows), np.int64 if dtype == "int64" else np.float32)
-    for line, row in enumerate(rows):
-        cells = [row[place].strip() if place < len(row) else "" for place in places]
-        for column, text in enumerate(cells[:-1]):
-            numbers[line, column] = number(file, line, series.columns[column], text)
-        label[line] = label_of(file, line, series, cells[-1], dtype)
-    return numbers, label
+        raise not_readable(file, error) from None
+    values = np.frombuffer(numbers).reshape(-1, len(series.columns)) if numbers else None
+    kind = np.int64 if dtype == "int64" else np.float32
+    empty = np.empty((0, len(series.columns)))
+    return empty if values is None else values, np.array(labels).astype(kind)
 
 
 def column_place(file: Path, names: Sequence[str], name: str) -> int:
-    """The place of the column `name` among `names`. Raises DataError if it is not there."""
-    if name not in names:
+    """The place of the column `name` among `names`. Raises DataError unless it is there once."""
+    count = names.count(composed(name))
+    if count != 1:
+        near = next((one for one in names if one.casefold() == name.casefold()), name)
+        why = f"has no column {name!r}{did_you_mean(near, names)}"
+        if count:
+            why = f"has {count} columns {name!r}."
+        found = f"Its columns are {', '.join(names)[:200]}" if names else "Its first line is empty"
         raise DataError(
-            f"{file.name} has no column {name!r}{did_you_mean(name, names)} Its columns are "
-            f"{', '.join(names)[:200]}.",
+            f"{file.name} {why} {found}.",
             code="data.missing-column",
             path=str(file),
             column=name,
         )
-    return names.index(name)
+    return names.index(composed(name))
 
 
-def number(file: Path, line: int, column: str, text: str) -> float:
+def number(where: str, column: str, text: str) -> float:
     """The number that `text` is. Raises DataError if it is none, or too large for float32."""
-    if not NUMBER.fullmatch(text) or abs(found := float(text)) > 3e38:
+    if not NUMBER.fullmatch(text) or abs(found := float(text)) > LARGEST:
         raise DataError(
-            f"{file.name}, line {line + 2}: {column} is {text[:40]!r}; it must be a number such as "
-            "-1.5. Correct the line or remove it.",
+            f"{where}: {column} is {text[:40]!r}; it must be a number such as -1.5. Correct the "
+            "line or remove it.",
             code="data.not-a-number",
-            path=str(file),
-            line=line + 2,
             column=column,
         )
     return found
 
 
-def label_of(file: Path, line: int, series: Series, text: str, dtype: str) -> float:
+def label_of(where: str, series: Series, text: str, dtype: str) -> float:
     """The label that `text` names. Raises DataError if it is none."""
-    if not series.classes:
-        if dtype == "int64" and not re.fullmatch(r"\d{1,15}", text):
-            raise unknown_class(f"{file.name}, line {line + 2}", text, ())
-        return number(file, line, series.label, text)
-    if text not in series.classes:
-        raise unknown_class(f"{file.name}, line {line + 2}", text, series.classes)
-    return series.classes.index(text)
+    if series.classes:
+        classes = [composed(name) for name in series.classes]
+        if composed(text) not in classes:
+            raise unknown_class(where, text, series.classes)
+        return classes.index(composed(text))
+    if dtype == "int64" and not re.fullmatch(r"[0-9]{1,15}", text):
+        raise unknown_class(where, text, ())
+    return number(where, series.label, text)

@@ -241,6 +241,7 @@ def _preprocessing(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
         manifest.sample_dtype,
         manifest.classes if labels.dtype == "int64" else None,
         labels.shape,
+        regression=labels.dtype == "float32",
     )
     if wrong is not None:
         yield BundleError(

@@ -86,6 +86,7 @@ def misfit(
     dtype: str,
     classes: int | None = None,
     labels: Sequence[int] | None = (),
+    regression: bool = False,
 ) -> str | None:
     """Why samples of this kind cannot be those of a model; None if they can.
 
@@ -95,6 +96,7 @@ def misfit(
         dtype: Type of its samples.
         classes: Size of its output's class axis; None if it is not known, and for a regression.
         labels: Shape of the labels of one sample; None if it is not known.
+        regression: Whether the labels are numbers.
 
     Returns:
         A clause that begins with what is wrong.
@@ -121,6 +123,11 @@ def misfit(
     names = preprocessing.classes
     if len(set(names)) < len(names):
         return "a class is named twice"
+    for name in names:
+        if name != name.strip() or name.startswith(".") or "/" in name or "\\" in name:
+            return f"{name!r} cannot be the name of a folder or of a label"
+    if regression and names:
+        return "a regression (loss mse) has no classes"
     if classes is not None and names and len(names) != max(classes, 2):
         return f"it names {len(names)} classes, and the model has {max(classes, 2)}"
     if labels is not None and any(size != 1 for size in labels):

@@ -108,7 +108,10 @@ def with_preprocessing(program: Program, preprocessing: Preprocessing | None) ->
         return program
     labels = program.labels
     classes = program.classes if labels.dtype == "int64" else None
-    wrong = misfit(preprocessing, program.sample_shape, program.sample_dtype, classes, labels.shape)
+    wrong = misfit(
+        *(preprocessing, program.sample_shape, program.sample_dtype, classes, labels.shape),
+        regression=labels.dtype == "float32",
+    )
     if wrong is not None:
         raise InputError(
             f"[data] does not fit the model: {wrong}.", code="config.data-misfit", reason=wrong

@@ -60,6 +60,12 @@ def list_operators(context: click.Context, option: click.Parameter, asked: bool)
 )
 @training_options
 @click.option(
+    "--data-table",
+    type=click.Path(path_type=Path),
+    help="TOML file with a table [data], such as a federation's: how pictures or CSV files become "
+    "samples.",
+)
+@click.option(
     "--save-weights",
     type=click.Path(path_type=Path),
     help="Also write the global model that the bundle is cut from, for `aggregate`.",
@@ -94,6 +100,7 @@ def export(
     format_: Literal["onnx", "tflite"],
     out: Path,
     training: TrainingConfig,
+    data_table: Path | None,
     save_weights: Path | None,
     verify: bool | None,
     no_cache: bool,
@@ -113,7 +120,8 @@ def export(
             --submodel low-rank:0.25 --out bundles/phone \\
             --save-weights global.safetensors
     """
-    # Needs pydantic, which would slow down the help of every command.
+    # Need pydantic, which would slow down the help of every command.
+    from toolkit.data_table import read_data_table
     from toolkit.exporting.tier_files import read_tiers, tiers_of
 
     if specs and tiers_file is not None:
@@ -124,6 +132,7 @@ def export(
     for tier in wanted:
         check_places(out / tier.name if several else out, save_weights, force)
     check_model(model, weights)
+    preprocessing = None if data_table is None else read_data_table(data_table)
 
     show_stages()
     logger.info("loading PyTorch")
@@ -145,6 +154,7 @@ def export(
         cache=not no_cache,
         force=force,
         dry_run=dry_run,
+        preprocessing=preprocessing,
     )
     if not several:
         result = model_export.export_bundle(request)

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import msgspec
 from pydantic import (
     BeforeValidator,
     Field,
@@ -15,12 +14,13 @@ from pydantic import (
     model_validator,
 )
 
-from device_agent.formats.preprocessing import Images, Preprocessing, Series, misfit
+from device_agent.formats.preprocessing import Images, Series, misfit
 from profiles.cost_model.submodel_choice import Budgets
 from profiles.errors import InputError
-from profiles.text_formatting import counted, did_you_mean
+from profiles.text_formatting import counted
 from profiles.units import parse_bytes, parse_duration
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.data_table import preprocessing_of
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.toml_files import Place, Table, Tier, checked_spec, read_table, repeated
 
@@ -63,28 +63,6 @@ def _whole_or(*words: str) -> PlainValidator:
         raise ValueError(f"it must be {wanted} or {last}")
 
     return PlainValidator(check)
-
-
-KINDS_OF_DATA = {"images": Images, "series": Series}
-
-
-def _preprocessing(given: object) -> Preprocessing:
-    """The table [data]. Raises ValueError with what is wrong."""
-    if not isinstance(given, dict) or given.get("kind") not in KINDS_OF_DATA:
-        raise ValueError('it needs a `kind`: "images" or "series"')
-    known = ["kind", *KINDS_OF_DATA[given["kind"]].__struct_fields__]
-    for key in given:
-        if key not in known:
-            raise ValueError(
-                f"unknown key `{key}`{did_you_mean(key, known)} The keys for "
-                f"{given['kind']} are {', '.join(known)}"
-            )
-    try:
-        return msgspec.convert(given, Images | Series)
-    except msgspec.ValidationError as error:
-        what, _, place = str(error).partition(" - at `$.")
-        what = what[0].lower() + what[1:]
-        raise ValueError(f"`{place.rstrip('`')}`: {what}" if place else what) from None
 
 
 class DeviceKind(Tier):
@@ -174,7 +152,7 @@ class CoordinatorConfig(Table):
     phones: bool = True
     tls_cert: Path | None = None
     tls_key: Path | None = None
-    data: Annotated[Images | Series | None, PlainValidator(_preprocessing)] = None
+    data: Annotated[Images | Series | None, PlainValidator(preprocessing_of)] = None
     training: TrainingConfig = TrainingConfig()
     aggregation: AggregationPolicy = AggregationPolicy()
     devices: Annotated[tuple[DeviceKind, ...], Field(min_length=1)]
@@ -203,9 +181,13 @@ class CoordinatorConfig(Table):
     @model_validator(mode="after")
     def _data_fit(self) -> Self:
         if self.data is not None:
-            wrong = misfit(self.data, self.input_shape, "float32", labels=None)
+            wrong = misfit(
+                *(self.data, self.input_shape, "float32"),
+                labels=None,
+                regression=self.training.loss == "mse",
+            )
             if wrong is not None:
-                raise ValueError(f"`data` does not fit `input_shape`: {wrong}")
+                raise ValueError(f"[data] does not fit: {wrong}")
         return self
 
     @model_validator(mode="after")

@@ -3,6 +3,8 @@
 import json
 from dataclasses import asdict
 
+import msgspec
+
 from profiles.errors import InputError
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.storage.coordinator_store import Store
@@ -15,16 +17,17 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
         "input_shape": list(config.input_shape),
         "seed": config.seed,
         "training": asdict(config.training),
+        "data": config.data and json.loads(msgspec.json.encode(config.data)),
         "devices": [
             kind.model_dump(exclude={"fallback"}, exclude_none=True) for kind in config.devices
         ],
     }
     before = json.loads(store.set_once("federation", json.dumps(now)))
-    changed = [key for key in now if now[key] != before[key]]
+    changed = [key for key in now if now[key] != before.get(key)]
     if changed:
         raise InputError(
             f"{config.state} holds a federation with another `{changed[0]}`: set it back to "
-            f"{json.dumps(before[changed[0]])}, or set another `state` folder.",
+            f"{json.dumps(before.get(changed[0]))}, or set another `state` folder.",
             code="state.other-federation",
             key=changed[0],
         )

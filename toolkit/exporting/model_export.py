@@ -9,11 +9,12 @@ from torch import nn
 from device_agent.formats.atomic_files import fingerprint, write_file
 from device_agent.formats.bundle import read_manifest
 from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.preprocessing import Preprocessing
 from device_agent.training.memory_estimate import training_bytes
 from exporters.bundle_writer import peak_bytes
 from exporters.export import Format, export
 from exporters.programs.operation_counts import macs
-from exporters.programs.program import ProgramSignature
+from exporters.programs.program import ProgramSignature, with_preprocessing
 from exporters.recording.capture import SharedRecording
 from exporters.runtime_graph import Graph
 from exporters.verification.verdict import Verdict
@@ -49,6 +50,7 @@ class Request:
         verify: Compare the bundle with PyTorch.
         force: Replace an existing bundle and an existing weights file.
         dry_run: Write nothing.
+        preprocessing: How pictures or CSV files of a device become samples.
     """
 
     model: str
@@ -64,6 +66,7 @@ class Request:
     force: bool = False
     dry_run: bool = False
     cache: bool = True
+    preprocessing: Preprocessing | None = None
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,7 @@ def export_from(origin: Origin, request: Request, log: Log = logger) -> Exported
     log.info("splitting %s", request.spec)
     with origin.recording:
         submodel = split(origin.model, request.spec, request.sample_shape, request.training)
+    program = with_preprocessing(submodel.program, request.preprocessing)
     inspection = describe(submodel, origin.full)
     if request.dry_run:
         return Exported(request.out, inspection)
@@ -182,7 +186,7 @@ def export_from(origin: Origin, request: Request, log: Log = logger) -> Exported
         log.info("factorizing the weights")
     values = submodel.cut(origin.numbers)
     exported = export(
-        submodel.program,
+        program,
         values,
         request.out,
         base=origin.numbers.fingerprint(),

@@ -1,5 +1,6 @@
 """Pictures and CSV files as samples, against Pillow's resizing and windows cut in plain Python."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from device_agent.data.local_data import LocalData, check_source, load_data
+from device_agent.data.pictures import read_picture
 from device_agent.data.windows import window_starts
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.preprocessing import Images, Preprocessing, Series, misfit
+from profiles.errors import DataError
 from refusals import refused
 
 CLASSES = ("cat", "dog", "owl")
@@ -218,6 +221,55 @@ def test_pictures_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         loaded(tmp_path, Images(classes=CLASSES), (3, 8, 8))
 
 
+def test_damaged_pictures_are_named(tmp_path: Path, seed: int) -> None:
+    """Whatever a decoder raises, the owner reads which picture it is."""
+    draw = np.random.default_rng(seed)
+    images = Images(classes=CLASSES)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    values = draw.integers(256, size=(24, 24, 3), dtype=np.uint8)
+    for suffix in ("jpg", "png", "webp", "gif", "tiff"):
+        Image.fromarray(values).save(tmp_path / f"whole.{suffix}", exif=turned)
+        whole = (tmp_path / f"whole.{suffix}").read_bytes()
+        for _ in range(60):
+            data = bytearray(whole)
+            for place in draw.integers(len(data), size=int(draw.integers(1, 5))):
+                data[place] = draw.integers(256)
+            file = tmp_path / f"damaged.{suffix}"
+            file.write_bytes(data[: int(draw.integers(1, len(data) + 1))])
+            try:
+                shape = read_picture(file, images, (3, 8, 8)).shape
+            except DataError as error:
+                shape = error.values["path"]
+            assert shape in ((3, 8, 8), str(file))
+
+
+def test_what_is_no_file_and_values_without_a_range(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    os.mkfifo(tmp_path / "cat" / "pipe.png")
+    with refused("data.unreadable-file") as caught:
+        loaded(tmp_path, Images(classes=CLASSES), (3, 4, 4))
+    assert "it is not a file" in str(caught.value)
+    (tmp_path / "cat" / "pipe.png").unlink()
+    Image.fromarray(np.ones((4, 4), np.float32)).save(tmp_path / "cat" / "a.tiff")
+    with refused("data.unreadable-file") as caught:
+        loaded(tmp_path, Images(classes=CLASSES), (3, 4, 4))
+    assert "its values have no known range" in str(caught.value)
+
+
+def test_accents_may_be_written_in_two_ways(tmp_path: Path) -> None:
+    name = "do\u0308g"
+    (tmp_path / "pictures" / name).mkdir(parents=True)
+    for number in range(2):
+        picture = Image.fromarray(np.zeros((4, 4, 3), np.uint8))
+        picture.save(tmp_path / "pictures" / name / f"{number}.png")
+    found = loaded(tmp_path / "pictures", Images(classes=("cat", "d\u00f6g")), (3, 4, 4))
+    assert found.y.tolist() == [1, 1]
+    (tmp_path / "a.csv").write_text(f"o\u0308,y\n1,{name}\n2,{name}\n")
+    series = Series(columns=("\u00f6",), label="y", classes=("cat", "d\u00f6g"))
+    assert loaded(tmp_path / "a.csv", series, (1,)).y.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [
@@ -229,6 +281,13 @@ def test_pictures_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("ax,ay,what\n1,1e39,sit\n", "data.not-a-number", "ay is '1e39'"),
         ("ax,ay,what\n1,1,run\n", "data.unknown-class", "line 2: 'run' is no class"),
         ("ax,ay,what\n1,1,sit\n", "data.too-few-samples", "1 sample"),
+        ("ax,ay,what\n", "data.too-few-samples", "There are 0 lines, and no 1 in a row with the"),
+        ("", "data.missing-column", "no column 'ax'. Its first line is empty."),
+        ("AX,ay,what\n", "data.missing-column", "did you mean 'AX'?"),
+        ("ax,ay,what,ax\n1,1,sit,2\n", "data.missing-column", "has 2 columns 'ax'."),
+        ('ax,ay,what,n\n1,1,sit,"x\n1,1,sit,x\n', "data.unreadable-file", "not a CSV file"),
+        ("ax,ay,what\n\n\n1,1,sit\n\n1,x,sit\n", "data.not-a-number", "line 6: ay is 'x'"),
+        ("ax,ay,what\n\u0661,1,sit\n", "data.not-a-number", "line 2: ax is"),
     ],
 )
 def test_mistakes_in_a_csv_file(tmp_path: Path, text: str, code: str, words: str) -> None:
@@ -246,6 +305,8 @@ def test_mistakes_in_a_csv_file(tmp_path: Path, text: str, code: str, words: str
         (Images(classes=CLASSES), (2, 8, 8), {}, "(3, h, w)"),
         (Images(classes=CLASSES, mean=(0.5,)), (3, 8, 8), {}, "mean needs 3 numbers"),
         (Images(classes=("a", "a")), (3, 8, 8), {}, "named twice"),
+        (Images(classes=(".a", "b")), (3, 8, 8), {}, "cannot be the name"),
+        (Images(classes=CLASSES), (3, 8, 8), {"regression": True}, "has no classes"),
         (Images(classes=CLASSES), (3, 8, 8), {"labels": (8, 8)}, "labels (8, 8)"),
         (Images(classes=CLASSES), (3, 8, 8), {"dtype": "int64"}, "takes int64"),
         (SERIES, (2,), {}, None),

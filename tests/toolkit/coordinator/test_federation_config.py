@@ -175,11 +175,15 @@ def test_paths_start_from_the_file(tmp_path: Path) -> None:
         ),
         (
             'kind = "images"\nclasses = ["a", "b"]',
-            "`data` does not fit `input_shape`: pictures give samples (1, h, w) or (3, h, w), and",
+            "[data] does not fit: pictures give samples (1, h, w) or (3, h, w), and the model",
         ),
         (
             'kind = "series"\ncolumns = ["a", "b", "c"]\nlabel = "y"',
             "its columns give samples (3,) or (lines, 3), and the model takes (2,).",
+        ),
+        (
+            'kind = "series"\ncolumns = ["a", "b"]\nlabel = "y"\nclasses = ["a/b", "c"]',
+            "'a/b' cannot be the name of a folder or of a label.",
         ),
         (
             'kind = "series"\ncolumns = ["a", "b"]\nlabel = "y"\nstd = [1, 0]',

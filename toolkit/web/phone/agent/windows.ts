@@ -51,6 +51,10 @@ export async function windowsOf(
       }
     }
   }
+  if (ends.length === 0) {
+    const same = labelType === "int64" ? " with the same label" : "";
+    throw new Failure("data.too-few-samples", `There are no ${length} lines in a row${same}: that is a sample.`);
+  }
   const y = labelType === "int64" ? BigInt64Array.from(ends, BigInt) : Float32Array.from(ends);
   return { y, samples };
 }
@@ -79,24 +83,27 @@ async function readSeries(
     throw new Failure("data.unreadable-file", `${file.name} is not a CSV file in UTF-8.`);
   }
   const head = text.slice(0, text.search(/[\r\n]|$/));
-  const count = (mark: string): number => head.split(mark).length;
+  const bare = head.replace(/"[^"]*"/g, "");
+  const count = (mark: string): number => bare.split(mark).length;
   const delimiter = DELIMITERS.reduce((best, mark) => (count(mark) > count(best) ? mark : best));
-  const [first, ...rows] = rowsOf(text, delimiter);
-  const names = (first ?? []).map((name) => name.trim());
+  const rows = rowsOf(text, delimiter);
+  if (rows === null) throw new Failure("data.unreadable-file", `${file.name}: a quotation mark is not closed.`);
+  const names = (rows.shift()?.cells ?? []).map((name) => name.trim().normalize());
   const places = [...series.columns, series.label].map((name) => {
-    const place = names.indexOf(name);
-    if (place < 0) {
+    const place = names.indexOf(name.normalize());
+    if (place < 0 || names.lastIndexOf(name.normalize()) !== place) {
       const found = names.join(", ").slice(0, 200);
-      throw new Failure("data.missing-column", `${file.name} has no column “${name}”. Its columns are ${found}.`);
+      const number = place < 0 ? "no column" : "several columns";
+      throw new Failure("data.missing-column", `${file.name} has ${number} “${name}”. Its columns are ${found}.`);
     }
     return place;
   });
   const numbers = new Float64Array(rows.length * series.columns.length);
-  const labels = rows.map((row, line) => {
-    const where = `${file.name}, line ${line + 2}`;
-    const cells = places.map((place) => (row[place] ?? "").trim());
+  const labels = rows.map((row, place) => {
+    const where = `${file.name}, line ${row.line}`;
+    const cells = places.map((place) => (row.cells[place] ?? "").trim());
     series.columns.forEach((column, i) => {
-      numbers[line * series.columns.length + i] = numberOf(where, column, cells[i]!);
+      numbers[place * series.columns.length + i] = numberOf(where, column, cells[i]!);
     });
     return labelOf(where, series, cells.at(-1)!, labelType);
   });
@@ -116,37 +123,47 @@ function numberOf(where: string, column: string, text: string): number {
 
 function labelOf(where: string, { classes, label }: Series, text: string, labelType: Dtype): number {
   if (classes.length === 0 && labelType !== "int64") return Math.fround(numberOf(where, label, text));
-  const found = classes.length > 0 ? classes.indexOf(text) : /^\d{1,15}$/.test(text) ? Number(text) : -1;
+  const names = classes.map((name) => name.normalize());
+  const found = classes.length > 0 ? names.indexOf(text.normalize()) : /^\d{1,15}$/.test(text) ? Number(text) : -1;
   if (found >= 0) return found;
   const wanted = classes.length > 0 ? `one of ${classes.join(", ")}` : "the number of a class, such as 0";
   throw new Failure("data.unknown-class", `${where}: “${text.slice(0, 40)}” is no class. It must be ${wanted}.`);
 }
 
-/** The rows of a CSV text (RFC 4180), without empty lines. */
-function rowsOf(text: string, delimiter: string): string[][] {
-  const rows: string[][] = [];
-  let row: string[] = [];
+interface Row {
+  cells: string[];
+  /** Its last line, from 1. */
+  line: number;
+}
+
+/** The rows of a CSV text (RFC 4180), without empty lines; null if a quotation mark is not closed. */
+function rowsOf(text: string, delimiter: string): Row[] | null {
+  const rows: Row[] = [];
+  let cells: string[] = [];
   let cell = "";
   let quoted = false;
+  let line = 1;
   const endRow = (): void => {
-    row.push(cell);
-    if (row.length > 1 || cell !== "") rows.push(row);
-    row = [];
+    cells.push(cell);
+    if (cells.length > 1 || cell !== "") rows.push({ cells, line });
+    cells = [];
     cell = "";
   };
   for (let at = 0; at < text.length; at++) {
     const mark = text[at]!;
+    const ends = mark === "\n" || (mark === "\r" && text[at + 1] !== "\n");
     if (quoted) {
       if (mark !== '"') cell += mark;
       else if (text[at + 1] === '"') cell += text[++at];
       else quoted = false;
     } else if (mark === '"' && cell === "") quoted = true;
     else if (mark === delimiter) {
-      row.push(cell);
+      cells.push(cell);
       cell = "";
-    } else if (mark === "\n" || mark === "\r") endRow();
-    else cell += mark;
+    } else if (ends) endRow();
+    else if (mark !== "\r") cell += mark;
+    if (ends) line++;
   }
   endRow();
-  return rows;
+  return quoted ? null : rows;
 }

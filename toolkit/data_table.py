@@ -1,0 +1,56 @@
+"""The table [data] of a TOML file: how pictures or CSV files of a device become samples."""
+
+from pathlib import Path
+
+import msgspec
+
+from device_agent.formats.preprocessing import Images, Preprocessing, Series
+from profiles.errors import InputError
+from profiles.text_formatting import did_you_mean
+from toolkit.toml_files import read_toml
+
+KINDS = {"images": Images, "series": Series}
+
+
+def preprocessing_of(given: object) -> Preprocessing:
+    """The content of a table [data]. Raises ValueError with what is wrong."""
+    if not isinstance(given, dict) or given.get("kind") not in KINDS:
+        raise ValueError('it needs a `kind`: "images" or "series"')
+    known = ["kind", *KINDS[given["kind"]].__struct_fields__]
+    for key in given:
+        if key not in known:
+            raise ValueError(
+                f"unknown key `{key}`{did_you_mean(key, known)} The keys for "
+                f"{given['kind']} are {', '.join(known)}"
+            )
+    try:
+        return msgspec.convert(given, Images | Series)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$.")
+        what = what[0].lower() + what[1:]
+        raise ValueError(f"`{place.rstrip('`')}`: {what}" if place else what) from None
+
+
+def read_data_table(path: Path) -> Preprocessing:
+    """Read the table [data] of a file, such as a federation's; other tables do not matter.
+
+    Raises:
+        InputError: The file cannot be read, has no such table, or the table is wrong.
+    """
+    content = read_toml(path)
+    if "data" not in content:
+        raise InputError(
+            f"{path} has no table [data], which says how files become samples.",
+            code="config.missing-key",
+            path=str(path),
+            key="data",
+        )
+    try:
+        return preprocessing_of(content["data"])
+    except ValueError as error:
+        raise InputError(
+            f"{path}: `data` is a table: {error}.",
+            code="config.bad-value",
+            path=str(path),
+            key="data",
+        ) from None
