@@ -3,7 +3,6 @@
 The data may be larger than memory, so values are checked piece by piece.
 """
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -272,11 +271,6 @@ def unknown_class(place: str, name: str, classes: Sequence[str]) -> DataError:
         name=name[:40],
         classes=list(classes),
     )
-
-
-def composed(text: str) -> str:
-    """`text` with each letter as one character (NFC): macOS writes the accents by themselves."""
-    return unicodedata.normalize("NFC", text)
 
 
 def not_readable(path: Path, error: OSError) -> DataError:

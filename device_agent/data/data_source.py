@@ -11,3 +11,12 @@ if TYPE_CHECKING:
 # A text, so that parsing the command line does not import numpy.
 Data: TypeAlias = "str | Path | tuple[np.ndarray, np.ndarray] | Mapping[str, np.ndarray]"
 """Local data: a file or folder, a function `module:callable`, or the arrays x and y themselves."""
+
+CSV = ".csv"
+
+
+def needs_preparation(source: "Path") -> bool:
+    """Whether `source` is a CSV file, or a folder of CSV files or of folders with pictures."""
+    if not source.is_dir():
+        return source.suffix.lower() == CSV
+    return not any((source / f"{name}.npy").exists() for name in ("x", "y"))

@@ -19,8 +19,7 @@ from device_agent.data.array_files import (
 )
 from device_agent.data.data_checks import MIN_SAMPLES, check_arrays, check_types
 from device_agent.data.data_functions import call_function, is_reference, load_function
-from device_agent.data.data_source import Data
-from device_agent.data.preparation import check_files, needs_preparation, prepare
+from device_agent.data.data_source import Data, needs_preparation
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import Dtype
 from device_agent.formats.preprocessing import Preprocessing
@@ -128,6 +127,9 @@ def load_data(
     elif isinstance(source, str) and is_reference(source):
         x_found, y_found = call_function(source)
     elif needs_preparation(Path(source)):
+        # Only here: agents with arrays do without the memory of these modules.
+        from device_agent.data.preparation import prepare
+
         x_found, y_found = prepare(Path(source), preprocessing, sample_shape, labels, unpack_to)
     else:
         x_found, y_found = read_arrays(Path(source), unpack_to)
@@ -208,6 +210,8 @@ def check_source(source: str) -> None:
         load_function(source)
         return
     if needs_preparation(Path(source)):
+        from device_agent.data.preparation import check_files
+
         check_files(Path(source))
         return
     (x_shape, x_type), (y_shape, y_type) = read_headers(Path(source))

@@ -1,5 +1,6 @@
-"""Normalisation by channel."""
+"""Numbers normalised by channel, and names by letter."""
 
+import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,3 +16,8 @@ def normalised(values: np.ndarray, mean: Sequence[float], std: Sequence[float]) 
     # No numbers stand for a mean of 0 and a standard deviation of 1.
     shifted: np.ndarray = (values - np.asarray(mean or 0.0)) / np.asarray(std or 1.0)
     return shifted.astype(np.float32)
+
+
+def composed(text: str) -> str:
+    """`text` with each letter as one character (NFC): macOS writes the accents by themselves."""
+    return unicodedata.normalize("NFC", text)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from device_agent.data.data_checks import composed, not_readable, unknown_class
-from device_agent.data.normalisation import normalised
+from device_agent.data.data_checks import not_readable, unknown_class
+from device_agent.data.normalisation import composed, normalised
 from device_agent.formats.preprocessing import Images
 from profiles.errors import DataError, InputError
 from profiles.text_formatting import said_by

@@ -4,22 +4,14 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.data.array_files import IN_MEMORY_BYTES, LABELS, SAMPLES, FileArray
+from device_agent.data.array_files import IN_MEMORY_BYTES, FileArray
+from device_agent.data.data_source import CSV
 from device_agent.data.pictures import check_pillow, pictures_of, visible
 from device_agent.data.windows import windows_of
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.preprocessing import Images, Preprocessing
 from device_agent.system.disk_space import NpyWriter, open_npy
 from profiles.errors import DataError
-
-CSV = ".csv"
-
-
-def needs_preparation(source: Path) -> bool:
-    """Whether `source` is a CSV file, or a folder of CSV files or of folders with pictures."""
-    if not source.is_dir():
-        return source.suffix.lower() == CSV
-    return not any((source / f"{name}.npy").exists() for name in (SAMPLES, LABELS))
 
 
 def check_files(source: Path) -> None:

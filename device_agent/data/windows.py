@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from device_agent.data.array_files import PIECE_BYTES
-from device_agent.data.data_checks import composed, not_readable, unknown_class
-from device_agent.data.normalisation import normalised
+from device_agent.data.data_checks import not_readable, unknown_class
+from device_agent.data.normalisation import composed, normalised
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.preprocessing import Series
 from profiles.errors import DataError

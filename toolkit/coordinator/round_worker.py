@@ -12,7 +12,8 @@ import numpy as np
 
 from device_agent.data.array_files import as_array, read_arrays
 from device_agent.data.data_checks import check_arrays
-from device_agent.data.preparation import needs_preparation, prepare
+from device_agent.data.data_source import needs_preparation
+from device_agent.data.preparation import prepare
 from device_agent.formats.atomic_files import shown
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import MANIFEST, Dtype

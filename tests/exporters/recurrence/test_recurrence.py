@@ -412,7 +412,8 @@ def test_fading_gradients_are_not_subnormal(kind: str, seed: int) -> None:
     with RecurrenceLoops():
         actual = signature.function(feeds)["x+"]
     assert actual[:, -1].abs().max() > 0
-    assert actual[:, 0].abs().max() == 0
+    # 0, or a few of the steps that small numbers are rounded to.
+    assert actual[:, 0].abs().max() < 1e-25
     assert not ((actual != 0) & (actual.abs() < torch.finfo(torch.float32).tiny)).any()
 
 
