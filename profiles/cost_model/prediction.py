@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from profiles.cost_model.memory_rule import (
+    IN_BROWSER,
     UNCALIBRATED,
+    WEB_RUNTIME,
     SignatureMemory,
     kept_bytes,
     training_growth,
@@ -48,9 +50,16 @@ def predict(work: Workload, calibration: Calibration | None) -> Prediction:
     Raises:
         InputError: The calibration has not timed every kind of operation.
     """
-    overhead = calibration.memory if calibration is not None else None
-    step = None if calibration is None else TimeModel(calibration).batch(work.training)
-    return Prediction(memory=predict_memory(work, overhead or UNCALIBRATED), step=step)
+    if calibration is None:
+        return Prediction(memory=predict_memory(work, UNCALIBRATED), step=None)
+    assumed = IN_BROWSER if in_browser(calibration) else UNCALIBRATED
+    step = TimeModel(calibration).batch(work.training)
+    return Prediction(memory=predict_memory(work, calibration.memory or assumed), step=step)
+
+
+def in_browser(calibration: Calibration) -> bool:
+    """Whether a page has measured `calibration`. Pages cannot measure their memory."""
+    return calibration.runtime.startswith(WEB_RUNTIME)
 
 
 def predict_memory(work: Workload, overhead: MemoryOverhead) -> Figure:
@@ -66,7 +75,8 @@ def predict_memory(work: Workload, overhead: MemoryOverhead) -> Figure:
                 inputs=one.inputs,
                 outputs=one.outputs,
                 state=one.state,
-                kept=kept_bytes(one.arena, one.nodes, overhead.node_bytes),
+                kept=kept_bytes(one.arena, one.nodes, overhead.node_bytes)
+                + (overhead.array_copies - 1) * (one.inputs + one.outputs),
             )
             for one in signatures
         ]
@@ -108,7 +118,11 @@ class TimeModel:
         total = 0.0
         for one in signatures:
             # Every run costs a fixed time, and some more for each array that enters or leaves.
-            around = self.calibration.run_s + self.calibration.port_s * one.ports
+            around = (
+                self.calibration.run_s
+                + self.calibration.port_s * one.ports
+                + self.calibration.byte_s * (one.inputs + one.outputs)
+            )
             total += one.times * around
             for operation in one.operations:
                 seconds = one.times * self.seconds(operation)

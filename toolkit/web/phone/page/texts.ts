@@ -82,6 +82,8 @@ export const TEXTS = {
     paused: "Paused",
     finished: "All rounds are over. Thank you! You can close this page.",
   } satisfies Record<Stage, string>,
+  measuring: (percent: number) =>
+    `Measuring how fast this device is, about half a minute: ${percent}% done`,
   chooseData: "Joined. Choose your data next.",
   pausing: "Pausing after this step",
   paused: {
