@@ -4,12 +4,15 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
 import onnx
 from onnx_ir import Graph, Node
 
+from device_agent.formats.blocked_graphs import BLOCKS
 from exporters.memory.liveness import bodies, execution_order, is_view, model_liveness
 from exporters.memory.onnx_arena import arena_bytes
 from exporters.memory.static_shapes import at_batch, shape_of
+from exporters.onnx.blocked_layout import blocked, blocked_footprint
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature
 from exporters.programs.tracing import DTYPES
@@ -36,7 +39,16 @@ def signature_work(
         for port in signature.inputs
         if port.kind == "state"
     )
-    return graph_work(graph or to_onnx(signature), batch, signature.name, state, times)
+    data = graph or to_onnx(signature)
+    work = graph_work(data, batch, signature.name, state, times)
+    form = blocked(data, BLOCKS[0]) if signature.trains else None
+    if form is None:
+        return work
+    # Devices with blocked convolutions need more memory. All devices are planned for as if they
+    # had them.
+    arena = blocked_footprint(data, BLOCKS[0], batch).arena
+    nodes = len(onnx.load_from_string(form).graph.node)
+    return msgspec.structs.replace(work, arena=max(work.arena, arena), nodes=nodes)
 
 
 def graph_work(
