@@ -21,7 +21,7 @@ export const PAGE = {
   sharesHeading: "What leaves this device",
   leavesNumbers: "the trained numbers of its part of the model",
   leavesCounts: "the number of your samples, the loss and the time of the training",
-  leavesMachine: "the name that you give this device, and a description of its browser",
+  leavesMachine: "the name that you give this device, and a description of its browser and speed",
   staysHeading: "What never leaves it",
   staysData: "your data",
   staysPersonal: "your personal model, if this federation has personal models",
