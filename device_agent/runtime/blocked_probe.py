@@ -2,8 +2,8 @@
 
 No version or processor name says so for certain, and a graph of another block gives wrong numbers
 without an error. A probe is a graph with two outputs that are equal if its block is the runtime's:
-a convolution, and the same convolution in blocked form. The probes ship beside this module;
-`exporters/blocked_probes.py` writes them.
+a row of convolutions, and the same convolutions in blocked form. The probes ship beside this
+module; `exporters/blocked_probes.py` writes them.
 """
 
 from functools import cache
@@ -15,7 +15,15 @@ from device_agent.formats.blocked_graphs import BLOCKS, blocked_name
 from device_agent.runtime.onnx_runtime import open_model
 
 FOLDER = Path(__file__).with_name("blocked_probes")
-SHAPES = {"x": (2, 32, 5, 6), "weight": (16, 32, 3, 3)}
+SHAPES = {
+    "x": (2, 3, 9, 8),
+    "few": (16, 3, 3, 3),
+    "dense": (16, 16, 3, 3),
+    "bias": (16,),
+    "depthwise": (16, 1, 3, 3),
+    "point": (32, 16, 1, 1),
+}
+"""The inputs of a probe: an image, and a weight for each kind of convolution."""
 CLOSE = 1e-4
 
 
@@ -26,7 +34,7 @@ def block_size() -> int | None:
 
 
 def runs(probe: Path) -> bool:
-    """Whether the two convolutions of `probe` agree here."""
+    """Whether the two forms in `probe` agree here."""
     draw = np.random.default_rng(0)
     given = {name: draw.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
     try:
