@@ -73,10 +73,11 @@ ON_IMAGES = {
 
 def all_graphs() -> dict[str, bytes]:
     """The graphs by name: of one operation, of the overheads, and those that only take inputs."""
+    wanted = {name for name, _ in all_cases()} - {*SEVERAL}
     found = {
         name: content if name in OVERHEADS else ending_in_shape(content)
         for name, content in graphs()
-        if name not in SEVERAL
+        if name in wanted or name in OVERHEADS
     }
     for one in ELEMENTWISE:
         found[one.name] = of_nodes([one], dict.fromkeys(("x", "w", CONDITION), 1))

@@ -268,7 +268,7 @@ class BlockedLayout:
             return False
         attributes = numbers(node)
         groups, inputs = attributes["group"][0], image[1]
-        if inputs is None:  # the batch takes the place of channels: the gradient of a weight
+        if inputs is None or image[0] == 1:  # the gradient of a weight: the batch are its channels
             return False
         if node.op_type == "ConvTranspose":
             plain = set(attributes["strides"]) == {1} and not any(attributes["output_padding"])

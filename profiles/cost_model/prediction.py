@@ -21,7 +21,15 @@ from profiles.cost_model.memory_rule import (
 )
 from profiles.cost_model.operation_rates import Rates
 from profiles.cost_model.submodel_choice import Figure
-from profiles.cost_model.workload import FREE, KINDS, LOOP, Operation, SignatureWork, Workload
+from profiles.cost_model.workload import (
+    BLOCKED,
+    FREE,
+    KINDS,
+    LOOP,
+    Operation,
+    SignatureWork,
+    Workload,
+)
 from profiles.documents.calibration_record import Calibration, MemoryOverhead, Timing
 from profiles.errors import InputError
 
@@ -124,7 +132,7 @@ class TimeModel:
                 + self.calibration.byte_s * (one.inputs + one.outputs)
             )
             total += one.times * around
-            for operation in one.operations:
+            for operation in self.operations(one):
                 seconds = one.times * self.seconds(operation)
                 kinds[operation.kind] += seconds
                 total += seconds
@@ -132,6 +140,11 @@ class TimeModel:
             *(seconds * self.doubt(kind) for kind, seconds in kinds.items()), TIME_ERROR * total
         )
         return Figure(total, total + doubt)
+
+    def operations(self, work: SignatureWork) -> tuple[Operation, ...]:
+        """The operations of the form of `work` that the device runs."""
+        has_blocks = self.rates.keys() >= set(BLOCKED)
+        return work.blocked if work.blocked and has_blocks else work.operations
 
     def seconds(self, operation: Operation) -> float:
         """Time of all runs of one operation in seconds."""

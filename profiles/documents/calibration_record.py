@@ -16,6 +16,7 @@ LENGTHS = {
     "accumulated": 4,
     "convolution": 5,
     "transposed": 5,
+    "blocked": 5,
     "broadcast": 2,
     "reduction": 2,
 }

@@ -45,6 +45,26 @@ def test_time_of_two_operators() -> None:
     assert found.upper == pytest.approx((1 + TIME_ERROR) * by_hand, rel=1e-3)
 
 
+def test_a_device_with_blocked_convolutions_runs_the_blocked_form() -> None:
+    plain = (Operation("convolution", (32, 16, 64, 16, 9)),)
+    blocked = (Operation("blocked", (32, 16, 64, 16, 9)), Operation("scaled", (1000,), 2))
+    step = signature(*plain, blocked=blocked)
+    own = [one for one in CALIBRATION.timings if one.kind == "convolution"]
+    extra = [Timing("blocked", one.sizes, one.seconds / 2) for one in own]
+    extra += [Timing("scaled", (n,), n * 3e-9) for n in (1, 1000, 1_000_000)]
+    with_blocks = msgspec.structs.replace(CALIBRATION, timings=(*CALIBRATION.timings, *extra))
+    around = RUN_S + 5 * PORT_S
+    macs = 32 * 16 * 64 * 16 * 9
+    assert TimeModel(CALIBRATION).batch([step]).value == pytest.approx(
+        around + macs * 1e-9, rel=1e-3
+    )
+    found = TimeModel(with_blocks).batch([step]).value
+    assert found == pytest.approx(around + macs * 0.5e-9 + 2 * 1000 * 3e-9, rel=1e-3)
+    # A submodel without a blocked form runs as it is.
+    same = TimeModel(with_blocks).batch([signature(*plain)]).value
+    assert same == pytest.approx(around + macs * 1e-9, rel=1e-3)
+
+
 def test_repetitions_views_and_loops() -> None:
     inside = (Operation("loop", (256,)), Operation("arithmetic", (1000,), 256))
     step = signature(*inside, Operation("view", (1,), 3), times=5)
