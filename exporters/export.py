@@ -195,7 +195,7 @@ def export(
     store = default_cache() if cache else None
     units = compile_units(program, report, format, store)
     compiled = {name: graph for unit in units for name, graph in unit.graphs.items()}
-    graphs = with_blocked(program, with_constants(program, compiled, values))
+    graphs = with_blocked(with_constants(program, compiled, values))
     files = bundle_files(program, graphs, values, base)
     earlier = [None if check else earlier_verdict(unit, store) for unit in units]
     verdicts = [verdict for verdict in earlier if verdict is not None]
@@ -230,16 +230,10 @@ def export(
     )
 
 
-def with_blocked(program: Program, graphs: Graphs) -> dict[str, Graph]:
-    """The same graphs, those that train with their blocked forms.
-
-    In the others the weights are constants, or the time does not matter much.
-    """
-    training = {signature.name for signature in program.signatures if signature.trains}
+def with_blocked(graphs: Graphs) -> dict[str, Graph]:
+    """The same graphs with their blocked forms."""
     return {
-        name: replace(graph, blocked=blocked_forms(graph))
-        if name in training and graph.runtime == "onnx"
-        else graph
+        name: replace(graph, blocked=blocked_forms(graph)) if graph.runtime == "onnx" else graph
         for name, graph in graphs.items()
     }
 

@@ -92,6 +92,7 @@ class BlockedLayout:
 
     def __init__(self, graph: ir.Graph, block: int) -> None:
         self.graph, self.block = graph, block
+        self.held = set(graph.initializers.values())
         self.nodes: list[Node] = []
         self.constants: dict[object, Node] = {}
         self.images: dict[Value, Value] = {}
@@ -263,6 +264,8 @@ class BlockedLayout:
         """Whether `node` is a convolution with a blocked form."""
         if node.op_type not in ("Conv", "ConvTranspose") or node.domain:
             return False
+        if node.inputs[1] in self.held:
+            return False  # the runtime itself brings constants into the layout
         image, weight, result = dims_of(node.inputs[0]), dims_of(node.inputs[1]), node.outputs[0]
         if len(weight) != 4 or None in weight or not self.fits(result) or len(image) != 4:
             return False
