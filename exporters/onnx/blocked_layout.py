@@ -371,7 +371,10 @@ class BlockedLayout:
             b, kernel = self.block, [int(size or 0) for size in dims_of(weight)[2:]]
             first, second = (int(size or 0) for size in dims_of(weight)[:2])
             plain = self.plain(weight)
-            if second % b:
+            if swap and first % b:
+                parts = self.reshaped(plain, first, second // b, b, *kernel)
+                found = self.permuted(parts, 1, 0, 3, 4, 2)
+            elif second % b and not swap:
                 parts = self.reshaped(plain, first // b, b, second, *kernel)
                 found = self.permuted(parts, 0, 2, 3, 4, 1)
             else:
