@@ -16,9 +16,11 @@ from exporters.runtime_graph import Graphs
 from profiles.errors import InputError
 from toolkit.aggregation.aggregate import Received, Strategy, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.model_evaluation import evaluate, take_statistics
 from toolkit.splitting import split
 from toolkit.submodels import global_model
+from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.model_loading import load_global
 from toolkit.submodels.one_step_submodel import scale_learning_rates
@@ -109,7 +111,16 @@ class Federation:
 
         Raises UpdateError for an update that does not fit; the model then stays unchanged.
         """
-        new = aggregate(self.model, updates, self.policy, self.strategy)
+        self._follow(aggregate(self.model, updates, self.policy, self.strategy))
+
+    def take(self, aggregation: Aggregation) -> None:
+        """Take the result of `aggregation`, of this model and policy, as the next global model.
+
+        Raises UpdateError if there is no update in it; the model then stays unchanged.
+        """
+        self._follow(aggregation.result())
+
+    def _follow(self, new: GlobalModel) -> None:
         # This round's factorizations start from the last round's subspaces: few iterations suffice.
         self.model = replace(new, factorizer=self.model.factorizer)
 

@@ -124,7 +124,8 @@ class FederationConfig(Table):
 
     `deadline_s` is in seconds. `keep` says the models of which rounds stay in the state folder.
     `port` 0 means any free one. A join token enrols new devices for `token_days` days after it was
-    made. `phones`: serve the page by which phones join.
+    made. `phones`: serve the page by which phones join. `site`: be a site of a larger fleet, whose
+    rounds begin with a model from above and end with a partial aggregate.
 
     `data`: how pictures or CSV files of a device become samples.
 
@@ -150,6 +151,7 @@ class FederationConfig(Table):
     keep: Annotated[int | Literal["all", "best"], _whole_or("all", "best")] = 10
     token_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
     phones: bool = True
+    site: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
     data: Annotated[Images | Series | None, PlainValidator(preprocessing_of)] = None

@@ -42,7 +42,7 @@ CLASSES = LabelRule(None, None)
 class RoundWorker:
     """Does the heavy work of `coordinator` on its own thread, so that HTTP stays quick.
 
-    A full disk is waited for. Any other error ends the thread: it is kept as `failure`, and
+    The bundles of a round are made once `ready` says so. A full disk is waited for. Any other error ends the thread: it is kept as `failure`, and
     `on_failure` is called once.
     """
 
@@ -52,10 +52,11 @@ class RoundWorker:
         model: Model,
         held_out: tuple[np.ndarray, np.ndarray],
         on_failure: Callable[[], None],
+        ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self.failure: Exception | None = None
         self._coordinator, self._model, self._held_out = coordinator, model, held_out
-        self._on_failure = on_failure
+        self._on_failure, self._ready = on_failure, ready
         self._quality: tuple[float | None, float] = (None, 0.0)
         self._unmade: dict[str, str] = {}
         self._stopping = threading.Event()
@@ -86,7 +87,8 @@ class RoundWorker:
         """Take the step that the rounds are ready for, if any."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
         coordinator.forget_absent()
-        if rounds.phase in ("enrolling", "aggregating") and not self._prepared():
+        waiting = rounds.phase in ("enrolling", "aggregating") and not self._prepared()
+        if waiting and self._ready():
             self._when_room(self._prepare)
         if rounds.phase == "aggregating" and rounds.devices and self._prepared():
             self._when_room(self._open)

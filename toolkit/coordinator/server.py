@@ -69,9 +69,9 @@ def serve(config_path: Path, read_all: bool = False) -> None:
         EdgeTailorError: If the rounds cannot continue, for example because the model diverged.
         KeyboardInterrupt: When interrupted.
     """
-    from toolkit.coordinator.devices.submodel_assignment import (
-        make_planner,
-    )  # imports torch and the exporters, which takes seconds
+    # These import torch and the exporters, which takes seconds.
+    from toolkit.coordinator.devices.submodel_assignment import make_planner
+    from toolkit.coordinator.site import SITE, SiteModel
 
     config = load_config(config_path)
     # uvicorn raises the signal again once it has stopped. An exit here ends the process orderly.
@@ -82,12 +82,14 @@ def serve(config_path: Path, read_all: bool = False) -> None:
     with bind(config.host, config.port, config_path) as listening:
         with answer_preparing(listening, certificate):
             model = federation(config)
+            site = SiteModel(model, config.state / SITE) if config.site else None
             server = Server(
-                *(config, model, config_path),
+                *(config, site or model, config_path),
                 page=page,
                 listening=listening,
                 read_all=read_all,
                 certificate=certificate,
+                ready=site.ready if site else lambda: True,
             )
         planned = [kind.name for kind in config.devices if kind.planned]
         if planned:
@@ -114,6 +116,7 @@ class Server:
         listening: The server's socket. By default it makes one from `config`.
         read_all: Compare every kept model with its hash.
         certificate: For https. By default it is read from the files that `config` names.
+        ready: Whether the next round may begin.
 
     Attributes:
         make_planner: Makes `planner` while the server runs, if it is not given.
@@ -132,6 +135,7 @@ class Server:
         listening: socket.socket | None = None,
         read_all: bool = False,
         certificate: Certificate | None = None,
+        ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self.config = config
         self.make_planner: MakePlanner | None = None
@@ -153,7 +157,7 @@ class Server:
             raise
         self.url = url_of(self._socket, config.host, "https" if self._certificate else "http")
         write_file(config.state / ADDRESS, f"{self.url}\n".encode())
-        self.round_worker = RoundWorker(self.coordinator, model, held_out, self.stop)
+        self.round_worker = RoundWorker(self.coordinator, model, held_out, self.stop, ready)
         self._stopping = threading.Event()
         self._planner_failure: Exception | None = None
         settings = uvicorn.Config(

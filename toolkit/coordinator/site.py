@@ -1,0 +1,151 @@
+"""A coordinator as one site of a larger fleet: models come from above, partial aggregates go back.
+
+Both pass through the folder `site` of the state folder, so that whatever carries them needs no
+connection to the coordinator:
+
+- `next/`: `global.safetensors` and `task.json`, put there for the next round.
+- `open/`: the same, of the round that is open.
+- `partial/`: the partial aggregate of the last round, with its `task.json`.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.formats.atomic_files import write_folder
+from device_agent.formats.manifest import AtLeastOne, Struct, encode
+from profiles.errors import InputError
+from profiles.json_decoding import MalformedError, decode_json
+from toolkit.aggregation.aggregate import Received
+from toolkit.aggregation.federation import Federation
+from toolkit.aggregation.partial import encode_partial
+from toolkit.aggregation.running_aggregation import Aggregation
+
+SITE = "site"
+"""The folder of these files in the state folder."""
+TASK = "task.json"
+GLOBAL = "global.safetensors"
+NEXT, OPEN, PARTIAL = "next", "open", "partial"
+
+
+class SiteTask(Struct, frozen=True, kw_only=True):
+    """The content of `task.json`: which round a model is for.
+
+    `name` is different for every round of every run; `round` counts the rounds of a run from 1.
+    """
+
+    name: str
+    round: AtLeastOne
+
+
+def give_task(site: Path, task: SiteTask, model: bytes) -> None:
+    """Put a global model for the next round into the folder `site`. It replaces an earlier one."""
+    write_folder(site / NEXT, {TASK: encode(task), GLOBAL: model}, force=True)
+
+
+def partial_for(site: Path, task: SiteTask) -> dict[str, bytes] | None:
+    """The files of the partial aggregate of `task`; None as long as there is none."""
+    if read_task(site / PARTIAL) != task:
+        return None
+    files = {file.name: file.read_bytes() for file in (site / PARTIAL).iterdir()}
+    del files[TASK]
+    return files
+
+
+def read_task(folder: Path) -> SiteTask | None:
+    """The task in `folder`; None if there is none.
+
+    Raises InputError if it cannot be read.
+    """
+    try:
+        return decode_json((folder / TASK).read_bytes(), SiteTask)
+    except FileNotFoundError:
+        return None
+    except MalformedError as error:
+        raise InputError(
+            f"{folder / TASK} is not a site's task: {error}. Remove {folder}.",
+            code="site.malformed-task",
+            path=str(folder / TASK),
+        ) from None
+
+
+class SiteModel:
+    """The global model of a site, for its coordinator's rounds.
+
+    `load` and `bundle` take the model of the open round from the folder. `fold` aggregates as a
+    federation does, so that the site can judge its updates, and `save`, which the coordinator calls
+    when a round is complete, hands out the round's partial aggregate.
+    """
+
+    def __init__(self, federation: Federation, folder: Path) -> None:
+        self._federation, self._folder = federation, folder
+        self._round = 0
+        self._files: dict[str, bytes] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def ready(self) -> bool:
+        """Whether there is a model whose round has not ended here."""
+        return self._has_next() or (
+            self._open() is not None and self._open() != read_task(self._folder / PARTIAL)
+        )
+
+    def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
+        """The files of the bundle for `submodel`, of the model that came last before `round_`.
+
+        Rates follow the rounds of the whole fleet; `round_` counts the site's own.
+        """
+        if round_ != self._round:
+            self._begin()
+            self._round = round_
+        task = self._open()
+        return self._federation.bundle(submodel, round_ if task is None else task.round)
+
+    def _begin(self) -> None:
+        """Take the next model, if one has come."""
+        if self._has_next():
+            shutil.rmtree(self._folder / OPEN, ignore_errors=True)
+            os.replace(self._folder / NEXT, self._folder / OPEN)
+        self._load_open()
+
+    def _open(self) -> SiteTask | None:
+        return read_task(self._folder / OPEN)
+
+    def _has_next(self) -> bool:
+        task = read_task(self._folder / NEXT)
+        return task is not None and task != self._open()
+
+    def _load_open(self) -> bool:
+        path = self._folder / OPEN / GLOBAL
+        if path.exists():
+            self._federation.load(path.read_bytes())
+        return path.exists()
+
+    def fold(self, updates: Iterable[Received]) -> None:
+        """Aggregate `updates`. Raises UpdateError for one that does not fit."""
+        aggregation = Aggregation(self._federation.model, self._federation.policy)
+        for update in updates:
+            aggregation.add(*update)
+        self._files = encode_partial(aggregation)
+        self._federation.take(aggregation)
+
+    def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float | None, float]:
+        """Accuracy and loss of the model with the site's own updates."""
+        return self._federation.evaluate(x, y)
+
+    def save(self) -> bytes:
+        """The model with the site's own updates. Hands out the partial aggregate of the round."""
+        task = self._open()
+        if self._files and task is not None:
+            files = {**self._files, TASK: encode(task)}
+            write_folder(self._folder / PARTIAL, files, force=True)
+        self._files = {}
+        return self._federation.save()
+
+    def load(self, data: bytes) -> None:
+        """Restore the model of the open round; that of `data` if there was none yet."""
+        self._files = {}
+        if not self._load_open():
+            self._federation.load(data)
