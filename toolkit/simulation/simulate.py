@@ -4,10 +4,12 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from device_agent.data.local_data import LocalData, load_data
 from device_agent.formats.update import DIVERGED
@@ -29,17 +31,20 @@ from toolkit.simulation.torch_executor import MemoryBundle, TorchExecutor, sent_
 logger = logging.getLogger(__name__)
 
 
-def simulate(file: str | Path, out: str | Path, *, force: bool = False) -> list[RoundResult]:
+def simulate(
+    file: str | Path, out: str | Path, *, threads: int = 1, force: bool = False
+) -> list[RoundResult]:
     """Simulate the federation of a file on this machine, without devices.
 
     Each client trains exactly what an agent would train. If the simulation is killed, the same call
     continues after the last finished round. The result is the same, bit for bit, as without the
-    interruption.
+    interruption, if the number of threads is the same.
 
     Args:
         file: The federation's TOML file, with a table `[simulation]`.
         out: Folder for the results: `history.jsonl`, `curves.png`, `config.json` and
             `global.safetensors`.
+        threads: Threads of PyTorch. Small models are fastest with one.
         force: Replace an earlier simulation in `out`.
 
     Returns:
@@ -74,13 +79,22 @@ def simulate(file: str | Path, out: str | Path, *, force: bool = False) -> list[
     folder.read(settings, force)
     simulation = prepare(config, folder)
     folder.begin(settings, force)
-    if folder.history:
-        logger.info("Continuing after round %d", len(folder.history))
-    for round_ in range(len(folder.history) + 1, config.rounds + 1):
-        simulation.run_round(round_)
+    with limited_threads(threads):
+        simulation.run()
     (folder.root / MODEL).write_bytes(simulation.federation.save())
     draw_curves(folder.history, folder.root / CURVES)
     return folder.history
+
+
+@contextmanager
+def limited_threads(threads: int) -> Iterator[None]:
+    """Let PyTorch compute with `threads` threads while the block runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass
@@ -105,6 +119,14 @@ class Simulation:
     specs: Sequence[str]
     parts: Parts
     executors: dict[str, TorchExecutor] = field(default_factory=dict, init=False)
+
+    def run(self) -> None:
+        """Run the rounds that are not finished yet."""
+        done = len(self.folder.history)
+        if done:
+            logger.info("Continuing after round %d", done)
+        for round_ in range(done + 1, self.config.rounds + 1):
+            self.run_round(round_)
 
     def run_round(self, round_: int) -> None:
         """Train the round's clients one after another, fold their updates and keep the result."""
