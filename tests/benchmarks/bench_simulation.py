@@ -4,20 +4,22 @@
 an evaluation on the held-out digits. Both loops run in this process and take turns. The plain loop
 is what one writes for a single family: it copies a module for each client and averages state dicts.
 
-    python tests/benchmarks/bench_simulation.py [--fleet | --clients NUMBER]
+    python tests/benchmarks/bench_simulation.py [--resnet20 | --fleet | --clients NUMBER]
 
-`--fleet` runs 200 rounds of 100 clients of a mixed fleet, 10 of them in a round, instead.
-`--clients` says the peak memory of a process that simulates 20 of so many clients for 10 rounds.
+`--resnet20` compares on that network, with 64 random images of 32 x 32 a client. `--fleet` runs 200
+rounds of 100 clients of a mixed fleet, 10 of them in a round, instead. `--clients` says the peak
+memory of a process that simulates 20 of so many clients, or `--selected`, for 10 rounds.
 """
 
+import argparse
 import copy
+import re
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +31,18 @@ import oracles
 from device_agent.training.batching import batches
 from oracles import BiLevel, Device, Plan, Tensorized
 from toolkit.models.digits_cnn import DigitsCNN, Unit
+from toolkit.models.resnet20 import ResNet20
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulate import Simulation, prepare, simulate
 from toolkit.simulation.simulation_config import load_simulation
 
 ROUNDS, CLIENTS = 9, 20
 RATE, MOMENTUM, DECAY, BATCH = 0.05, 0.9, 0.0005, 32
-RANKS = {1: 8, 2: 8, 3: 16}
-"""Of the units of `low-rank:0.25`."""
+RANKS = {"units.1.conv": 8, "units.2.conv": 8, "units.3.conv": 16}
+"""Ranks of `low-rank:0.25` in `digits_cnn`."""
+RESNET_RANKS = {
+    f"blocks.{block}.conv{place}": (4, 8, 16)[block // 3] for block in range(9) for place in (1, 2)
+}
 CP = BiLevel(penalty=12, personal_steps=5, factor_steps=17, factor_rate=3e-4)
 PFEDME = BiLevel(penalty=15, personal_steps=5, factor_steps=1, factor_rate=0.05, adam=False)
 SPECS = {
@@ -46,6 +52,11 @@ SPECS = {
     "width": "width:0.5",
     "cp": "cp:2.0",
     "pfedme": "pfedme,penalty=15,personal-steps=5,local-rate=0.05",
+}
+RESNET_SPECS = {
+    "full": "full",
+    "low-rank": f"low-rank:0.25,decay={DECAY}",
+    "slice": "slice:blocks.6",
 }
 FLEET = (
     *(
@@ -57,7 +68,8 @@ FLEET = (
     ),
 )
 State = dict[str, Tensor]
-Train = Callable[[DigitsCNN, np.ndarray, np.ndarray, int], State]
+Network = DigitsCNN | ResNet20
+Train = Callable[[Network, np.ndarray, np.ndarray, int], State]
 
 
 @dataclass
@@ -67,7 +79,7 @@ class PlainLoop:
     train: Train
     parts: list[tuple[np.ndarray, np.ndarray]]
     held_out: tuple[np.ndarray, np.ndarray]
-    model: DigitsCNN = field(default_factory=DigitsCNN)
+    model: Network
 
     def run_round(self, round_: int) -> None:
         total = sum(len(y) for _, y in self.parts)
@@ -104,24 +116,47 @@ def descend(
     return model.state_dict()
 
 
-def train_full(model: DigitsCNN, x: np.ndarray, y: np.ndarray, seed: int) -> State:
+def train_full(model: Network, x: np.ndarray, y: np.ndarray, seed: int) -> State:
     return descend(copy.deepcopy(model), torch.from_numpy(x), y, seed, lambda: 0.0)
 
 
-def train_slice(model: DigitsCNN, x: np.ndarray, y: np.ndarray, seed: int) -> State:
+class Tail(nn.Module):
+    """The layers of `model` after the first `cut` of its stages."""
+
+    def __init__(self, model: Network, cut: int) -> None:
+        super().__init__()
+        self.stages = stages_of(model)[cut:]
+        self.classifier = model.classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(torch.mean(self.stages(x), (2, 3)))
+
+
+def stages_of(model: Network) -> nn.Sequential:
+    return model.units if isinstance(model, DigitsCNN) else model.blocks
+
+
+def train_slice(model: Network, x: np.ndarray, y: np.ndarray, seed: int) -> State:
+    first = "units.2" if isinstance(model, DigitsCNN) else "blocks.6"
+    stages, _, cut = first.partition(".")
     with torch.no_grad():
-        recorded = model.units[:2].eval()(torch.from_numpy(x))
-    suffix = copy.deepcopy(model)
-    suffix.units = suffix.units[2:]
-    trained = descend(suffix, recorded, y, seed, lambda: 0.0)
-    names = {"units.0": "units.2", "units.1": "units.3"}
-    return {
-        **model.state_dict(),
-        **{names.get(n[:7], n[:7]) + n[7:]: v for n, v in trained.items()},
-    }
+        recorded = torch.from_numpy(x)
+        model.eval()
+        if isinstance(model, ResNet20):
+            recorded = functional.relu(model.bn1(model.conv1(recorded)))
+        recorded = stages_of(model)[: int(cut)](recorded)
+    trained = descend(copy.deepcopy(Tail(model, int(cut))), recorded, y, seed, lambda: 0.0)
+
+    def whole(name: str) -> str:
+        if not name.startswith("stages."):
+            return name
+        _, place, rest = name.split(".", 2)
+        return f"{stages}.{int(place) + int(cut)}.{rest}"
+
+    return {**model.state_dict(), **{whole(name): value for name, value in trained.items()}}
 
 
-def train_width(model: DigitsCNN, x: np.ndarray, y: np.ndarray, seed: int) -> State:
+def train_width(model: Network, x: np.ndarray, y: np.ndarray, seed: int) -> State:
     small = DigitsCNN()
     small.units = nn.Sequential(Unit(1, 8), Unit(8, 16), Unit(16, 16, 2), Unit(16, 32))
     small.classifier = nn.Linear(32, 10)
@@ -164,16 +199,18 @@ class FactorConv(nn.Module):
         return self.product().reshape(m, 3, n, 3).permute(2, 0, 1, 3)
 
 
-def train_low_rank() -> Train:
+def train_low_rank(ranks: Mapping[str, int]) -> Train:
     factorized: dict[int, nn.Module] = {}
 
-    def train(model: DigitsCNN, x: np.ndarray, y: np.ndarray, seed: int) -> State:
+    def train(model: Network, x: np.ndarray, y: np.ndarray, seed: int) -> State:
         if seed < 1000:  # the first client of a round: the server factorizes once
             factorized[0] = copy.deepcopy(model)
-            for unit, rank in RANKS.items():
-                factorized[0].units[unit].conv = FactorConv(model.units[unit].conv, rank)
+            for name, rank in ranks.items():
+                dense = model.get_submodule(name)
+                assert isinstance(dense, nn.Conv2d)
+                factorized[0].set_submodule(name, FactorConv(dense, rank))
         small = copy.deepcopy(factorized[0])
-        convs = {unit: small.units[unit].conv for unit in RANKS}
+        convs = {name: small.get_submodule(name) for name in ranks}
         state = descend(
             small,
             torch.from_numpy(x),
@@ -182,7 +219,7 @@ def train_low_rank() -> Train:
             lambda: DECAY / 2 * sum(conv.product().square().sum() for conv in convs.values()),
         )
         state = {name: value for name, value in state.items() if name[-2:] not in (".u", ".v")}
-        new = {f"units.{unit}.conv.weight": conv.recovered() for unit, conv in convs.items()}
+        new = {f"{name}.weight": conv.recovered() for name, conv in convs.items()}
         return {**state, **{name: value.detach() for name, value in new.items()}}
 
     return train
@@ -193,7 +230,7 @@ def bilevel(settings: BiLevel, start: Mapping[str, list[Tensor]] | None) -> Trai
     personal: dict[int, State] = {}
     plan = Plan(BATCH, 1, RATE, MOMENTUM, 0.0)
 
-    def train(model: DigitsCNN, x: np.ndarray, y: np.ndarray, seed: int) -> State:
+    def train(model: Network, x: np.ndarray, y: np.ndarray, seed: int) -> State:
         client = seed // 1000
         first = start or {n: [v.detach()] for n, v in model.named_parameters()}
         statistics = {n: v for n, v in model.named_buffers() if "running" in n}
@@ -224,7 +261,8 @@ def plain_train(name: str, simulation: Simulation) -> Train:
     if name == "pfedme":
         return bilevel(PFEDME, None)
     if name == "low-rank":
-        return train_low_rank()
+        small = isinstance(simulation.federation.module, DigitsCNN)
+        return train_low_rank(RANKS if small else RESNET_RANKS)
     return {"full": train_full, "slice": train_slice, "width": train_width}[name]
 
 
@@ -255,27 +293,47 @@ def measured(run: Callable[[int], None], round_: int) -> float:
     return time.process_time() - start
 
 
-def compare(name: str) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        config = load_simulation(configured(Path(scratch), ((SPECS[name], CLIENTS),), 99, 1.0))
-        folder = RunFolder(Path(scratch) / "out")
-        simulation = prepare(config, folder)
-        folder.begin({}, force=False)
-        parts = [
-            (np.array(data.x), np.array(data.y))
-            for data in map(simulation.client_data, range(CLIENTS))
-        ]
-        plain = PlainLoop(plain_train(name, simulation), parts, simulation.held_out)
-        times: list[tuple[float, float]] = []
-        for round_ in range(1, ROUNDS + 2):
-            times.append(
-                (measured(simulation.run_round, round_), measured(plain.run_round, round_))
-            )
-        ours, theirs = (statistics.median(column) for column in zip(*times[1:], strict=True))
-        ratio = statistics.median(a / b for a, b in times[1:])
-        print(
-            f"| {name} | {1000 * theirs:.0f} ms | {1000 * ours:.0f} ms | {ratio:.2f} |", flush=True
-        )
+def compare(file: Path, name: str, rounds: int) -> None:
+    config, folder = load_simulation(file), RunFolder(file.parent / "out")
+    simulation = prepare(config, folder)
+    folder.begin({}, force=True)
+    data = [simulation.client_data(client) for client in range(CLIENTS)]
+    parts = [(np.array(one.x), np.array(one.y)) for one in data]
+    model = copy.deepcopy(simulation.federation.module)
+    plain = PlainLoop(plain_train(name, simulation), parts, simulation.held_out, model)
+    times = [
+        (measured(simulation.run_round, round_), measured(plain.run_round, round_))
+        for round_ in range(1, rounds + 2)
+    ]
+    ours, theirs = (statistics.median(column) for column in zip(*times[1:], strict=True))
+    ratio = statistics.median(a / b for a, b in times[1:])
+    print(f"| {name} | {1000 * theirs:.0f} ms | {1000 * ours:.0f} ms | {ratio:.2f} |", flush=True)
+
+
+def compare_digits() -> None:
+    for name, spec in SPECS.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            compare(configured(Path(scratch), ((spec, CLIENTS),), 99, 1.0), name, ROUNDS)
+
+
+def compare_resnet20() -> None:
+    for name, spec in RESNET_SPECS.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            file = configured(Path(scratch), ((spec, CLIENTS),), 99, 1.0)
+            write_random(file, CLIENTS * 64 + 128, (3, 32, 32), 128)
+            text = file.read_text().replace("digits_cnn", "resnet20")
+            file.write_text(text.replace("[1, 8, 8]", "[3, 32, 32]"))
+            compare(file, name, 3)
+
+
+def write_random(file: Path, samples: int, shape: tuple[int, ...], held_out: int) -> None:
+    """Random images in place of the digits."""
+    draw = np.random.default_rng(0)
+    x = draw.random((samples, *shape), np.float32)
+    np.savez(file.parent / "data.npz", x=x, y=draw.integers(10, size=samples))
+    text = file.read_text().replace("toolkit.simulation.digits:digits", "data.npz")
+    text = re.sub('partition = ".*"', f"held_out_share = {(held_out - 0.5) / samples}", text)
+    file.write_text(text)
 
 
 def run_fleet() -> None:
@@ -289,28 +347,32 @@ def run_fleet() -> None:
         )
 
 
-def run_clients(number: int) -> None:
+def run_clients(number: int, selected: int) -> None:
     """Four random samples a client; it trains `full`, in batches of four."""
     with tempfile.TemporaryDirectory() as scratch:
-        file = configured(Path(scratch), (("full", number),), 10, 20 / number)
-        draw = np.random.default_rng(0)
-        samples = number * 4 + 1000
-        x = draw.random((samples, 1, 8, 8), np.float32)
-        np.savez(Path(scratch) / "data.npz", x=x, y=draw.integers(10, size=samples))
-        text = file.read_text().replace("toolkit.simulation.digits:digits", "data.npz")
-        file.write_text(text.replace('"dirichlet"', f'"iid"\nheld_out_share = {1000 / samples}'))
+        file = configured(Path(scratch), (("full", number),), 10, selected / number)
+        write_random(file, number * 4 + 1000, (1, 8, 8), 1000)
         history = simulate(file, Path(scratch) / "out")
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         seconds = statistics.median(one.seconds for one in history)
-        print(f"| {number:,} | {peak:.0f} MiB | {1000 * seconds:.0f} ms |")
+        print(f"| {number:,} | {selected} | {peak:.0f} MiB | {1000 * seconds:.0f} ms |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--resnet20", action="store_true")
+    parser.add_argument("--fleet", action="store_true")
+    parser.add_argument("--clients", type=int)
+    parser.add_argument("--selected", type=int, default=20)
+    options = parser.parse_args()
+    if options.fleet:
+        run_fleet()
+    elif options.clients:
+        run_clients(options.clients, options.selected)
+    else:
+        print("| family | plain loop | `simulate` | ratio |\n|---|---|---|---|")
+        (compare_resnet20 if options.resnet20 else compare_digits)()
 
 
 if __name__ == "__main__":
-    if "--fleet" in sys.argv:
-        run_fleet()
-    elif "--clients" in sys.argv:
-        run_clients(int(sys.argv[-1]))
-    else:
-        print("| family | plain loop | `simulate` | ratio |\n|---|---|---|---|")
-        for one in SPECS:
-            compare(one)
+    main()
