@@ -228,7 +228,7 @@ def bilevel_submodel(
             Initialise(signature="personal_init", every_round=settings.restart),
             Train(
                 source=SAMPLES,
-                epochs=training.epochs,
+                **training.local_work._asdict(),
                 batch_size=training.batch_size,
                 steps=steps,
             ),
