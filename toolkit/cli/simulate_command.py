@@ -23,8 +23,9 @@ from toolkit.terminal_output import show_stages
     type=click.IntRange(1),
     help="Threads of PyTorch. Small models are fastest with one.",
 )
+@click.option("--seed", type=click.IntRange(0), help="Replaces both seeds of FILE.")
 @click.option("--force", is_flag=True, help="Replace an earlier simulation in the folder.")
-def simulate(config: Path, out: Path | None, threads: int, force: bool) -> None:
+def simulate(config: Path, out: Path | None, threads: int, seed: int | None, force: bool) -> None:
     """Simulate the federation in FILE (TOML) on this machine.
 
     FILE is a federation's file, as `serve` reads it, with a table [simulation]. Each client trains
@@ -34,7 +35,7 @@ def simulate(config: Path, out: Path | None, threads: int, force: bool) -> None:
     """
     from toolkit.simulation.simulation_config import load_simulation
 
-    found = load_simulation(config)
+    found = load_simulation(config, seed)
     check_model(found.model, found.weights)
     check_data(found.simulation.data)
     show_stages()
@@ -42,7 +43,7 @@ def simulate(config: Path, out: Path | None, threads: int, force: bool) -> None:
     from toolkit.simulation.simulate import simulate as run
 
     folder = out or Path(config.stem)
-    history = run(config, folder, threads=threads, force=force)
+    history = run(config, folder, threads=threads, seed=seed, force=force)
     last = history[-1]
     accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.2%}, "
     click.echo(

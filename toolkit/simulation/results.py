@@ -35,6 +35,8 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         round: Number of the round, from 1.
         accuracy: Of the new global model on held-out samples; None for a regression.
         loss: Its mean loss on them.
+        local_accuracy: Of the clients' own models after their training, on the samples that they
+            held out; None without such samples.
         clients: Number of clients whose updates the model has.
         diverged: Number of clients whose training diverged; their updates are left out.
         bytes_down: Tensors that all clients of the round received, in bytes.
@@ -50,6 +52,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     bytes_down: int
     bytes_up: int
     seconds: float
+    local_accuracy: float | None = None
 
 
 class RunFolder:
@@ -125,6 +128,17 @@ class RunFolder:
             owner = f"personal-{client}"
             save_file(arrays, self._file(owner, round_))
             self._written.append(owner)
+
+    def own_model(self, client: int) -> bytes | None:
+        """The model that `client` has trained alone; None before its first round."""
+        newest = self._newest.get(owner := f"own-{client}")
+        return None if newest is None else self._file(owner, newest).read_bytes()
+
+    def keep_own_model(self, client: int, round_: int, model: bytes) -> None:
+        """Keep the model that `client` has after `round_`."""
+        owner = f"own-{client}"
+        write(self._file(owner, round_), model)
+        self._written.append(owner)
 
     def _file(self, owner: str, round_: int) -> Path:
         """The file in the state folder of `owner`, the model or a client, after `round_`."""
