@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -186,6 +186,30 @@ class RunFolder:
                 code="simulation.damaged-folder",
                 path=str(self.root / name),
             ) from None
+
+
+def read_run(root: Path) -> tuple[dict[str, Any], list[RoundResult]]:
+    """The settings and the finished rounds of the simulation in the folder `root`.
+
+    Raises InputError if there is no simulation, or none of its rounds is finished.
+    """
+    folder = RunFolder(root)
+    if not (root / SETTINGS).is_file():
+        raise InputError(
+            f"{root} is not the folder of a simulation: it has no {SETTINGS}. Give a folder that "
+            "`edgetailor simulate` wrote.",
+            code="simulation.no-results",
+            path=str(root),
+        )
+    settings: dict[str, Any] = json.loads((root / SETTINGS).read_bytes())
+    folder.read(settings, force=False)
+    if not folder.history:
+        raise InputError(
+            f"{root} has no finished round. Run `edgetailor simulate` again to continue.",
+            code="simulation.no-rounds",
+            path=str(root),
+        )
+    return settings, folder.history
 
 
 def write(path: Path, data: bytes) -> None:
