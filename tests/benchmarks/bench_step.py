@@ -35,7 +35,7 @@ from toolkit.submodels.global_model import from_model
 from toolkit.submodels.submodel import Submodel
 
 WORKER = Path(__file__).with_name("step_worker.py")
-RUNTIMES = ("onnx", "litert")
+RUNTIMES = ("onnx", "litert", "openvino")
 RETIRED = "ort-training"
 LOSS_TOLERANCE = 1e-4
 """Relative; of float32 through twenty layers."""
@@ -114,10 +114,12 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> Path:
     submodel = case.submodel()
     chosen = signature(submodel, name)
     graph = folder / f"{name}.{runtime}"
-    data = to_onnx(chosen) if runtime == "onnx" else to_tflite([chosen])
+    data = to_tflite([chosen]) if runtime == "litert" else to_onnx(chosen)
+    if runtime == "openvino" and b"Scan" in data:
+        raise ExportError("OpenVINO does not run this graph: it has loops", code="bench.loops")
     graph.write_bytes(data)
     fed = arrays(case, submodel, chosen.inputs)
-    fed["in place"] = np.array(in_place_of(data) if runtime == "onnx" else (), str)
+    fed["in place"] = np.array(() if runtime == "litert" else in_place_of(data), str)
     np.savez(graph.with_suffix(".npz"), **fed)  # type: ignore[arg-type]
     return graph
 
@@ -222,7 +224,8 @@ def compare_all(
                 turn = compare(name, graphs, count, steps, python)
                 for runtime in graphs:
                     print(row(name, count, runtime, turn), flush=True)
-                    for other in {"pytorch", RETIRED} & turn.seconds.keys() - {runtime}:
+                    others = {"pytorch", RETIRED, *(["onnx"] if runtime == "openvino" else [])}
+                    for other in others & turn.seconds.keys() - {runtime}:
                         found = turn.ratio(runtime, other)
                         ratios.setdefault((runtime, other, count), []).append(found)
     for (runtime, other, count), found in sorted(ratios.items()):

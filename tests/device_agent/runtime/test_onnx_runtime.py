@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from device_agent.runtime.onnx_runtime import OnnxSession
+from device_agent.runtime.runtime_choice import open_session
 from device_agent.system import process_memory
 
 COLUMNS = 2**20
@@ -35,8 +36,11 @@ def write(path: Path) -> Path:
     return path
 
 
-def test_results_are_the_callers(tmp_path: Path) -> None:
-    session = OnnxSession(write(tmp_path / "graph.onnx"), 1)
+@pytest.mark.parametrize("runtime", ["onnx", "openvino"])
+def test_results_are_the_callers(runtime: str, tmp_path: Path) -> None:
+    if runtime == "openvino":
+        pytest.importorskip("openvino")
+    session = open_session(runtime, write(tmp_path / "graph.onnx"), "graph", 1)
     # Every other row, backwards: not in one piece.
     x = np.linspace(-1, 0, 6 * COLUMNS, dtype=np.float32).reshape(6, COLUMNS)[::-2]
     before = x.copy()
