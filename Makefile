@@ -34,6 +34,7 @@ $(ZOO): $(STAMP)
 	@touch $@
 
 test-long: $(ZOO) ## run the tests that take minutes
+	@command -v qemu-x86_64 >/dev/null || apt-get install --yes --quiet qemu-user
 	$(BIN)/python -m pytest -m long $(ARGS)
 
 # onnxruntime 1.19.2 has wheels up to Python 3.12, and numpy 1 only. Termux has 1.23.2.

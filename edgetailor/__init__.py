@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from toolkit.inspection import inspect as inspect
     from toolkit.model_evaluation import evaluate as evaluate
     from toolkit.planning.model_plan import plan as plan
+    from toolkit.simulation.simulate import simulate as simulate
     from toolkit.splitting import split as split
     from toolkit.submodels.global_model import GlobalModel as GlobalModel
     from toolkit.submodels.hyperparameters import TrainingConfig as TrainingConfig
@@ -56,6 +57,7 @@ HOMES = {
     "profile": "device_agent.profiling.profiler:profile_bundle",
     "read_update": "device_agent.formats.update",
     "recover": "toolkit.aggregation.recover",
+    "simulate": "toolkit.simulation.simulate",
     "split": "toolkit.splitting",
     "train": "device_agent.training.standalone_training",
 }
@@ -82,6 +84,7 @@ __all__ = [
     "profile",
     "read_update",
     "recover",
+    "simulate",
     "split",
     "train",
 ]

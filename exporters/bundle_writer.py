@@ -6,6 +6,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from device_agent.formats.atomic_files import fingerprint
+from device_agent.formats.blocked_graphs import blocked_name
 from device_agent.formats.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -15,6 +16,7 @@ from device_agent.formats.manifest import (
     Train,
     encode,
 )
+from exporters.onnx.blocked_layout import blocked_footprint
 from exporters.programs.program import Program
 from exporters.programs.tracing import DTYPES
 from exporters.runtime_graph import Graph, Graphs
@@ -65,6 +67,8 @@ def bundle_files(
                 )
             stored[entry.name] = value.detach().contiguous()
     files = {graph.file: graph.data for graph in graphs.values()}
+    for graph in graphs.values():
+        files |= {blocked_name(graph.file, block): data for block, data in graph.blocked.items()}
     files[WEIGHTS] = save(stored)
     # The largest batch decides how much memory the device needs.
     batch = max((i.batch_size for i in program.schedule if isinstance(i, Train)), default=1)
@@ -96,8 +100,13 @@ def bundle_files(
 
 
 def peak_bytes(graph: Graph, batch: int) -> int | None:
-    """Predicted peak of a run on `batch` samples, in bytes; None if shapes depend on the data."""
+    """Predicted peak of a run on `batch` samples, in bytes; None if shapes depend on the data.
+
+    It is that of the form that takes the most.
+    """
     try:
-        return graph.footprint(batch).process
+        plain = graph.footprint(batch).process
+        blocked = (blocked_footprint(graph.data, block, batch).process for block in graph.blocked)
+        return max([plain, *blocked])
     except ExportError:
         return None

@@ -14,6 +14,8 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 import device_agent
+from device_agent.profiling.calibration_cases import CHANNELS
+from exporters.onnx.blocked_layout import DOMAIN
 from exporters.onnx.onnx_writer import IR_VERSION
 from exporters.onnx.operator_table import OPSET
 
@@ -52,6 +54,8 @@ def graph(
         producer_name="edgetailor",
         opset_imports=[helper.make_opsetid("", OPSET)],
     )
+    if any(node.domain for node in nodes):
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     onnx.checker.check_model(model)
     return model.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
 
@@ -72,6 +76,17 @@ def single(kind: str, operator: str, axes: int, **attributes: Any) -> bytes:
     return graph(
         kind, [node(kind, operator, "x w", "y", **attributes)], {"x": axes, "w": axes}, {"y": axes}
     )
+
+
+def blocked(kind: str, groups: int = 1) -> bytes:
+    """A convolution in the runtime's blocked layout; the values are those of any other order.
+
+    Blocked convolutions of one pixel also add the image `s`, as most of them do.
+    """
+    inputs = dict.fromkeys(("x", "w", "s") if kind == "scaled" else "xw", 4)
+    given = ["x", "w", "", "s"] if kind == "scaled" else ["x", "w"]
+    made = helper.make_node("Conv", given, ["y"], name=kind, domain=DOMAIN, group=groups)
+    return graph(kind, [made], inputs, {"y": 4})
 
 
 def gradient() -> bytes:
@@ -199,6 +214,9 @@ def graphs() -> Iterator[tuple[str, bytes]]:
             f"convolution_dilated_{dilation}",
             single("convolution", "Conv", 4, dilations=dilations),
         )
+    yield "blocked", blocked("blocked")
+    yield "blocked_depthwise", blocked("blocked", CHANNELS)
+    yield "scaled", blocked("scaled", CHANNELS)
     yield "transposed", single("transposed", "ConvTranspose", 4)
     yield "transposed_strided", single("transposed", "ConvTranspose", 4, strides=[2, 2])
     yield "product", single("product", "MatMul", 3)

@@ -26,6 +26,8 @@ class Graph:
         held: Inputs of the signature that are constants of the file instead; see
             `embedded_weights.py`.
         plan: Source of the footprint of a TFLite graph; None for ONNX.
+        blocked: The same graph for runtimes with blocked convolutions, by block; see
+            `exporters/onnx/blocked_layout.py`.
         traced: What the file was made from; None if the graph comes from the cache.
     """
 
@@ -37,6 +39,7 @@ class Graph:
     footprint: Callable[[int], Footprint] = field(compare=False)
     held: frozenset[str] = frozenset()
     plan: MemoryPlan | None = field(default=None, compare=False, repr=False)
+    blocked: Mapping[int, bytes] = field(default_factory=dict, compare=False, repr=False)
     traced: TracedGraph | None = field(default=None, compare=False, repr=False)
 
     @cached_property

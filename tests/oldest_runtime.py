@@ -52,6 +52,9 @@ def outcome_in_place(graph: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.
 
 def write(folder: Path) -> None:
     import edgetailor
+    from device_agent.formats.blocked_graphs import BLOCKS
+    from device_agent.runtime.blocked_probe import FOLDER, block_size
+    from exporters.onnx.blocked_layout import blocked
     from exporters.onnx.onnx_writer import to_onnx
     from exporters.programs.program import ProgramSignature
     from layer_cases import Case, combined_signature
@@ -63,8 +66,15 @@ def write(folder: Path) -> None:
     draw = np.random.default_rng()
 
     def keep(name: str, signature: ProgramSignature, feeds: dict[str, np.ndarray]) -> None:
+        data = to_onnx(signature)
+        keep_graph(name, data, feeds)
+        form = blocked(data, block_size() or 0) if signature.trains and block_size() else None
+        if form is not None:
+            keep_graph(f"{name}_blocked", form, feeds)
+
+    def keep_graph(name: str, data: bytes, feeds: dict[str, np.ndarray]) -> None:
         graph = folder / f"{name}.onnx"
-        graph.write_bytes(to_onnx(signature))
+        graph.write_bytes(data)
         np.savez(folder / f"{name}.feeds.npz", **feeds)
         np.savez(folder / f"{name}.results.npz", **outcome(graph, feeds))
         print(f"wrote {name}")
@@ -91,6 +101,24 @@ def write(folder: Path) -> None:
                     fed[port.name] = np.asarray(draw.random(size), np.float32)
             keep(f"{name}_{signature.name}", signature, fed)
 
+    probes = folder / "probes"
+    probes.mkdir(exist_ok=True)
+    for block in BLOCKS:
+        (probes / f"{block}.onnx").write_bytes((FOLDER / f"{block}.onnx").read_bytes())
+    (probes / "right.json").write_text(json.dumps(block_size()))
+
+
+def right_block(probes: Path) -> int | None:
+    """The block of this runtime, found as the agent finds it (blocked_probe.py)."""
+    draw = np.random.default_rng(0)
+    for probe in sorted(probes.glob("*.onnx")):
+        session = session_of(probe)
+        given = {p.name: draw.normal(size=p.shape).astype("f") for p in session.get_inputs()}
+        plain, blocked = session.run(["plain", "blocked"], given)
+        if np.abs(plain - blocked).max() <= TOLERANCE * np.abs(plain).max():
+            return int(probe.stem)
+    return None
+
 
 def check(folder: Path) -> int:
     print(f"onnxruntime {onnxruntime.__version__}")
@@ -112,7 +140,10 @@ def check(folder: Path) -> int:
                 missed += 1
                 print(f"{graph.stem}: {name} is off by {error:.1e}")
     print(f"{len(graphs)} graphs, {written} outputs in place, {missed} outputs differ")
-    return int(missed > 0 or not written)
+    probes = folder / "probes"
+    block, expected_block = right_block(probes), json.loads((probes / "right.json").read_text())
+    print(f"blocks of {block} channels; the newest has {expected_block}")
+    return int(missed > 0 or not written or block != expected_block)
 
 
 if __name__ == "__main__":

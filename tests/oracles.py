@@ -143,6 +143,8 @@ def mean_of_blocks(updates: Sequence[tuple[Mapping[str, Tensor], float]], old: S
     for name, value in old.items():
         total, weights = np.zeros(value.shape), np.zeros(value.shape)
         for update, weight in updates:
+            if name not in update:
+                continue
             block = leading(update[name])
             total[block] += update[name].numpy() * weight
             weights[block] += weight

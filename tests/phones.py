@@ -16,6 +16,10 @@ from device_agent.federation.membership import join
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.protocol import Receipt
 from device_agent.training.bundle_training import train_bundle
+from models_for_tests import CLASSES, INPUT_SHAPE
+from profiles.documents.device_profile import DeviceProfile
+from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
+from toolkit.coordinator.federation_config import DeviceKind
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.device_registry import Device
 from vector_fleet import full_token
@@ -26,11 +30,36 @@ const Original = Worker;
 window.Worker = class extends Original {
   constructor(...given) {
     super(...given);
-    this.addEventListener("message", ({ data }) => { window.view = data.view; });
+    this.addEventListener("message", ({ data }) => {
+      window.view = data.view;
+      window.step = data.view.training?.batchSeconds ?? window.step;
+    });
   }
 };
 """
-"""Keeps the last View that the worker has posted, for tests to read."""
+"""Keeps the last View that the worker has posted, and the time of a step, for tests to read."""
+
+
+HEAD = """
+model = "{model}"
+input_shape = {shape}
+rounds = 2
+held_out = "held_out.npz"
+port = 0
+[training]
+batch_size = 8
+epochs = 2
+momentum = 0.9
+"""
+
+
+def images(folder: Path, seed: int, number: int, size: int) -> Path:
+    """A file of `size` pictures, written into `folder`; another one for each `number`."""
+    draw = np.random.default_rng([seed, number])
+    x = draw.normal(0.2 * number, 1, (size, *INPUT_SHAPE)).astype(np.float32)
+    path = folder / f"data-{number}.npz"
+    np.savez_compressed(path, x=x, y=draw.integers(CLASSES, size=size))
+    return path
 
 
 def token(server: Server, kind: str) -> str:
@@ -105,6 +134,18 @@ class Phone:
         while (view := self.view() or {}).get("stage") != stage:
             assert time.monotonic() < until, view
             self.page.wait_for_timeout(50)
+
+
+@dataclass
+class Keeping:
+    """A planner that keeps the profiles that it plans for."""
+
+    planner: SubmodelPlanner
+    seen: list[DeviceProfile] = field(default_factory=list)
+
+    def submodel(self, kind: DeviceKind, device: DeviceProfile) -> str:
+        self.seen.append(device)
+        return self.planner.submodel(kind, device)
 
 
 @dataclass

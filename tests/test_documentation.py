@@ -23,7 +23,7 @@ PUBLIC = [
     *("GlobalModel", "Submodel", "TrainingConfig", "UpdateRecord"),
     *("aggregate", "evaluate"),
     *("export", "inspect", "join_inputs", "load_device", "load_model", "plan", "profile"),
-    *("read_update", "recover", "split", "train"),
+    *("read_update", "recover", "simulate", "split", "train"),
 ]
 RESULTS = ("DeviceProfile", "ExportedBundle", "Submodel", "UpdateRecord")  # returned, not made
 

@@ -25,6 +25,7 @@ from device_agent.log_format import fields
 from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.memory_limits import Usage, ceilings, check_idle
+from device_agent.training.training_options import round_seed
 from profiles.text_formatting import counted, have_joined, in_a_row
 
 log = logging.getLogger(__name__)
@@ -189,8 +190,7 @@ class _Rounds:
         self._tell(Progress(state="training"))
         self._round, self._round_check = round_, IntervalTimer(ROUND_CHECK_S)
         training = self._options.training
-        # Each round needs another order of the samples, and each device's rounds other seeds.
-        options = replace(training, seed=training.seed * 100003 + round_)
+        options = replace(training, seed=round_seed(training.seed, round_))
         with self._attempts.attempt(self._folder.submodel(), round_):
             self._hooks.train(
                 self._folder.bundle,

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from device_agent.profiling.calibration_cases import GRAPHS, Shape, all_cases
 from device_agent.profiling.operation_timing import random_inputs, subtract_profiler, time_cases
+from device_agent.runtime.blocked_probe import block_size
 from device_agent.runtime.onnx_runtime import DESCRIPTION, OnnxSession
 from device_agent.system import process_memory
 from profiles.documents.bundle_profile import this_machine
@@ -91,7 +92,7 @@ def calibrate(threads: int = 0, length_s: float = LENGTH_S) -> Calibration:
     log.info("Measuring the overhead of a run, a few seconds")
     overheads = measure_overheads(threads)
     log.info("Timing operations, about %.0f s", length_s)
-    timings = time_cases(all_cases(), threads, length_s)
+    timings = time_cases(all_cases(block_size() is not None), threads, length_s)
     log.info("Measuring the memory of the runtime")
     return Calibration(
         runtime=DESCRIPTION,

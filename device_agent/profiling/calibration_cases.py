@@ -8,12 +8,15 @@ cases that predictions need most come first, because later ones get fewer runs i
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from device_agent.formats.blocked_graphs import BLOCKS
+
 Shape = tuple[int, ...]
 Case = tuple[str, Mapping[str, Shape]]
 """Name of a graph, and the shape of each of its inputs."""
 
 GRAPHS = Path(__file__).with_name("calibration_graphs")
 
+LARGEST_BLOCK = max(BLOCKS)
 MAX_MACS = 24e6
 """Multiply-accumulates of a convolution case. A case with a single image may have more."""
 
@@ -60,6 +63,10 @@ IMAGES = (
 )
 
 
+CHANNELS = 64
+"""Of the blocked convolutions with one filter for each channel."""
+
+
 def images_for(macs: float) -> int:
     """Number of images in a case, if one image takes `macs` multiply-accumulates."""
     return max(1, min(8, int(MAX_MACS / macs)))
@@ -94,6 +101,25 @@ def convolutions() -> Iterator[Case]:
             yield "convolution_strided", {"x": (images, inputs, wide, wide), "w": weight}
 
 
+def blocked_convolutions() -> Iterator[Case]:
+    """Convolutions in the runtime's blocked layout, which have whole blocks of channels."""
+    for inputs, outputs, kernel, size in CONVOLUTIONS:
+        if inputs % LARGEST_BLOCK == outputs % LARGEST_BLOCK == 0:
+            images = images_for(inputs * outputs * kernel**2 * size**2)
+            wide = size + kernel - 1
+            weight = (outputs, inputs, kernel, kernel)
+            yield "blocked", {"x": (images, inputs, wide, wide), "w": weight}
+    for inputs, outputs, kernel, size in LINE_CONVOLUTIONS:
+        images = images_for(inputs * outputs * kernel * size**2)
+        flat = {"x": (images, inputs, size, size + kernel - 1), "w": (outputs, inputs, 1, kernel)}
+        yield "blocked", flat
+    for images, size in ((1, 4), (8, 8), (8, 16), (32, 8), (32, 32)):
+        whole = (images, CHANNELS, size, size)
+        yield "scaled", {"x": whole, "w": (CHANNELS, 1, 1, 1), "s": whole}
+        around = (images, CHANNELS, size + 2, size + 2)
+        yield "blocked_depthwise", {"x": around, "w": (CHANNELS, 1, 3, 3)}
+
+
 def weight_gradients() -> Iterator[Case]:
     """Gradients of convolution weights, which are convolutions with the output gradient as kernel.
 
@@ -123,9 +149,11 @@ def passes() -> Iterator[Case]:
         yield "images", {"x": shape, "w": shape, "p": (1, shape[1], 1, 1)}
 
 
-def all_cases() -> Iterator[Case]:
-    """All cases, in the order in which they run."""
+def all_cases(blocked: bool = False) -> Iterator[Case]:
+    """All cases, in the order in which they run; `blocked` ones only on devices that have them."""
     yield from passes()
     yield from convolutions()
+    if blocked:
+        yield from blocked_convolutions()
     yield from weight_gradients()
     yield from products()

@@ -1,13 +1,15 @@
 """What an ONNX file may hold, checked before a runtime opens it.
 
-Exports have operators of ONNX's own domain only, and all values in the file. Anything else may make
-the runtime read other files or load other code. Devices lack the library `onnx`, so this reads the
-file's Protocol Buffers as far as it needs (github.com/onnx/onnx/blob/main/onnx/onnx.proto).
+Exports have operators of ONNX's own domain only (a graph in blocked form also those of the runtime
+for this form), and all values in the file. Anything else may make the runtime read other files or
+load other code. Devices lack the library `onnx`, so this reads the file's Protocol Buffers as far
+as it needs (github.com/onnx/onnx/blob/main/onnx/onnx.proto).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from device_agent.formats.blocked_graphs import block_of
 from profiles.errors import BundleError
 
 DEEPEST = 100
@@ -33,6 +35,10 @@ FORBIDDEN = {
 """Fields that no export has, and what they would give the graph."""
 DOMAIN = ("operator", 7)
 EXTERNAL = ("tensor", 14)
+OWN = frozenset({b"", b"ai.onnx"})
+"""Names of ONNX's own domain."""
+BLOCKED = OWN | {b"com.microsoft.nchwc"}
+"""The domains of a graph in blocked form."""
 
 
 def check_graph(path: Path) -> None:
@@ -42,7 +48,8 @@ def check_graph(path: Path) -> None:
         BundleError: It holds something that no export holds, or is no ONNX file.
     """
     try:
-        found = foreign(memoryview(path.read_bytes()))
+        domains = OWN if block_of(path.name) is None else BLOCKED
+        found = foreign(memoryview(path.read_bytes()), domains=domains)
     except (ValueError, IndexError):
         found = "bytes that are not ONNX"
     if found is not None:
@@ -55,8 +62,12 @@ def check_graph(path: Path) -> None:
         )
 
 
-def foreign(data: memoryview, kind: str = "model", depth: int = 0) -> str | None:
+def foreign(
+    data: memoryview, kind: str = "model", depth: int = 0, domains: Collection[bytes] = OWN
+) -> str | None:
     """What the message `data` holds that no export holds; None if there is nothing.
+
+    Operators may be of `domains`.
 
     Raises ValueError or IndexError if it is no such message.
     """
@@ -67,10 +78,12 @@ def foreign(data: memoryview, kind: str = "model", depth: int = 0) -> str | None
             return FORBIDDEN.get((kind, number), "values in another file")
         if isinstance(value, int):
             continue
-        if (kind, number) == DOMAIN and bytes(value) not in (b"", b"ai.onnx"):
+        if (kind, number) == DOMAIN and bytes(value) not in domains:
             return f"operators of the domain {bytes(value[:40]).decode('ascii', 'replace')!r}"
-        if number in INSIDE[kind] and (found := foreign(value, INSIDE[kind][number], depth + 1)):
-            return found
+        if number in INSIDE[kind]:
+            found = foreign(value, INSIDE[kind][number], depth + 1, domains)
+            if found is not None:
+                return found
     return None
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from device_agent.runtime.blocked_probe import best_form
 from device_agent.runtime.litert_runtime import LitertSession
 from device_agent.runtime.litert_runtime import description as litert
 from device_agent.runtime.onnx_runtime import DESCRIPTION, OnnxSession
@@ -65,7 +66,7 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
             code="bundle.unknown-runtime",
             runtime=runtime,
         )
-    return OnnxSession(graph, threads)
+    return OnnxSession(best_form(graph), threads)
 
 
 def describe(runtime: str) -> str:

@@ -111,3 +111,16 @@ class Recording:
         """Delete the file and release the memory."""
         self._mapped = self._in_memory = None
         self.path.unlink(missing_ok=True)
+
+
+class RecordingInMemory(Recording):
+    """A recording without a file, for trainings without a folder."""
+
+    def __init__(self, samples: int, shape: tuple[int, ...]) -> None:
+        self.written = self._writer = self._mapped = None
+        self._done = 0
+        self._in_memory = np.empty((samples, *shape), FLOAT32)
+
+    def remove(self) -> None:
+        """Release the memory."""
+        self._in_memory = None

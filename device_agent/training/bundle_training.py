@@ -228,6 +228,24 @@ def finish(
     Raises:
         UpdateError: The loss or a tensor is not finite.
     """
+    record, tensors = trained_update(run, profile)
+    kept = personal_tensors(run)
+    if kept and run.checkpoints is not None:
+        # After `keep`, a restart reads the new personal tensors: it must find this checkpoint too.
+        run.checkpoints.accept_personal(kept)
+        run.save_checkpoint()
+    keep(kept)
+    return Trained(write_update(out, record, tensors, force, run.scratch), kept)
+
+
+def trained_update(
+    run: ScheduleRun, profile: Profile | None = None
+) -> tuple[UpdateRecord, dict[str, np.ndarray]]:
+    """The update of a finished run: its record, without a file, and the uploaded tensors.
+
+    Raises:
+        UpdateError: The loss or a tensor is not finite.
+    """
     about, losses = run.bundle.manifest, run.position.losses
     record = UpdateRecord(
         bundle=run.bundle.sha256,
@@ -245,10 +263,9 @@ def finish(
     )
     tensors = {entry.name: run.state[entry.name] for entry in record.tensors}
     check_trained(record, tensors)
-    kept = {entry.name: run.state[entry.name] for entry in personal_entries(about)}
-    if kept and run.checkpoints is not None:
-        # After `keep`, a restart reads the new personal tensors: it must find this checkpoint too.
-        run.checkpoints.accept_personal(kept)
-        run.save_checkpoint()
-    keep(kept)
-    return Trained(write_update(out, record, tensors, force, run.scratch), kept)
+    return record, tensors
+
+
+def personal_tensors(run: ScheduleRun) -> dict[str, np.ndarray]:
+    """The personal tensors that a finished run leaves on the device."""
+    return {e.name: run.state[e.name] for e in personal_entries(run.bundle.manifest)}

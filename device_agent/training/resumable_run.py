@@ -70,12 +70,20 @@ class ResumableRun(SignatureRuns):
 
     def open_recording(self, name: str, done: int) -> Recording:
         """Open the recording `name`, of which `done` samples are on disk already."""
+        return Recording(
+            self.scratch / f"{name}.npy",
+            len(self.local),
+            self.recorded_shape(name),
+            done=done,
+            memory_bytes=self.spare_bytes,
+        )
+
+    def recorded_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the activations of one sample in the recording `name`."""
         schedule = self.bundle.manifest.schedule
         made_by = next(s for s in schedule if isinstance(s, Record) and s.target == name)
         (output,) = self.bundle.manifest.signatures[made_by.signature].outputs
-        shape = tuple(size for size in output.shape if size is not None)
-        path = self.scratch / f"{name}.npy"
-        return Recording(path, len(self.local), shape, done=done, memory_bytes=self.spare_bytes)
+        return tuple(size for size in output.shape if size is not None)
 
     def describe_position(self) -> str:
         """Describe the current position, for a message."""

@@ -116,9 +116,13 @@ class SignatureRuns:
             # The personal model of before the round stays as it was until the round ends.
             if tensor in replaced and self.state[tensor] is kept:
                 self.state[tensor] = kept.copy()
+        return self.session(name)
+
+    def session(self, name: str) -> Session:
+        """Load the graph of the signature `name`. Raises BundleError as `open`."""
         runtime, graph = self.bundle.manifest.runtime, self.bundle.graph(name)
         session = open_session(runtime, graph, name, self.options.threads)
-        check_ports(session, signature, f"{graph}, signature {name!r}")
+        check_ports(session, self.bundle.manifest.signatures[name], f"{graph}, signature {name!r}")
         return session
 
     def unstored(self, entry: TensorEntry) -> np.ndarray:

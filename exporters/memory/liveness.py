@@ -226,9 +226,8 @@ def is_view(node: Node) -> bool:
 def working_space(node: Node) -> Iterator[int]:
     """Sizes of the working buffers of ONNX Runtime's kernel for `node`, on one thread."""
     match node.op_type:
-        case "Conv" if not is_constant(
-            node.inputs[1]
-        ):  # with constant weights, blocked kernels read images in place
+        # Blocked kernels, also those that the runtime chooses for constants, read images in place.
+        case "Conv" if not node.domain and not is_constant(node.inputs[1]):
             yield 4 * unfolded(*map(shape_of, (*node.inputs[:2], node.outputs[0])))
         case "ConvTranspose":
             image = math.prod(shape_of(node.inputs[0])[2:])

@@ -1,11 +1,14 @@
 """The peak memory of one run of an ONNX graph in the agent, computed from the graph alone."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx
+import onnx_ir as ir
 
-from exporters.memory.liveness import Buffer, liveness
+from exporters.memory.liveness import Buffer, model_liveness
 from exporters.memory.onnx_arena import arena_bytes
+from exporters.memory.static_shapes import at_batch
 from profiles.cost_model.memory_rule import ONNX, run_growth
 
 
@@ -28,7 +31,11 @@ class Footprint:
     alive: tuple[Buffer, ...]
 
 
-def footprint(graph: bytes, batch: int) -> Footprint:
+Rewrite = Callable[[ir.Model], object]
+"""Changes a model whose tensors all have known shapes."""
+
+
+def footprint(graph: bytes, batch: int, rewrite: Rewrite | None = None) -> Footprint:
     """The memory that an ONNX graph needs on one thread.
 
     The agent owns the arrays of inputs and outputs. State whose new value cannot be written over
@@ -38,12 +45,17 @@ def footprint(graph: bytes, batch: int) -> Footprint:
     Args:
         graph: The serialized graph.
         batch: Samples in a batch.
+        rewrite: How the graph is changed before it runs.
 
     Raises:
         ExportError: The size of a tensor does not follow from the batch.
     """
     model = onnx.load_from_string(graph)
-    found = liveness(model, batch)
+    runs = at_batch(model, batch)
+    nodes = len(model.graph.node) - len(runs.graph)  # folding has left fewer
+    if rewrite is not None:
+        rewrite(runs)
+    found = model_liveness(runs)
     # The agent provides the memory of outputs, so they are not in the arena.
     outputs = {value.name for value in model.graph.output}
     arena = arena_bytes(buffer for buffer in found.buffers if buffer.name not in outputs)
@@ -51,6 +63,6 @@ def footprint(graph: bytes, batch: int) -> Footprint:
     return Footprint(
         planned=given + found.planned,
         arena=arena,
-        process=run_growth(ONNX, given, found.outputs, arena, len(model.graph.node)),
+        process=run_growth(ONNX, given, found.outputs, arena, nodes + len(runs.graph)),
         alive=found.at_peak(),
     )

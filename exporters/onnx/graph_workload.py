@@ -4,16 +4,27 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
 import onnx
 from onnx_ir import Graph, Node
 
+from device_agent.formats.blocked_graphs import BLOCKS
 from exporters.memory.liveness import bodies, execution_order, is_view, model_liveness
 from exporters.memory.onnx_arena import arena_bytes
 from exporters.memory.static_shapes import at_batch, shape_of
+from exporters.onnx.blocked_layout import rewrite
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature
 from exporters.programs.tracing import DTYPES
-from profiles.cost_model.workload import FREE, LOOP, Operation, SignatureWork, kind_of, sizes_of
+from profiles.cost_model.workload import (
+    FREE,
+    LOOP,
+    Operation,
+    SignatureWork,
+    blocked_kind,
+    kind_of,
+    sizes_of,
+)
 
 
 def signature_work(
@@ -36,7 +47,26 @@ def signature_work(
         for port in signature.inputs
         if port.kind == "state"
     )
-    return graph_work(graph or to_onnx(signature), batch, signature.name, state, times)
+    data = graph or to_onnx(signature)
+    work = graph_work(data, batch, signature.name, state, times)
+    return with_blocked(work, data, batch) if signature.trains else work
+
+
+def with_blocked(work: SignatureWork, graph: bytes, batch: int) -> SignatureWork:
+    """`work` with that of the blocked form of its `graph`, if there is one."""
+    model = at_batch(onnx.load_from_string(graph), batch)
+    folded = work.nodes - len(model.graph)
+    if not rewrite(model, BLOCKS[0]):
+        return work
+    results = {value.name for value in model.graph.outputs}
+    buffers = model_liveness(model).buffers
+    arena = arena_bytes(buffer for buffer in buffers if buffer.name not in results)
+    return msgspec.structs.replace(
+        work,
+        blocked=operations(model.graph),
+        arena=max(work.arena, arena),
+        nodes=max(work.nodes, folded + len(model.graph)),
+    )
 
 
 def graph_work(
@@ -52,11 +82,10 @@ def graph_work(
     alive = model_liveness(model)
     # The agent provides the memory of outputs, so they are not in the arena.
     results = {value.name for value in whole.output}
-    found = Counter(of_graph(model.graph))
     return SignatureWork(
         name=name,
         times=times,
-        operations=tuple(Operation(kind, sizes, n) for (kind, sizes), n in found.items()),
+        operations=operations(model.graph),
         nodes=len(whole.node),
         ports=len(whole.input) + len(whole.output),
         state=state,
@@ -64,6 +93,12 @@ def graph_work(
         outputs=alive.outputs,
         arena=arena_bytes(buffer for buffer in alive.buffers if buffer.name not in results),
     )
+
+
+def operations(graph: Graph) -> tuple[Operation, ...]:
+    """The operations of `graph`; equal ones are one with their number."""
+    found = Counter(of_graph(graph))
+    return tuple(Operation(kind, sizes, n) for (kind, sizes), n in found.items())
 
 
 def of_graph(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -78,7 +113,10 @@ def of_graph(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
             inputs = [shape_of(value) for value in node.inputs if value is not None]
             outputs = [shape_of(value) for value in node.outputs[:1]]
             # A transposition that is fused into a product costs nothing.
-            kind = FREE if is_view(node) else kind_of(node.op_type, inputs, outputs)
+            if node.domain:
+                kind = blocked_kind(node.op_type, inputs[1] if len(inputs) > 1 else ())
+            else:
+                kind = FREE if is_view(node) else kind_of(node.op_type, inputs, outputs)
             yield kind, (1,) if kind == FREE else sizes_of(kind, inputs, outputs)
 
 

@@ -64,6 +64,12 @@ class ProgramSignature:
                 signature=self.name,
             )
 
+    @property
+    def trains(self) -> bool:
+        """Whether it returns new values of state that it reads."""
+        read = {port.state for port in self.inputs if port.state is not None}
+        return any(port.state in read for port in self.outputs)
+
 
 @dataclass(frozen=True)
 class Program:

@@ -49,6 +49,18 @@ def trace(signature: ProgramSignature, decompositions: Decompositions | None = N
         ExportError: An operator has no forward form, the code depends on the values of its inputs,
             or it fixes the batch size.
     """
+    graph = flat_graph(signature, {**table(), **(decompositions or {})})
+    check_forward_only(graph, signature)
+    return graph
+
+
+def trace_for_torch(signature: ProgramSignature) -> GraphModule:
+    """As `trace`, but with PyTorch's own operators for gradients: PyTorch runs them faster."""
+    return flat_graph(signature, {})
+
+
+def flat_graph(signature: ProgramSignature, forms: Decompositions) -> GraphModule:
+    """Trace `signature` with the decompositions `forms` alone. Raises ExportError as `trace`."""
     # Constants of the recorded graph are real tensors: allow them among the fake ones.
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     batch = symbolic_batch(mode)
@@ -63,7 +75,7 @@ def trace(signature: ProgramSignature, decompositions: Decompositions | None = N
         with mode, enable_python_dispatcher(), UnfusedLinear(), RecurrenceLoops(), Composites():
             graph = make_fx(
                 functionalize(flat),
-                decomposition_table={**table(), **(decompositions or {})},
+                decomposition_table=forms,
                 _allow_non_fake_inputs=True,
             )(*inputs)
     except EdgeTailorError:
@@ -88,7 +100,6 @@ def trace(signature: ProgramSignature, decompositions: Decompositions | None = N
         )
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    check_forward_only(graph, signature)
     return graph
 
 

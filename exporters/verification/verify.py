@@ -3,7 +3,8 @@
 1. The traced graph in float64 with PyTorch's autograd in float64: the formulas are right.
 2. Each operator in the runtime with the same operator of the traced graph: the file says what was
    traced, and the runtime computes it.
-3. Whole steps in the runtime with autograd, with a wide tolerance: the file as a device runs it.
+3. Whole steps in the runtime with autograd, with a wide tolerance: the file as a device runs it,
+   in plain and in blocked form.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from device_agent.runtime.blocked_probe import block_size
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.traced_graph import TracedGraph
 from exporters.runtime_graph import Graph, Graphs
@@ -79,16 +81,14 @@ class SignatureCheck:
 
     def verdicts(self, values: Mapping[str, Tensor], trace: Trace) -> Iterator[Verdict]:
         """The verdicts of all comparisons."""
-        runs = run_steps(self.signature, self.graph, self.program, values, self.generator)
-        steps = len(runs)
         right: dict[str, Tensor] = {}
-        # Each of these is as large as the model, so each is released as soon as it is compared.
-        while runs:
-            run = runs.pop(0)
-            right.clear()
-            right.update(reference(self.signature, run.feeds))
-            yield self.whole_step(run, right, steps - len(runs), steps)
-            run.came.clear()
+        blocked = self.graph.blocked.get(block_size() or 0)
+        if blocked is not None:
+            for _, verdict in self.whole_steps(values, right, blocked):
+                yield verdict
+        for step, verdict in self.whole_steps(values, right):
+            yield verdict
+            run = step
         traced = self.graph.traced or trace(self.signature)
         sizes, results = values_of(self.signature, traced, run)
         yield self.formulas(traced, run, results, right)
@@ -97,6 +97,20 @@ class SignatureCheck:
         found = self.operators(traced, run, sizes)
         if found is not None:
             yield found
+
+    def whole_steps(
+        self, values: Mapping[str, Tensor], right: dict[str, Tensor], blocked: bytes | None = None
+    ) -> Iterator[tuple[Run, Verdict]]:
+        """Every run of consecutive steps with its verdict; PyTorch's outputs come in `right`."""
+        runs = run_steps(self.signature, self.graph, self.program, values, self.generator, blocked)
+        steps = len(runs)
+        # Each of these is as large as the model, so each is released as soon as it is compared.
+        while runs:
+            run = runs.pop(0)
+            right.clear()
+            right.update(reference(self.signature, run.feeds))
+            yield run, self.whole_step(run, right, steps - len(runs), steps)
+            run.came.clear()
 
     def whole_step(self, run: Run, right: Mapping[str, Tensor], step: int, steps: int) -> Verdict:
         """The worst output of one run."""

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from device_agent.formats.blocked_graphs import blocked_name
+from device_agent.runtime.blocked_probe import block_size
 from device_agent.runtime.runtime_choice import open_session
 from exporters.programs.program import Program, ProgramSignature
 from exporters.runtime_graph import Graph
@@ -52,16 +54,20 @@ def run_steps(
     program: Program,
     values: Tensors,
     generator: torch.Generator,
+    blocked: bytes | None = None,
 ) -> list[Run]:
     """Run a signature in its runtime on random samples; once, or two steps if it trains.
 
-    The second step runs on new samples and on the state after the first.
+    The second step runs on new samples and on the state after the first. With `blocked`, the
+    runtime opens the blocked form of `graph`.
     """
     state = {port.name for port in signature.inputs if port.state is not None}
-    batches = BATCHES if trains(signature) else BATCHES[:1]
+    batches = BATCHES if signature.trains else BATCHES[:1]
     with TemporaryDirectory() as folder:
         file = Path(folder, graph.file)
         file.write_bytes(graph.data)
+        if blocked is not None:
+            file.with_name(blocked_name(graph.file, block_size() or 0)).write_bytes(blocked)
         session = open_session(graph.runtime, file, signature.name, THREADS)
     runs: list[Run] = []
     feeds: dict[str, Tensor] = {}
@@ -112,9 +118,3 @@ def nudged(inputs: Tensors, generator: torch.Generator) -> dict[str, Tensor]:
         else value
         for name, value in inputs.items()
     }
-
-
-def trains(signature: ProgramSignature) -> bool:
-    """Whether `signature` returns new values of state that it reads."""
-    read = {port.state for port in signature.inputs if port.state is not None}
-    return any(port.state in read for port in signature.outputs)

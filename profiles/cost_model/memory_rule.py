@@ -62,6 +62,14 @@ UNCALIBRATED = MemoryOverhead(
 )
 """Used for devices without a calibration. Measured on x86-64 Linux with ONNX Runtime."""
 
+IN_BROWSER = MemoryOverhead(
+    idle_bytes=100 * 10**6, session_bytes=220 << 20, node_bytes=ONNX.node_bytes, array_copies=7
+)
+"""Used for pages, which cannot measure their memory. Fitted to the peaks of `make bench-page` in
+Chromium on x86-64 Linux, with the results of some runs that the browser has not collected yet."""
+WEB_RUNTIME = "onnxruntime-web"
+"""The descriptions of the runtime of pages begin with this."""
+
 RELATIVE_ERROR = 0.06
 """A measured growth may exceed its prediction by this share."""
 TRAINING_RESERVE_BYTES = 6 << 20

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from profiles.cost_model.memory_rule import (
+    IN_BROWSER,
     UNCALIBRATED,
+    WEB_RUNTIME,
     SignatureMemory,
     kept_bytes,
     training_growth,
@@ -19,7 +21,15 @@ from profiles.cost_model.memory_rule import (
 )
 from profiles.cost_model.operation_rates import Rates
 from profiles.cost_model.submodel_choice import Figure
-from profiles.cost_model.workload import FREE, KINDS, LOOP, Operation, SignatureWork, Workload
+from profiles.cost_model.workload import (
+    BLOCKED,
+    FREE,
+    KINDS,
+    LOOP,
+    Operation,
+    SignatureWork,
+    Workload,
+)
 from profiles.documents.calibration_record import Calibration, MemoryOverhead, Timing
 from profiles.errors import InputError
 
@@ -48,9 +58,16 @@ def predict(work: Workload, calibration: Calibration | None) -> Prediction:
     Raises:
         InputError: The calibration has not timed every kind of operation.
     """
-    overhead = calibration.memory if calibration is not None else None
-    step = None if calibration is None else TimeModel(calibration).batch(work.training)
-    return Prediction(memory=predict_memory(work, overhead or UNCALIBRATED), step=step)
+    if calibration is None:
+        return Prediction(memory=predict_memory(work, UNCALIBRATED), step=None)
+    assumed = IN_BROWSER if in_browser(calibration) else UNCALIBRATED
+    step = TimeModel(calibration).batch(work.training)
+    return Prediction(memory=predict_memory(work, calibration.memory or assumed), step=step)
+
+
+def in_browser(calibration: Calibration) -> bool:
+    """Whether a page has measured `calibration`. Pages cannot measure their memory."""
+    return calibration.runtime.startswith(WEB_RUNTIME)
 
 
 def predict_memory(work: Workload, overhead: MemoryOverhead) -> Figure:
@@ -66,7 +83,8 @@ def predict_memory(work: Workload, overhead: MemoryOverhead) -> Figure:
                 inputs=one.inputs,
                 outputs=one.outputs,
                 state=one.state,
-                kept=kept_bytes(one.arena, one.nodes, overhead.node_bytes),
+                kept=kept_bytes(one.arena, one.nodes, overhead.node_bytes)
+                + (overhead.array_copies - 1) * (one.inputs + one.outputs),
             )
             for one in signatures
         ]
@@ -108,9 +126,13 @@ class TimeModel:
         total = 0.0
         for one in signatures:
             # Every run costs a fixed time, and some more for each array that enters or leaves.
-            around = self.calibration.run_s + self.calibration.port_s * one.ports
+            around = (
+                self.calibration.run_s
+                + self.calibration.port_s * one.ports
+                + self.calibration.byte_s * (one.inputs + one.outputs)
+            )
             total += one.times * around
-            for operation in one.operations:
+            for operation in self.operations(one):
                 seconds = one.times * self.seconds(operation)
                 kinds[operation.kind] += seconds
                 total += seconds
@@ -118,6 +140,11 @@ class TimeModel:
             *(seconds * self.doubt(kind) for kind, seconds in kinds.items()), TIME_ERROR * total
         )
         return Figure(total, total + doubt)
+
+    def operations(self, work: SignatureWork) -> tuple[Operation, ...]:
+        """The operations of the form of `work` that the device runs."""
+        has_blocks = self.rates.keys() >= set(BLOCKED)
+        return work.blocked if work.blocked and has_blocks else work.operations
 
     def seconds(self, operation: Operation) -> float:
         """Time of all runs of one operation in seconds."""

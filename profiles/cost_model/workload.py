@@ -13,7 +13,7 @@ import msgspec
 Shape = Sequence[int]
 Shapes = Sequence[Shape]
 
-PRODUCTS = ("convolution", "transposed", "product", "accumulated")
+PRODUCTS = ("convolution", "transposed", "product", "accumulated", "blocked")
 """Kinds whose work is counted in multiply-accumulates; for other kinds, in numbers."""
 LOOP = "loop"
 FREE = "view"
@@ -49,6 +49,9 @@ OPERATORS = {
     FREE: ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Shape", "Size"),
     LOOP: ("Scan", "Loop"),
 }
+BLOCKED = ("blocked", "scaled")
+"""Kinds of blocked convolutions, which only some devices have: others, and those of single pixels
+and channels, which scale an image."""
 KINDS = {operator: kind for kind, operators in OPERATORS.items() for operator in operators}
 OTHER = "selection"
 """The kind assumed for unknown operators: the slowest pass over numbers."""
@@ -79,7 +82,7 @@ def sizes_of(kind: str, inputs: Shapes, outputs: Shapes) -> tuple[int, ...]:
     """
     numbers = max(math.prod(shape) for shape in (*inputs[:1], *outputs[:1]))
     match kind:
-        case "convolution":
+        case "convolution" | "blocked":
             image, kernel, output = inputs[0], inputs[1], outputs[0]
             groups = image[1] // kernel[1]
             filters = kernel[0] // groups
@@ -149,12 +152,26 @@ def kind_of(operator: str, inputs: Shapes, outputs: Shapes) -> str:
     return kind
 
 
+def blocked_kind(operator: str, kernel: Shape) -> str:
+    """The kind of an operator of the runtime's blocked layout; `kernel` is a convolution's shape.
+
+    >>> blocked_kind("Conv", (64, 1, 1, 1)), blocked_kind("Conv", (64, 1, 3, 3))
+    ('scaled', 'blocked')
+    """
+    if operator != "Conv":
+        return "transposition"
+    return "scaled" if math.prod(kernel[1:]) == 1 else "blocked"
+
+
 class SignatureWork(msgspec.Struct, frozen=True, kw_only=True):
     """The operations and the memory of one graph of a bundle.
 
     It runs `times` for each batch. `ports` is the number of its inputs and outputs. In bytes for
     one run: `state` are the inputs that are tensors of the device's state, `inputs` are all inputs,
     and `arena` is the runtime arena for the tensors between inputs and outputs.
+
+    `blocked` are the operations of its blocked form, which a device with blocked convolutions runs;
+    empty if it has none. `nodes` and `arena` are the larger ones of both forms.
     """
 
     name: str
@@ -166,6 +183,7 @@ class SignatureWork(msgspec.Struct, frozen=True, kw_only=True):
     inputs: int
     outputs: int
     arena: int
+    blocked: tuple[Operation, ...] = ()
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ LENGTHS = {
     "accumulated": 4,
     "convolution": 5,
     "transposed": 5,
+    "blocked": 5,
     "broadcast": 2,
     "reduction": 2,
 }
@@ -46,12 +47,14 @@ class MemoryOverhead(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the agent and the runtime in addition to tensors, in bytes.
 
     `idle_bytes`: the process of the agent before it opens a graph. `session_bytes`: code and tables
-    that the first session loads. `node_bytes`: for each node of an open graph.
+    that the first session loads. `node_bytes`: for each node of an open graph. `array_copies`: how
+    many copies of its inputs and outputs exist during a run.
     """
 
     idle_bytes: Bytes
     session_bytes: Bytes
     node_bytes: Bytes
+    array_copies: Annotated[int, Meta(ge=1, le=100)] = 1
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +62,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     `timings` include the work of the runtime for each operation. A run takes `run_s` more, and
     `port_s` more for each input and output. A node that computes nothing takes `node_s`. A step of
-    a loop takes `loop_step_s` more than its body. `memory` is None if the system does not report
-    it.
+    a loop takes `loop_step_s` more than its body. Each byte that enters or leaves a run takes
+    `byte_s`: pages copy inputs and outputs. `memory` is None if the system does not report it.
     """
 
     version: int = CALIBRATION_VERSION
@@ -71,4 +74,5 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     port_s: Seconds
     node_s: Seconds
     loop_step_s: Seconds
+    byte_s: Seconds = 0.0
     memory: MemoryOverhead | None

@@ -3,7 +3,9 @@
 A page in headless Chromium and a native agent train the same bundles of one federation in turns:
 first the page, then the agent, ROUNDS times. Times are those of a whole training with its sessions;
 their ratio is given as the median over the rounds. Memory is the peak above the idle program: of
-the tab's process (without graphics), and of the agent's. Linux only. Run `make bench-page`.
+the tab's process (without graphics), and of the agent's. A step and the memory of the page stand
+beside their predictions, from the page's own calibration. At last, pages are opened anew: from the
+link to the first training step. Linux only. Run `make bench-page`.
 """
 
 import json
@@ -12,8 +14,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -21,13 +26,20 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.membership import join
 from device_agent.formats.protocol import Work
-from phones import Phone
+from phones import Keeping, Phone
+from profiles.cost_model.memory_rule import IN_BROWSER
+from profiles.cost_model.prediction import predict
+from profiles.documents.calibration_record import Calibration
 from toolkit.coordinator.federation_config import load_config
 from toolkit.coordinator.server import Server, federation
+from toolkit.planning.submodel_workloads import Workloads
+from toolkit.submodels.model_loading import load_global
 from toolkit.web.built_page import read_page
 from vector_fleet import full_token, send
 
 ROUNDS, BATCH, BATCHES = 3, 16, 40
+VISITS = 5
+"""How often the page is opened anew."""
 MB = 1e6
 CP = "cp:2.0,personal-steps=2,factor-steps=3"
 RESNET20 = ("toolkit.models:resnet20", (3, 32, 32), 10)
@@ -97,8 +109,28 @@ def until(condition: Callable[[], bool], page: Page) -> None:
         page.wait_for_timeout(50)
 
 
-def measure(browser: Browser, model: tuple, spec: str, folder: Path) -> list[str]:
-    """A row of the table: one federation of a page and a native agent."""
+class AnyFits:
+    def submodel(self, kind: object, device: object) -> str:
+        return "full"
+
+
+def calibrated(browser: Browser, folder: Path) -> Calibration:
+    """What a page measures about this browser before it joins a kind that is planned for."""
+    server, thread = started(folder, RESNET20, "auto")
+    try:
+        keeping = server.coordinator.planner = Keeping(AnyFits())
+        phone = Phone.opened(browser, server, "phone")
+        phone.join("page")
+        phone.wait_for("joined")
+        phone.page.context.close()
+    finally:
+        server.stop()
+        thread.join()
+    return keeping.seen[0].calibration
+
+
+def started(folder: Path, model: tuple, spec: str) -> tuple[Server, threading.Thread]:
+    """A coordinator of a federation of two devices with random data, which lie in `folder`."""
     name, shape, classes = model
     draw = np.random.default_rng(0)
     x = draw.normal(size=(BATCH * BATCHES, *shape)).astype(np.float32)
@@ -110,6 +142,34 @@ def measure(browser: Browser, model: tuple, spec: str, folder: Path) -> list[str
     server = Server(config, federation(config), folder / "fleet.toml", page=read_page())
     thread = threading.Thread(target=server.run)
     thread.start()
+    return server, thread
+
+
+def from_the_link(browser: Browser, folder: Path) -> float:
+    """Seconds from opening the link to the first training step; the owner's hands take none."""
+    server, thread = started(folder, RESNET20, "full")
+    try:
+        join(server.url, full_token(server.config, "phone"), "native", folder / "native")
+        begun = time.perf_counter()
+        phone = Phone.opened(browser, server, "phone")
+        phone.train(folder / "data.npz", "page")
+        until(lambda: (phone.view() or {}).get("training") is not None, phone.page)
+        seconds = time.perf_counter() - begun
+        phone.page.context.close()
+    finally:
+        server.stop()
+        thread.join()
+    return seconds
+
+
+def measure(
+    browser: Browser, folder: Path, model: tuple, spec: str, calibration: Calibration
+) -> list[str]:
+    """A row of the table: one federation of a page and a native agent."""
+    server, thread = started(folder, model, spec)
+    config = server.config
+    module, _ = load_global(config.model, config.weights, config.seed)
+    workloads = Workloads(module, model[1], config.training)
     try:
         known = join(server.url, full_token(config, "phone"), "native", folder / "native")
         link = CoordinatorClient(server.url, known.secret)
@@ -120,10 +180,10 @@ def measure(browser: Browser, model: tuple, spec: str, folder: Path) -> list[str
         idle = peak(process, reset=True)
         phone.page.get_by_label("Data file").set_input_files(str(folder / "data.npz"))
         phone.page.get_by_role("button", name="Start training").click()
-        times, memory, seen = [], 0.0, 0.0
+        times, memory, seen, step = [], 0.0, 0.0, 0.0
         for round_ in range(1, ROUNDS + 1):
             until(lambda: bool(server.coordinator.rounds.updates), phone.page)
-            trained = phone.view()["trainedSeconds"]
+            trained, step = phone.view()["trainedSeconds"], phone.page.evaluate("window.step")
             work = link.work()
             seconds, memory = trained_natively(
                 link, work, folder / str(round_), folder / "data.npz"
@@ -138,25 +198,40 @@ def measure(browser: Browser, model: tuple, spec: str, folder: Path) -> list[str
         thread.join()
     page, native = (statistics.median(column) for column in zip(*times, strict=True))
     ratio = statistics.median(a / b for a, b in times)
+    predicted = predict(workloads.of(spec).work, calibration)
+    assert predicted.step is not None
+    growth = predicted.memory.value - IN_BROWSER.idle_bytes
     return [
-        f"{name.split(':')[1]} `{spec}`",
+        f"{model[0].split(':')[1]} `{spec}`",
         *(f"{page:.2f} s", f"{native:.2f} s", f"{ratio:.2f}"),
-        *(f"{page_peak / MB:.0f} MB", f"{memory / MB:.0f} MB"),
+        *(f"{1000 * step:.1f} ms", f"{1000 * predicted.step.value:.1f} ms"),
+        *(f"{page_peak / MB:.0f} MB", f"{growth / MB:.0f} MB", f"{memory / MB:.0f} MB"),
     ]
 
 
 def main() -> None:
-    """Print the table."""
-    print("| model and submodel | page | native | ratio | page's memory | native memory |")
-    print("|---|---|---|---|---|---|")
+    """Print the table, then the seconds from the link to the first step."""
     with sync_playwright() as playwright:
-        for model, spec in CASES:
+
+        def fresh(measured: Callable[[Browser, Path], Any]) -> Any:
             browser = playwright.chromium.launch(
                 executable_path="/usr/bin/chromium", args=["--no-sandbox"]
             )
             with tempfile.TemporaryDirectory() as folder:
-                print(f"| {' | '.join(measure(browser, model, spec, Path(folder)))} |", flush=True)
+                found = measured(browser, Path(folder))
             browser.close()
+            return found
+
+        calibration = fresh(calibrated)
+        columns = ("model and submodel", "page", "native", "ratio", "step", "predicted step")
+        columns += ("page's memory", "predicted", "native memory")
+        print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+        for model, spec in CASES:
+            row = fresh(partial(measure, model=model, spec=spec, calibration=calibration))
+            print(f"| {' | '.join(row)} |", flush=True)
+        seconds = sorted(fresh(from_the_link) for _ in range(VISITS))
+        shown = ", ".join(f"{one:.1f}" for one in seconds)
+        print(f"\nFrom the link to the first step: {shown} s")
 
 
 if __name__ == "__main__":

@@ -26,10 +26,12 @@ import torch
 from torch import Tensor, nn
 
 import edgetailor
+from device_agent.formats.blocked_graphs import BLOCKS, blocked_name
 from device_agent.formats.manifest import Port, Train
 from device_agent.profiling.calibration import calibrate
 from exporters.memory.overwritten_state import in_place_of
-from exporters.onnx.graph_workload import graph_work
+from exporters.onnx.blocked_layout import blocked
+from exporters.onnx.graph_workload import graph_work, with_blocked
 from exporters.onnx.onnx_writer import to_onnx
 from profiles.cost_model.prediction import predict
 from profiles.cost_model.workload import SignatureWork, Workload
@@ -161,14 +163,19 @@ def write_graphs(model: Model, spec: str, folder: Path) -> Workload:
     for step in steps:
         signature = signatures[step.signature]
         graph = to_onnx(signature)
-        (folder / f"{signature.name}.onnx").write_bytes(graph)
+        file = folder / f"{signature.name}.onnx"
+        file.write_bytes(graph)
+        for block in BLOCKS:
+            if form := blocked(graph, block):
+                file.with_name(blocked_name(file.name, block)).write_bytes(form)
         names = [port.name for port in signature.inputs]
         over = {name: name.removesuffix("+") for name in in_place_of(graph)}
         (folder / f"{signature.name}.json").write_text(json.dumps([names, over]))
         fed = arrays(model, submodel, signature.inputs)
         state |= fed
         held = sum(fed[p.name].nbytes for p in signature.inputs if p.kind == "state")
-        works.append(graph_work(graph, BATCH, signature.name, held, step.times))
+        work = graph_work(graph, BATCH, signature.name, held, step.times)
+        works.append(with_blocked(work, graph, BATCH))
     np.savez(folder / "state.npz", **state)  # type: ignore[arg-type]
     own = {p.name for s in steps for p in signatures[s.signature].inputs if p.kind == "state"}
     return Workload(

@@ -25,8 +25,10 @@ import torch
 from retired_graph import write_retired
 from step_cases import CASES, PLAIN, RATE, Case
 
+from device_agent.formats.blocked_graphs import BLOCKS, blocked_name
 from device_agent.formats.manifest import Port
 from exporters.memory.overwritten_state import in_place_of
+from exporters.onnx.blocked_layout import blocked
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature
 from exporters.tflite.tflite_writer import to_tflite
@@ -34,8 +36,12 @@ from profiles.errors import ExportError
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.submodel import Submodel
 
+PLAIN_FORM = "plain"
+"""ONNX Runtime without blocked convolutions."""
 WORKER = Path(__file__).with_name("step_worker.py")
-RUNTIMES = ("onnx", "litert", "openvino")
+RUNTIMES = ("onnx", PLAIN_FORM, "litert", "openvino")
+RUNS = {PLAIN_FORM: "onnx"}
+"""The agent's runtime for a peer, where the names differ."""
 RETIRED = "ort-training"
 LOSS_TOLERANCE = 1e-4
 """Relative; of float32 through twenty layers."""
@@ -49,7 +55,7 @@ class Peer:
     ) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
-            [python, str(WORKER), name, case, str(graph), str(threads)],
+            [python, str(WORKER), RUNS.get(name, name), case, str(graph), str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -113,11 +119,16 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> Path:
     """The signature `name` of `case` as a graph, and beside it what it is fed."""
     submodel = case.submodel()
     chosen = signature(submodel, name)
-    graph = folder / f"{name}.{runtime}"
+    graph = folder / runtime / f"{name}.{'tflite' if runtime == 'litert' else 'onnx'}"
+    graph.parent.mkdir(exist_ok=True)
     data = to_tflite([chosen]) if runtime == "litert" else to_onnx(chosen)
     if runtime == "openvino" and b"Scan" in data:
         raise ExportError("OpenVINO does not run this graph: it has loops", code="bench.loops")
     graph.write_bytes(data)
+    if runtime == "onnx" and chosen.trains:
+        for block in BLOCKS:
+            if form := blocked(data, block):
+                graph.with_name(blocked_name(graph.name, block)).write_bytes(form)
     fed = arrays(case, submodel, chosen.inputs)
     fed["in place"] = np.array(() if runtime == "litert" else in_place_of(data), str)
     np.savez(graph.with_suffix(".npz"), **fed)  # type: ignore[arg-type]

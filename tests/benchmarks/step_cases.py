@@ -88,6 +88,64 @@ def factorized(spec: str, shape: tuple[int, ...]) -> Callable[[nn.Module], Rewri
     return tail
 
 
+class Inverted(nn.Module):
+    """An inverted residual block with squeeze and excitation (MobileNetV3, Howard et al. 2019)."""
+
+    def __init__(self, inner: int, outer: int, stride: int) -> None:
+        super().__init__()
+        wide = 4 * inner
+        self.shortcut = stride == 1 and inner == outer
+        self.body = nn.Sequential(
+            *(nn.Conv2d(inner, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.Hardswish()),
+            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
+            *(nn.BatchNorm2d(wide), nn.Hardswish()),
+        )
+        self.excite = nn.Sequential(
+            *(nn.AdaptiveAvgPool2d(1), nn.Conv2d(wide, inner, 1), nn.ReLU()),
+            *(nn.Conv2d(inner, wide, 1), nn.Hardsigmoid()),
+        )
+        self.end = nn.Sequential(nn.Conv2d(wide, outer, 1, bias=False), nn.BatchNorm2d(outer))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x)
+        y = self.end(y * self.excite(y))
+        return x + y if self.shortcut else y
+
+
+def mobilenet() -> nn.Module:
+    """Six blocks in the manner of MobileNetV3."""
+    widths = [(16, 16, 1), (16, 32, 2), (32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 64, 1)]
+    blocks = [Inverted(*width) for width in widths]
+    begin = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.Hardswish()]
+    return nn.Sequential(*begin, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+class Patches(nn.Module):
+    """Patches of 4 x 4 pixels with learned positions."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.cut = nn.Conv2d(3, width, 4, 4)
+        self.places = nn.Parameter(0.02 * torch.randn(64, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cut(x).flatten(2).transpose(1, 2) + self.places
+
+
+class MeanOfTokens(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def vit() -> nn.Module:
+    """A small vision transformer: four layers, 128 wide, without dropout."""
+    layers = [
+        nn.TransformerEncoderLayer(128, 4, 256, 0.0, "gelu", batch_first=True, norm_first=True)
+        for _ in range(4)
+    ]
+    return nn.Sequential(Patches(128), *layers, MeanOfTokens(), nn.Linear(128, 10))
+
+
 IMAGE = (3, 32, 32)
 RESNET20 = Case(models.resnet20, "full", IMAGE, whole, IMAGE)
 CASES = {
@@ -102,6 +160,8 @@ CASES = {
         models.resnet18, "low-rank:0.25", IMAGE, factorized("low-rank:0.25", IMAGE), IMAGE
     ),
     "femnist_cnn full": Case(models.femnist_cnn, "full", (1, 28, 28), whole, (1, 28, 28), 62),
+    "mobilenet full": Case(mobilenet, "full", IMAGE, whole, IMAGE),
+    "vit full": Case(vit, "full", IMAGE, whole, IMAGE),
     "imdb_bilstm full": Case(models.imdb_bilstm, "full", (256,), whole, (256,), 2, words=10_000),
 }
 PLAIN = {f"{name}, plain SGD": replace(case, momentum=0.0) for name, case in CASES.items()}

@@ -17,6 +17,7 @@ from toolkit.cli.plan_command import plan
 from toolkit.cli.report_command import report
 from toolkit.cli.rounds_commands import export_model, rollback, rounds
 from toolkit.cli.serve_commands import serve, tls, tokens
+from toolkit.cli.simulate_command import simulate
 
 
 @click.group(epilog=EXIT_CODES, context_settings={"max_content_width": 100})
@@ -44,7 +45,8 @@ def main_group() -> None:
 
 
 for command in (
-    *(aggregate, demo, evaluate, export, inspect, plan, report, serve, tls, tokens),
+    *(aggregate, demo, evaluate, export, inspect, plan, report, serve, simulate),
+    *(tls, tokens),
     *(backup, restore, rounds, export_model, rollback),
 ):
     main_group.add_command(command)

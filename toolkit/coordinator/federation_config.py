@@ -1,8 +1,8 @@
-"""The configuration of one federation: the TOML file that `edgetailor serve` is given."""
+"""The configuration of one federation: the TOML file of `edgetailor serve` and `simulate`."""
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BeforeValidator,
@@ -20,6 +20,7 @@ from profiles.errors import InputError
 from profiles.text_formatting import counted
 from profiles.units import parse_bytes, parse_duration
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.data_table import preprocessing_of
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.toml_files import Place, Table, Tier, checked_spec, read_table, repeated
@@ -118,8 +119,8 @@ PATHS = ("weights", "held_out", "statistics", "state", "tls_cert", "tls_key")
 """Keys whose relative paths start from the folder of the file."""
 
 
-class CoordinatorConfig(Table):
-    """All of the file; after `load_config` its paths are absolute.
+class FederationConfig(Table):
+    """What `serve` and `simulate` read alike; after `load_settings` its paths are absolute.
 
     `deadline_s` is in seconds. `keep` says the models of which rounds stay in the state folder.
     `port` 0 means any free one. A join token enrols new devices for `token_days` days after it was
@@ -137,7 +138,6 @@ class CoordinatorConfig(Table):
     weights: Path | None = None
     input_shape: Annotated[tuple[Positive, ...], Field(min_length=1)]
     rounds: Positive
-    held_out: Path
     statistics: Path | None = None
     state: Path = Path("state")
     host: str = "127.0.0.1"
@@ -232,12 +232,27 @@ class CoordinatorConfig(Table):
         return next(kind for kind in self.devices if kind.name == name)
 
 
+class CoordinatorConfig(FederationConfig):
+    """What `serve` reads. It checks the table [simulation] and does not use it."""
+
+    held_out: Path
+    simulation: SimulationTable | None = None
+
+
+Config = TypeVar("Config", bound=FederationConfig)
+
+
 def load_config(path: Path) -> CoordinatorConfig:
+    """Read the federation's TOML file for `serve`, see `load_settings`."""
+    return load_settings(path, CoordinatorConfig)
+
+
+def load_settings(path: Path, kind: type[Config]) -> Config:
     """Read the federation's TOML file; relative paths in it start from its folder.
 
     Raises InputError: one sentence with the file, the key, its value and what is allowed.
     """
-    config = read_table(path, CoordinatorConfig, _known_keys)
+    config = read_table(path, kind, _known_keys)
     places = {key: getattr(config, key) for key in PATHS}
     folder = path.resolve().parent
     return config.model_copy(
@@ -251,5 +266,6 @@ def _known_keys(place: Place) -> list[str]:
         "training": TrainingConfig.__dataclass_fields__,
         "aggregation": AggregationPolicy.__dataclass_fields__,
         "devices": DeviceKind.model_fields,
+        "simulation": SimulationTable.model_fields,
     }
     return list(known.get(str(table), CoordinatorConfig.model_fields))

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
@@ -25,6 +25,7 @@ from toolkit.coordinator.coordinator import Coordinator, restore
 from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
+from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.http.certificates import RENEWAL_S, Certificate
 from toolkit.coordinator.http.connection_limits import Connection, raise_descriptor_limit
 from toolkit.coordinator.http.http_api import create_app
@@ -43,9 +44,6 @@ from toolkit.coordinator.settings_check import check_same_settings
 from toolkit.coordinator.startup_message import OPERATOR, startup_message
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.web.built_page import Page, read_page
-
-if TYPE_CHECKING:
-    from toolkit.aggregation.federation import Federation
 
 logger = logging.getLogger(__name__)
 
@@ -231,39 +229,6 @@ def certificate_of(config: CoordinatorConfig) -> Certificate | None:
     if config.tls_cert is None or config.tls_key is None:
         return None
     return Certificate(config.tls_cert, config.tls_key)
-
-
-def federation(config: CoordinatorConfig) -> "Federation":
-    """The global model that `config` describes, split for every kind of device.
-
-    Raises ModelError, SpecError, InputError or DataError.
-    """
-    from toolkit.aggregation.federation import Federation
-
-    statistics = None
-    if config.statistics is not None:
-        labels = config.training.labels
-        statistics, _ = read_samples(
-            *(config.statistics, config.input_shape, labels, "statistics"),
-            preprocessing=config.data,
-        )
-    model = Federation(
-        config.model,
-        config.input_shape,
-        config.training,
-        config.weights,
-        config.seed,
-        config.aggregation,
-        statistics=statistics,
-        preprocessing=config.data,
-    )
-    # Split now, so that a spec that the model cannot satisfy ends the server before it starts.
-    for kind in config.devices:
-        if not kind.planned:
-            model.submodel(kind.submodel)
-        if kind.fallback is not None:
-            model.submodel(kind.fallback)
-    return model
 
 
 def _coordinator(

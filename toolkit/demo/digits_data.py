@@ -1,18 +1,12 @@
 """The digits of scikit-learn, split unevenly over the devices: by label, as FL papers do."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
 
-from profiles.errors import InputError
-
-LEAST = 2
-"""The fewest samples of a device: batch norm cannot train on a single sample."""
-WHITE = 16.0
-"""The brightest value in the scans."""
+from toolkit.simulation import digits as scans
+from toolkit.simulation.partition import dirichlet_split
 
 
 @dataclass(frozen=True)
@@ -35,8 +29,7 @@ class Samples:
 
 def digits() -> Samples:
     """All 1,797 scans."""
-    x, y = load_digits(return_X_y=True)
-    return Samples((x / WHITE).astype(np.float32).reshape(-1, 1, 8, 8), y.astype(np.int64))
+    return Samples(*scans.digits())
 
 
 def split_samples(
@@ -60,44 +53,3 @@ def split_samples(
     rest = mixed[kept:]
     parts = dirichlet_split(labels[rest], devices, alpha, order)
     return mixed[:kept], [rest[part] for part in parts]
-
-
-def dirichlet_split(
-    labels: np.ndarray, devices: int, alpha: float, order: np.random.Generator
-) -> list[np.ndarray]:
-    """Give each device a Dirichlet share of the samples of every label.
-
-    Each sample goes to exactly one device, and each device gets at least `LEAST` samples.
-
-    Returns:
-        For each device, indices into `labels` (n,).
-
-    Raises:
-        InputError: There are fewer than `LEAST` samples for each device.
-    """
-    if len(labels) < LEAST * devices:
-        raise InputError(
-            f"{len(labels)} samples are too few for {devices} devices: each needs {LEAST}.",
-            code="demo.too-few-samples",
-            samples=len(labels),
-            devices=devices,
-        )
-    pieces: list[list[np.ndarray]] = [[] for _ in range(devices)]
-    for label in np.unique(labels):
-        found = order.permutation(np.flatnonzero(labels == label))
-        shares = order.dirichlet(np.full(devices, alpha))
-        cuts = np.round(np.cumsum(shares)[:-1] * len(found)).astype(int)
-        for piece, part in zip(pieces, np.split(found, cuts), strict=True):
-            piece.append(part)
-    return _level([np.concatenate(piece) for piece in pieces])
-
-
-def _level(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Move samples from the largest part to every part with fewer than `LEAST`."""
-    parts = list(parts)
-    while min(map(len, parts)) < LEAST:
-        sizes = [len(part) for part in parts]
-        poor, rich = int(np.argmin(sizes)), int(np.argmax(sizes))
-        parts[poor] = np.append(parts[poor], parts[rich][-1])
-        parts[rich] = parts[rich][:-1]
-    return parts

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from profiles.cost_model.memory_rule import AGENT_RESERVE_BYTES as RESERVE
-from profiles.cost_model.prediction import predict
+from profiles.cost_model.prediction import in_browser, predict
 from profiles.cost_model.submodel_choice import Budgets, Candidate, Figure, Plan, plan
 from profiles.documents.calibration_record import STALE_DAYS
 from profiles.documents.device_profile import DeviceProfile
@@ -125,7 +125,8 @@ def doubts(device: DeviceProfile, budgets: Budgets, today: datetime.date) -> lis
             "calibrate --out FILE` on the device"
         )
     elif device.calibration.memory is None:
-        notes.append("the runtime's memory could not be measured: it is assumed as on x86-64")
+        where = "in Chromium" if in_browser(device.calibration) else "on x86-64"
+        notes.append(f"the runtime's memory could not be measured: it is assumed as {where}")
     age = device.age_days(today)
     if device.calibration is not None and age > STALE_DAYS:
         notes.append(

@@ -15,8 +15,9 @@ from device_agent.profiling.calibration import calibrate, device_profile
 from device_agent.profiling.calibration_cases import MAX_MACS
 from device_agent.profiling.calibration_summary import rates, summary
 from device_agent.profiling.operation_timing import fastest_mean, subtract_profiler, time_cases
+from device_agent.runtime.blocked_probe import block_size
 from profiles.cost_model.prediction import TimeModel
-from profiles.cost_model.workload import KINDS, Operation, amount
+from profiles.cost_model.workload import BLOCKED, KINDS, Operation, amount
 from profiles.documents.calibration_record import Calibration, Timing
 from profiles.documents.device_profile import load_device
 
@@ -33,6 +34,7 @@ def test_every_kind_of_work_is_timed(found: Calibration) -> None:
     own = Counter(timing.kind for timing in found.timings)
     untimed = {"view", "loop"}
     assert own.keys() >= {*KINDS.values()} - untimed
+    assert own.keys().isdisjoint(BLOCKED) == (block_size() is None)
     assert own["convolution"] > 50
     assert all(timing.seconds > 0 for timing in found.timings)
     assert (found.threads, found.runtime.split()[0]) == (1, "onnxruntime")

@@ -3,10 +3,12 @@
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
+from torch import nn
 
 from device_agent.profiling.calibration_cases import GRAPHS
-from edgetailor import split
+from edgetailor import TrainingConfig, split
 from exporters.calibration_graphs import graphs
 from exporters.onnx.graph_workload import graph_work, signature_work
 from exporters.programs.operation_counts import macs
@@ -110,3 +112,27 @@ def test_the_shipped_graphs_are_what_the_exporter_writes() -> None:
     assert shipped == written
     assert sum(map(len, shipped.values())) < 20_000
     assert np.all([onnx.load_from_string(content).ir_version <= 10 for content in shipped.values()])
+
+
+def test_the_work_of_a_blocked_form(seed: int) -> None:
+    """A 3 x 3 convolution and its gradients: what is blocked, and what stays."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.Tanh()),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.Flatten(), nn.Linear(32 * 36, 3)),
+    )
+    program = split(model, "full", (3, 6, 6), TrainingConfig(batch_size=BATCH)).program
+    train = next(one for one in program.signatures if one.name == "train")
+    found = signature_work(train, BATCH)
+    products = {one for one in found.blocked if one.kind == "blocked"}
+    assert products == {
+        Operation("blocked", (BATCH, 16, 36, 3, 9)),
+        Operation("blocked", (BATCH, 32, 36, 16, 9)),
+        Operation("blocked", (BATCH, 16, 36, 32, 9)),  # gradient of the second one's input
+    }
+    plain = [one.sizes for one in found.blocked if one.kind == "convolution"]
+    assert sorted(size[1] for size in plain) == [16, 32]  # gradients of the weights
+    scaled = sum(one.count for one in found.blocked if one.kind == "scaled")
+    assert scaled >= 3
+    predict = next(one for one in program.signatures if one.name == "predict")
+    assert signature_work(predict, BATCH).blocked == ()

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from made_calibration import CALIBRATION, NODE_S, PORT_S, RUN_S, STEP_S
-from profiles.cost_model.memory_rule import RELATIVE_ERROR, UNCALIBRATED
+from profiles.cost_model.memory_rule import IN_BROWSER, RELATIVE_ERROR, UNCALIBRATED
 from profiles.cost_model.operation_rates import Rates
 from profiles.cost_model.prediction import TIME_ERROR, TimeModel, predict
 from profiles.cost_model.workload import Operation, SignatureWork, Workload
@@ -45,6 +45,26 @@ def test_time_of_two_operators() -> None:
     assert found.upper == pytest.approx((1 + TIME_ERROR) * by_hand, rel=1e-3)
 
 
+def test_a_device_with_blocked_convolutions_runs_the_blocked_form() -> None:
+    plain = (Operation("convolution", (32, 16, 64, 16, 9)),)
+    blocked = (Operation("blocked", (32, 16, 64, 16, 9)), Operation("scaled", (1000,), 2))
+    step = signature(*plain, blocked=blocked)
+    own = [one for one in CALIBRATION.timings if one.kind == "convolution"]
+    extra = [Timing("blocked", one.sizes, one.seconds / 2) for one in own]
+    extra += [Timing("scaled", (n,), n * 3e-9) for n in (1, 1000, 1_000_000)]
+    with_blocks = msgspec.structs.replace(CALIBRATION, timings=(*CALIBRATION.timings, *extra))
+    around = RUN_S + 5 * PORT_S
+    macs = 32 * 16 * 64 * 16 * 9
+    assert TimeModel(CALIBRATION).batch([step]).value == pytest.approx(
+        around + macs * 1e-9, rel=1e-3
+    )
+    found = TimeModel(with_blocks).batch([step]).value
+    assert found == pytest.approx(around + macs * 0.5e-9 + 2 * 1000 * 3e-9, rel=1e-3)
+    # A submodel without a blocked form runs as it is.
+    same = TimeModel(with_blocks).batch([signature(*plain)]).value
+    assert same == pytest.approx(around + macs * 1e-9, rel=1e-3)
+
+
 def test_repetitions_views_and_loops() -> None:
     inside = (Operation("loop", (256,)), Operation("arithmetic", (1000,), 256))
     step = signature(*inside, Operation("view", (1,), 3), times=5)
@@ -72,6 +92,19 @@ def test_memory_of_training() -> None:
     growth = (60 + max(10 + 41, 5 + 44) + 300 + 100 + 9 + 200) * KB
     assert found.value == 1000 * KB + growth
     assert found.upper == pytest.approx(1000 * KB + growth * (1 + RELATIVE_ERROR))
+
+
+def test_a_page_copies_what_enters_and_leaves() -> None:
+    web = msgspec.structs.replace(
+        CALIBRATION, memory=None, runtime="onnxruntime-web 1.30.0", byte_s=2e-9
+    )
+    found = predict(workload(signature()), web)
+    copies = (IN_BROWSER.array_copies - 1) * (50 + 41) * KB
+    growth = (60 + 10 + 41 + 300) * KB + copies
+    growth += 2 * IN_BROWSER.node_bytes + IN_BROWSER.session_bytes
+    assert found.memory.value == IN_BROWSER.idle_bytes + growth
+    assert found.step is not None
+    assert found.step.value == pytest.approx(RUN_S + 5 * PORT_S + (50 + 41) * KB * 2e-9, rel=1e-6)
 
 
 def test_memory_of_a_stage_that_needs_more_than_training() -> None:

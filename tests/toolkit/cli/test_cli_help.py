@@ -15,7 +15,8 @@ def test_help_lists_commands_and_exit_codes(tmp_path: Path) -> None:
     assert (done.code, done.stderr) == (0, "")
     assert re.findall(r"^  ([a-z][\w-]+)  +[A-Z]", done.stdout, re.M) == [
         "aggregate", "backup", "demo", "evaluate", "export", "export-model", "inspect", "plan",
-        "report", "restore", "rollback", "rounds", "serve", "tls", "tokens",
+        "report", "restore", "rollback", "rounds", "serve", "simulate", "tls",
+        "tokens",
     ]  # fmt: skip
     assert done.stdout.endswith(EXIT_CODES)
     assert "..." not in done.stdout.replace("[ARGS]...", "")  # no summary is cut off
@@ -42,7 +43,7 @@ def test_help_lists_families_and_their_options(tmp_path: Path) -> None:
     "command",
     [
         *("aggregate", "demo", "evaluate", "export", "inspect", "plan", "report", "serve"),
-        *("backup", "restore", "rounds", "export-model", "rollback", "tokens"),
+        *("backup", "restore", "rounds", "export-model", "rollback", "tokens", "simulate"),
     ],
 )
 def test_every_command_explains_itself_in_80_columns(tmp_path: Path, command: str) -> None:

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from device_agent.formats.preprocessing import Images, Series
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind, load_config
+from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.submodels.hyperparameters import TrainingConfig
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -24,6 +25,7 @@ TABLES: dict[str, type] = {
     SERIES: Series,
     "[training]": TrainingConfig,
     "[aggregation]": AggregationPolicy,
+    "[simulation]": SimulationTable,
     "[[devices]]": DeviceKind,
 }
 
@@ -37,7 +39,7 @@ def rows(heading: str) -> dict[str, list[str]]:
 
 def defaults(table: type) -> dict[str, Any]:
     """The keys that the reader accepts, with their defaults; MISSING where one is needed."""
-    if issubclass(table, CoordinatorConfig | DeviceKind):
+    if issubclass(table, CoordinatorConfig | DeviceKind | SimulationTable):
         found: dict[str, FieldInfo] = table.model_fields
         return {k: MISSING if f.is_required() else f.default for k, f in found.items()}
     if issubclass(table, msgspec.Struct):

@@ -15,6 +15,7 @@ from toolkit.demo import demo_settings, digits_data
 from toolkit.demo.demo_fleet import config_text
 from toolkit.demo.demo_folder import DemoFolder
 from toolkit.demo.run_demo import run_demo
+from toolkit.simulation.partition import LEAST, dirichlet_split
 
 LABELS = st.lists(st.integers(0, 9), min_size=30, max_size=200).map(np.array)
 
@@ -27,7 +28,7 @@ def test_every_sample_is_held_out_or_on_exactly_one_device(
 ) -> None:
     held_out, parts = digits_data.split_samples(labels, devices, 0.2, alpha, seed)
     assert len(parts) == devices
-    assert min(map(len, parts)) >= digits_data.LEAST
+    assert min(map(len, parts)) >= LEAST
     assert len(held_out) == round(0.2 * len(labels))
     assert sorted(np.concatenate([held_out, *parts])) == list(range(len(labels)))
 
@@ -55,8 +56,8 @@ def test_a_small_alpha_gives_each_device_few_classes() -> None:
 
 
 def test_too_few_samples_are_refused() -> None:
-    with refused("demo.too-few-samples", samples=3, devices=2):
-        digits_data.dirichlet_split(np.zeros(3, int), 2, 0.5, np.random.default_rng(0))
+    with refused("data.too-few-for-clients", samples=3, clients=2):
+        dirichlet_split(np.zeros(3, int), 2, 0.5, np.random.default_rng(0))
 
 
 def test_the_digits_are_as_devices_want_them(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from safetensors.numpy import load_file
 from device_agent.formats.update import read_update
 from dropping_model import SHAPE as DROPPING_SHAPE
 from firefox import firefox
-from models_for_tests import CLASSES, INPUT_SHAPE
-from phones import KEEP_VIEWS, NativeAgent, Phone, keep_updates, token
-from toolkit.coordinator.server import federation
+from models_for_tests import INPUT_SHAPE
+from phones import HEAD, KEEP_VIEWS, NativeAgent, Phone, images, keep_updates, token
+from toolkit.coordinator.server import Server, federation
 
 pytestmark = pytest.mark.web
 
@@ -23,31 +23,12 @@ KINDS = {
     "personal": "cp:2.0,penalty=2.0,personal-steps=2,factor-steps=3,factor-rate=0.001",
     "narrow": "width:0.5",
 }
-HEAD = """
-model = "{model}"
-input_shape = {shape}
-rounds = 2
-held_out = "held_out.npz"
-port = 0
-[training]
-batch_size = 8
-epochs = 2
-momentum = 0.9
-"""
 KIND = '[[devices]]\nname = "{}"\nsubmodel = "{}"\ncount = 2\n'
 CLOSE = 1e-5
 CLOSE_WITH_ADAM = 1e-3
 """Adam divides by the square root of tiny second moments, and so amplifies rounding."""
 KILLS = 30
 LONGEST_MS = 3000
-
-
-def images(folder: Path, seed: int, number: int, size: int) -> Path:
-    draw = np.random.default_rng([seed, number])
-    x = draw.normal(0.2 * number, 1, (size, *INPUT_SHAPE)).astype(np.float32)
-    path = folder / f"data-{number}.npz"
-    np.savez_compressed(path, x=x, y=draw.integers(CLASSES, size=size))
-    return path
 
 
 def assert_close(phone: dict[str, np.ndarray], native: Path, close: float = CLOSE) -> None:
@@ -57,6 +38,20 @@ def assert_close(phone: dict[str, np.ndarray], native: Path, close: float = CLOS
         scale = max(float(np.abs(value).max()), 1.0)
         difference = float(np.abs(phone[name] - value).max())
         assert difference <= close * scale, f"{name}: {difference:.1e}"
+
+
+def assert_profiled(server: Server, name: str, native: Path) -> None:
+    """The page's profile of a round is of the same graphs as the native agent's."""
+    store = server.coordinator.store
+    (device,) = (one for one in store.registry.devices() if one.name == name)
+    profile = store.profiles(device.id)[-1]
+    record, _ = read_update(native)
+    assert record.profile is not None
+    assert profile.structure == record.profile.structure
+    (phase,), (other, *_) = profile.phases, record.profile.phases
+    assert phase.role == other.role == "train"
+    assert 0 < phase.steady.p10_s <= phase.steady.median_s <= phase.steady.p90_s
+    assert phase.memory.peak_bytes >= 1 << 20
 
 
 @pytest.mark.parametrize("spec", ["full", "slice:residual"])
@@ -208,6 +203,7 @@ def test_every_family_in_one_round_with_native_agents(
             for round_ in (1, 2):
                 close = CLOSE_WITH_ADAM if kind == "personal" else CLOSE
                 assert_close(sent[f"phone {kind}", round_], agents[kind].sent[round_], close)
+            assert_profiled(server, f"phone {kind}", agents[kind].sent[2])
         final = load_file(server.config.state / "global.safetensors")
         # The same two rounds with what the native agents have sent, twice.
         alone = federation(server.config)

@@ -10,6 +10,8 @@ const FOLDER = "bundle";
 const MANIFEST = "manifest.json";
 /** The most bytes of a manifest: several times that of a model of 1,000 layers. */
 const LONGEST_MANIFEST = 32 << 20;
+/** Graphs in a form that only native runtimes have (device_agent/formats/blocked_graphs.py). */
+const FOR_OTHERS = /\.nchwc\d+\.onnx$/;
 
 /** Fetches the files of `offers` that the page lacks, and removes those of earlier rounds. */
 export async function fetchBundle(client: CoordinatorClient, offers: FileOffer[]): Promise<Bundle> {
@@ -18,6 +20,7 @@ export async function fetchBundle(client: CoordinatorClient, offers: FileOffer[]
   for (const name of await names(folder)) if (!wanted.has(name)) await remove(folder, name);
   const have = new Set(await names(folder));
   for (const offer of offers) {
+    if (FOR_OTHERS.test(offer.name)) continue;
     if (!have.has(offer.sha256)) await fetchFile(client, folder, offer);
   }
   return Bundle.open(offers);

@@ -1,24 +1,34 @@
 /** Who this page is for its coordinator: a key that cannot leave the browser, and what it got. */
 
-import type { CoordinatorClient, JoinReply } from "./client.js";
+import { calibrate, type Calibration } from "./calibration.js";
+import { Refusal, type CoordinatorClient, type JoinReply } from "./client.js";
 import { Failure } from "./failure.js";
 import { RUNTIME } from "./runtime.js";
 import { readForm } from "./sample_form.js";
 import { checkKey } from "./trust.js";
 import { sha256, type Bytes, type Values } from "./storage.js";
 
+/** The refusal of a coordinator that plans submodels and so needs a profile of the device. */
+const NEEDS_PROFILE = "join.needs-profile";
+const PROFILE_VERSION = 1;
+
 export interface Identity extends JoinReply {
   name: string;
   tokenSha256: string;
 }
 
-/** Joins with `token`. The same page joins again as the same device, because its key stays. */
+/**
+ * Joins with `token`. The same page joins again as the same device, because its key stays.
+ *
+ * `onMeasured` gets the done share of a calibration, if the coordinator needs one.
+ */
 export async function join(
   client: CoordinatorClient,
   token: string,
   fingerprint: string | null,
   name: string,
   values: Values,
+  onMeasured: (share: number) => void,
 ): Promise<Identity> {
   // The key is stored before it is sent: after a lost answer the same key joins again.
   let keys = await values.get<CryptoKeyPair>("key");
@@ -30,11 +40,16 @@ export async function join(
   const machine = await thisMachine();
   const public_key = base64(await crypto.subtle.exportKey("raw", publicKey));
   const tokenSha256 = await sha256(encoded(token));
-  const reply = await client.join(async () => {
+  const request = async (profile: object | null): Promise<object> => {
     const timestamp = Math.floor(Date.now() / 1000);
     const text = `edgetailor-join-1\n${tokenSha256}\n${public_key}\n${timestamp}\n`;
     const signature = base64(await crypto.subtle.sign("Ed25519", privateKey, encoded(text)));
-    return { name, public_key, machine, timestamp, signature, profile: null };
+    return { name, public_key, machine, timestamp, signature, profile };
+  };
+  const reply = await client.join(() => request(null)).catch(async (error: unknown) => {
+    if (!(error instanceof Refusal && error.code === NEEDS_PROFILE)) throw error;
+    const profile = await describe(name, machine, await calibrated(values, onMeasured));
+    return client.join(() => request(profile));
   });
   for (const word of [reply.device, reply.secret, reply.submodel]) {
     if (typeof word !== "string" || !/^[\x21-\x7e]{1,200}$/.test(word)) {
@@ -62,6 +77,52 @@ export async function thisMachine(): Promise<Record<string, string | number | nu
     runtime: RUNTIME,
     model: known?.model || null,
   };
+}
+
+/** This device as the coordinator plans for it (profiles/documents/device_profile.py). */
+async function describe(name: string, machine: object, measured: Measured): Promise<object> {
+  const { quota, usage } = await navigator.storage.estimate();
+  const memory = (navigator as { deviceMemory?: number }).deviceMemory;
+  const free = quota === undefined ? null : quota - (usage ?? 0);
+  return {
+    version: PROFILE_VERSION,
+    name,
+    cores: navigator.hardwareConcurrency,
+    // Rounded by the browser, to a power of two.
+    memory_bytes: memory === undefined ? null : memory * 2 ** 30,
+    storage_free_bytes: free,
+    machine,
+    ...measured,
+    sources: { cores: SAID, memory_bytes: SAID, storage_free_bytes: SAID, calibration: clock() },
+  };
+}
+
+/** A calibration of today by the same runtime is not repeated. */
+async function calibrated(values: Values, onMeasured: (share: number) => void): Promise<Measured> {
+  const kept = await values.get<Measured>("calibration");
+  if (kept !== null && kept.date === today() && kept.calibration.runtime === RUNTIME) return kept;
+  const measured = { date: today(), calibration: await calibrate(onMeasured) };
+  await values.put({ calibration: measured });
+  return measured;
+}
+
+interface Measured {
+  date: string;
+  calibration: Calibration;
+}
+
+function today(): string {
+  return new Date().toISOString().slice(0, 10);
+}
+
+const SAID = "said by the browser";
+
+/** The clock of a calibration, with the step in which it counts. */
+function clock(): string {
+  const start = performance.now();
+  let now = start;
+  while (now === start) now = performance.now();
+  return `performance.now, in steps of ${((now - start) * 1000).toFixed(0)} µs`;
 }
 
 interface UserAgentData {

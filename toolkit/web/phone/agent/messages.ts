@@ -58,6 +58,8 @@ export interface View {
   preprocessing: Preprocessing | null;
   /** While files become samples: how many are done. */
   preparing: { done: number; of: number } | null;
+  /** While this device is calibrated: the share that is done, in tenths. */
+  measured: number | null;
   /** The open round, from 1; 0 before the first. */
   round: number;
   /** While the first round waits for devices: how many have joined, of how many. */

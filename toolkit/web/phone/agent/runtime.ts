@@ -5,7 +5,7 @@ import { Failure } from "./failure.js";
 import { checkGraph } from "./graph_check.js";
 import type { Port, Signature } from "./manifest.js";
 import type { Bytes } from "./storage.js";
-import type { Dtype, Numbers, Tensor, Tensors } from "./tensors.js";
+import { sizeOf, type Dtype, type Numbers, type Tensor, type Tensors } from "./tensors.js";
 
 /** Where the build put the runtime's WebAssembly. */
 declare const WASM_URL: string;
@@ -16,6 +16,39 @@ ort.env.wasm.numThreads = 1;
 ort.env.logLevel = "error";
 
 export const RUNTIME = `onnxruntime-web ${ort.env.versions.web ?? ort.env.versions.common}`;
+
+/** The runtime's memory, seen when the runtime makes it. A page is told of it in no other way. */
+const memories: WebAssembly.Memory[] = [];
+WebAssembly.Memory = class extends WebAssembly.Memory {
+  constructor(limits: WebAssembly.MemoryDescriptor) {
+    super(limits);
+    memories.push(this);
+  }
+};
+
+/** Bytes of the runtime's memory, which never shrinks; null before the first session. */
+export function memoryBytes(): number | null {
+  return memories[0]?.buffer.byteLength ?? null;
+}
+
+export type Graph = ort.InferenceSession;
+export type Feeds = Record<string, ort.Tensor>;
+
+/** Opens a graph of this page's own, to be run as it is written. */
+export async function openGraph(graph: Bytes): Promise<Graph> {
+  return ort.InferenceSession.create(graph, { graphOptimizationLevel: "disabled" });
+}
+
+/** Inputs of ones of these shapes; the input `mask` holds truth values. */
+export function ones(shapes: Partial<Record<string, number[]>>): Feeds {
+  const feeds: Feeds = {};
+  for (const [name, shape] of Object.entries(shapes)) {
+    if (shape === undefined) continue;
+    const [type, Numbers] = name === "mask" ? (["bool", Uint8Array] as const) : (["float32", Float32Array] as const);
+    feeds[name] = new ort.Tensor(type, new Numbers(sizeOf(shape)).fill(1), shape);
+  }
+  return feeds;
+}
 
 export class Session {
   private constructor(

@@ -4,6 +4,7 @@ import type { Bundle } from "./bundle.js";
 import { Failure } from "./failure.js";
 import type { LocalData } from "./local_data.js";
 import { uploaded } from "./manifest.js";
+import { profileOf } from "./round_profile.js";
 import type { ScheduleRun } from "./schedule.js";
 import { folderOf, Sealed, sha256, type Bytes } from "./storage.js";
 import { readAllTensors, writeTensors, type Tensors } from "./tensors.js";
@@ -46,7 +47,7 @@ export async function updateOf(bundle: Bundle, data: LocalData, run: ScheduleRun
     loss_last: run.losses.at(-1),
     tensors: raw,
     file: { size: tensors.length, sha256: digest },
-    profile: null,
+    profile: await profileOf(manifest, run.seconds),
     validation: [],
     classes: masked ? present : null,
   };

@@ -18,6 +18,7 @@ let view: View = {
   data: null,
   preprocessing: null,
   preparing: null,
+  measured: null,
   round: 0,
   joined: 0,
   expected: 0,
@@ -56,6 +57,7 @@ async function showStored(): Promise<void> {
     data: data && { name: data.name, samples: data.samples, bytes: data.bytes },
     preprocessing: identity && readForm(identity).preprocessing,
     preparing: null,
+    measured: null,
     losses: (await values.get<View["losses"]>("losses")) ?? [],
     predictions: await values.get<View["predictions"]>("predictions"),
     persisted: await navigator.storage.persisted(),
@@ -106,7 +108,11 @@ async function obey(command: Command): Promise<void> {
     case "join": {
       show({ stage: "joining", problem: null });
       const [token, fingerprint] = splitToken(command.token);
-      await join(client(token), token, fingerprint, command.name, values);
+      const measured = (share: number): void => {
+        const tenths = Math.floor(10 * share) / 10;
+        if (view.measured !== tenths) show({ measured: tenths });
+      };
+      await join(client(token), token, fingerprint, command.name, values, measured);
       return showStored();
     }
     case "data":

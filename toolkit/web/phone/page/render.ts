@@ -74,7 +74,8 @@ function dataOf({ data, preparing }: View): string {
 }
 
 function statusOf(view: View, wanted: PauseReason | null): string {
-  const { stage, round, training } = view;
+  const { stage, round, training, measured } = view;
+  if (measured !== null && stage === "joining") return TEXTS.measuring(Math.round(100 * measured));
   if (stage === "paused" && view.paused !== null) return TEXTS.paused[view.paused];
   if (stage === "training" && wanted !== null) return TEXTS.pausing;
   if (stage === "joined" && view.data === null) return TEXTS.chooseData;

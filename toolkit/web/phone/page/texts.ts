@@ -21,7 +21,7 @@ export const PAGE = {
   sharesHeading: "What leaves this device",
   leavesNumbers: "the trained numbers of its part of the model",
   leavesCounts: "the number of your samples, the loss and the time of the training",
-  leavesMachine: "the name that you give this device, and a description of its browser",
+  leavesMachine: "the name that you give this device, and a description of its browser and speed",
   staysHeading: "What never leaves it",
   staysData: "your data",
   staysPersonal: "your personal model, if this federation has personal models",
@@ -82,6 +82,8 @@ export const TEXTS = {
     paused: "Paused",
     finished: "All rounds are over. Thank you! You can close this page.",
   } satisfies Record<Stage, string>,
+  measuring: (percent: number) =>
+    `Measuring how fast this device is, about half a minute: ${percent}% done`,
   chooseData: "Joined. Choose your data next.",
   pausing: "Pausing after this step",
   paused: {

@@ -1,0 +1,51 @@
+"""Finds out by a tiny run whether this ONNX Runtime has blocked convolutions, and of which block.
+
+No version or processor name says so for certain, and a graph of another block gives wrong numbers
+without an error. A probe is a graph with two outputs that are equal if its block is the runtime's:
+a row of convolutions, and the same convolutions in blocked form. The probes ship beside this
+module; `exporters/blocked_probes.py` writes them.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.formats.blocked_graphs import BLOCKS, blocked_name
+from device_agent.runtime.onnx_runtime import open_model
+
+FOLDER = Path(__file__).with_name("blocked_probes")
+SHAPES = {
+    "x": (2, 3, 9, 8),
+    "few": (16, 3, 3, 3),
+    "dense": (16, 16, 3, 3),
+    "bias": (16,),
+    "depthwise": (16, 1, 3, 3),
+    "point": (32, 16, 1, 1),
+}
+"""The inputs of a probe: an image, and a weight for each kind of convolution."""
+CLOSE = 1e-4
+
+
+@cache
+def block_size() -> int | None:
+    """Channels in a block of this runtime; None if it has no blocked convolutions."""
+    return next((block for block in BLOCKS if runs(FOLDER / f"{block}.onnx")), None)
+
+
+def runs(probe: Path) -> bool:
+    """Whether the two forms in `probe` agree here."""
+    draw = np.random.default_rng(0)
+    given = {name: draw.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+    try:
+        plain, blocked = open_model(str(probe), 1).run(["plain", "blocked"], given)
+    except Exception:  # the exceptions of onnxruntime have no public base class
+        return False
+    return float(np.abs(plain - blocked).max()) <= CLOSE * float(np.abs(plain).max())
+
+
+def best_form(graph: Path) -> Path:
+    """The file to open for `graph`: its blocked form, if this runtime has that block."""
+    block = block_size()
+    blocked = graph if block is None else graph.with_name(blocked_name(graph.name, block))
+    return blocked if blocked.exists() else graph

@@ -1,0 +1,666 @@
+"""Rewrites a training step for ONNX Runtime's blocked convolutions, with weights as inputs.
+
+ONNX Runtime's fastest convolutions read images in a blocked layout, (N, C / b, H, W, b): b channels
+side by side, 16 with AVX-512 and 8 with AVX2. It uses them by itself only if weights are constants.
+But a graph may name its blocked operators: here weights are brought into their layout in the graph,
+and images stay blocked from layer to layer.
+
+In the graph a blocked tensor has the shape (N, C, H, W). Operators on single elements read it as it
+is. Others see it as (N, C / b, H, W, b), which costs nothing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir import Node, Value
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from exporters.memory.onnx_footprint import Footprint, footprint
+from exporters.memory.overwritten_state import in_place
+from exporters.memory.static_shapes import with_shapes
+from exporters.onnx.state_in_place import Order
+
+DOMAIN = "com.microsoft.nchwc"
+UNARY = {
+    *("Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Neg", "Abs", "Reciprocal", "Erf", "Sign"),
+    *("Cast", "Clip", "HardSigmoid", "HardSwish", "Not"),
+}
+ELEMENTWISE = {
+    *("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "Where", "And", "Or"),
+    *("Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"),
+}
+SWAP = (1, 0, 2, 3)
+"""The permutation that exchanges the input and output channels of a weight."""
+CHANNELS_LAST = (0, 2, 3, 1)
+POINTWISE = {"kernel_shape": [1, 1], "strides": [1, 1], "pads": [0] * 4, "dilations": [1, 1]}
+FIRST = -(2**31)
+"""The end of a slice that runs backwards to the first element."""
+
+Dims = tuple[int | None, ...]
+"""The shape of a tensor; None for a size that is not known."""
+
+
+@lru_cache(maxsize=32)
+def blocked(graph: bytes, block: int) -> bytes | None:
+    """The serialized ONNX `graph` with blocked convolutions; None if no convolution fits.
+
+    It has the inputs and outputs of `graph`, and may write the same outputs in place. It runs in a
+    runtime whose blocks have `block` channels; any other computes wrong numbers.
+    """
+    model = ir.from_proto(with_shapes(onnx.load_from_string(graph)))
+    if not rewrite(model, block) or not keeps_order(model):
+        return None
+    model.opset_imports[DOMAIN] = 1
+    result = ir.to_proto(model)
+    del result.graph.value_info[:]
+    return result.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def blocked_footprint(graph: bytes, block: int, batch: int) -> Footprint:
+    """The memory that `blocked(graph, block)` needs; arguments and errors as of `footprint`."""
+    return footprint(graph, batch, partial(rewrite, block=block))
+
+
+def rewrite(model: ir.Model, block: int) -> bool:
+    """Give `model` blocked convolutions; False if none fits. Shapes that are known stay known."""
+    fits = BlockedLayout(model.graph, block).rewrite()
+    RemoveUnusedNodesPass()(model)
+    return fits
+
+
+def keeps_order(model: ir.Model) -> bool:
+    """Whether each output that may be written over its input still comes after all its readers."""
+    order = Order(model.graph)
+    old = {value.name: value for value in model.graph.inputs}
+    new = {value.name: value for value in model.graph.outputs}
+    return all(
+        order.late_readers(old[name.removesuffix("+")], new[name]) == []
+        for name in in_place(model.metadata_props)
+    )
+
+
+class BlockedLayout:
+    """The rewriting of one graph; loops are left as they are.
+
+    `images` has the blocked form of each value that has one, `dropped` the values whose plain form
+    nobody computes any more, `restored` the plain forms that were computed from blocked ones.
+    """
+
+    def __init__(self, graph: ir.Graph, block: int) -> None:
+        self.graph, self.block = graph, block
+        self.held = set(graph.initializers.values())
+        self.nodes: list[Node] = []
+        self.constants: dict[object, Node] = {}
+        self.images: dict[Value, Value] = {}
+        self.dropped: set[Value] = set()
+        self.restored: dict[Value, Value] = {}
+        self.filters: dict[tuple[Value, bool], Value] = {}
+        self.made = 0
+
+    def rewrite(self) -> bool:
+        """Rewrite the graph; False if it has no convolution that fits, and stays as it is."""
+        nodes = list(self.graph)
+        if not any(self.convolves(node) for node in nodes):
+            return False
+        results = set(self.graph.outputs)
+        for node in nodes:
+            if not results.isdisjoint(node.outputs) or not self.convert(node):
+                self.keep(node)
+        for node in nodes:
+            self.graph.remove(node)
+        self.graph.extend([*self.constants.values(), *self.nodes])
+        for node in nodes:
+            if node.graph is None:  # it must not count as a reader of its inputs any more
+                for place in range(len(node.inputs)):
+                    node.replace_input_with(place, None)
+        return True
+
+    def convert(self, node: Node) -> bool:
+        """Add what computes `node` on blocked tensors; False if it has to stay."""
+        if self.convolves(node):
+            return self.convolution(node)
+        if node.op_type == "Conv" and not node.domain:
+            return self.depthwise_weight_gradient(node)
+        if not any(value in self.images for value in node.inputs):
+            return False
+        match node.op_type:
+            case "BatchNormalization":
+                return self.scale_and_shift(node)
+            case "Relu" if self.activation(node):
+                return True
+            case "Add" if self.sum(node):
+                return True
+            case "ReduceMean" | "ReduceSum":
+                return self.reduction(node)
+            case "Transpose":
+                return self.channels_last(node)
+            case "Concat":
+                return self.concatenation(node)
+            case "Reshape":
+                return self.first_element(node)
+            case kind if kind in UNARY:
+                return self.unary(node)
+            case kind if kind in ELEMENTWISE:
+                return self.elementwise(node)
+        return False
+
+    def keep(self, node: Node) -> None:
+        """Leave `node` as it is, with plain inputs."""
+        for place, value in enumerate(node.inputs):
+            if value is not None:
+                node.replace_input_with(place, self.plain(value))
+        self.nodes.append(node)
+
+    # Values
+
+    def add(
+        self,
+        operator: str,
+        inputs: Sequence[Value | None],
+        attributes: Mapping[str, object] | None = None,
+        *,
+        shape: Dims | ir.Shape | None,
+        dtype: ir.DataType | None = ir.DataType.FLOAT,
+        domain: str = "",
+    ) -> Value:
+        """Add a node; returns its output."""
+        node = ir.node(operator, inputs, attributes, domain=domain)  # type: ignore[arg-type]
+        (value,) = node.outputs
+        assert dtype is not None
+        value.name, value.type = f"blocked_{self.made}", ir.TensorType(dtype)
+        value.shape = ir.Shape(shape) if isinstance(shape, tuple) else shape
+        self.made += 1
+        self.nodes.append(node)
+        return value
+
+    def constant(self, value: Sequence[int] | np.ndarray) -> Value:
+        """A constant; whole numbers or an array of float32."""
+        key = tuple(value) if not isinstance(value, np.ndarray) else value.shape
+        known = self.constants.get((type(value), key))
+        if known is None:
+            array = value if isinstance(value, np.ndarray) else np.array(value, np.int64)
+            known = ir.node("Constant", [], {"value": ir.tensor(array)})
+            known.outputs[0].name = f"blocked_constant_{len(self.constants)}"
+            known.outputs[0].shape = ir.Shape(array.shape)
+            known.outputs[0].dtype = ir.DataType.from_numpy(array.dtype)
+            self.constants[type(value), key] = known
+        return known.outputs[0]
+
+    def reshaped(self, value: Value, *shape: int, dims: Dims | ir.Shape | None = None) -> Value:
+        """`value` in another shape, of which one size may be -1; `dims` says what it is then."""
+        found = dims or tuple(size if size >= 0 else None for size in shape)
+        given = self.constant(shape)
+        return self.add("Reshape", [value, given], shape=found, dtype=value.dtype)
+
+    def image(self, value: Value) -> Value:
+        """The blocked form of `value`."""
+        if value not in self.images:
+            self.images[value] = self.add("ReorderInput", [value], shape=value.shape, domain=DOMAIN)
+        return self.images[value]
+
+    def plain(self, value: Value) -> Value:
+        """The plain form of `value`."""
+        if value not in self.dropped:
+            return value
+        if value not in self.restored:
+            channels = dims_of(value)[1]
+            image = self.images[value]
+            if value.dtype != ir.DataType.FLOAT:  # truth values have no reordering of their own
+                image = self.add("Cast", [image], {"to": int(ir.DataType.FLOAT)}, shape=value.shape)
+            found = self.add(
+                "ReorderOutput",
+                [image],
+                {"channels": channels},
+                shape=value.shape,
+                domain=DOMAIN,
+            )
+            if value.dtype != ir.DataType.FLOAT:
+                assert value.dtype is not None
+                to = {"to": int(value.dtype)}
+                found = self.add("Cast", [found], to, shape=value.shape, dtype=value.dtype)
+            self.restored[value] = found
+        return self.restored[value]
+
+    def computed(self, value: Value, image: Value) -> bool:
+        """Note that `image` is the blocked form of `value`, which no node makes any more."""
+        self.images[value] = image
+        self.dropped.add(value)
+        return True
+
+    def replaced(self, value: Value, by: Value) -> bool:
+        """Let the plain value `by` take the place of `value`."""
+        by.name = value.name
+        value.replace_all_uses_with(by)
+        return True
+
+    def apart(self, value: Value, image: Value) -> Value:
+        """The blocked form `image` of `value` as (N, C / b, H, W, b)."""
+        batch, channels, rows, columns = dims_of(value)
+        assert channels is not None
+        assert rows is not None
+        assert columns is not None
+        shape = (channels // self.block, rows, columns, self.block)
+        return self.reshaped(image, -1, *shape, dims=(batch, *shape))
+
+    def fits(self, value: Value | None) -> bool:
+        """Whether `value` can have a blocked form."""
+        shape = dims_of(value)
+        return (
+            value is not None
+            and value.dtype in (ir.DataType.FLOAT, ir.DataType.BOOL)
+            and len(shape) == 4
+            and None not in shape[1:]
+            and bool(shape[1])
+            and shape[1] % self.block == 0  # type: ignore[operator]
+        )
+
+    # Convolutions
+
+    def convolves(self, node: Node) -> bool:
+        """Whether `node` is a convolution with a blocked form."""
+        if node.op_type not in ("Conv", "ConvTranspose") or node.domain:
+            return False
+        if node.inputs[1] in self.held:
+            return False  # the runtime itself brings constants into the layout
+        image, weight, result = dims_of(node.inputs[0]), dims_of(node.inputs[1]), node.outputs[0]
+        if len(weight) != 4 or None in weight or not self.fits(result) or len(image) != 4:
+            return False
+        attributes = numbers(node)
+        groups, inputs = attributes["group"][0], image[1]
+        if inputs is None or image[0] == 1:  # the gradient of a weight: the batch are its channels
+            return False
+        if node.op_type == "ConvTranspose":
+            plain = set(attributes["strides"]) == {1} and not any(attributes["output_padding"])
+            return (
+                plain and groups == 1 and inputs % self.block == 0 and min(swapped_pads(node)) >= 0
+            )
+        depthwise = groups == inputs == weight[0] != 1
+        dense = groups == 1 and (inputs % self.block == 0 or inputs < self.block)
+        return depthwise or dense
+
+    def convolution(self, node: Node) -> bool:
+        """A convolution; one that is transposed becomes a plain one, with its weight swapped."""
+        image, weight, *bias = node.inputs
+        assert image is not None
+        assert weight is not None
+        attributes = {key: value for key, value in numbers(node).items() if key != "output_padding"}
+        transposed = node.op_type == "ConvTranspose"
+        if transposed:
+            attributes["pads"] = swapped_pads(node)
+        few = dims_of(image)[1] % self.block != 0  # type: ignore[operator]
+        given = self.plain(image) if few else self.image(image)
+        inputs = [given, self.filter(weight, transposed), *bias]
+        return self.computed(node.outputs[0], self.convolved(node.outputs[0], inputs, attributes))
+
+    def convolved(
+        self, value: Value, inputs: Sequence[Value | None], attributes: Mapping[str, Sequence[int]]
+    ) -> Value:
+        """A blocked convolution that computes `value`. Inputs: image, filter, bias, summand."""
+        settings = {**attributes, "group": attributes["group"][0]}
+        return self.add("Conv", inputs, settings, shape=value.shape, domain=DOMAIN)
+
+    def depthwise_weight_gradient(self, node: Node) -> bool:
+        """The gradient of a depthwise convolution's weight: each channel's dot products.
+
+        `convolution.py` writes it as a convolution of the image by the gradient, with the batch
+        among the channels. Here the images of a batch lie below each other, with rows of zeros
+        between them, and so do the gradients: one depthwise convolution whose kernel is as high as
+        all of them. It computes K results for each channel, of whole blocks at a time.
+        """
+        image, pads = rows_of(node)
+        grad = swapped(node.inputs[1])
+        window, result = numbers(node), node.outputs[0]
+        channels = window["group"][0]
+        if image is None or grad is None or not (self.fits(image) and self.fits(grad)):
+            return False
+        _, _, height, width = (size or 0 for size in dims_of(image))
+        _, count, rows, columns = (size or 0 for size in dims_of(grad))
+        step, kernel = window["dilations"][0], int(dims_of(result)[2] or 0)
+        top, left, bottom, right = pads
+        # So far apart that no row of one image meets the gradient of the next one.
+        apart = -(-max(height + max(top, bottom), step * rows) // step) * step
+        below = kernel - top - step
+        if dims_of(image)[1] != channels or count != channels or below < 0 or top < 0:
+            return False
+        strips = [
+            self.strip(image, height, apart, (1, channels, -1, width)),
+            self.strip(grad, rows, apart // step, (channels, 1, -1, columns)),
+        ]
+        found = self.add(
+            "Conv",
+            strips,
+            {
+                "pads": [top, left, below, right],
+                "strides": [1, 1],
+                "dilations": window["dilations"],
+                "group": channels,
+            },
+            shape=result.shape,
+            domain=DOMAIN,
+        )
+        plain = {"channels": channels}
+        back = self.add("ReorderOutput", [found], plain, shape=result.shape, domain=DOMAIN)
+        return self.replaced(result, back)
+
+    def strip(self, value: Value, rows: int, apart: int, shape: tuple[int, ...]) -> Value:
+        """The images of a batch below each other, one every `apart` rows, in this shape."""
+        found = self.permuted(self.apart(value, self.image(value)), 1, 0, 2, 3, 4)
+        blocks, batch, _, columns, block = dims_of(found)
+        if apart > rows:
+            more = [0] * 7 + [apart - rows, 0, 0]
+            padded = (blocks, batch, apart, columns, block)
+            found = self.add("Pad", [found, self.constant(more)], shape=padded)
+        high = batch and batch * apart
+        dims = tuple(high if size == -1 else size for size in shape)
+        return self.reshaped(found, *shape, dims=dims)
+
+    def filter(self, weight: Value, swap: bool) -> Value:
+        """The weight (O, I, *kernel) as (O / b, I / b, *kernel, b, b), inputs before outputs.
+
+        With fewer than b inputs, also those of a depthwise convolution: (O / b, I, *kernel, b).
+        With `swap` the weight is (I, O, *kernel), and its kernel is turned around.
+        """
+        inside = None if swap else before_swap(weight)
+        if inside is not None:
+            weight, swap = inside, True
+        if (weight, swap) not in self.filters:
+            b, kernel = self.block, [int(size or 0) for size in dims_of(weight)[2:]]
+            first, second = (int(size or 0) for size in dims_of(weight)[:2])
+            plain = self.plain(weight)
+            if swap and first % b:
+                parts = self.reshaped(plain, first, second // b, b, *kernel)
+                found = self.permuted(parts, 1, 0, 3, 4, 2)
+            elif second % b and not swap:
+                parts = self.reshaped(plain, first // b, b, second, *kernel)
+                found = self.permuted(parts, 0, 2, 3, 4, 1)
+            else:
+                parts = self.reshaped(plain, first // b, b, second // b, b, *kernel)
+                found = self.permuted(parts, *((2, 0, 4, 5, 1, 3) if swap else (0, 2, 4, 5, 3, 1)))
+            if swap and max(kernel) > 1:
+                back, end, axes = ([-1, -1], [FIRST, FIRST], [2, 3])
+                steps = map(self.constant, (back, end, axes, back))
+                found = self.add("Slice", [found, *steps], shape=found.shape)
+            outer, inner = (second, first) if swap else (first, second)
+            self.filters[weight, swap] = self.reshaped(found, outer, inner, *kernel)
+        return self.filters[weight, swap]
+
+    def permuted(self, value: Value, *axes: int) -> Value:
+        """`value` with its axes in this order."""
+        old = dims_of(value)
+        shape = tuple(old[axis] for axis in axes)
+        return self.add("Transpose", [value], {"perm": axes}, shape=shape)
+
+    def by_channel(self, value: Value, image: Value, *vectors: Value | None) -> Value:
+        """Compute image * scale + shift for vectors (C,), as a depthwise convolution of one pixel.
+
+        It takes one pass, where a product and a sum that repeat vectors take two slower ones.
+        """
+        channels = int(dims_of(value)[1] or 0)
+        scale, *shift = vectors
+        if scale is None:
+            weight = self.constant(np.ones((channels, 1, 1, 1), np.float32))
+        else:
+            weight = self.reshaped(scale, channels, 1, 1, 1)
+        return self.convolved(value, [image, weight, *shift], {**POINTWISE, "group": [channels]})
+
+    def scale_and_shift(self, node: Node) -> bool:
+        """A batch norm with mean 0 and variance 1."""
+        value, scale, shift, mean, variance = node.inputs
+        if value not in self.images or not (is_all(mean, 0) and is_all(variance, 1)):
+            return False
+        if node.attributes["epsilon"].as_float() != 0:
+            return False
+        result = node.outputs[0]
+        return self.computed(result, self.by_channel(result, self.images[value], scale, shift))
+
+    def only_read(self, value: Value | None) -> Node | None:
+        """The blocked convolution that makes `value`, if `value` has one reader."""
+        if value not in self.images or len(list(value.uses())) != 1:
+            return None
+        maker = self.images[value].producer()
+        fits = maker is not None and maker.domain == DOMAIN and maker.op_type == "Conv"
+        return maker if fits and "activation" not in maker.attributes else None  # type: ignore[union-attr]
+
+    def activation(self, node: Node) -> bool:
+        """A ReLU that the convolution before it computes, too."""
+        (value,) = node.inputs
+        maker = self.only_read(value)
+        if maker is None:
+            return False
+        maker.attributes["activation"] = ir.AttrString("activation", "Relu")
+        return self.computed(node.outputs[0], maker.outputs[0])
+
+    def sum(self, node: Node) -> bool:
+        """A sum that the convolution of one summand computes, too."""
+        left, right = node.inputs
+        result = node.outputs[0]
+        if left is right or dims_of(left)[1:] != dims_of(right)[1:]:
+            return False
+        for value, other in ((left, right), (right, left)):
+            maker = self.only_read(value)
+            if maker is not None and other in self.images and len(maker.inputs) < 4:
+                self.nodes.remove(maker)
+                missing = [None] * (3 - len(maker.inputs))
+                inputs = [*maker.inputs, *missing, self.images[other]]
+                return self.computed(result, self.convolved(result, inputs, numbers(maker)))
+        return False
+
+    # Other operators
+
+    def unary(self, node: Node) -> bool:
+        """An operator on single elements of its first input."""
+        value, *rest = node.inputs
+        result = node.outputs[0]
+        if value not in self.images or not self.fits(result):
+            return False
+        copy = self.like(node, [self.images[value], *rest], result.shape)
+        return self.computed(result, copy)
+
+    def like(
+        self, node: Node, inputs: Sequence[Value | None], shape: ir.Shape | Dims | None
+    ) -> Value:
+        """A copy of `node` with other inputs."""
+        attributes = {key: one.value for key, one in node.attributes.items()}
+        return self.add(node.op_type, inputs, attributes, shape=shape, dtype=node.outputs[0].dtype)
+
+    def elementwise(self, node: Node) -> bool:
+        """An operator on the elements of images, numbers and vectors that repeat over pixels."""
+        result = node.outputs[0]
+        if not self.fits(result):
+            return False
+        channels = dims_of(result)[1]
+        vectors, images = [], []
+        for value in node.inputs:
+            shape = dims_of(value)
+            assert value is not None
+            if shape[1:] == dims_of(result)[1:] and self.fits(value):
+                if value not in self.images and value.dtype != ir.DataType.FLOAT:
+                    return False
+                images.append(value)
+            elif shape[-3:] == (channels, 1, 1):
+                vectors.append(value)
+            elif math.prod(size or 0 for size in shape) != 1:
+                return False
+        if not any(value in self.images for value in images):
+            return False
+        if not vectors:
+            given = [self.image(v) if v in images and v else v for v in node.inputs]
+            return self.computed(result, self.like(node, given, result.shape))
+        (first, *_), vector = images, vectors[0]
+        assert first is not None
+        assert vector is not None
+        whole = dims_of(vector)[:-3] in ((), (1,)) and len(node.inputs) == 2
+        ordered = first is node.inputs[0] and node.op_type == "Sub"
+        if whole and (ordered or node.op_type in ("Mul", "Add")):
+            flat = self.reshaped(self.plain(vector), int(channels or 0))
+            if node.op_type == "Sub":
+                flat = self.add("Neg", [flat], shape=flat.shape)
+            given = [flat] if node.op_type == "Mul" else [None, flat]
+            return self.computed(result, self.by_channel(result, self.image(first), *given))
+        apart = [self.beside(value, images, vectors) for value in node.inputs]
+        batch, _, rows, columns = dims_of(result)
+        blocks = int(channels or 0) // self.block
+        found = self.like(node, apart, (batch, blocks, rows, columns, self.block))
+        sizes = [int(size or 0) for size in dims_of(result)[1:]]
+        return self.computed(result, self.reshaped(found, -1, *sizes, dims=result.shape))
+
+    def beside(
+        self, value: Value | None, images: Sequence[Value | None], vectors: Sequence[Value | None]
+    ) -> Value | None:
+        """An input of an operator on (N, C / b, H, W, b)."""
+        if value is None or value not in (*images, *vectors):
+            return value
+        if value in images:
+            return self.apart(value, self.image(value))
+        *batch, channels, _, _ = dims_of(value)
+        shape = (int(channels or 0) // self.block, 1, 1, self.block)
+        return self.reshaped(self.plain(value), -1, *shape, dims=(batch[0] if batch else 1, *shape))
+
+    def reduction(self, node: Node) -> bool:
+        """A sum or mean over pixels, or over pixels and samples."""
+        value, axes = (*node.inputs, None)[:2]
+        if value not in self.images or value is None:
+            return False
+        over, keep = whole_numbers(axes), node.attributes["keepdims"].as_int()
+        batch, channels, rows, columns = (size or 0 for size in dims_of(value))
+        if over not in ([0, 2, 3], [2, 3]) or (keep and over == [0, 2, 3]):
+            return False
+        known = batch or None
+        # Two reductions of one axis each: the runtime has no fast kernel for axes with gaps.
+        pixels = self.reshaped(
+            self.images[value],
+            *(-1, rows * columns, self.block),
+            dims=(known and known * channels // self.block, rows * columns, self.block),
+        )
+        sums = self.add(
+            node.op_type,
+            [pixels, self.constant([1])],
+            {"keepdims": 0},
+            shape=(known and known * channels // self.block, self.block),
+        )
+        tail = (1, 1) if keep else ()
+        found = self.reshaped(sums, -1, channels, *tail, dims=(known, channels, *tail))
+        if over == [0, 2, 3]:
+            found = self.add(
+                node.op_type, [found, self.constant([0])], {"keepdims": 0}, shape=(channels,)
+            )
+        found.shape = node.outputs[0].shape
+        return self.replaced(node.outputs[0], found)
+
+    def channels_last(self, node: Node) -> bool:
+        """The permutation to (N, H, W, C); its last axis stays a row of b channels."""
+        (value,) = node.inputs
+        axes = tuple(node.attributes["perm"].as_ints())
+        if value is None or value not in self.images or axes != CHANNELS_LAST:
+            return False
+        rows = self.permuted(self.apart(value, self.images[value]), 0, 2, 3, 1, 4)
+        shape = [int(size or 0) for size in dims_of(node.outputs[0])[1:]]
+        found = self.reshaped(rows, -1, *shape, dims=node.outputs[0].shape)
+        return self.replaced(node.outputs[0], found)
+
+    def concatenation(self, node: Node) -> bool:
+        """Images side by side by their channels."""
+        if node.attributes["axis"].as_int() != 1 or not all(map(self.fits, node.inputs)):
+            return False
+        given = [self.image(value) for value in node.inputs if value is not None]
+        return self.computed(node.outputs[0], self.like(node, given, node.outputs[0].shape))
+
+    def first_element(self, node: Node) -> bool:
+        """A value that only a choice between equal numbers reads; see `state_in_place.py`."""
+        value, shape = node.inputs
+        flat = whole_numbers(shape) == [-1]
+        if (
+            value is None
+            or not flat
+            or {n.op_type for n in node.outputs[0].consumers()} != {"Gather"}
+        ):
+            return False
+        found = self.reshaped(self.images[value], -1, dims=node.outputs[0].shape)
+        return self.replaced(node.outputs[0], found)
+
+
+def dims_of(value: Value | None) -> Dims:
+    """The shape of `value`; empty if it is unknown."""
+    if value is None or value.shape is None:
+        return ()
+    return tuple(size if isinstance(size, int) else None for size in value.shape.dims)
+
+
+def numbers(node: Node) -> dict[str, list[int]]:
+    """The window of a convolution, with its number of groups."""
+    unlike = ("auto_pad", "group")
+    window = {k: list(one.as_ints()) for k, one in node.attributes.items() if k not in unlike}
+    groups = node.attributes["group"].as_int() if "group" in node.attributes else 1
+    return {**window, "group": [groups]}
+
+
+def swapped_pads(node: Node) -> list[int]:
+    """The padding of the plain convolution that equals the transposed one `node`."""
+    window, kernel = numbers(node), dims_of(node.inputs[1])[2:]
+    spans = [d * (int(k or 0) - 1) for d, k in zip(window["dilations"], kernel, strict=True)]
+    return [span - pad for span, pad in zip([*spans, *spans], window["pads"], strict=True)]
+
+
+def swapped(value: Value | None) -> Value | None:
+    """The value whose first two axes are exchanged in `value`."""
+    swap = value.producer() if value is not None else None
+    if swap is None or swap.op_type != "Transpose":
+        return None
+    return swap.inputs[0] if tuple(swap.attributes["perm"].as_ints()) == SWAP else None
+
+
+def rows_of(node: Node) -> tuple[Value | None, list[int]]:
+    """The image (N, C, H, W) that the convolution `node` reads as (1, C * N, H, W); its padding.
+
+    The image is None if `node` does not read one so.
+    """
+    pads, value = numbers(node).get("pads", [0] * 4), node.inputs[0]
+    nothing = (None, pads)
+    maker = value.producer() if value is not None else None
+    if maker is not None and maker.op_type == "Pad":
+        more = whole_numbers(maker.inputs[1])
+        if len(more) != 8 or any(more[axis] for axis in (0, 1, 4, 5)):
+            return nothing
+        pads = [pad + further for pad, further in zip(pads, more[2:4] + more[6:], strict=True)]
+        maker = maker.inputs[0].producer() if maker.inputs[0] is not None else None
+    for operator, axes in (("Reshape", ()), ("Transpose", (1, 0, 3, 4, 2)), ("Reshape", ())):
+        if maker is None or maker.op_type != operator:
+            return nothing
+        if axes and tuple(maker.attributes["perm"].as_ints()) != axes:
+            return nothing
+        value = maker.inputs[0]
+        maker = value.producer() if value is not None else None
+    return value, pads
+
+
+def before_swap(weight: Value) -> Value | None:
+    """The weight whose channels are exchanged and whose kernel is turned around in `weight`."""
+    turn = weight.producer()
+    if turn is None or turn.op_type != "Slice" or len(turn.inputs) < 5:
+        return None
+    *_, axes, steps = turn.inputs
+    if whole_numbers(steps) != [-1, -1] or whole_numbers(axes) != [2, 3]:
+        return None
+    return swapped(turn.inputs[0])
+
+
+def value_of(value: Value | None) -> np.ndarray | None:
+    """The constant `value`; None if it is computed."""
+    known = ir.convenience.get_const_tensor(value) if value is not None else None
+    return None if known is None else known.numpy()
+
+
+def whole_numbers(value: Value | None) -> list[int]:
+    """The numbers of a constant; empty if it is computed."""
+    found = value_of(value)
+    return [] if found is None else [int(number) for number in found.reshape(-1)]
+
+
+def is_all(value: Value | None, number: float) -> bool:
+    """Whether `value` is a constant that repeats `number`."""
+    found = value_of(value)
+    return found is not None and bool((found == number).all())

@@ -1,0 +1,176 @@
+"""The cases with which a page calibrates its browser: one operation each.
+
+Browsers have no profiler for single operations. The page times a graph of one operation and a graph
+that only takes the same inputs; the difference is the operation. Every graph ends in the shape of
+its result, so that no result is copied. The forms are those of `calibration_graphs`. Run
+
+    python -m exporters.page_calibration > toolkit/web/phone/agent/calibration_cases.json
+
+to write the cases again.
+"""
+
+import base64
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import NodeProto, TensorProto, helper
+
+from device_agent.profiling.calibration_cases import IMAGES, POINTWISE, Shape, all_cases
+from exporters.calibration_graphs import graph, graphs, node
+from profiles.cost_model.workload import kind_of, sizes_of
+
+SEVERAL = ("pointwise", "images")
+"""The graphs of several operations. The page has a graph for each of their operations."""
+OVERHEADS = ("row", "side", "loop")
+"""The graphs that measure a port, a node and a step of a loop."""
+MOST_NUMBERS = 2**20
+"""Tensors of a case have at most this many numbers, because phones have little memory."""
+CONDITION = "mask"
+"""The name of an input of truth values; all others are float32."""
+CONSTANTS: dict[str, Sequence[int] | float] = {
+    "half": 0.5,
+    "two": 2.0,
+    "around": [0, 0, 1, 1, 0, 0, 1, 1],
+    "from": [1, 1],
+    "to": [-1, -1],
+    "pixels": [2, 3],
+    "channels": [0, 2, 3],
+    "first": [0],
+}
+ELEMENTWISE = (
+    node("arithmetic", "Add", "x w", "y"),
+    node("scaling", "Mul", "x half", "y"),
+    node("unary", "Relu", "x", "y"),
+    node("root", "Sqrt", "x", "y"),
+    node("division", "Div", "x w", "y"),
+    node("power", "Pow", "x two", "y"),
+    node("exponential", "Exp", "x", "y"),
+    node("sigmoid", "Tanh", "x", "y"),
+    node("comparison", "Greater", "x w", "y"),
+    node("selection", "Where", "mask x w", "y"),
+    node("extreme", "Max", "x w", "y"),
+)
+ON_IMAGES = {
+    "broadcast": [node("broadcast", "Mul", "x p", "y")],
+    "broadcast_first": [node("broadcast", "Add", "x q", "y")],
+    "normalisation": [node("normalisation", "BatchNormalization", "x v v v v", "y")],
+    "transposition_outer": [node("transposition", "Transpose", "x", "y", perm=[1, 0, 2, 3])],
+    "transposition": [node("transposition", "Transpose", "x", "y", perm=[0, 2, 3, 1])],
+    "padding": [node("padding", "Pad", "x around", "y")],
+    "cutting": [node("cutting", "Slice", "x from to pixels", "y")],
+    "joining": [node("joining", "Concat", "x w", "y", axis=1)],
+    "reduction": [node("reduction", "ReduceSum", "x channels", "y", keepdims=0)],
+    "reduction_pixels": [node("reduction", "ReduceMean", "x pixels", "y")],
+    "reduction_first": [node("reduction", "ReduceSum", "x first", "y", keepdims=0)],
+    "expansion": [node("size", "Shape", "x", "size"), node("expansion", "Expand", "z size", "y")],
+}
+
+
+def all_graphs() -> dict[str, bytes]:
+    """The graphs by name: of one operation, of the overheads, and those that only take inputs."""
+    wanted = {name for name, _ in all_cases()} - {*SEVERAL}
+    found = {
+        name: content if name in OVERHEADS else ending_in_shape(content)
+        for name, content in graphs()
+        if name in wanted or name in OVERHEADS
+    }
+    for one in ELEMENTWISE:
+        found[one.name] = of_nodes([one], dict.fromkeys(("x", "w", CONDITION), 1))
+    axes = {"x": 4, "w": 4, "p": 4, "z": 4, "q": 3, "v": 1}
+    for name, nodes in ON_IMAGES.items():
+        found[name] = of_nodes(nodes, axes)
+    return found
+
+
+def of_nodes(nodes: Sequence[NodeProto], axes: Mapping[str, int]) -> bytes:
+    """A graph of `nodes` that ends in the shape of `y`; its inputs have so many `axes`."""
+    read = [name for one in nodes for name in one.input]
+    inputs = {name: axes[name] for name in dict.fromkeys(read) if name in axes}
+    constants = {name: value for name, value in CONSTANTS.items() if name in read}
+    return ending_in_shape(graph(nodes[-1].name, nodes, inputs, {"y": 1}, constants))
+
+
+def ending_in_shape(content: bytes) -> bytes:
+    """The graph `content` with the shape of its output `y` as the only output."""
+    model = onnx.load_model_from_string(content)
+    model.graph.node.append(node("shape", "Shape", "y", "shape"))
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("shape", TensorProto.INT64, ["axes"]))
+    for one in model.graph.input:
+        if one.name == CONDITION:
+            one.type.tensor_type.elem_type = TensorProto.BOOL
+    return model.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def only_taking(content: bytes) -> tuple[str, bytes]:
+    """A graph that takes the inputs of the graph `content` and computes nothing; its name."""
+    model = onnx.load_model_from_string(content)
+    first = model.graph.input[0].name
+    name = "takes_" + "_".join(one.name for one in model.graph.input)
+    axes = "".join(str(len(one.type.tensor_type.shape.dim)) for one in model.graph.input)
+    del model.graph.node[:], model.graph.initializer[:]
+    model.graph.node.append(node("shape", "Shape", first, "shape"))
+    return f"{name}_{axes}", model.SerializeToString(deterministic=True)
+
+
+def cases() -> Iterator[tuple[str, dict[str, Shape]]]:
+    """Name of the graph and shapes of its inputs, in the order in which they run."""
+    for size in POINTWISE:
+        for one in ELEMENTWISE:
+            read = [name for name in one.input if name not in CONSTANTS]
+            yield one.name, dict.fromkeys(read, (size,))
+    for x in IMAGES:
+        batch, channels, height, width = x
+        shapes = {"x": x, "w": x, "q": x[1:], "v": (channels,)}
+        shapes |= {"p": (1, channels, 1, 1), "z": (batch, channels, 1, 1)}
+        for name, nodes in ON_IMAGES.items():
+            taken = dict.fromkeys(key for one in nodes for key in one.input if key in shapes)
+            found = {key: shapes[key] for key in taken}
+            if name == "cutting":
+                found["x"] = (batch, channels, height + 2, width + 2)
+            yield name, found
+    for name, given in all_cases():
+        if name not in SEVERAL:
+            yield name, dict(given)
+
+
+def document() -> dict[str, Any]:
+    """The cases as JSON: `graphs` in base64, and each case with what it measures."""
+    models = all_graphs()
+    sessions = {name: onnxruntime.InferenceSession(content) for name, content in models.items()}
+    rows: list[dict[str, Any]] = []
+    bases: dict[str, bytes] = {}
+    for name, shapes in cases():
+        if max(np.prod(shape) for shape in shapes.values()) > MOST_NUMBERS:
+            continue
+        feeds = {
+            key: np.ones(shape, bool if key == CONDITION else np.float32)
+            for key, shape in shapes.items()
+        }
+        (output,) = sessions[name].run(None, feeds)
+        model = onnx.load_model_from_string(models[name]).graph
+        measured = model.node[-2]
+        known = {**shapes, **{one.name: tuple(one.dims) for one in model.initializer}}
+        given = [known[key] for key in measured.input if key in known]
+        result = tuple(map(int, output))
+        kind = kind_of(measured.op_type, given, [result])
+        sizes = sizes_of(kind, given, [result])
+        base, content = only_taking(models[name])
+        bases[base] = content
+        row = {"kind": kind, "sizes": sizes, "graph": name, "base": base}
+        rows.append({**row, "inputs": shapes})
+    models |= bases
+    return {
+        "graphs": {name: base64.b64encode(content).decode() for name, content in models.items()},
+        "cases": rows,
+    }
+
+
+if __name__ == "__main__":
+    json.dump(document(), sys.stdout, separators=(",", ":"))
+    sys.stdout.write("\n")

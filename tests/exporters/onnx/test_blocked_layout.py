@@ -1,0 +1,350 @@
+"""Blocked forms of training steps give the numbers of PyTorch's float64 autograd.
+
+The blocked operators are computed here by their definition, on arrays, for both block sizes. Where
+this machine's runtime has blocked convolutions, they run there, too.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+from torch import Tensor, nn
+
+from device_agent.formats.blocked_graphs import BLOCKS, blocked_name
+from device_agent.runtime.blocked_probe import block_size
+from device_agent.runtime.onnx_runtime import OnnxSession
+from edgetailor import TrainingConfig, split
+from exporters.memory.overwritten_state import in_place_of
+from exporters.onnx.blocked_layout import DOMAIN, blocked, blocked_footprint
+from exporters.onnx.onnx_writer import to_onnx
+from exporters.programs.program import Program, ProgramSignature
+from exporters.verification.double_precision import reference
+from exporters.verification.errors import relative_error
+from exporters.verification.example_inputs import examples
+from toolkit.submodels.global_model import from_model
+
+CLASSES = 4
+CLOSE = 2e-5
+
+
+def tail(channels: int) -> list[nn.Module]:
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES)]
+
+
+class Residual(nn.Module):
+    """Two convolutions with batch norms around a shortcut, smooth but for one ReLU."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        self.last = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.norm(self.first(x)))
+        return torch.sigmoid(self.last(self.second(y)) + x)
+
+
+class Squeezed(nn.Module):
+    """A depthwise convolution whose channels are weighed by what all pixels say."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.wide = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+        self.down, self.up = nn.Conv2d(channels, 16, 1), nn.Conv2d(16, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.wide(x))
+        weight = torch.sigmoid(self.up(F.silu(self.down(y.mean((2, 3), keepdim=True)))))
+        return y * weight
+
+
+class Joined(nn.Module):
+    """Channels side by side, as in DenseNet."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.more = nn.Conv2d(channels, 16, (1, 3), padding=(0, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, torch.tanh(self.more(x))], 1)
+
+
+def rectified() -> nn.Module:
+    """Every second channel of the ReLU is far above zero and the others far below: no kinks."""
+    first, second = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 16, 3)
+    with torch.no_grad():
+        first.bias[::2], first.bias[1::2] = 0.4, -0.4  # type: ignore[index]
+        first.weight /= 10
+    return nn.Sequential(first, nn.ReLU(), second, nn.Tanh(), *tail(16))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    # model, sample shape, at least so many blocked convolutions with block 16
+    "residual": (lambda: nn.Sequential(nn.Conv2d(3, 16, 3), Residual(16), *tail(16)), (3, 7, 6), 5),
+    "strided": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(2, 32, 3, 2, 1), nn.Softplus(), nn.Conv2d(32, 16, (3, 2), (2, 1), (1, 0))),
+            *(nn.Sigmoid(), nn.Conv2d(16, 32, 3, padding=2, dilation=2), nn.Tanh(), *tail(32)),
+        ),
+        (2, 11, 9),
+        4,
+    ),
+    "depthwise": (
+        lambda: nn.Sequential(nn.Conv2d(16, 32, 1), Squeezed(32), nn.Conv2d(32, 16, 1), *tail(16)),
+        (16, 5, 6),
+        7,
+    ),
+    "depthwise, strided": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 32, 3, 2, 1, groups=32, bias=False), nn.Tanh()),
+            *(nn.Conv2d(32, 32, (3, 5), padding=(0, 1), groups=32), nn.Tanh(), *tail(32)),
+        ),
+        (3, 13, 15),
+        5,
+    ),
+    "joined": (
+        lambda: nn.Sequential(nn.Conv2d(3, 16, 3), Joined(16), nn.Conv2d(32, 16, 3), *tail(16)),
+        (3, 9, 8),
+        4,
+    ),
+    "rectified": (rectified, (3, 8, 7), 3),
+    "few outputs": (
+        lambda: nn.Sequential(nn.Conv2d(3, 64, 3), nn.Tanh(), nn.Conv2d(64, 16, 3), *tail(16)),
+        (3, 14, 13),
+        3,
+    ),
+    "narrow between": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 16, 3), nn.Tanh(), nn.Conv2d(16, 4, (3, 1), (2, 1), (1, 0))),
+            *(nn.Conv2d(4, 32, (1, 3)), nn.Tanh(), nn.Conv2d(32, 4, (1, 2)), nn.Tanh()),
+            *(nn.Conv2d(4, 16, 1), *tail(16)),
+        ),
+        (3, 9, 8),
+        4,
+    ),
+    "fits in part": (
+        lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.GELU(), nn.Conv2d(16, 20, 3), *tail(20)),
+        (3, 8, 8),
+        1,
+    ),
+}
+
+
+def drawn(draw: random.Random) -> nn.Module:
+    """A chain of convolutions whose channels fit blocks, or do not."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for _ in range(4):
+        wide, window = draw.choice([4, 8, 16, 20, 32]), (draw.randint(1, 3), draw.randint(1, 3))
+        groups = draw.choice([1, 1, wide if wide % channels == 0 else 1])
+        if groups > 1:
+            groups, wide = channels, channels
+        step, bias = (draw.randint(1, 2), 1), draw.random() < 0.5
+        edge = (window[0] // 2, window[1] // 2)
+        layers.append(nn.Conv2d(channels, wide, window, step, edge, groups=groups, bias=bias))
+        layers += draw.choice([[nn.BatchNorm2d(wide)], []])
+        layers.append(draw.choice([nn.Tanh(), nn.SiLU(), nn.Softplus(), nn.AvgPool2d((1, 2), 1)]))
+        channels = wide
+    return nn.Sequential(*layers, *tail(channels))
+
+
+@dataclass
+class Case:
+    """The training step of a model, and inputs for it."""
+
+    signature: ProgramSignature
+    program: Program
+    values: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, name: str) -> "Case":
+        build, shape, _ = MODELS[name]
+        return cls.training(build(), shape)
+
+    @classmethod
+    def training(cls, model: nn.Module, shape: tuple[int, ...]) -> "Case":
+        training = TrainingConfig(batch_size=5, momentum=0.9, weight_decay=0.01)
+        submodel = split(model, "full", shape, training)
+        signatures = submodel.program.signatures
+        train = next(one for one in signatures if one.name == "train")
+        return cls(train, submodel.program, submodel.cut(from_model(model)))
+
+    def feeds(self, seed: int, batch: int, *, state: bool = True) -> dict[str, Tensor]:
+        ports = [port for port in self.signature.inputs if state or port.state is None]
+        generator = torch.Generator().manual_seed(seed + batch)
+        return examples(ports, self.program, self.values, generator, batch)
+
+
+def in_order(blocks: np.ndarray, block: int) -> np.ndarray:
+    """(N, C, H, W) from the memory of a blocked tensor of this shape."""
+    batch, channels, rows, columns = blocks.shape
+    apart = blocks.reshape(batch, channels // block, rows, columns, block)
+    return apart.transpose(0, 1, 4, 2, 3).reshape(blocks.shape)
+
+
+def in_blocks(x: np.ndarray, block: int) -> np.ndarray:
+    batch, channels, rows, columns = x.shape
+    apart = x.reshape(batch, channels // block, block, rows, columns)
+    return np.ascontiguousarray(apart.transpose(0, 1, 3, 4, 2)).reshape(x.shape)
+
+
+def operators(block: int) -> list[type[OpRun]]:
+    """ONNX Runtime's blocked operators by their definition (onnxruntime, nchwc_ops.cc)."""
+
+    class ReorderInput(OpRun):
+        op_domain = DOMAIN
+
+        def _run(self, x):
+            return (in_blocks(x, block),)
+
+    class ReorderOutput(OpRun):
+        op_domain = DOMAIN
+
+        def _run(self, x, channels=None):
+            assert x.shape[1] == channels
+            return (in_order(x, block),)
+
+    class Conv(OpRun):
+        op_domain = DOMAIN
+
+        def _run(self, x, w, bias=None, summand=None, **given):
+            outer, inner, *kernel = w.shape
+            if inner % block == 0:
+                weight = w.reshape(outer // block, inner // block, *kernel, block, block)
+                weight = weight.transpose(0, 5, 1, 4, 2, 3).reshape(w.shape)
+            else:
+                weight = w.reshape(outer // block, inner, *kernel, block)
+                weight = weight.transpose(0, 4, 1, 2, 3).reshape(w.shape)
+            images = x if x.shape[1] < block else in_order(x, block)
+            top, left, bottom, right = given["pads"]
+            assert list(kernel) == list(given.get("kernel_shape") or kernel)
+            y = F.conv2d(
+                F.pad(torch.tensor(images), (left, right, top, bottom)),
+                torch.tensor(np.ascontiguousarray(weight)),
+                None if bias is None else torch.tensor(bias),
+                given["strides"],
+                0,
+                given["dilations"],
+                given["group"],
+            )
+            result = in_blocks(y.numpy(), block)
+            if summand is not None:
+                result = result + summand
+            return (np.maximum(result, 0) if given.get("activation") == "Relu" else result,)
+
+    class Pad(OpRun):  # the reference has none that crops
+        def _run(self, x, pads, value=None, axes=None, mode=None):
+            assert axes is None
+            ends = pads.reshape(2, -1).T[::-1].reshape(-1).tolist()
+            return (F.pad(torch.tensor(x), ends).numpy(),)
+
+    return [ReorderInput, ReorderOutput, Conv, Pad]
+
+
+def check(
+    signature: ProgramSignature, came: dict[str, np.ndarray], feeds: dict, close: float = CLOSE
+) -> None:
+    right = reference(signature, feeds)
+    for port in signature.outputs:
+        found = torch.from_numpy(np.asarray(came[port.name]))
+        error = relative_error(found, right[port.name], feeds.get(str(port.state)))
+        assert error <= close, f"{port.name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_blocked_forms_by_definition(name: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    case = Case.of(name)
+    signature = case.signature
+    graph = to_onnx(signature)
+    for block in BLOCKS:
+        form = blocked(graph, block)
+        assert form is not None
+        model = onnx.load_from_string(form)
+        onnx.checker.check_model(model)
+        assert sum(map(is_convolution, model.graph.node)) >= MODELS[name][2]
+        assert [v.name for v in model.graph.output] == [p.name for p in signature.outputs]
+        for batch in (5, 3):
+            feeds = case.feeds(seed, batch)
+            runtime = ReferenceEvaluator(model, new_ops=operators(block))
+            outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
+            check(signature, dict(zip(runtime.output_names, outputs, strict=True)), feeds)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_convolutions_of_any_sizes(number: int, seed: int) -> None:
+    torch.manual_seed(seed + number)
+    case = Case.training(drawn(random.Random(seed + number)), (3, 8, 9))
+    graph, feeds = to_onnx(case.signature), case.feeds(seed, 5)
+    for block in BLOCKS:
+        form = blocked(graph, block)
+        if form is not None:
+            runtime = ReferenceEvaluator(onnx.load_from_string(form), new_ops=operators(block))
+            outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
+            found = dict(zip(runtime.output_names, outputs, strict=True))
+            check(case.signature, found, feeds, close=1e-3)  # batch norms magnify rounding
+
+
+def is_convolution(node: onnx.NodeProto) -> bool:
+    """Whether it is blocked, and no batch norm, which has one pixel and a group a channel."""
+    found = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    if node.op_type != "Conv" or node.domain != DOMAIN:
+        return False
+    return bool(found["group"] == 1 or found.get("kernel_shape") != [1, 1])
+
+
+@pytest.mark.skipif(block_size() is None, reason="this ONNX Runtime has no blocked convolutions")
+@pytest.mark.parametrize("name", MODELS)
+def test_blocked_forms_in_the_runtime(name: str, seed: int, tmp_path: Path) -> None:
+    """Two steps in a row, with new state written over the old."""
+    torch.manual_seed(seed)
+    case = Case.of(name)
+    signature = case.signature
+    graph, block = to_onnx(signature), block_size() or 0
+    form = blocked(graph, block)
+    assert form is not None
+    file = tmp_path / blocked_name("train.onnx", block)
+    file.write_bytes(form)
+    session = OnnxSession(file, threads=1)
+    states = {port.state: port.name for port in signature.inputs if port.state is not None}
+    assert in_place_of(form) == in_place_of(graph)
+    over = {n: states[n.removesuffix("+")] for n in in_place_of(form)}
+    feeds = case.feeds(seed, 5)
+    for batch in (5, 3):
+        feeds |= case.feeds(seed, batch, state=False)
+        given = {key: value.numpy().copy() for key, value in feeds.items()}
+        came = {key: value.copy() for key, value in session.run(given, over).items()}
+        check(signature, came, feeds)
+        feeds |= {
+            states[port.state]: torch.from_numpy(came[port.name])
+            for port in signature.outputs
+            if port.state is not None
+        }
+
+
+def test_a_graph_without_a_fitting_convolution_has_no_blocked_form(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(3, 12, 3), nn.Tanh(), *tail(12))
+    program = split(model, "full", (3, 6, 6), TrainingConfig(batch_size=4)).program
+    graph = to_onnx(next(one for one in program.signatures if one.name == "train"))
+    assert [blocked(graph, block) for block in BLOCKS] == [None, None]
+
+
+def test_the_memory_of_a_blocked_form(seed: int) -> None:
+    """Reordered images and filters are counted, the patches of plain convolutions are not."""
+    torch.manual_seed(seed)
+    graph = to_onnx(Case.of("residual").signature)
+    found = blocked_footprint(graph, 16, 8)
+    names = {buffer.name for buffer in found.alive}
+    assert any(name.startswith("blocked_") for name in names)
+    assert found.process > 0

@@ -1,0 +1,223 @@
+"""The folder of a simulation: killed at every write, continued, refused; and the command."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commands import ROOT, command, edgetailor, environment, refusal
+from models_for_tests import CLASSES, INPUT_SHAPE
+from refusals import refused
+from toolkit.aggregation.federation import Federation
+from toolkit.simulation import results
+from toolkit.simulation import simulate as simulation
+from toolkit.simulation.results import RoundResult
+from toolkit.simulation.simulation_config import load_simulation
+from toolkit.splitting import split
+from toolkit.submodels.submodel import Submodel
+
+TESTS = str(ROOT) + ":" + str(ROOT / "tests")
+PFEDME = "pfedme,penalty=2.0,personal-steps=1"
+TEXT = f"""
+model = "models_for_tests:smooth_cnn"
+input_shape = {list(INPUT_SHAPE)}
+rounds = 3
+[training]
+batch_size = 8
+[simulation]
+data = "data.npz"
+participation = 0.5
+[[devices]]
+name = "one"
+submodel = "{PFEDME}"
+count = 4
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(60, *INPUT_SHAPE)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=draw.integers(CLASSES, size=60))
+    (tmp_path / "fleet.toml").write_text(TEXT)
+    return tmp_path / "fleet.toml"
+
+
+def changed(file: Path, before: str, after: str) -> Path:
+    assert before in TEXT
+    file.write_text(TEXT.replace(before, after))
+    return file
+
+
+def without_times(history: list[RoundResult]) -> list[dict[str, object]]:
+    return [
+        {key: getattr(one, key) for key in RoundResult.__struct_fields__ if key != "seconds"}
+        for one in history
+    ]
+
+
+def state_of(folder: Path) -> dict[str, bytes]:
+    """All that must not depend on an interruption."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "history.jsonl"
+    }
+
+
+class KilledError(BaseException):
+    """Nothing of the project catches it, as nothing catches a SIGKILL."""
+
+
+@dataclass
+class TornWrites:
+    """Ends a simulation in the middle of the write with the number `left`."""
+
+    left: int
+
+    def around(self, write: Callable[..., Any], path_at: int) -> Callable[..., Any]:
+        def writing(*arguments: Any, **options: Any) -> Any:
+            self.left -= 1
+            done = write(*arguments, **options)
+            if self.left < 0:
+                path = Path(arguments[path_at])
+                path.write_bytes(path.read_bytes()[:-7])
+                raise KilledError
+            return done
+
+        return writing
+
+
+def test_killed_in_every_write(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed(file, "rounds = 3", "rounds = 2")
+    cut: dict[str, Submodel] = {}
+
+    def splitting(self: Federation, spec: str) -> Submodel:
+        if spec not in cut:
+            cut[spec] = split(self.module, spec, self.input_shape, self.training)
+        return cut[spec]
+
+    monkeypatch.setattr(Federation, "submodel", splitting)
+    expected = simulation.simulate(file, tmp_path / "whole")
+    for number in range(100):
+        with monkeypatch.context() as patched:
+            torn = TornWrites(left=number)
+            patched.setattr(results, "save_file", torn.around(results.save_file, 1))
+            patched.setattr(results, "write", torn.around(results.write, 0))
+            patched.setattr(results, "append", torn.around(results.append, 0))
+            try:
+                simulation.simulate(file, tmp_path / "killed", force=True)
+                break
+            except KilledError:
+                pass
+        history = simulation.simulate(file, tmp_path / "killed")
+        assert without_times(history) == without_times(expected)
+        assert state_of(tmp_path / "killed") == state_of(tmp_path / "whole")
+    assert number == 2 * (2 + 1 + 1), "two clients, a model and a line in each round"
+
+
+def test_a_killed_process_continues(file: Path, tmp_path: Path) -> None:
+    """With factors of families that keep them, in a process that really is killed."""
+    changed(file, PFEDME, "cp:2.0,penalty=2.0,personal-steps=1,factor-steps=1")
+    arguments = ("simulate", file, "--out", tmp_path / "killed")
+    process = subprocess.Popen(
+        command("edgetailor", *arguments),
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=TESTS),
+        stderr=subprocess.DEVNULL,
+    )
+    history = tmp_path / "killed" / "history.jsonl"
+    while not (history.exists() and history.read_bytes()):
+        assert process.poll() is None, "it ended before its first round"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = edgetailor(*arguments, cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    assert "Continuing after round" in done.stderr
+    assert done.stdout.startswith(f"{tmp_path / 'killed'}: 3 rounds, accuracy ")
+    whole = edgetailor("simulate", file, "--out", "whole", cwd=tmp_path)
+    assert whole.code == 0, whole.stderr
+    assert state_of(tmp_path / "killed") == state_of(tmp_path / "whole")
+    lines = (tmp_path / "whole" / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
+
+
+def test_more_rounds_continue_a_finished_simulation(file: Path, tmp_path: Path) -> None:
+    simulation.simulate(changed(file, "rounds = 3", "rounds = 1"), tmp_path / "out")
+    changed(file, "rounds = 3", "rounds = 2")
+    assert len(simulation.simulate(file, tmp_path / "out")) == 2
+    changed(file, "batch_size = 8", "batch_size = 9")
+    with refused("simulation.other-settings", key="training"):
+        simulation.simulate(file, tmp_path / "out")
+    (tmp_path / "out" / "history.jsonl").write_text("{}\n")
+    changed(file, "rounds = 3", "rounds = 2")
+    with refused("simulation.damaged-folder"):
+        simulation.simulate(file, tmp_path / "out")
+
+
+def test_another_folder_stays_as_it_is(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("keep")
+    for force in (False, True):
+        with refused("simulation.other-folder"):
+            simulation.simulate(file, tmp_path / "notes", force=force)
+    assert (tmp_path / "notes" / "mine.txt").read_text() == "keep"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "words"),
+    [
+        ("participation = 0.5", "participation = 0", "config.bad-value", "participation"),
+        ("participation = 0.5", "participations = 1", "config.unknown-key", "did you mean"),
+        ("participation = 0.5", "alpha = 0.5", "config.bad-value", '"dirichlet"; it is "iid"'),
+        ("participation = 0.5", "shards = 2", "config.bad-value", '"shards"; it is "iid"'),
+        ("participation = 0.5", "clients = 5", "config.bad-value", "have 4 places"),
+        ("count = 4", 'count = "any"', "config.bad-value", "set `clients`"),
+        ('data = "data.npz"', "", "config.missing-key", "simulation.data"),
+        ("[simulation]", "[simulations]", "config.unknown-key", "simulation"),
+        (f'"{PFEDME}"', '"auto"', "config.bad-value", "real device"),
+    ],
+)
+def test_mistakes_in_the_file(file: Path, before: str, after: str, code: str, words: str) -> None:
+    with refused(code) as error:
+        load_simulation(changed(file, before, after))
+    assert words in str(error.value)
+    assert "fleet.toml" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code"),
+    [
+        ("data.npz", "nothing.npz", "data.missing-file"),
+        ("count = 4", "count = 40", "data.too-few-for-clients"),
+        (PFEDME, "slice:nothing", "spec.unknown-cut-point"),
+        ("batch_size = 8", "learning_rate = 1e30", "update.diverged"),
+    ],
+)
+def test_what_cannot_be_simulated(
+    file: Path, tmp_path: Path, before: str, after: str, code: str
+) -> None:
+    with refused(code):
+        simulation.simulate(changed(file, before, after), tmp_path / "out")
+
+
+def test_kinds_of_any_number_share_the_rest(file: Path) -> None:
+    more = '[[devices]]\nname = "{}"\nsubmodel = "width:0.{}"\ncount = "any"\n'
+    text = TEXT.replace("[simulation]", "[simulation]\nclients = 9")
+    file.write_text(text + more.format("two", 5) + more.format("three", 25))
+    assert load_simulation(file).specs() == [PFEDME] * 4 + ["width:0.5"] * 3 + ["width:0.25"] * 2
+
+
+def test_a_mistake_is_one_sentence(file: Path, tmp_path: Path) -> None:
+    for before, after in (("rounds = 3", "round = 3"), ("data.npz", "nothing.npz")):
+        changed(file, before, after)
+        assert refusal(edgetailor("simulate", file, cwd=tmp_path))
+        assert not (tmp_path / "fleet").exists()

@@ -1,0 +1,164 @@
+"""Simulated clients against real agents on exported bundles, and against plain PyTorch.
+
+One federation of eight clients of all families, over three rounds.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+import oracles
+from device_agent.formats.update import read_update
+from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
+from oracles import Device, Plan, State
+from toolkit.aggregation.federation import Federation
+from toolkit.coordinator.federation_setup import federation
+from toolkit.simulation.results import RunFolder
+from toolkit.simulation.simulate import Simulation, prepare, simulate
+from toolkit.simulation.simulation_config import SimulationConfig, load_simulation
+from trainings import train_bundle
+
+ROUNDS = 3
+PLAN = Plan(batch_size=8, epochs=2, rate=0.05, momentum=0.9, weight_decay=0.01)
+DECAY = 0.02
+LOW_RANK, SLICE, WIDTH = f"low-rank:0.25,keep=1,decay={DECAY}", "slice:residual", "width:0.5"
+CP = "cp:2.0,penalty=2.0,personal-steps=2,factor-steps=3,factor-rate=0.001"
+PFEDME = "pfedme,penalty=2.0,personal-steps=2,local-rate=0.05"
+FAMILIES = ("full", LOW_RANK, SLICE, SLICE, WIDTH, CP, CP, PFEDME)
+PLAIN = ("full", "full", LOW_RANK, LOW_RANK, SLICE, SLICE, WIDTH, WIDTH)
+RANKS = {"strided": 2, "residual.conv": 2, "hidden": 2}  # a quarter of 8 outputs and 8 inputs
+
+
+def configured(folder: Path, specs: tuple[str, ...], seed: int) -> Path:
+    """The file of a federation with a client of each spec, and its samples."""
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(CLASSES, size=200)
+    x = draw.normal(labels[:, None, None, None] / CLASSES, 1, (200, *INPUT_SHAPE))
+    np.savez(folder / "data.npz", x=x.astype(np.float32), y=labels)
+    kinds = "".join(
+        f'[[devices]]\nname = "kind-{number}"\nsubmodel = "{spec}"\n'
+        for number, spec in enumerate(specs)
+    )
+    (folder / "fleet.toml").write_text(
+        f"""
+        model = "models_for_tests:smooth_cnn"
+        input_shape = {list(INPUT_SHAPE)}
+        rounds = {ROUNDS}
+        seed = {seed % 1000}
+        [training]
+        batch_size = {PLAN.batch_size}
+        epochs = {PLAN.epochs}
+        learning_rate = {PLAN.rate}
+        weight_decay = {PLAN.weight_decay}
+        [simulation]
+        data = "data.npz"
+        participation = 0.75
+        partition = "dirichlet"
+        alpha = 5
+        seed = {seed % 1000}
+        {kinds}"""
+    )
+    return folder / "fleet.toml"
+
+
+def clients_of(simulation: Simulation, config: SimulationConfig) -> Iterator[list[Device]]:
+    """For each round, the devices that take part; `number` is the client's."""
+    seed, count = config.simulation.seed, len(simulation.specs)
+    for round_ in range(1, ROUNDS + 1):
+        chosen = np.random.default_rng([seed, round_]).choice(count, 6, replace=False)
+        yield [
+            Device(
+                simulation.samples.x[simulation.parts[number]],
+                simulation.samples.y[simulation.parts[number]],
+                (seed * 100003 + number) * 100003 + round_,
+            )
+            for number in sorted(chosen.tolist())
+        ]
+
+
+def client_number(device: Device) -> int:
+    return device.seed // 100003 % 100003
+
+
+def simulated(file: Path) -> dict[str, Tensor]:
+    """The global model after all rounds."""
+    history = simulate(file, file.parent / "results")
+    assert [one.round for one in history] == [1, 2, 3]
+    assert [one.clients for one in history] == [6, 6, 6]
+    return safetensors.torch.load_file(file.parent / "results" / "global.safetensors")
+
+
+def assert_close(
+    came: Mapping[str, Tensor], expected: Mapping[str, Tensor], start: Mapping[str, Tensor]
+) -> None:
+    """All tensors together within 1e-4 of what the rounds changed, each within 1e-3 of it."""
+    floats = [name for name, value in start.items() if value.is_floating_point()]
+    gaps = {name: float((came[name].double() - expected[name]).norm()) for name in floats}
+    moved = {name: float((expected[name].double() - start[name]).norm()) for name in floats}
+    assert np.linalg.norm(list(gaps.values())) <= 1e-4 * np.linalg.norm(list(moved.values()))
+    for name in floats:
+        size = float(start[name].norm())
+        assert gaps[name] <= 1e-3 * moved[name] + 1e-6 * size, name
+
+
+def test_agents_on_exported_bundles(seed: int, tmp_path: Path) -> None:
+    file = configured(tmp_path, FAMILIES, seed)
+    config = load_simulation(file)
+    simulation = prepare(config, RunFolder(tmp_path / "other"))
+    agents = federation(config)
+    start = dict(agents.model.tensors)
+    personal: dict[int, Mapping[str, np.ndarray]] = {}
+    for round_, devices in enumerate(clients_of(simulation, config), 1):
+        updates = []
+        for device in devices:
+            place = tmp_path / f"{round_}-{client_number(device)}"
+            spec = FAMILIES[client_number(device)]
+            trained = train_bundle(
+                written(agents, spec, round_, place / "bundle"),
+                (device.x, device.y),
+                place / "update",
+                threads=1,
+                seed=device.seed,
+                personal=personal.get(client_number(device)),
+            )
+            personal[client_number(device)] = trained.personal
+            updates.append(read_update(place / "update"))
+        agents.fold(updates)
+    assert_close(simulated(file), agents.model.tensors, start)
+
+
+def written(agents: Federation, spec: str, round_: int, folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name, data in agents.bundle(spec, round_).items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def test_plain_pytorch(seed: int, tmp_path: Path) -> None:
+    file = configured(tmp_path, PLAIN, seed)
+    config = load_simulation(file)
+    simulation = prepare(config, RunFolder(tmp_path / "other"))
+    model = simulation.federation.module
+    assert isinstance(model, torch.nn.Sequential)
+    start = oracles.state_of(model)
+    for devices in clients_of(simulation, config):
+        old = oracles.state_of(model)
+        updates = [(plainly_trained(model, device), len(device.y)) for device in devices]
+        new = oracles.mean_of_blocks(updates, old)
+        model.load_state_dict({name: value.float() for name, value in new.items()}, strict=False)
+    assert_close(simulated(file), oracles.state_of(model), start)
+
+
+def plainly_trained(model: torch.nn.Sequential, device: Device) -> State:
+    family = PLAIN[client_number(device)].partition(":")[0]
+    if family == "slice":
+        return oracles.train_slice(model, "residual", device, PLAN)
+    if family == "low-rank":
+        return oracles.train_low_rank(model, RANKS, DECAY, device, PLAN)
+    if family == "width":
+        return oracles.train_leading(model, smooth_cnn(3, 4, 4, 6), device, PLAN)
+    return oracles.train_full(model, device, PLAN)

@@ -1,0 +1,44 @@
+"""`edgetailor simulate`: a federation of many clients in this process."""
+
+from pathlib import Path
+
+import click
+
+from profiles.text_formatting import counted
+from toolkit.cli.early_checks import check_data, check_model
+from toolkit.terminal_output import show_stages
+
+
+@click.command()
+@click.argument("config", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for the results.  [default: FILE's name without its ending, in this folder]",
+)
+@click.option("--force", is_flag=True, help="Replace an earlier simulation in the folder.")
+def simulate(config: Path, out: Path | None, force: bool) -> None:
+    """Simulate the federation in FILE (TOML) on this machine.
+
+    FILE is a federation's file, as `serve` reads it, with a table [simulation]. Each client trains
+    what an agent would train, without bundles and network. The folder gets history.jsonl with a
+    line for each round, curves.png, config.json and global.safetensors. If the simulation is
+    interrupted, the same command continues it.
+    """
+    from toolkit.simulation.simulation_config import load_simulation
+
+    found = load_simulation(config)
+    check_model(found.model, found.weights)
+    check_data(found.simulation.data)
+    show_stages()
+
+    from toolkit.simulation.simulate import simulate as run
+
+    folder = out or Path(config.stem)
+    history = run(config, folder, force=force)
+    last = history[-1]
+    accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.2%}, "
+    click.echo(
+        f"{folder}: {counted(len(history), 'round')}, {accuracy}loss {last.loss:.4f} on held-out "
+        "samples"
+    )

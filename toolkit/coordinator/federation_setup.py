@@ -1,0 +1,42 @@
+"""The global model that a federation's file describes."""
+
+from typing import TYPE_CHECKING
+
+from toolkit.coordinator.federation_config import FederationConfig
+from toolkit.coordinator.round_worker import read_samples
+
+if TYPE_CHECKING:
+    from toolkit.aggregation.federation import Federation
+
+
+def federation(config: FederationConfig) -> "Federation":
+    """The global model that `config` describes, split for every kind of device.
+
+    Raises ModelError, SpecError, InputError or DataError.
+    """
+    from toolkit.aggregation.federation import Federation
+
+    statistics = None
+    if config.statistics is not None:
+        labels = config.training.labels
+        statistics, _ = read_samples(
+            *(config.statistics, config.input_shape, labels, "statistics"),
+            preprocessing=config.data,
+        )
+    model = Federation(
+        config.model,
+        config.input_shape,
+        config.training,
+        config.weights,
+        config.seed,
+        config.aggregation,
+        statistics=statistics,
+        preprocessing=config.data,
+    )
+    # Split now, so that a spec that the model cannot satisfy ends the server before it starts.
+    for kind in config.devices:
+        if not kind.planned:
+            model.submodel(kind.submodel)
+        if kind.fallback is not None:
+            model.submodel(kind.fallback)
+    return model

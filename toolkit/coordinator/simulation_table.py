@@ -1,0 +1,38 @@
+"""The table [simulation] of the federation's file: the clients of `edgetailor simulate`."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from toolkit.toml_files import Table
+
+ALPHA, SHARDS = 0.5, 2
+"""Defaults of `alpha` and `shards`: FedHM's concentration, and FedAvg's shards of a client."""
+
+
+class SimulationTable(Table):
+    """How many clients there are, who takes part in a round, and which samples each client has.
+
+    `participation` is the share of the clients in each round. `held_out_share` of the samples judge
+    the global model, unless the file names `held_out`. `alpha` is the concentration of the
+    Dirichlet distribution; each client has `shards` pieces of the samples sorted by label.
+    """
+
+    data: str
+    clients: Annotated[int | None, Field(ge=1)] = None
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    partition: Literal["iid", "dirichlet", "shards"] = "iid"
+    alpha: Annotated[float | None, Field(ge=0.001, le=1e6)] = None
+    shards: Annotated[int | None, Field(ge=1)] = None
+    held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _options_fit_the_partition(self) -> Self:
+        for key, value, wanted in (
+            ("alpha", self.alpha, "dirichlet"),
+            ("shards", self.shards, "shards"),
+        ):
+            if value is not None and self.partition != wanted:
+                raise ValueError(f'`{key}` is for partition = "{wanted}"; it is "{self.partition}"')
+        return self

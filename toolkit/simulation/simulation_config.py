@@ -1,0 +1,70 @@
+"""The federation's file as `edgetailor simulate` reads it."""
+
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Self
+
+from pydantic import model_validator
+
+from device_agent.data.data_functions import is_reference
+from profiles.text_formatting import counted
+from toolkit.coordinator.federation_config import AUTO, FederationConfig, load_settings
+from toolkit.coordinator.simulation_table import SimulationTable
+
+
+class SimulationConfig(FederationConfig):
+    """What `simulate` reads. Keys that only a coordinator needs are checked and not used."""
+
+    held_out: Path | None = None
+    simulation: SimulationTable
+
+    @model_validator(mode="after")
+    def _submodels_are_known(self) -> Self:
+        for kind in self.devices:
+            if kind.planned:
+                raise ValueError(
+                    f'the kind "{kind.name}" has submodel = "{AUTO}", which needs a real device; '
+                    "give a simulated kind a submodel"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _kinds_hold_all_clients(self) -> Self:
+        fixed = sum(kind.places or 0 for kind in self.devices)
+        opened = sum(kind.places is None for kind in self.devices)
+        clients = self.simulation.clients
+        if opened and clients is None:
+            raise ValueError('a kind has count = "any": set `clients` in [simulation]')
+        if clients is not None and (clients < fixed + opened if opened else clients != fixed):
+            more = f' and {counted(opened, "kind")} with count = "any"' if opened else ""
+            raise ValueError(
+                f"`clients` in [simulation] is {clients}, but the kinds have "
+                f"{counted(fixed, 'place')}{more}: change `clients` or a `count`"
+            )
+        return self
+
+    def specs(self) -> list[str]:
+        """The submodel of each client, kind by kind. Kinds of any number share what is left."""
+        fixed = sum(kind.places or 0 for kind in self.devices)
+        opened = [kind.name for kind in self.devices if kind.places is None]
+        rest = (self.simulation.clients or fixed) - fixed
+        counts = {
+            name: rest // len(opened) + (place < rest % len(opened))
+            for place, name in enumerate(opened)
+        }
+        return list(
+            chain.from_iterable(
+                repeat(kind.submodel, kind.places or counts[kind.name]) for kind in self.devices
+            )
+        )
+
+
+def load_simulation(path: Path) -> SimulationConfig:
+    """Read the federation's TOML file for `simulate`; relative paths start from its folder.
+
+    Raises InputError: one sentence with the file, the key, its value and what is allowed.
+    """
+    config = load_settings(path, SimulationConfig)
+    table = config.simulation
+    data = table.data if is_reference(table.data) else str(path.resolve().parent / table.data)
+    return config.model_copy(update={"simulation": table.model_copy(update={"data": data})})

@@ -1,0 +1,179 @@
+"""Training a client in this process: the agent's own schedule, with PyTorch in place of a runtime.
+
+Batches, their order, seeds, recordings and the personal model are the agent's. Only the graphs are
+not exported: PyTorch runs the traced signatures.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.fx import GraphModule
+
+from device_agent.data.local_data import LocalData
+from device_agent.formats.bundle import Bundle
+from device_agent.formats.manifest import FORMAT_VERSION, Manifest, Signature, TensorEntry, Train
+from device_agent.formats.update import UpdateRecord
+from device_agent.training.activation_cache import Recording, RecordingInMemory
+from device_agent.training.bundle_training import personal_tensors, trained_update
+from device_agent.training.personal_model import personal_entries
+from device_agent.training.schedule_interpreter import ScheduleRun
+from device_agent.training.training_options import TrainingOptions
+from exporters.programs.program import Program, ProgramSignature
+from exporters.programs.tracing import trace_for_torch
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.one_step_submodel import scale_learning_rates
+from toolkit.submodels.submodel import Submodel
+
+Arrays = dict[str, np.ndarray]
+NOWHERE = Path()
+"""In place of the folders of a bundle and of a training, which do not exist here."""
+
+
+class TorchSession:
+    """A traced signature that PyTorch runs; the agent's `Session`."""
+
+    def __init__(self, signature: ProgramSignature) -> None:
+        self._graph: GraphModule = trace_for_torch(signature)
+        self._inputs = [port.name for port in signature.inputs]
+        self._outputs = [port.name for port in signature.outputs]
+        self.inputs, self.outputs = frozenset(self._inputs), frozenset(self._outputs)
+
+    def run(self, feeds: Mapping[str, np.ndarray], over: Mapping[str, str] | None = None) -> Arrays:
+        """See `Session`. Nothing is written over an input."""
+        with torch.inference_mode():
+            results = self._graph(*(torch.from_numpy(feeds[name]) for name in self._inputs))
+        return {n: value.numpy() for n, value in zip(self._outputs, results, strict=True)}
+
+
+@dataclass(frozen=True)
+class MemoryBundle(Bundle):
+    """What a client receives: a bundle without files. `values` are its weights."""
+
+    values: Mapping[str, np.ndarray]
+
+    @cached_property
+    def entries(self) -> Mapping[str, TensorEntry]:
+        """The tensor table by name."""
+        return {entry.name: entry for entry in self.manifest.tensors}
+
+    @property
+    def has_personal_model(self) -> bool:
+        """Whether the client keeps tensors from round to round."""
+        return bool(personal_entries(self.manifest))
+
+    def entry(self, name: str) -> TensorEntry:
+        """See Bundle."""
+        return self.entries[name]
+
+    def load(self, names: Iterable[str]) -> Arrays:
+        """The stored tensors `names`, which nothing may write to."""
+        return {name: self.values[name] for name in names}
+
+
+class ClientUpdate(NamedTuple):
+    """What a client sends, and the personal tensors that it keeps."""
+
+    record: UpdateRecord
+    tensors: Arrays
+    personal: Arrays
+
+
+@dataclass
+class TorchExecutor:
+    """Trains clients of one submodel. Signatures are traced at their first use and kept."""
+
+    submodel: Submodel
+    sessions: dict[str, TorchSession] = field(default_factory=dict, init=False)
+
+    def bundle(self, model: GlobalModel, rate_factor: float) -> MemoryBundle:
+        """What clients receive in a round that starts from `model`.
+
+        Args:
+            model: The global model.
+            rate_factor: Factor of all learning rates of the round.
+        """
+        values = {
+            name: value.detach().contiguous().numpy()
+            for name, value in self.submodel.cut(model).items()
+        }
+        program = scale_learning_rates(self.submodel.program, rate_factor)
+        return MemoryBundle(NOWHERE, manifest_of(program), "", values)
+
+    def train(
+        self,
+        bundle: MemoryBundle,
+        local: LocalData,
+        seed: int,
+        personal: Mapping[str, np.ndarray],
+    ) -> ClientUpdate:
+        """Train one client.
+
+        Args:
+            bundle: What it receives in this round.
+            local: Its samples.
+            seed: Its seed in this round.
+            personal: The personal tensors of its last round; empty before its first.
+
+        Raises:
+            UpdateError: The training diverged.
+        """
+        run = TorchRun(bundle, local, NOWHERE, TrainingOptions(seed=seed), dict(personal))
+        run.executor = self
+        run.run_schedule()
+        return ClientUpdate(*trained_update(run), personal_tensors(run))
+
+    def session(self, name: str) -> TorchSession:
+        """The session of the signature `name`."""
+        if name not in self.sessions:
+            signatures = {one.name: one for one in self.submodel.program.signatures}
+            self.sessions[name] = TorchSession(signatures[name])
+        return self.sessions[name]
+
+
+@dataclass
+class TorchRun(ScheduleRun):
+    """The agent's training without files: its sessions are those of `executor`."""
+
+    executor: TorchExecutor = field(init=False)
+
+    def session(self, name: str) -> TorchSession:
+        """See SignatureRuns."""
+        return self.executor.session(name)
+
+    def open_recording(self, name: str, done: int) -> Recording:
+        """Keep the recording in memory, as a client's training is short."""
+        return RecordingInMemory(len(self.local), self.recorded_shape(name))
+
+    def report_epoch(self, instruction: Train) -> None:
+        """Say nothing: a simulation reports rounds."""
+
+
+def manifest_of(program: Program) -> Manifest:
+    """The manifest of `program` for a bundle without files."""
+    return Manifest(
+        version=FORMAT_VERSION,
+        submodel=program.submodel,
+        runtime="torch",
+        base="",
+        sample_shape=program.sample_shape,
+        classes=program.classes,
+        sample_dtype=program.sample_dtype,
+        sample_limit=program.sample_limit,
+        signatures={
+            one.name: Signature(graph="", inputs=one.inputs, outputs=one.outputs)
+            for one in program.signatures
+        },
+        tensors=program.tensors,
+        schedule=program.schedule,
+        files={},
+    )
+
+
+def sent_bytes(tensors: Mapping[str, np.ndarray]) -> int:
+    """Size of `tensors` in bytes."""
+    return sum(array.nbytes for array in tensors.values())

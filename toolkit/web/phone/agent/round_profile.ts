@@ -1,0 +1,83 @@
+/** Time and memory of a round's training (profiles/documents/bundle_profile.py). */
+
+import { trainingOf, type Manifest } from "./manifest.js";
+import { thisMachine } from "./membership.js";
+import { memoryBytes } from "./runtime.js";
+import { sha256 } from "./storage.js";
+
+const VERSION = 2;
+/** (p90 - p10) / median of times that vary too much to be reliable. */
+const UNSTABLE_SPREAD = 0.26;
+
+/** The profile of a training whose batches took `seconds` in this tab; null if there were none. */
+export async function profileOf(manifest: Manifest, seconds: readonly number[]): Promise<object | null> {
+  const [first] = seconds;
+  if (first === undefined) return null;
+  // The first batch includes the runtime's warm-up.
+  const counted = seconds.length > 1 ? seconds.slice(1) : seconds;
+  const steady = durationOf(counted);
+  const training = trainingOf(manifest);
+  const name = [...new Set(training.steps.map((step) => step.signature))].join(" + ");
+  const varies = steady.p90_s - steady.p10_s > UNSTABLE_SPREAD * steady.median_s;
+  return {
+    version: VERSION,
+    submodel: manifest.submodel,
+    structure: await structureOf(manifest),
+    machine: await thisMachine(),
+    versions: {},
+    method: {
+      source: "training",
+      clock: "performance.now",
+      warm_up_runs: seconds.length - counted.length,
+      runs: counted.length,
+      threads: 1,
+      arena: "WebAssembly memory, which never shrinks",
+    },
+    measured_at: `${new Date().toISOString().slice(0, 19)}+00:00`,
+    batch_size: training.batch_size,
+    phases: [
+      {
+        name,
+        role: "train",
+        steady,
+        first_s: first,
+        memory: { idle: null, peak_bytes: memoryBytes(), held: null },
+      },
+    ],
+    before: {},
+    after: {},
+    validity: { invalid: [], unstable: varies ? [name] : [] },
+  };
+}
+
+interface Duration {
+  median_s: number;
+  p10_s: number;
+  p90_s: number;
+  runs: number;
+}
+
+function durationOf(seconds: readonly number[]): Duration {
+  const sorted = [...seconds].sort((a, b) => a - b);
+  const at = (share: number): number => {
+    const place = share * (sorted.length - 1);
+    const [below, above] = [sorted[Math.floor(place)]!, sorted[Math.ceil(place)]!];
+    return below + (above - below) * (place % 1);
+  };
+  return { median_s: at(0.5), p10_s: at(0.1), p90_s: at(0.9), runs: sorted.length };
+}
+
+/** SHA-256 of all ports and the tensor table, as `structure` of device_agent/formats/bundle.py. */
+async function structureOf({ signatures, tensors }: Manifest): Promise<string> {
+  const all = Object.entries(signatures).map(([name, one]) => [name, [one.inputs, one.outputs]]);
+  const text = JSON.stringify(sorted([Object.fromEntries(all), tensors]));
+  return sha256(new TextEncoder().encode(text));
+}
+
+/** `value` with the keys of its objects in order. */
+function sorted(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(sorted);
+  if (typeof value !== "object" || value === null) return value;
+  const entries = Object.entries(value).sort(([a], [b]) => (a < b ? -1 : 1));
+  return Object.fromEntries(entries.map(([key, one]) => [key, sorted(one)]));
+}
