@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from device_agent.runtime.graph_check import check_graph
+from device_agent.runtime.openvino_probe import has_varying_kernels, keeps_kernels
 from device_agent.runtime.runtime_errors import runtime_error
 from device_agent.system.process_memory import ran_out, release_unused
 from profiles.errors import BundleError
@@ -84,6 +85,15 @@ class OpenvinoSession:
             self._model = self._core.read_model(graph)
         except (RuntimeError, MemoryError) as error:
             raise openvino_error(error, graph, "is refused by") from None
+        if has_varying_kernels(self._model) and keeps_kernels():
+            raise BundleError(
+                f"{graph.name} has convolutions whose weights change, but on this processor "
+                f"{description()} would go on with the weights of the first step. Train with "
+                "--runtime onnxruntime.",
+                code="bundle.kept-weights",
+                graph=graph.name,
+                runtime=PACKAGE,
+            )
         self._names = [given.node.friendly_name for given in self._model.inputs]
         self._results = [
             result.node.friendly_name.removesuffix(SINK) for result in self._model.outputs

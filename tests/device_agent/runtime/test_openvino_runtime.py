@@ -1,5 +1,6 @@
 """OpenVINO on bundles for ONNX Runtime: it trains to the same numbers, and says what it cannot."""
 
+import platform
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from bundles import SAMPLE_SHAPE, TRAINING, BundleOf, write_data
 from commands import Agent
 from device_agent.formats.bundle import Bundle, open_bundle
-from device_agent.formats.manifest import Port
+from device_agent.formats.manifest import Port, Record
 from device_agent.formats.update import TENSORS
+from device_agent.runtime import openvino_probe, openvino_runtime
 from device_agent.runtime.openvino_runtime import BATCH_SIZES, OpenvinoSession
 from device_agent.runtime.runtime_choice import open_session
 from device_agent.training.memory_estimate import training_bytes
@@ -117,6 +119,30 @@ def test_dropout_is_refused(tmp_path: Path) -> None:
     bundle = export_spec(model, "full", SAMPLE_SHAPE, tmp_path / "bundle")
     with refused("bundle.no-dropout", runtime="openvino"):
         train(bundle, "never read", tmp_path / "update", runtime="openvino")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="make test-arm64 has the other answer")
+def test_convolutions_take_new_kernels() -> None:
+    assert not openvino_probe.keeps_kernels()
+
+
+def test_convolutions_that_keep_their_kernels_are_refused(
+    bundle_of: BundleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino_runtime, "keeps_kernels", lambda: True)
+    with refused("bundle.kept-weights", graph="train.onnx"):
+        OpenvinoSession(open_bundle(bundle_of("full")).graph("train"), 1)
+
+
+def test_convolutions_with_fixed_kernels_may_keep_them(
+    bundle_of: BundleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage that records has its weights inside, and the classifier has no convolution."""
+    monkeypatch.setattr(openvino_runtime, "keeps_kernels", lambda: True)
+    bundle = open_bundle(bundle_of("slice"))
+    stages = [one.signature for one in bundle.manifest.schedule if isinstance(one, Record)]
+    for name in (*stages, "train"):
+        OpenvinoSession(bundle.graph(name), 1)
 
 
 class Stopped(KeyboardInterrupt):

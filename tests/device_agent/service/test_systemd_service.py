@@ -88,7 +88,7 @@ def test_a_service_of_the_user_comes_and_goes(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert tomllib.loads(options.read_text()) == {
         "data": str(tmp_path / "local.npz"), "state": str(tmp_path / "state"),
-            "runtime": "openvino", "threads": 2,
+        "runtime": "openvino", "threads": 2,
         "max_memory": 256_000_000, "max_temperature": 70.5, "nice": 10,
         "only_when_charging": True, "quiet_hours": "22:00-07:00", "log_json": True,
     }  # fmt: skip
