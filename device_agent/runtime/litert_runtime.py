@@ -83,8 +83,10 @@ class LitertSession:
         return results
 
     def _run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        # Given a scalar for a scalar, LiteRT 2.3.0 ends the process on 64-bit ARM.
+        given = {name: array.reshape(array.shape or 1) for name, array in feeds.items()}
         try:
-            results: dict[str, np.ndarray] = self._runner(**feeds)
+            results: dict[str, np.ndarray] = self._runner(**given)
         except (ValueError, RuntimeError) as error:
             # When memory runs out, the message may be empty.
             if not str(error) or ran_out(error) is not None:

@@ -1,24 +1,36 @@
 """The agent on an emulated ARM board beside this machine: `make test-arm64`.
 
-`write FOLDER` exports a bundle of every family in both formats and trains it here. `check FOLDER PYTHON`,
-which runs under qemu-user, trains them there with every runtime and compares, continues an interrupted
-training, and profiles and calibrates. PYTHON starts a process of the same emulated processor.
+`write FOLDER` exports a bundle of every family in both formats and trains it here. `check FOLDER`,
+which runs under qemu-user, trains them there with every runtime and compares, continues a killed
+training, and profiles and calibrates.
 """
 
+import math
+import os
 import platform
+import signal
+import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file
 
-from device_agent.formats.update import TENSORS
+from device_agent.formats.blocked_graphs import BLOCKS
+from device_agent.formats.update import read_update
 from device_agent.profiling.calibration import calibrate
 from device_agent.profiling.profiler import profile_bundle
+from device_agent.runtime.blocked_probe import best_form, block_size
+from device_agent.runtime.openvino_probe import keeps_kernels
+from device_agent.training import schedule_interpreter
 from device_agent.training.schedule_interpreter import OnEpoch, ignore_epoch
 from device_agent.training.standalone_training import train
+from profiles.cost_model.prediction import TimeModel
+from refusals import refused
 
+FORMATS = {"onnx": ("onnx", None), "tflite": ("tflite", None), "dense": ("onnx", "openvino")}
+"""Format and runtime of the bundles by their suffix; the model of `dense` has no convolutions."""
 SPECS = {
     "full": "full",
     "low-rank": "low-rank:0.5",
@@ -28,14 +40,16 @@ SPECS = {
     "pfedme": "pfedme",
 }
 TOLERANCE = 1e-5
-"""Of a tensor's largest number: float32 sums in another order, through two epochs."""
+"""float32 sums in another order, through two epochs."""
 ADAM_TOLERANCE = 1e-2
-"""Of the loss of `cp`: Adam divides a gradient by its own size, so one that is zero but for rounding
-becomes a step of full length."""
+"""Of the loss of `cp`: Adam divides a gradient by its own size, so one that is zero but for
+rounding becomes a step of full length."""
 
 
 def write(folder: Path) -> None:
+    """Export bundles and train them with onnxruntime and LiteRT."""
     import torch
+    from torch import nn
 
     from bundles import TRAINING
     from edgetailor import split
@@ -44,18 +58,29 @@ def write(folder: Path) -> None:
     from toolkit.submodels.global_model import from_model
 
     torch.manual_seed(0)
-    model = smooth_cnn()
-    source = from_model(model)
+    cnn = smooth_cnn(16, 16, 16)  # whole blocks of channels
+    dense = nn.Sequential(
+        OrderedDict(
+            flat=nn.Flatten(),
+            first=nn.Linear(math.prod(INPUT_SHAPE), 24),
+            act=nn.GELU(),
+            residual=nn.Sequential(OrderedDict(conv=nn.Linear(24, 16))),
+            norm=nn.LayerNorm(16),
+            classifier=nn.Linear(16, CLASSES),
+        )
+    )
     order = np.random.default_rng(0)
     x = order.standard_normal((18, *INPUT_SHAPE), dtype=np.float32)
     np.savez(folder / "local.npz", x=x, y=order.integers(CLASSES, size=18))
-    for name, spec in SPECS.items():
-        submodel = split(model, spec, INPUT_SHAPE, TRAINING)
-        values, base = submodel.cut(source), source.fingerprint()
-        for format in ("onnx", "tflite"):
-            bundle = folder / f"{name}.{format}"
+    for suffix, (format, _) in FORMATS.items():
+        model = dense if suffix == "dense" else cnn
+        source = from_model(model)
+        for name, spec in SPECS.items():
+            submodel = split(model, spec, INPUT_SHAPE, TRAINING)
+            values, base = submodel.cut(source), source.fingerprint()
+            bundle = folder / f"{name}.{suffix}"
             export(submodel.program, values, bundle, base=base, format=format, check=False)
-            trained(bundle, folder / f"{name}.{format}.expected")
+            trained(bundle, folder / f"{name}.{suffix}.expected")
 
 
 def trained(
@@ -65,67 +90,83 @@ def trained(
     data = bundle.parent / "local.npz"
     options = {"runtime": runtime, "threads": 1, "on_epoch": on_epoch, "force": True}
     record = train(bundle, str(data), out, **options)
-    return record.loss_last, load_file(out / TENSORS)
+    return record.loss_last, read_update(out)[1]
 
 
 def difference(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> float:
-    """The largest difference, relative to the largest number of its tensor."""
+    """The largest difference of two numbers, over 1 + the size of the number."""
     assert ours.keys() == theirs.keys()
     return max(
-        float(np.abs(ours[name] - value).max()) / max(1e-3, float(np.abs(value).max()))
+        float((np.abs(ours[name] - value) / (1 + np.abs(value))).max())
         for name, value in theirs.items()
     )
 
 
 def check(folder: Path) -> None:
-    import msgspec
-
-    from device_agent.formats.update import UpdateRecord
-
-    for name in SPECS:
-        for format, runtime in (("onnx", None), ("onnx", "openvino"), ("tflite", None)):
-            bundle, expected = folder / f"{name}.{format}", folder / f"{name}.{format}.expected"
-            loss, tensors = trained(bundle, folder / f"{name}.{format}.{runtime}", runtime)
-            record = msgspec.json.decode((expected / "update.json").read_bytes(), type=UpdateRecord)
-            off = abs(loss - record.loss_last) / record.loss_last
-            if name != "cp":
-                off = max(off, difference(tensors, load_file(expected / TENSORS)))
-            print(f"{name}, {runtime or format}: {off:.1e}", flush=True)
-            assert off <= (ADAM_TOLERANCE if name == "cp" else TOLERANCE)
-    for runtime in ("onnxruntime", "openvino"):
-        resume(folder, runtime)
-        found = profile_bundle(folder / "full.onnx", 1, runs=5, runtime=runtime)
-        print(f"profile, {found.machine.runtime}: {1e3 * found.train.median_s:.0f} ms", flush=True)
-    print(f"calibrate: {len(calibrate(1, length_s=5.0).timings)} timings")
+    """Train, resume, profile and calibrate on this machine."""
+    form = folder / "full.onnx" / "train.onnx"
+    assert len(list(form.parent.glob("train.nchwc*.onnx"))) == len(BLOCKS)
+    assert (block_size(), best_form(form)) == (None, form)
+    for suffix, (_, runtime) in FORMATS.items():
+        for name in SPECS:
+            compare(folder / f"{name}.{suffix}", runtime)
+    refuse_convolutions(folder / "full.onnx")
+    for suffix, runtime in (("onnx", "onnxruntime"), ("dense", "openvino")):
+        resume(folder / f"slice.{suffix}", runtime)
+        found = profile_bundle(folder / f"full.{suffix}", 1, runs=5, runtime=runtime)
+        assert found.train.median_s > 0
+        print(f"profiled with {found.machine.runtime}", flush=True)
+    found = calibrate(1, length_s=5.0)
+    TimeModel(found)  # every kind of operation is timed
+    assert "blocked" not in {timing.kind for timing in found.timings}
+    print(f"calibrated: {len(found.timings)} timings", flush=True)
 
 
-class Stopped(KeyboardInterrupt):
-    """Stands for the end of the process."""
+def compare(bundle: Path, runtime: str | None) -> None:
+    """Train `bundle` here and compare the update with the other machine's."""
+    expected = bundle.with_name(f"{bundle.name}.expected")
+    loss, tensors = trained(bundle, bundle.with_name(f"{bundle.name}.{runtime}"), runtime)
+    record, theirs = read_update(expected)
+    off = abs(loss - record.loss_last) / record.loss_last
+    adam = bundle.stem == "cp"
+    if not adam:
+        off = max(off, difference(tensors, theirs))
+    print(f"{bundle.name}, {runtime or 'its runtime'}: {off:.1e}", flush=True)
+    assert off <= (ADAM_TOLERANCE if adam else TOLERANCE)
 
 
-def stop(epoch: int, of: int, loss: float) -> None:
-    if epoch == 1:
-        raise Stopped
+def refuse_convolutions(bundle: Path) -> None:
+    """OpenVINO's convolutions on ARM would go on with the first weights."""
+    assert keeps_kernels()
+    with refused("bundle.kept-weights"):
+        trained(bundle, bundle.with_name("refused"), "openvino")
 
 
-def resume(folder: Path, runtime: str) -> None:
-    """Interrupt and continue a training with recordings: its update is the same, bit for bit."""
-    bundle, out = folder / "slice.onnx", folder / f"stopped.{runtime}"
-    try:
-        trained(bundle, out, runtime, stop)
-    except Stopped:
-        _, found = trained(bundle, out, runtime)
-    _, whole = trained(bundle, folder / f"whole.{runtime}", runtime)
+def resume(bundle: Path, runtime: str) -> None:
+    """Kill a training with recordings and continue it: its update is the same, bit for bit."""
+    out = bundle.with_name(f"killed.{runtime}")
+    words = [sys.executable, __file__, "killed", str(bundle), str(out), runtime]
+    assert subprocess.run(words).returncode == -signal.SIGKILL
+    heard: list[int] = []
+    _, found = trained(bundle, out, runtime, lambda epoch, of, loss: heard.append(epoch))
+    assert heard == [2]
+    _, whole = trained(bundle, bundle.with_name(f"whole.{runtime}"), runtime)
     assert all(np.array_equal(found[name], value) for name, value in whole.items())
-    print(f"resumed, {runtime}: the same", flush=True)
+    print(f"resumed with {runtime}", flush=True)
+
+
+def die(epoch: int, of: int, loss: float) -> None:
+    """Kill this process after the first epoch."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    job, folder = sys.argv[1], Path(sys.argv[2])
+    job, place = sys.argv[1], Path(sys.argv[2])
     if job == "write":
-        write(folder)
+        write(place)
+    elif job == "killed":
+        schedule_interpreter.CHECKPOINT_S = 0.0
+        trained(place, Path(sys.argv[3]), sys.argv[4], die)
     else:
         assert platform.machine() == "aarch64"
-        # Measurements start processes of this Python, which the host cannot run by itself.
-        sys.executable = sys.argv[3]
-        check(folder)
+        check(place)
