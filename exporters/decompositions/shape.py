@@ -38,7 +38,7 @@ def select_backward(grad: Tensor, input_sizes: list[int], dim: int, index: int) 
     """Zeros except at `index` of the axis `dim`, which holds `grad`."""
     size, axis = input_sizes[dim], dim % len(input_sizes)
     if not isinstance(size, int):
-        return NotImplemented  # type: ignore[no-any-return]
+        return NotImplemented
     place = index % size
     pads = [0, 0] * (len(input_sizes) - 1 - axis)
     # PyTorch would select from zeros and the gradient, with a mask of the same size.
