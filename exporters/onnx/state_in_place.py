@@ -172,7 +172,7 @@ def constant(value: int | list[int]) -> ir.Node:
 
 
 def is_number(value: ir.Value | None) -> bool:
-    """Whether `value` is a float32 tensor without axes."""
+    """Whether `value` is a single float32 number, in whatever number of axes."""
     if value is None or value.shape is None or value.dtype != ir.DataType.FLOAT:
         return False
-    return len(value.shape) == 0
+    return all(size == 1 for size in value.shape.dims)
