@@ -22,7 +22,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from exporters.memory.onnx_footprint import Footprint, footprint
 from exporters.memory.overwritten_state import in_place
 from exporters.memory.static_shapes import with_shapes
-from exporters.onnx.state_in_place import Order
+from exporters.onnx.state_in_place import Order, know_shapes
 
 DOMAIN = "com.microsoft.nchwc"
 UNARY = {
@@ -52,6 +52,7 @@ def blocked(graph: bytes, block: int) -> bytes | None:
     runtime whose blocks have `block` channels; any other computes wrong numbers.
     """
     model = ir.from_proto(with_shapes(onnx.load_from_string(graph)))
+    know_shapes(model.graph)
     if not rewrite(model, block) or not keeps_order(model):
         return None
     model.opset_imports[DOMAIN] = 1
@@ -578,7 +579,7 @@ class BlockedLayout:
         return self.computed(node.outputs[0], self.like(node, given, node.outputs[0].shape))
 
     def first_element(self, node: Node) -> bool:
-        """A value that only a choice between equal numbers reads; see `state_in_place.py`."""
+        """A value that only a choice between equal values reads; see `state_in_place.py`."""
         value, shape = node.inputs
         flat = whole_numbers(shape) == [-1]
         if (

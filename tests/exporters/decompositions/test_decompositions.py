@@ -225,7 +225,9 @@ def test_optimizer_equals_pytorchs(name: str, seed: int) -> None:
         for name_, parameter in theirs.items():
             parameter.grad = gradients[name_].clone()
         reference.step()
-        new = optimizer.update(values, gradients, state, torch.tensor(0.05, dtype=torch.float64))
+        rate = torch.tensor(0.05, dtype=torch.float64)
+        given = {n: rate * g if optimizer.scaled else g for n, g in gradients.items()}
+        new = optimizer.update(values, given, state, rate)
         assert new.keys() == values.keys() | state.keys()
         values, state = {n: new[n] for n in values}, {n: new[n] for n in state}
     for name_, value in values.items():
@@ -293,7 +295,8 @@ def test_learning_rate_is_an_input(seed: int) -> None:
     entries = (entry("w", (3,)),)
 
     def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        new = SGD().update({"w": feeds["w"]}, {"w": feeds["w"]}, {}, feeds["rate"])
+        gradient = feeds["rate"] * feeds["w"]
+        new = SGD().update({"w": feeds["w"]}, {"w": gradient}, {}, feeds["rate"])
         return {"w+": new["w"]}
 
     signature = ProgramSignature(
