@@ -132,6 +132,19 @@ def test_killed_at_every_write(
     assert stop > 10
 
 
+@pytest.mark.parametrize("family", ["slice", "cp"])
+def test_killed_with_openvino(
+    trainer: Trainer, jobs: dict[str, Job], tmp_path: Path, family: str
+) -> None:
+    pytest.importorskip("openvino")
+    job = replace(jobs[family], runtime="openvino", checkpoint_s=60)
+    expected, _ = undisturbed(trainer, job, tmp_path / "whole")
+    for stop in (4, 8):
+        used = placed(job, tmp_path / str(stop))
+        assert trainer.run(replace(used, stop=stop)) == -signal.SIGKILL
+        assert resumed(trainer, used, tmp_path / str(stop)) == expected, f"killed at write {stop}"
+
+
 class Stopped(KeyboardInterrupt):
     """Stands for the user's Ctrl-C."""
 
