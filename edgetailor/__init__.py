@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from toolkit.aggregation.aggregate import aggregate as aggregate
     from toolkit.aggregation.aggregation_policy import AggregationPolicy as AggregationPolicy
     from toolkit.aggregation.federation import Federation as Federation
+    from toolkit.aggregation.partial import read_partial as read_partial
+    from toolkit.aggregation.partial import write_partial as write_partial
     from toolkit.aggregation.recover import recover as recover
+    from toolkit.aggregation.running_aggregation import Aggregation as Aggregation
     from toolkit.exporting.submodel_export import export as export
     from toolkit.inspection import inspect as inspect
     from toolkit.model_evaluation import evaluate as evaluate
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from toolkit.submodels.submodel import Submodel as Submodel
 
 HOMES = {
+    "Aggregation": "toolkit.aggregation.running_aggregation",
     "AggregationPolicy": "toolkit.aggregation.aggregation_policy",
     "DeviceProfile": "profiles.documents.device_profile",
     "EdgeTailorError": "profiles.errors",
@@ -55,15 +59,18 @@ HOMES = {
     "load_model": "toolkit.submodels.model_loading",
     "plan": "toolkit.planning.model_plan",
     "profile": "device_agent.profiling.profiler:profile_bundle",
+    "read_partial": "toolkit.aggregation.partial",
     "read_update": "device_agent.formats.update",
     "recover": "toolkit.aggregation.recover",
     "simulate": "toolkit.simulation.simulate",
     "split": "toolkit.splitting",
     "train": "device_agent.training.standalone_training",
+    "write_partial": "toolkit.aggregation.partial",
 }
 """The module of every public name, and its name there if that differs."""
 
 __all__ = [
+    "Aggregation",
     "AggregationPolicy",
     "DeviceProfile",
     "EdgeTailorError",
@@ -82,11 +89,13 @@ __all__ = [
     "load_model",
     "plan",
     "profile",
+    "read_partial",
     "read_update",
     "recover",
     "simulate",
     "split",
     "train",
+    "write_partial",
 ]
 
 

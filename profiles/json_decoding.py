@@ -1,5 +1,6 @@
 """Decoding of untrusted JSON, with one error for every way in which it can be wrong."""
 
+import json
 from typing import TypeVar
 
 import msgspec
@@ -21,4 +22,25 @@ def decode_json(data: bytes | str, type: type[T]) -> T:
     except RecursionError:
         raise MalformedError("it is nested too deeply") from None
     except msgspec.MsgspecError as error:
+        raise MalformedError(str(error)) from None
+
+
+def refuse_repeated_keys(data: bytes) -> None:
+    """Raise MalformedError if `data` is not JSON, or an object in it has a key twice.
+
+    Readers differ in which of the two counts.
+    """
+
+    def unique(pairs: list[tuple[str, object]]) -> None:
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise MalformedError(f"it has the key {key!r} twice")
+            seen.add(key)
+
+    try:
+        json.loads(data, object_pairs_hook=unique)
+    except RecursionError:
+        raise MalformedError("it is nested too deeply") from None
+    except ValueError as error:
         raise MalformedError(str(error)) from None

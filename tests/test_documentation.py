@@ -19,11 +19,11 @@ sys.path.insert(0, str(DOCS))
 import generate  # noqa: E402
 
 PUBLIC = [
-    *("AggregationPolicy", "DeviceProfile", "EdgeTailorError", "ExportedBundle", "Federation"),
-    *("GlobalModel", "Submodel", "TrainingConfig", "UpdateRecord"),
+    *("Aggregation", "AggregationPolicy", "DeviceProfile", "EdgeTailorError", "ExportedBundle"),
+    *("Federation", "GlobalModel", "Submodel", "TrainingConfig", "UpdateRecord"),
     *("aggregate", "evaluate"),
     *("export", "inspect", "join_inputs", "load_device", "load_model", "plan", "profile"),
-    *("read_update", "recover", "simulate", "split", "train"),
+    *("read_partial", "read_update", "recover", "simulate", "split", "train", "write_partial"),
 ]
 RESULTS = ("DeviceProfile", "ExportedBundle", "Submodel", "UpdateRecord")  # returned, not made
 

@@ -1,5 +1,6 @@
 """The weights of updates, and how far the global model moves to their mean."""
 
+import hashlib
 import math
 from dataclasses import dataclass
 from numbers import Real
@@ -81,6 +82,11 @@ class AggregationPolicy:
                 return 1.0
             case "softmax":
                 return math.exp((strength - 1.0) / self.temperature)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the policy: only partial aggregates of one policy can be merged."""
+        numbers = float(self.temperature), float(self.beta)
+        return hashlib.sha256(repr((self.weights, self.factors, *numbers)).encode()).hexdigest()
 
 
 def _number(value: object) -> float:

@@ -28,14 +28,16 @@ class FactorMean:
         family: The family of the submodel.
         table: What the updates hold: factors, and tensors without factors.
         mean: The mean of all tensors in `table`.
-        weights: The sum of the weights of the updates, by the classes that their devices trained
-            on; None stands for all classes.
+        weight: The sum of the weights of the updates.
+        weights: The sum of the weights of the updates whose devices trained on a class, by class;
+            under None that of devices with all classes.
     """
 
     family: Family
     table: Table
     mean: Mean = field(default_factory=Mean)
-    weights: dict[tuple[int, ...] | None, float] = field(default_factory=dict)
+    weight: float = 0.0
+    weights: dict[int | None, float] = field(default_factory=dict)
 
     def add(
         self,
@@ -47,13 +49,17 @@ class FactorMean:
         """Add the tensors of an update of a device that has samples of `classes`."""
         _, left = own_rows(self.table, tensors, classes, shapes)
         self.mean.add(left, weight, row_places(self.table, classes))
-        self.weights[classes] = self.weights.get(classes, 0.0) + weight
+        self._weigh(weight, dict.fromkeys([None] if classes is None else classes, weight))
 
     def merge(self, other: "FactorMean") -> None:
         """Add everything that was added to `other`."""
         self.mean.merge(other.mean)
-        for classes, weight in other.weights.items():
-            self.weights[classes] = self.weights.get(classes, 0.0) + weight
+        self._weigh(other.weight, other.weights)
+
+    def _weigh(self, weight: float, weights: Mapping[int | None, float]) -> None:
+        self.weight += weight
+        for one, more in weights.items():
+            self.weights[one] = self.weights.get(one, 0.0) + more
 
     def means(self, key: str, model: GlobalModel) -> dict[str, Tensor]:
         """The means by name. Rows that no device trained are those that devices received."""
@@ -75,12 +81,12 @@ class FactorMean:
         """The global tensor `name`, or rows of equal weight of it with their places."""
         known = {c: w for c, w in self.weights.items() if c is not None}
         if not known or not any(e.by_class and e.stands_for == name for e in self.table):
-            yield value, sum(self.weights.values()), None
+            yield value, self.weight, None
             return
         dense = value.dense() if isinstance(value, Product) else value
         weights = torch.full(dense.shape[:1], self.weights.get(None, 0.0), dtype=torch.float64)
-        for classes, weight in known.items():
-            weights[list(classes)] += weight
+        for one, weight in known.items():
+            weights[one] += weight
         for weight in sorted(set(weights.tolist())):
             if weight > 0:
                 rows = (weights == weight).nonzero().flatten().tolist()

@@ -32,6 +32,15 @@ class Aggregation:
     Args:
         model: The global model that the updates were trained from.
         policy: The weights of updates and how far the model moves.
+
+    Attributes:
+        updates: How many updates were added.
+
+    Examples:
+        >>> from device_agent.formats.update import read_update
+        >>> aggregation = Aggregation(model, AggregationPolicy())  # doctest: +SKIP
+        >>> aggregation.add(*read_update("update"))  # doctest: +SKIP
+        >>> new = aggregation.result()  # doctest: +SKIP
     """
 
     def __init__(self, model: GlobalModel, policy: AggregationPolicy) -> None:
@@ -40,6 +49,7 @@ class Aggregation:
         self.mean = Mean()
         self.factors: dict[str, FactorMean] = {}
         self.trained: set[str] = set()
+        self.updates = 0
 
     def add(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
         """Add one update. Raises UpdateError if it does not fit the model."""
@@ -54,6 +64,7 @@ class Aggregation:
                 record.tensors, as_tensors(arrays), record.classes, self.shapes
             )
             self._add_recovered(family, tensors, table, weight)
+        self.updates += 1
 
     def add_factors(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
         """Add only the factors of a checked update, if its family keeps factors."""
@@ -62,16 +73,30 @@ class Aggregation:
         if not family.averages_factors:
             return
         weight = weight_of(record, self.model, self.policy)
-        group = self._group(spec.head, family, record.tensors)
+        group = self.group(spec.head, family, record.tensors)
         group.add(as_tensors(arrays), weight, record.classes, self.shapes)
 
     def merge(self, other: "Aggregation") -> None:
         """Add all updates of `other`, which has the same model and policy."""
         self.mean.merge(other.mean)
         self.trained |= other.trained
+        self.updates += other.updates
         for key, theirs in other.factors.items():
-            group = self._group(key, theirs.family, theirs.table)
+            group = self.group(key, theirs.family, theirs.table)
             group.merge(theirs)
+
+    def group(self, key: str, family: Family, table: Table) -> FactorMean:
+        """The factors of the submodel `key`, whose updates hold `table`. Raises UpdateError."""
+        if key not in self.factors:
+            check_recovers(family, table, self.shapes)
+        group = self.factors.setdefault(key, FactorMean(family, table))
+        if group.table != table:
+            raise UpdateError(
+                f"Two updates of {key!r} have different factors.",
+                code="update.different-factors",
+                submodel=key,
+            )
+        return group
 
     def result(self) -> GlobalModel:
         """The next global model. The aggregation cannot be used afterwards."""
@@ -141,18 +166,6 @@ class Aggregation:
         mean = self.mean.take(name, old)
         new = mean if beta == 1.0 else torch.lerp(old.float(), mean, beta)
         return check_finite(name, new).to(old.dtype)
-
-    def _group(self, key: str, family: Family, table: Table) -> FactorMean:
-        if key not in self.factors:
-            check_recovers(family, table, self.shapes)
-        group = self.factors.setdefault(key, FactorMean(family, table))
-        if group.table != table:
-            raise UpdateError(
-                f"Two updates of {key!r} have different factors.",
-                code="update.different-factors",
-                submodel=key,
-            )
-        return group
 
     def _add_group(self, key: str, group: FactorMean, table: Table) -> None:
         """Add the tensors that the mean of a group's factors stands for."""

@@ -30,6 +30,13 @@ class RunningSum:
         self.high: Tensor | None = None
         self.additions = 0
 
+    @classmethod
+    def of(cls, low: Tensor, high: Tensor | None) -> "RunningSum":
+        """The sum low + high of contiguous tensors, whose memory it takes."""
+        found = cls(())
+        found.axes, found.low, found.high = tuple(range(low.dim())), low, high
+        return found
+
     def add(self, value: Tensor | Product, weight: float, place: TensorSlice | None = None) -> None:
         """Add `weight` * `value`, at `place` if it is a part of the sum's shape."""
         if isinstance(value, Product) and place is None:

@@ -25,27 +25,39 @@ def check_update(
 
     The table is checked before the arrays, so that nothing is computed from factors of absurd size.
     """
-    shapes = shapes_of(model)
     origin = f"The update of {record.submodel!r}"
     check_record(record, origin)
-    _check_spec(record.submodel)
-    _check_names(record.tensors, origin, shapes)
-    _check_roles_and_types(record.tensors, origin, model)
-    for name, entries in group_by_global_tensor(record.tensors).items():
-        for entry in entries:
-            check_slice(entry, shapes[name])
-        _check_group(name, entries, shapes[name], origin)
+    check_table(record.submodel, record.tensors, model, origin)
     _check_classes(record, origin)
     check_tensors(arrays, record.tensors, origin)
     _check_variances(record.tensors, arrays, origin)
 
 
+def check_table(
+    submodel: str, table: tuple[TensorEntry, ...], model: Mapping[str, Tensor], origin: str
+) -> None:
+    """Raise UpdateError unless updates of `submodel` to the global tensors may hold `table`."""
+    shapes = shapes_of(model)
+    _check_spec(submodel)
+    _check_names(table, origin, shapes)
+    _check_roles_and_types(table, origin, model)
+    for name, entries in group_by_global_tensor(table).items():
+        for entry in entries:
+            check_slice(entry, shapes[name])
+        _check_group(name, entries, shapes[name], origin)
+
+
+def class_rows(table: tuple[TensorEntry, ...]) -> int:
+    """How many classes the tensors with a row for every class have; 0 if there are none."""
+    marked = [entry for entry in table if entry.by_class]
+    return min((entry.shape[0] if entry.shape else 0 for entry in marked), default=0)
+
+
 def _check_classes(record: UpdateRecord, origin: str) -> None:
     """Raise UpdateError unless the classes are rows of every tensor that has a row for a class."""
-    marked = [entry for entry in record.tensors if entry.by_class]
     if record.classes is None:
         return
-    rows = min((entry.shape[0] if entry.shape else 0 for entry in marked), default=0)
+    rows = class_rows(record.tensors)
     if not record.classes or list(record.classes) != sorted(
         {one for one in record.classes if 0 <= one < rows}
     ):

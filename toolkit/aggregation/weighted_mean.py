@@ -49,7 +49,7 @@ class Mean:
     def result(self) -> dict[str, Tensor]:
         """The means so far, float32; nan for elements that nothing holds."""
         return {
-            name: (total.total() / self._share(name)).float() for name, total in self.sums.items()
+            name: (total.total() / self.share(name)).float() for name, total in self.sums.items()
         }
 
     def take(self, name: str, old: Tensor) -> Tensor:
@@ -57,16 +57,12 @@ class Mean:
 
         Elements that no update holds have the value of `old`.
         """
-        share = self._share(name)
+        share = self.share(name)
         del self.weights[name]
         means = self.sums.pop(name).take().div_(share)
         return torch.where(share > 0, means, old) if isinstance(share, Tensor) else means
 
-    def _weigh(self, name: str, place: TensorSlice | None, weight: float) -> None:
-        weights = self.weights.setdefault(name, {})
-        weights[place] = weights.get(place, 0.0) + weight
-
-    def _share(self, name: str) -> float | Tensor:
+    def share(self, name: str) -> float | Tensor:
         """The sum of weights for each element; one number if every value was a whole tensor."""
         weights = dict(self.weights[name])
         whole = weights.pop(None, 0.0)
@@ -77,6 +73,10 @@ class Mean:
             assert place is not None
             place.add_to(share, 1.0, weight)
         return share
+
+    def _weigh(self, name: str, place: TensorSlice | None, weight: float) -> None:
+        weights = self.weights.setdefault(name, {})
+        weights[place] = weights.get(place, 0.0) + weight
 
 
 def sum_for(value: Tensor | Product, place: TensorSlice | None) -> RunningSum:

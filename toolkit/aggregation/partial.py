@@ -1,0 +1,237 @@
+"""A running aggregation as two files, so that those of many places can be merged in one.
+
+`partial.safetensors` holds the compensated sums and `partial.json` their weights. The size follows
+from the model and the submodels, not from the number of devices.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import save
+from torch import Tensor
+
+from device_agent.formats.atomic_files import fingerprint, refuse_existing, write_folder
+from device_agent.formats.manifest import encode
+from profiles.errors import InputError, UpdateError
+from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.factor_mean import FactorMean
+from toolkit.aggregation.partial_record import (
+    RECORD,
+    TENSORS,
+    FactorsEntry,
+    PartialRecord,
+    PartWeight,
+    SumEntry,
+    decode_partial_record,
+)
+from toolkit.aggregation.partial_sums import HIGH, LOW, check_sum, held_sums, read_sums
+from toolkit.aggregation.partial_validation import check_record, check_sizes
+from toolkit.aggregation.running_aggregation import Aggregation, no_update
+from toolkit.aggregation.running_sum import RunningSum
+from toolkit.families import recovering_family
+from toolkit.submodels.class_rows import ranges_of, rows_of
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.spec import parse_spec
+from toolkit.submodels.tensor_slices import Ranges, TensorSlice
+
+
+def write_partial(out: str | Path, aggregation: Aggregation, force: bool = False) -> None:
+    """Write a running aggregation to the new folder `out`, atomically. It can still be used.
+
+    Args:
+        out: The folder to make.
+        aggregation: An aggregation with at least one update.
+        force: Replace a partial aggregate that exists at `out`.
+
+    Raises:
+        UpdateError: It has no update, or a sum is too large: training diverged.
+        InputError: `out` exists and may not be replaced.
+
+    Examples:
+        >>> import edgetailor as et
+        >>> site = et.Aggregation(model, et.AggregationPolicy())  # doctest: +SKIP
+        >>> site.add(*et.read_update("update"))  # doctest: +SKIP
+        >>> et.write_partial("site-1", site)  # doctest: +SKIP
+    """
+    out = Path(out)
+    files = encode_partial(aggregation)
+    refuse_existing(out, force)
+    if out.exists() and not (out / RECORD).is_file():
+        raise InputError(
+            f"{out} is not a partial aggregate, so it is not replaced: give another place.",
+            code="file.not-replaceable",
+            path=str(out),
+        )
+    write_folder(out, files, force)
+
+
+def read_partial(
+    folder: str | Path,
+    model: GlobalModel,
+    policy: AggregationPolicy,
+    most_bytes: int | None = None,
+) -> Aggregation:
+    """Read and check the partial aggregate in `folder`.
+
+    Args:
+        folder: The folder that `write_partial` made.
+        model: The global model that the updates were trained from.
+        policy: The policy that they were added under.
+        most_bytes: The most that `partial.safetensors` may have, in bytes. Default: 16 times the
+            model and 1 MiB.
+
+    Returns:
+        The aggregation. `Aggregation.merge` adds it to another one.
+
+    Raises:
+        UpdateError: A file is missing, damaged or too large, or the partial aggregate does not fit
+            the model and the policy.
+
+    Examples:
+        >>> import edgetailor as et
+        >>> whole = et.Aggregation(model, et.AggregationPolicy())  # doctest: +SKIP
+        >>> for site in ("site-1", "site-2"):  # doctest: +SKIP
+        ...     whole.merge(et.read_partial(site, model, et.AggregationPolicy()))
+        >>> new = whole.result()  # doctest: +SKIP
+    """
+    folder = Path(folder)
+    try:
+        about, sums = ((folder / name).stat().st_size for name in (RECORD, TENSORS))
+        check_sizes(about, sums, model, most_bytes, str(folder))
+        files = {name: (folder / name).read_bytes() for name in (RECORD, TENSORS)}
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UpdateError(
+            f"{folder} is not a partial aggregate: {Path(error.filename).name} is missing. Give "
+            "the folder that `write_partial` made.",
+            code="partial.missing-file",
+            file=Path(error.filename).name,
+        ) from None
+    return decode_partial(files, model, policy, most_bytes, str(folder))
+
+
+def encode_partial(aggregation: Aggregation) -> dict[str, bytes]:
+    """The two files of a running aggregation: name to content.
+
+    Raises UpdateError if it has no update, or if a sum is too large.
+    """
+    if not aggregation.updates:
+        raise no_update()
+    tensors: dict[str, Tensor] = {}
+    for held in held_sums(aggregation):
+        check_sum(held, "This partial aggregate")
+        total = held.mean.sums[held.name]
+        tensors[f"{LOW}{held.label}"] = total.low.contiguous()
+        if total.high is not None:
+            tensors[f"{HIGH}{held.label}"] = total.high.contiguous()
+    data = save(tensors)
+    record = PartialRecord(
+        base=aggregation.model.fingerprint(),
+        policy=aggregation.policy.fingerprint(),
+        updates=aggregation.updates,
+        trained=tuple(sorted(aggregation.trained)),
+        sums=tuple(
+            SumEntry(name=name, weights=tuple(_by_part(weights)))
+            for name, weights in sorted(aggregation.mean.weights.items())
+        ),
+        factors=tuple(_entry(key, group) for key, group in sorted(aggregation.factors.items())),
+        file=fingerprint(data),
+    )
+    return {TENSORS: data, RECORD: encode(record)}
+
+
+def decode_partial(
+    files: Mapping[str, bytes],
+    model: GlobalModel,
+    policy: AggregationPolicy,
+    most_bytes: int | None = None,
+    origin: str = "The partial aggregate",
+) -> Aggregation:
+    """The running aggregation in the files that `encode_partial` made; see `read_partial`."""
+    if files.keys() != {RECORD, TENSORS}:
+        raise UpdateError(
+            f"{origin} must consist of {RECORD} and {TENSORS}; it has "
+            f"{', '.join(sorted(files)) or 'no file'}. Send both files.",
+            code="partial.missing-file",
+        )
+    check_sizes(len(files[RECORD]), len(files[TENSORS]), model, most_bytes, origin)
+    record = decode_partial_record(files[RECORD], f"{origin}: {RECORD}")
+    check_record(record, model, policy, origin)
+    if fingerprint(files[TENSORS]) != record.file:
+        raise UpdateError(
+            f"{origin}: {TENSORS} is not the file that {RECORD} describes (size or SHA-256 "
+            "differ). Send it again.",
+            code="partial.altered-file",
+            file=TENSORS,
+        )
+    found = _without_sums(record, model, policy)
+    everything = list(held_sums(found))
+    shapes = {held.label: held.shape for held in everything}
+    tensors = read_sums(files[TENSORS], shapes, f"{origin}: {TENSORS}")
+    for held in everything:
+        low, high = (tensors.get(f"{part}{held.label}") for part in (LOW, HIGH))
+        assert low is not None
+        held.mean.sums[held.name] = RunningSum.of(low, high)
+        check_sum(held, origin)
+    return found
+
+
+def _without_sums(
+    record: PartialRecord, model: GlobalModel, policy: AggregationPolicy
+) -> Aggregation:
+    """The aggregation that a checked record describes: all weights, and no tensor yet."""
+    found = Aggregation(model, policy)
+    found.updates, found.trained = record.updates, set(record.trained)
+    for entry in record.sums:
+        whole = found.shapes[entry.name]
+        found.mean.weights[entry.name] = {
+            None if one.part is None else TensorSlice(whole, one.part): one.weight
+            for one in entry.weights
+        }
+    for factors in record.factors:
+        family = recovering_family(parse_spec(factors.submodel))
+        group = found.group(factors.submodel, family, factors.tensors)
+        group.weight = factors.weight
+        group.weights = {None: factors.all_classes} if factors.all_classes else {}
+        group.weights |= dict(factors.classes)
+        for tensor in factors.tensors:
+            group.mean.weights[tensor.name] = (
+                {_row_of(tensor.shape, one): weight for one, weight in group.weights.items()}
+                if tensor.by_class
+                else {None: group.weight}
+            )
+    return found
+
+
+def _row_of(shape: tuple[int, ...], row: int | None) -> TensorSlice | None:
+    return None if row is None else TensorSlice(shape, rows_of(shape, ((row, row + 1),)))
+
+
+def _entry(key: str, group: FactorMean) -> FactorsEntry:
+    return FactorsEntry(
+        submodel=key,
+        tensors=group.table,
+        weight=group.weight,
+        all_classes=group.weights.get(None, 0.0),
+        classes=tuple(sorted((c, w) for c, w in group.weights.items() if c is not None)),
+    )
+
+
+def _by_part(weights: Mapping[TensorSlice | None, float]) -> Iterator[PartWeight]:
+    """The weights by part. Rows of one weight are one part, whatever sets of rows devices had.
+
+    There are thus at most as many parts as rows for each part of the other axes.
+    """
+    if None in weights:
+        yield PartWeight(part=None, weight=weights[None])
+    rows_by_rest: dict[Ranges, np.ndarray] = {}
+    for place, weight in weights.items():
+        if place is not None:
+            rest = tuple(tuple(sorted(axis)) for axis in place.ranges[1:])
+            rows = rows_by_rest.setdefault(rest, np.zeros(place.whole_shape[0]))
+            for start, stop in place.ranges[0]:
+                rows[start:stop] += weight
+    for rest, rows in sorted(rows_by_rest.items()):
+        for one in np.unique(rows[rows > 0]).tolist():
+            held = np.flatnonzero(rows == one).tolist()
+            yield PartWeight(part=(ranges_of(held), *rest), weight=one)

@@ -1,0 +1,89 @@
+"""The description of a partial aggregate: the content of `partial.json`."""
+
+from device_agent.formats.manifest import AtLeastOne, Count, FileEntry, Struct, TensorEntry
+from profiles.errors import UpdateError
+from profiles.json_decoding import MalformedError, decode_json, refuse_repeated_keys
+
+PARTIAL_VERSION = 1
+RECORD = "partial.json"
+TENSORS = "partial.safetensors"
+
+
+class PartWeight(Struct, frozen=True, kw_only=True):
+    """The weight of the updates that hold the elements in `part`; None stands for all elements."""
+
+    part: tuple[tuple[tuple[Count, Count], ...], ...] | None
+    weight: float
+
+
+class SumEntry(Struct, frozen=True, kw_only=True):
+    """The weighted sum of the global tensor `name`, over the updates that hold its elements."""
+
+    name: str
+    weights: tuple[PartWeight, ...]
+
+
+class FactorsEntry(Struct, frozen=True, kw_only=True):
+    """The weighted sums of the factors of one submodel.
+
+    Attributes:
+        submodel: Family and size, under which the server keeps the factors.
+        tensors: What the updates hold.
+        weight: The weight of all updates.
+        all_classes: The weight of those that hold the rows of all classes.
+        classes: The weight of the others by class, ascending.
+    """
+
+    submodel: str
+    tensors: tuple[TensorEntry, ...]
+    weight: float
+    all_classes: float
+    classes: tuple[tuple[Count, float], ...] = ()
+
+
+class PartialRecord(Struct, frozen=True, kw_only=True):
+    """The content of `partial.json`.
+
+    Attributes:
+        version: Format version.
+        base: Fingerprint of the global model that the updates were trained from.
+        policy: Fingerprint of the aggregation policy.
+        updates: How many updates are in the sums.
+        trained: The global tensors that an update calls parameters, sorted.
+        sums: The sums of global tensors.
+        factors: The sums of factors.
+        file: Size and SHA-256 of `partial.safetensors`.
+    """
+
+    version: int = PARTIAL_VERSION
+    base: str
+    policy: str
+    updates: AtLeastOne
+    trained: tuple[str, ...]
+    sums: tuple[SumEntry, ...]
+    factors: tuple[FactorsEntry, ...]
+    file: FileEntry
+
+
+def decode_partial_record(data: bytes, origin: str) -> PartialRecord:
+    """The record in the bytes of a `partial.json`; `origin` names it in errors.
+
+    Raises UpdateError if it is malformed or of another version.
+    """
+    try:
+        record = decode_json(data, PartialRecord)
+        refuse_repeated_keys(data)
+    except MalformedError as error:
+        raise UpdateError(
+            f"{origin} is not the record of a partial aggregate: {error}. Send it again.",
+            code="partial.malformed-record",
+        ) from None
+    if record.version != PARTIAL_VERSION:
+        raise UpdateError(
+            f"{origin} has version {record.version}; this program reads {PARTIAL_VERSION}. Install "
+            "the same version of edgetailor on both sides.",
+            code="partial.wrong-version",
+            found=record.version,
+            supported=PARTIAL_VERSION,
+        )
+    return record

@@ -1,0 +1,234 @@
+"""Checks of a partial aggregate's record against the global model and the policy."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from device_agent.formats.manifest import TensorEntry
+from device_agent.formats.update import MOST_SAMPLES
+from profiles.errors import UpdateError
+from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.partial_record import (
+    RECORD,
+    TENSORS,
+    FactorsEntry,
+    PartialRecord,
+    SumEntry,
+)
+from toolkit.aggregation.update_validation import check_table, class_rows
+from toolkit.families import recovering_family
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.spec import parse_spec
+from toolkit.submodels.tensor_slices import TensorSlice, check_slice
+
+MOST_RECORD_BYTES = 16 << 20
+MOST_UPDATES = 10**9
+
+COPIES = 16
+"""Times the model's size that the sums may have by default: two parts of it, and of the factors of
+several submodels."""
+HEADROOM = 1 << 20
+"""Bytes that are allowed in addition, for the header and small models."""
+
+COVERS = 100
+"""How often the parts of a tensor may cover it: by as many submodels, about."""
+
+ROUNDING = 1e-9
+"""How much weights that are equal may differ after sums in different orders, relatively."""
+
+
+def check_sizes(
+    record_bytes: int, tensor_bytes: int, model: GlobalModel, most_bytes: int | None, origin: str
+) -> None:
+    """Raise UpdateError for files above their limits; `most_bytes` is that of the tensors."""
+    if most_bytes is None:
+        own = sum(tensor.numel() * tensor.element_size() for tensor in model.tensors.values())
+        most_bytes = COPIES * own + HEADROOM
+    limits = ((RECORD, record_bytes, MOST_RECORD_BYTES), (TENSORS, tensor_bytes, most_bytes))
+    for name, size, limit in limits:
+        if size > limit:
+            raise UpdateError(
+                f"{origin}: {name} has {size} bytes; at most {limit} are read. If the model has "
+                "very many submodels, raise `most_bytes`.",
+                code="partial.too-large",
+                file=name,
+                bytes=size,
+                limit_bytes=limit,
+            )
+
+
+def check_record(
+    record: PartialRecord, model: GlobalModel, policy: AggregationPolicy, origin: str
+) -> None:
+    """Raise UpdateError unless `record` describes sums of updates of `model` under `policy`."""
+    _check_origin(record, model, policy, origin)
+    limits = _WeightLimits(record.updates, policy, origin)
+    _check_names(record, model, origin)
+    for entry in record.sums:
+        _check_parts(entry, model.tensors[entry.name], limits)
+    for factors in record.factors:
+        _check_factors(factors, model, limits, origin)
+
+
+def _check_origin(
+    record: PartialRecord, model: GlobalModel, policy: AggregationPolicy, origin: str
+) -> None:
+    if record.base != (base := model.fingerprint()):
+        raise UpdateError(
+            f"{origin} is of updates that were trained from the global model "
+            f"{record.base[:12]!r}; this round's is {base[:12]!r}. Merge it where that model is.",
+            code="partial.other-model",
+            found=record.base[:64],
+            expected=base,
+        )
+    if record.policy != policy.fingerprint():
+        raise UpdateError(
+            f"{origin} was made under another aggregation policy. Only partial aggregates with the "
+            "same weights, temperature, factors and beta can be merged: use one [aggregation] "
+            "table everywhere.",
+            code="partial.other-policy",
+            found=record.policy[:64],
+            expected=policy.fingerprint(),
+        )
+    if record.updates > MOST_UPDATES:
+        raise UpdateError(
+            f"{origin} claims to have {record.updates} updates; it may have at most "
+            f"{MOST_UPDATES:,}. Leave it out.",
+            code="partial.too-many-updates",
+            found=record.updates,
+            most=MOST_UPDATES,
+        )
+
+
+def _check_names(record: PartialRecord, model: GlobalModel, origin: str) -> None:
+    """Raise UpdateError unless every name is there once and can be trained."""
+    named = [("tensor", [entry.name for entry in record.sums])]
+    named += [("submodel", [entry.submodel for entry in record.factors])]
+    named += [("trained tensor", list(record.trained))]
+    for what, names in named:
+        for name, times in Counter(names).items():
+            if times > 1:
+                raise UpdateError(
+                    f"{origin} lists the {what} {name!r} more than once. It may list each once.",
+                    code="partial.repeated-name",
+                    name=name,
+                )
+    for entry in record.sums:
+        if entry.name not in model.tensors or not model.tensors[entry.name].is_floating_point():
+            raise UpdateError(
+                f"{origin} has a sum of {entry.name!r}, which is not a tensor that devices train "
+                "of the global model. Merge it where its model is.",
+                code="partial.unknown-parameter",
+                parameter=entry.name,
+            )
+    held = {entry.name for entry in record.sums}
+    held |= {e.stands_for or "" for factors in record.factors for e in factors.tensors}
+    if not held:
+        raise UpdateError(
+            f"{origin} has no sum. It must have the sums of at least one update.",
+            code="partial.empty",
+        )
+    for name in sorted(set(record.trained) - held):
+        raise UpdateError(
+            f"{origin} calls {name!r} trained, but has no sum of it. Merge it where its model is.",
+            code="partial.unknown-parameter",
+            parameter=name,
+        )
+
+
+class _WeightLimits:
+    """What the weights of so many updates under a policy can be."""
+
+    def __init__(self, updates: int, policy: AggregationPolicy, origin: str) -> None:
+        self.least = policy.weight(1, 0.0)
+        self.most = updates * policy.weight(MOST_SAMPLES, 1.0)
+        self.origin = origin
+
+    def check(self, what: str, weights: Iterable[float]) -> None:
+        """Raise UpdateError for a weight of `what` that no updates can have together."""
+        for weight in weights:
+            if not self.least <= weight <= self.most * (1 + ROUNDING):
+                raise UpdateError(
+                    f"{self.origin}: {what} has the weight {weight:g}; under this policy its "
+                    f"updates weigh from {self.least:g} to {self.most:g}. Leave it out.",
+                    code="partial.wrong-weight",
+                    weight=weight,
+                    least=self.least,
+                    most=self.most,
+                )
+
+
+def _check_parts(entry: SumEntry, tensor: Tensor, limits: _WeightLimits) -> None:
+    """Check where the updates hold a tensor, and how much they weigh at every element."""
+    shape, name = tuple(tensor.shape), repr(entry.name)
+    limits.check(name, (one.weight for one in entry.weights))
+    for one in entry.weights:
+        if one.part is not None:
+            check_slice(
+                TensorEntry(
+                    name=entry.name,
+                    role="parameter",
+                    dtype="float32",
+                    shape=shape,
+                    stands_for=entry.name,
+                    part=one.part,
+                ),
+                shape,
+            )
+    places = [TensorSlice(shape, one.part) for one in entry.weights if one.part is not None]
+    if (
+        not entry.weights
+        or len({one.part for one in entry.weights}) < len(entry.weights)
+        or () in {one.part for one in entry.weights}
+        or sum(math.prod(place.shape) for place in places) > COVERS * tensor.numel()
+    ):
+        raise UpdateError(
+            f"{limits.origin}: the parts of {name} must be different, at least one, and cover it "
+            f"at most {COVERS} times. Leave it out.",
+            code="partial.wrong-parts",
+            parameter=entry.name,
+        )
+    share = torch.zeros(shape, dtype=torch.float64)
+    for one in entry.weights:
+        if one.part is None:
+            share += one.weight
+        else:
+            TensorSlice(shape, one.part).add_to(share, 1.0, one.weight)
+    limits.check(name, [float(share.max())])
+
+
+def _check_factors(
+    factors: FactorsEntry, model: GlobalModel, limits: _WeightLimits, origin: str
+) -> None:
+    origin = f"{origin}: {factors.submodel!r}"
+    check_table(factors.submodel, factors.tensors, model.tensors, origin)
+    spec = parse_spec(factors.submodel)
+    if not recovering_family(spec).averages_factors or spec.head != factors.submodel:
+        raise UpdateError(
+            f"{origin} is not a family and size whose factors are averaged. Its updates belong "
+            "to the sums of global tensors.",
+            code="partial.unexpected-factors",
+            submodel=factors.submodel,
+        )
+    weights = [weight for _, weight in factors.classes]
+    limits.check(origin, [factors.weight, *weights, factors.all_classes or factors.weight])
+    classes, rows = [one for one, _ in factors.classes], class_rows(factors.tensors)
+    others = factors.weight - factors.all_classes
+    slack = ROUNDING * factors.weight
+    fits = (
+        -slack <= others <= factors.weight
+        and (bool(classes) or others <= slack)
+        and all(weight <= others + slack for weight in weights)
+        and classes == sorted({one for one in classes if one < rows})
+    )
+    if not fits:
+        raise UpdateError(
+            f"{origin}: the weights of classes must be of classes below {rows}, ascending, and "
+            "with that of all classes at most the whole weight. Leave it out.",
+            code="partial.wrong-classes",
+            submodel=factors.submodel,
+            classes=rows,
+        )
