@@ -64,7 +64,6 @@ class TrainingConfig:
 
     batch_size: int = 32
     epochs: int = 1
-    steps: int | None = None
     learning_rate: float = 0.05
     momentum: float = 0.9
     weight_decay: float = 0.0
@@ -75,6 +74,7 @@ class TrainingConfig:
     loss: Loss = "cross-entropy"
     optimizer: Optimizer = "sgd"
     proximal: float = 0.0
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         # A batch norm needs two samples to compute a variance.
