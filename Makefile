@@ -7,12 +7,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 RETIRED := .venv-retired
+ARM64 := .venv-arm64
 STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check
-.PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-page bench-plan bench-zoo
+.PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64
+.PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-zoo
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +46,21 @@ test-oldest: setup ## run exported graphs on the oldest onnxruntime, and on that
 	  $(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check $$versions && \
 	  $(OLDEST)/bin/python tests/oldest_runtime.py check $(OLDEST)/graphs || exit 1; done
 
+# The agent's tests that need no bundles and no other part of the project.
+TORCH_FREE := tests/profiles $(addprefix tests/device_agent/, client system test_log_format.py \
+  data/test_preparation.py federation/test_device_state.py formats/test_tensor_files.py \
+  training/test_memory_estimate.py)
+
+test-arm64: setup ## train and test the agent on emulated ARM boards (minutes; Debian 12 or newer)
+	@command -v qemu-aarch64 >/dev/null || apt-get install --yes --quiet qemu-user
+	sh tests/arm64/make_root.sh $(ARM64) $(BIN)/python
+	rm -rf $(ARM64)/bundles && mkdir $(ARM64)/bundles
+	PYTHONPATH=.:tests $(BIN)/python tests/arm64/board_check.py write $(ARM64)/bundles
+	for board in cortex-a72 cortex-a53; do \
+	  PYTHONPATH=.:tests $(ARM64)/$$board tests/arm64/board_check.py check $(ARM64)/bundles || exit 1; done
+	PYTHONPATH=.:tests $(ARM64)/cortex-a72 -m pytest -p no:cacheprovider --noconftest -p conftest \
+	  $(TORCH_FREE)
+
 # One thread, as for tests: on shared cores two threads wait for each other, an SVD's most of all.
 bench-families: setup ## time the server's factorizations and aggregation (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_families.py
@@ -72,6 +88,9 @@ bench-page: setup web ## training in a page beside a native agent, in Chromium (
 
 bench-coordinator: setup ## what requests cost the coordinator with up to 2,000 devices (minutes)
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_coordinator.py $(ARGS)
+
+bench-simulation: setup ## simulated rounds beside plain PyTorch loops, by family (minutes)
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_simulation.py $(ARGS)
 
 bench-plan: setup ## what the planner predicts against what is measured (many minutes); ARGS
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_plan.py $(ARGS)

@@ -6,3 +6,9 @@ cli > service, doctor > federation > client, profiling > training > data, runtim
 formats.
 torch, onnx, `exporters` and `toolkit` may not be imported anywhere in this package.
 """
+
+import os
+
+# From version 1.29 on, onnxruntime sends its maker reports on models and devices, unless this is
+# set before it is loaded.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

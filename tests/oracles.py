@@ -5,6 +5,7 @@ are `nn.Sequential`; a state maps the model's own tensor names to float64 tensor
 """
 
 import copy
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ class Plan:
     rate: float
     momentum: float
     weight_decay: float
+    steps: int | None = None
+    """With it, batches of as many epochs as they take."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,15 @@ class Device:
     seed: int
 
     def visits(self, plan: Plan) -> Iterator[tuple[Tensor, np.ndarray]]:
-        """Labels and sample indices of every batch in every epoch."""
-        for epoch in range(plan.epochs):
-            order = np.random.default_rng([self.seed, epoch])
-            for indices in batches(len(self.y), plan.batch_size, order):
-                yield torch.from_numpy(self.y[indices]), indices
+        """Labels and sample indices of every batch in every epoch, or of the first `steps`."""
+
+        def every() -> Iterator[np.ndarray]:
+            for epoch in range(plan.epochs) if plan.steps is None else itertools.count():
+                order = np.random.default_rng([self.seed, epoch])
+                yield from batches(len(self.y), plan.batch_size, order)
+
+        for indices in itertools.islice(every(), plan.steps):
+            yield torch.from_numpy(self.y[indices]), indices
 
 
 def samples(device: Device, dtype: torch.dtype) -> Tensor:

@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from device_agent.cli.console import say
-from device_agent.cli.options import json_option, threads_option
+from device_agent.cli.options import json_option, runtime_option, threads_option
 from device_agent.log_format import PlainFormatter, show_logs
 
 
 @click.command()
 @click.argument("places", nargs=-1, required=True, type=click.Path(path_type=Path))
+@runtime_option
 @threads_option
 @click.option(
     "--runs",
@@ -23,7 +24,9 @@ from device_agent.log_format import PlainFormatter, show_logs
     help="Measured training steps of each bundle.",
 )
 @json_option
-def bench(places: tuple[Path, ...], threads: int, runs: int, as_json: bool) -> None:
+def bench(
+    places: tuple[Path, ...], runtime: str | None, threads: int, runs: int, as_json: bool
+) -> None:
     """Compare training with several bundles.
 
     PLACES are bundles or folders of bundles. The table has the seconds for a batch and the peak
@@ -37,7 +40,7 @@ def bench(places: tuple[Path, ...], threads: int, runs: int, as_json: bool) -> N
 
     level = logging.INFO if sys.stderr.isatty() else logging.WARNING
     with show_logs(say, PlainFormatter(), level):
-        rows = measure_each(places, threads, runs)
+        rows = measure_each(places, threads, runs, runtime)
     if as_json:
         click.echo(json.dumps(as_document(rows), indent=1))
     else:

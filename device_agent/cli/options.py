@@ -26,6 +26,11 @@ class Duration(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
+runtime_option = click.option(
+    "--runtime",
+    type=click.Choice(["onnxruntime", "openvino"]),
+    help="Library that runs ONNX bundles; openvino needs its extra.  [default: onnxruntime]",
+)
 threads_option = click.option(
     "--threads",
     default=0,
@@ -123,8 +128,8 @@ OWNER_OPTIONS = (
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that `RunOptions` holds to `command`."""
-    taken = (data_option, state_option, threads_option, seed_option, validation_option)
+    taken = (data_option, state_option, runtime_option, threads_option, seed_option)
     # Decorators apply from the last to the first: reversed, --help lists them in this order.
-    for option in reversed((*taken, max_memory_option, *OWNER_OPTIONS)):
+    for option in reversed((*taken, validation_option, max_memory_option, *OWNER_OPTIONS)):
         command = option(command)
     return command

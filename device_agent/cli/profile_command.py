@@ -7,13 +7,14 @@ from pathlib import Path
 import click
 
 from device_agent.cli.console import print_json, say
-from device_agent.cli.options import Duration, json_option, threads_option
+from device_agent.cli.options import Duration, json_option, runtime_option, threads_option
 from device_agent.log_format import PlainFormatter, show_logs
 from profiles.documents.bundle_profile import RUNS
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
+@runtime_option
 @threads_option
 @click.option(
     "--runs",
@@ -37,6 +38,7 @@ from profiles.documents.bundle_profile import RUNS
 @json_option
 def profile(
     bundle: Path,
+    runtime: str | None,
     threads: int,
     runs: int,
     sustained_s: float,
@@ -60,7 +62,7 @@ def profile(
     # A log file needs no progress lines for a measurement of seconds.
     level = logging.INFO if sys.stderr.isatty() or sustained_s else logging.WARNING
     with show_logs(say, PlainFormatter(), level):
-        found = profile_bundle(bundle, threads, runs=runs, sustained_s=sustained_s)
+        found = profile_bundle(bundle, threads, runs=runs, sustained_s=sustained_s, runtime=runtime)
     document = encode_profile(found)
     if out is not None:
         write_file(out, document)

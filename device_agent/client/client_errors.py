@@ -27,6 +27,10 @@ PLAIN_HTTP = (
 """OpenSSL's reasons when the answer is not TLS."""
 
 
+CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""The connection was closed during the handshake. Which of them is raised depends on OpenSSL."""
+
+
 class UnreachableError(Exception):
     """The coordinator cannot be reached now.
 
@@ -54,7 +58,7 @@ class PreparingError(UnreachableError):
 def is_permanent(error: Exception) -> bool:
     """Whether the same request would always fail, so that waiting does not help."""
     if isinstance(error, SSLError):
-        return not isinstance(_tls_error(error), ssl.SSLEOFError)  # the connection was cut
+        return not isinstance(_tls_error(error), CUT)
     return isinstance(error, LocationValueError) or _not_http(error)
 
 
@@ -103,7 +107,7 @@ def tls_reason(error: Exception | None) -> str:
         return f"{error.verify_message}; use a host name in the URL that the certificate is for"
     if isinstance(error, ssl.SSLError) and error.reason in PLAIN_HTTP:
         return "the answer is not TLS; write http:// if the server does not use TLS"
-    if isinstance(error, ssl.SSLEOFError):
+    if isinstance(error, CUT):
         return "the connection was closed during the handshake"
     if "Fingerprints did not match" in str(error):  # urllib3 has no class for it
         return (

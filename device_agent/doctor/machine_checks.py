@@ -10,7 +10,7 @@ from pathlib import Path
 
 from device_agent.doctor.finding import Finding
 from device_agent.federation.device_state import DeviceState
-from device_agent.runtime import litert_runtime
+from device_agent.runtime import litert_runtime, openvino_runtime
 from device_agent.system import sensors
 from device_agent.training.memory_limits import ceilings
 from profiles.errors import InputError
@@ -39,6 +39,9 @@ RUN_TINY = (
     "print(onnxruntime.__version__, s.run(None, {'x': numpy.ones(1, numpy.float32)})[0][0])"
 )
 LOAD_LITERT = "from ai_edge_litert.interpreter import Interpreter"
+LOAD_OPENVINO = (
+    "from device_agent.runtime.openvino_runtime import load_core; load_core().get_versions('CPU')"
+)
 
 
 def check_machine(state: Path) -> Iterator[Finding]:
@@ -50,7 +53,10 @@ def check_machine(state: Path) -> Iterator[Finding]:
     yield _writable(state)
     yield _disk(state)
     yield _onnx()
-    yield _litert()
+    yield _optional("litert", litert_runtime.PACKAGE, LOAD_LITERT, "LiteRT bundles need it")
+    yield _optional(
+        "openvino", openvino_runtime.PACKAGE, LOAD_OPENVINO, "--runtime openvino needs it"
+    )
     yield _memory()
     yield _temperature()
     yield _power()
@@ -105,20 +111,20 @@ def _onnx() -> Finding:
     )
 
 
-def _litert() -> Finding:
-    package = litert_runtime.PACKAGE
+def _optional(check: str, package: str, loading: str, use: str) -> Finding:
+    """Whether the program `loading` loads a runtime that only `use` needs."""
     try:
         found = version(package)
     except PackageNotFoundError:
-        return Finding.skip("litert", f"{package} is not installed; only LiteRT bundles need it")
-    code, said = _python(LOAD_LITERT)
+        return Finding.skip(check, f"{package} is not installed; only {use}")
+    code, said = _python(loading)
     if code:
         return Finding.fail(
-            "litert",
+            check,
             f"loading {package} {found} ended with exit code {code}: {said}",
             f"reinstall it: pip install --force-reinstall {package}",
         )
-    return Finding.ok("litert", f"{found} loads")
+    return Finding.ok(check, f"{found} loads")
 
 
 def _python(code: str, given: bytes = b"") -> tuple[int, str]:

@@ -12,7 +12,7 @@ from device_agent.training.training_options import DEFAULT_OPTIONS, TrainingOpti
 from profiles.errors import InputError
 from profiles.text_formatting import did_you_mean
 
-TEXT_OPTIONS = {"data", "state", "quiet_hours"}
+TEXT_OPTIONS = {"data", "state", "quiet_hours", "runtime"}
 SWITCHES = {"only_when_charging", "log_json"}
 NUMBER_LIMIT = 2**63
 """Numbers in an options file must be below this: larger ones overflow in click and in C code."""

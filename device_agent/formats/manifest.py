@@ -151,13 +151,17 @@ class Step(Struct, frozen=True, kw_only=True):
     times: AtLeastOne = 1
 
 
-class Train(Struct, frozen=True, kw_only=True, tag="train", tag_field="do"):
-    """Train `epochs` epochs on shuffled batches of `source`; run all `steps` on each batch."""
+class Train(Struct, frozen=True, kw_only=True, tag="train", tag_field="do", omit_defaults=True):
+    """Train `epochs` epochs on shuffled batches of `source`; run all `steps` on each batch.
+
+    With `batches` the training ends after so many batches, also within an epoch.
+    """
 
     source: str
     epochs: AtLeastOne
     batch_size: AtLeastOne
     steps: Annotated[tuple[Step, ...], Meta(min_length=1)]
+    batches: AtLeastOne | None = None
 
 
 Instruction = Record | Initialise | Train

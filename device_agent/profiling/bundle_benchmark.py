@@ -54,13 +54,16 @@ def bundles_in(places: Iterable[Path]) -> Iterator[Path]:
         yield from [place] if (place / MANIFEST).exists() else inside
 
 
-def measure_each(places: Iterable[Path], threads: int, runs: int) -> list[BenchRow]:
+def measure_each(
+    places: Iterable[Path], threads: int, runs: int, runtime: str | None = None
+) -> list[BenchRow]:
     """Profile every bundle in `places`; see `bundles_in`.
 
     Args:
         places: Bundles, or folders of bundles.
         threads: Threads of the runtime; 0 for as many as the machine has cores.
         runs: Measured runs of each phase.
+        runtime: Library that runs ONNX bundles, see TrainingOptions.
 
     Returns:
         One row for each bundle. A bundle that cannot be measured has an error.
@@ -72,7 +75,8 @@ def measure_each(places: Iterable[Path], threads: int, runs: int) -> list[BenchR
     for bundle in list(bundles_in(places)):
         logger.info("measuring %s", bundle.name)
         try:
-            rows.append(BenchRow(bundle.name, profile_bundle(bundle, threads, runs=runs)))
+            found = profile_bundle(bundle, threads, runs=runs, runtime=runtime)
+            rows.append(BenchRow(bundle.name, found))
         except EdgeTailorError as error:
             rows.append(BenchRow(bundle.name, error=error))
     return rows

@@ -15,6 +15,7 @@ from device_agent.formats.manifest import SAFE_LIMIT, SAMPLES, Record
 from device_agent.profiling.measure_messages import Measurement, Request, Task
 from device_agent.profiling.sustained_run import Action, seconds_of, sustain
 from device_agent.system import process_memory
+from device_agent.training.runtime_option import with_runtime
 from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
 from profiles.documents.bundle_profile import WARM_UP, Memory, Sustained
@@ -132,7 +133,7 @@ def measure(request: Request) -> Measurement | Sustained:
     # A process starts with the peak of its parent, which must not count here.
     resettable = process_memory.reset_peak()
     idle = process_memory.pages()
-    bundle = open_bundle(Path(request.folder))
+    bundle = with_runtime(open_bundle(Path(request.folder)), request.runtime)
     with tempfile.TemporaryDirectory() as scratch:
         run = prepare_run(bundle, request.task, Path(scratch), request.threads)
         action = make_action(request.task, run)

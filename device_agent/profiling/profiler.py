@@ -21,6 +21,7 @@ from device_agent.profiling.profile_text import label
 from device_agent.runtime.runtime_choice import arena, describe, versions
 from device_agent.system import sensors
 from device_agent.training.memory_estimate import concurrent_peak_bytes
+from device_agent.training.runtime_option import with_runtime
 from profiles.documents.bundle_profile import (
     RUNS,
     UNSTABLE_SPREAD,
@@ -49,6 +50,7 @@ def profile_bundle(
     *,
     runs: int = RUNS,
     sustained_s: float = 0.0,
+    runtime: str | None = None,
     sysfs: Path = sensors.SYS,
 ) -> Profile:
     """Measure time and memory of a bundle on this device. The start of each task is logged.
@@ -60,6 +62,7 @@ def profile_bundle(
         threads: Threads of the runtime; 0 for one per core.
         runs: Number of counted runs of each task.
         sustained_s: If above 0, also train without a pause for this time in seconds.
+        runtime: Library that runs ONNX bundles, "onnxruntime" (also None) or "openvino".
         sysfs: Folder with the device's sensors.
 
     Returns:
@@ -79,7 +82,7 @@ def profile_bundle(
         >>> measured.submodel, measured.train.median_s > 0
         ('full', True)
     """
-    bundle = open_bundle(Path(folder))
+    bundle = with_runtime(open_bundle(Path(folder)), runtime)
     before = sensors.conditions(sysfs)
     children = ChildProcesses(bundle, threads, runs, sysfs)
     phases = tuple(children.measure(task) for task in tasks(bundle))
@@ -153,6 +156,7 @@ class ChildProcesses:
         request = Request(
             folder=str(self.bundle.folder),
             task=task,
+            runtime=self.bundle.manifest.runtime,
             threads=self.threads,
             runs=self.runs,
             sustained_s=sustained_s,

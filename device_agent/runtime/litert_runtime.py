@@ -69,6 +69,8 @@ class LitertSession:
             self._runner = interpreter.get_signature_runner(signature)
         except (ValueError, RuntimeError, OSError) as error:
             raise runtime_error(error, graph, "is refused by", description()) from None
+        details = self._runner.get_output_details()
+        self._numbers = [name for name, about in details.items() if not len(about["shape"])]
         names = interpreter.get_signature_list()[signature]
         self.inputs, self.outputs = frozenset(names["inputs"]), frozenset(names["outputs"])
 
@@ -83,11 +85,14 @@ class LitertSession:
         return results
 
     def _run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        # Given a scalar for a scalar, LiteRT 2.3.0 ends the process on 64-bit ARM.
+        given = {name: array.reshape(array.shape or 1) for name, array in feeds.items()}
         try:
-            results: dict[str, np.ndarray] = self._runner(**feeds)
+            results: dict[str, np.ndarray] = self._runner(**given)
         except (ValueError, RuntimeError) as error:
             # When memory runs out, the message may be empty.
             if not str(error) or ran_out(error) is not None:
                 raise MemoryError(f"{description()} cannot allocate its tensors") from None
             raise runtime_error(error, self._graph, "failed in", description()) from None
-        return results
+        # From such inputs it makes scalars with an axis.
+        return results | {name: results[name].reshape(()) for name in self._numbers}

@@ -1,4 +1,4 @@
-"""The choice of the runtime that executes a graph, by the manifest's `runtime`."""
+"""The choice of the runtime that executes a graph: the one in the manifest, or OpenVINO."""
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +12,8 @@ from device_agent.runtime.litert_runtime import LitertSession
 from device_agent.runtime.litert_runtime import description as litert
 from device_agent.runtime.onnx_runtime import DESCRIPTION, OnnxSession
 from device_agent.runtime.onnx_runtime import arena as onnx_arena
+from device_agent.runtime.openvino_runtime import OpenvinoSession
+from device_agent.runtime.openvino_runtime import description as openvino
 from profiles.errors import BundleError
 
 
@@ -44,7 +46,7 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
     """Load a signature.
 
     Args:
-        runtime: Name of the runtime in the manifest.
+        runtime: Name of the runtime in the manifest, or "openvino" for a graph in ONNX format.
         graph: The file that holds the signature.
         signature: Name of the signature.
         threads: Number of threads; 0 is one for each core.
@@ -55,6 +57,8 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
     """
     if runtime == "litert":
         return LitertSession(graph, signature, threads)
+    if runtime == "openvino":
+        return OpenvinoSession(graph, threads)
     if runtime != "onnx":
         raise BundleError(
             f"The bundle is for the runtime {runtime!r}; this agent runs onnx and litert bundles. "
@@ -69,12 +73,16 @@ def describe(runtime: str) -> str:
     """Name and version of the library of `runtime`."""
     if runtime == "litert":
         return litert()
+    if runtime == "openvino":
+        return openvino()
     return DESCRIPTION if runtime == "onnx" else runtime
 
 
 def arena(runtime: str) -> str:
     """How `runtime` manages memory between operators and runs, as text."""
-    return onnx_arena() if runtime == "onnx" else "one arena, planned ahead"
+    if runtime == "onnx":
+        return onnx_arena()
+    return "one arena, planned ahead" + (" for each batch size" if runtime == "openvino" else "")
 
 
 def versions() -> dict[str, str]:

@@ -24,6 +24,7 @@ from device_agent.training.memory_fit import check_fits, spare_bytes
 from device_agent.training.memory_limits import Usage, ceilings, enforce_memory_limit
 from device_agent.training.personal_model import personal_entries
 from device_agent.training.round_profile import RoundProfile
+from device_agent.training.runtime_option import with_runtime
 from device_agent.training.schedule_interpreter import OnEpoch, ScheduleRun, ignore_epoch
 from device_agent.training.signature_runs import OnBatch, at_once
 from device_agent.training.training_folder import CHECKPOINT, UNPACKED, working_folder
@@ -72,7 +73,7 @@ def train_bundle(
         folder: The bundle.
         data: Local data: a path, `module:callable`, or the arrays x and y.
         out: The update's folder. It must not exist, unless `force` is set.
-        options: Threads, seed, validation and memory limit.
+        options: Runtime, threads, seed, validation and memory limit.
         personal: Personal tensors that earlier rounds left, by name.
         keep: Takes the new personal tensors.
         on_epoch: Called after each epoch.
@@ -94,7 +95,7 @@ def train_bundle(
     """
     out = Path(out)
     with _explain_system_errors(out):
-        bundle = open_bundle(Path(folder))
+        bundle = with_runtime(open_bundle(Path(folder)), options.runtime)
         map_large_blocks()
         idle = idle or Usage.now()
         validating = options.validation > 0

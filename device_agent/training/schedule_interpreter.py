@@ -153,17 +153,24 @@ class ScheduleRun(ResumableRun):
     def train(self, instruction: Train) -> None:
         """Run the remaining epochs of a training."""
         sessions: dict[str, Session] = {}
-        while self.position.epoch < instruction.epochs:
+        while self.position.epoch < self.epochs(instruction):
             sessions = sessions or self.open_sessions(instruction)
             self.train_epoch(instruction, sessions)
             if len(self.held_out):
                 # Frees the memory of the training sessions for that of the evaluation.
                 sessions.clear()
                 self.position.validation.append(self.evaluate(instruction, self.held_out))
-            if self.position.epoch < instruction.epochs:
+            if self.position.epoch < self.epochs(instruction):
                 self.save_checkpoint()
             self.report_epoch(instruction)
         self.advance()
+
+    def epochs(self, instruction: Train) -> int:
+        """The number of epochs; the last one may end early, see `Train`."""
+        if instruction.batches is None:
+            return instruction.epochs
+        batches_each = len(batches(len(self.trained), instruction.batch_size, None))
+        return min(instruction.epochs, math.ceil(instruction.batches / batches_each))
 
     def train_epoch(self, instruction: Train, sessions: Mapping[str, Session]) -> None:
         """Run the steps on the remaining batches of the current epoch.
@@ -173,6 +180,8 @@ class ScheduleRun(ResumableRun):
         # The order depends only on seed and epoch, so a resumed epoch sees the same batches.
         order = np.random.default_rng([self.options.seed, self.position.epoch])
         parts = batches(len(self.trained), instruction.batch_size, order)
+        if instruction.batches is not None:
+            parts = parts[: instruction.batches - self.position.epoch * len(parts)]
         for indices in parts[self.position.batch :]:
             self.on_batch()
             begun = time.perf_counter()
@@ -195,7 +204,7 @@ class ScheduleRun(ResumableRun):
 
     def report_epoch(self, instruction: Train) -> None:
         """Report the results of the epoch that has just ended."""
-        epoch, epochs = self.position.epoch, instruction.epochs
+        epoch, epochs = self.position.epoch, self.epochs(instruction)
         loss = self.position.losses[-1]
         about = fields(epoch=epoch, epochs=epochs, loss=loss)
         log.info("epoch %d of %d: loss %.4f", epoch, epochs, loss, extra=about)

@@ -31,6 +31,7 @@ def train(
     out: str | Path,
     *,
     personal: str | Path | None = None,
+    runtime: str | None = None,
     threads: int = 0,
     seed: int = 0,
     validation: float = 0.0,
@@ -51,6 +52,7 @@ def train(
         out: Folder for the update. It must not exist, unless `force` is set.
         personal: File of the personal model of a `cp` or `pfedme` bundle. It is read if it exists
             and written after training. Without it, a personal model is lost; a warning is logged.
+        runtime: Library that runs ONNX bundles, "onnxruntime" (also None) or "openvino".
         threads: Threads of the runtime. 0 means one for each core.
         seed: Seed for the order of the samples and for dropout.
         validation: Share of the samples that is held out and evaluated after each epoch.
@@ -94,7 +96,7 @@ def train(
             write_personal(file, tensors, manifest)
 
     options = TrainingOptions(
-        threads=threads, seed=seed, validation=validation, max_memory=max_memory
+        runtime=runtime, threads=threads, seed=seed, validation=validation, max_memory=max_memory
     )
     return train_bundle(
         folder,

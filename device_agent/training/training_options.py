@@ -8,6 +8,8 @@ class TrainingOptions:
     """How to train a bundle. One object is handed on from the command to the schedule interpreter.
 
     Attributes:
+        runtime: Library that runs ONNX bundles: "onnxruntime" or "openvino". None means
+            onnxruntime.
         threads: Threads of the runtime. 0 means one for each core.
         seed: Seed for the order of the samples and for dropout. With one thread, the same seed
             gives the same update, bit for bit.
@@ -16,6 +18,7 @@ class TrainingOptions:
         max_memory: Bytes of memory that this process may use. None means no limit of the owner's.
     """
 
+    runtime: str | None = None
     threads: int = 0
     seed: int = 0
     validation: float = 0.0

@@ -156,7 +156,9 @@ def sliding_input(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Te
     # result is computed for every pixel and sliced here.
     if window.dilation[1] > 1:
         result = cut(result, 2, 0, window.dilation[1], columns)
-    return result.permute(0, 3, 1, 2)
+    # Runtimes exchange two axes several times faster than they permute four.
+    result = result.reshape(outputs, rows * columns, inputs).transpose(1, 2)
+    return result.reshape(outputs, inputs, rows, columns)
 
 
 def sliding_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
@@ -174,7 +176,8 @@ def sliding_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) ->
         [wide * outputs, wide * outputs, high, high],
         dilation=[1, outputs],
     )
-    return result.reshape(inputs, rows, columns, outputs).flip([1, 2]).permute(3, 0, 1, 2)
+    result = result.reshape(inputs, rows, columns, outputs).flip([1, 2])
+    return result.reshape(-1, outputs).transpose(0, 1).reshape(outputs, inputs, rows, columns)
 
 
 def channels_last(x: Tensor, groups: int) -> Tensor:

@@ -34,6 +34,17 @@ def diagonal_backward(
     return torch.where(on_it, by_row, 0.0).movedim((-2, -1), axes)
 
 
+def select_backward(grad: Tensor, input_sizes: list[int], dim: int, index: int) -> Tensor:
+    """Zeros except at `index` of the axis `dim`, which holds `grad`."""
+    size, axis = input_sizes[dim], dim % len(input_sizes)
+    if not isinstance(size, int):
+        return NotImplemented
+    place = index % size
+    pads = [0, 0] * (len(input_sizes) - 1 - axis)
+    # PyTorch would select from zeros and the gradient, with a mask of the same size.
+    return aten.constant_pad_nd(grad.unsqueeze(axis), [*pads, place, size - 1 - place])  # type: ignore[no-any-return]
+
+
 def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
     """dX[i] = sum of grad[o, j] over all windows o and positions j with o * step + j = i."""
     dim %= len(input_sizes)
@@ -46,6 +57,7 @@ def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, s
 
 DECOMPOSITIONS: Decompositions = {
     aten.diagonal_backward.default: diagonal_backward,
+    aten.select_backward.default: select_backward,
     aten.unfold_backward.default: unfold_backward,
     aten.squeeze.dims: squeeze_dims,
     aten.empty_permuted.default: empty_permuted,

@@ -22,6 +22,11 @@ def at_batch(model: ModelProto, batch: int) -> ir.Model:
     shapes = [value.type.tensor_type.shape for value in fixed.graph.input]
     fix_sizes(fixed.graph, {n.dim_param: batch for s in shapes for n in s.dim if n.dim_param})
     found = ir.from_proto(with_shapes(fixed))
+    for node in found.graph:
+        same = node.inputs[1] if node.op_type == "Where" else None
+        # A choice between equal values only makes nodes wait; see `onnx/state_in_place.py`.
+        if same is not None and same is node.inputs[2]:
+            node.outputs[0].replace_all_uses_with(same)
     unknown = -1
     while True:
         # Folding turns shapes that the graph computes into constants, from which more shapes

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
 aten = torch.ops.aten
 
@@ -27,22 +28,33 @@ def cancel_permutations(graph: GraphModule) -> None:
 
 
 def accumulate_products(graph: GraphModule) -> None:
-    """Replace number * c + a @ b, from momentum and weight decay, by one product that adds."""
-    for node in graph.graph.find_nodes(op="call_function", target=aten.add.Tensor):
-        if node.kwargs or len(node.args) != 2:
-            continue
-        for scaled, product in (node.args, node.args[::-1]):
-            if is_scaled(scaled) and is_matrix_product(product):
-                with graph.graph.inserting_before(node):
-                    fused = graph.graph.call_function(
-                        aten.addmm.default,
-                        (scaled.args[0], *product.args),
-                        {"beta": scaled.args[1]},
-                    )
-                # Later passes and the export read shape and type from `meta`.
-                fused.meta = dict(node.meta)
-                node.replace_all_uses_with(fused)
-                break
+    """Replace number * c + a @ b, from momentum, and c - a @ b by one product that adds."""
+    for target in (aten.add.Tensor, aten.sub.Tensor):
+        for node in graph.graph.find_nodes(op="call_function", target=target):
+            if node.kwargs or len(node.args) != 2:
+                continue
+            first, second = node.args
+            if target is aten.sub.Tensor:
+                if is_matrix_product(second) and is_like(first, node):
+                    replace_sum(node, first, second, {"alpha": -1})
+            elif is_scaled(first) and is_like(first, node) and is_matrix_product(second):
+                replace_sum(node, first.args[0], second, {"beta": first.args[1]})
+            elif is_scaled(second) and is_like(second, node) and is_matrix_product(first):
+                replace_sum(node, second.args[0], first, {"beta": second.args[1]})
+
+
+def replace_sum(node: Node, added: Node, product: Node, factors: dict[str, Argument]) -> None:
+    """Let one addmm with `factors` take the place of `node`."""
+    with node.graph.inserting_before(node):
+        fused = node.graph.call_function(aten.addmm.default, (added, *product.args), factors)
+    # Later passes and the export read shape and type from `meta`.
+    fused.meta = dict(node.meta)
+    node.replace_all_uses_with(fused)
+
+
+def is_like(node: object, other: Node) -> bool:
+    """Whether `node` is a tensor of the shape of `other`."""
+    return isinstance(node, Node) and node.meta["val"].shape == other.meta["val"].shape
 
 
 def is_scaled(node: object) -> bool:

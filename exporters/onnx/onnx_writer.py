@@ -23,6 +23,7 @@ from onnxscript.optimizer import fold_constants
 from torch.export import ExportedProgram
 from torch.onnx import OnnxExporterError, ONNXProgram
 
+from exporters.decompositions.activation import HARD_SIGMOID
 from exporters.decompositions.convolution_choice import ONNX_RUNTIME
 from exporters.decompositions.multiply_add import SYMBOLIC_FACTORS
 from exporters.memory.in_place_operators import IN_PLACE
@@ -34,6 +35,7 @@ from exporters.onnx.graph_passes import shorten
 from exporters.onnx.onnx_translations import TRANSLATIONS
 from exporters.onnx.operator_table import OPSET, missing_translations
 from exporters.onnx.recomputation import RecomputeActivations
+from exporters.onnx.scalar_ranks import raise_numbers
 from exporters.onnx.scan_loops import finish_scans, separate_outputs
 from exporters.onnx.state_in_place import update_in_place
 from exporters.programs import source_lines
@@ -100,7 +102,7 @@ def lower(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
 def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
     """Lower `signature`. Errors of torch and onnx reach the caller."""
     quieten()
-    forms = {**missing_translations(), **ONNX_RUNTIME, **SYMBOLIC_FACTORS}
+    forms = {**missing_translations(), **ONNX_RUNTIME, **HARD_SIGMOID, **SYMBOLIC_FACTORS}
     graph = shorten(trace(signature, forms))
     traced = in_double_precision(graph)
     try:
@@ -118,6 +120,8 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
         # Common subexpressions must be gone: they would merge the second copies again.
         *(RecomputeActivations(p.name) for p in signature.outputs if p.kind == "metric"),
     )(lowered.model)
+    raise_numbers(lowered.model.graph)
+    RemoveUnusedNodesPass()(lowered.model)
     finish_scans(lowered.model)
     separate_outputs(lowered.model.graph, [port.name for port in signature.outputs])
     overwritten = update_in_place(lowered.model, signature)

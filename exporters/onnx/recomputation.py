@@ -5,7 +5,7 @@ import math
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
-CHEAP = {"Relu": 1, "BatchNormalization": 1, "Add": 2}
+CHEAP = {"Relu": 1, "HardSigmoid": 1, "BatchNormalization": 1, "Add": 2}
 """How many inputs of an operator can be large. Our BatchNormalization only scales and shifts."""
 LIMIT = 6
 """Most nodes that are repeated for one value. The ends of two residual blocks would be more."""

@@ -113,47 +113,47 @@ class Order:
     def run_after(self, new: ir.Value, late: Sequence[ir.Node]) -> bool:
         """Let the node that makes `new` depend on `late`; False if it has no form for that.
 
-        A number among its factors, such as the learning rate, becomes the choice between two equal
-        numbers by the first element of what each node of `late` returns.
+        It reads an input through a reshape to the shape that this input has. That shape becomes the
+        choice between two equal ones by the first element of what each node of `late` returns.
         """
         end = new.producer()
         assert end is not None
-        path = [] if self.readers.get(new) else self.path_to_number(end)
-        if not path:
+        place = next((n for n, v in enumerate(end.inputs) if is_like(v, new)), None)
+        if place is None or new.shape is None or self.readers.get(new):
             return False
-        first = path[0]
-        place, number = next((n, v) for n, v in enumerate(first.inputs) if is_number(v))
-        added = [self.flat, self.start] if self.flat.graph is None else []
+        shape = constant(list(new.shape.numpy()))
+        added = [shape] if self.flat.graph is not None else [self.flat, self.start, shape]
+        chosen = shape.outputs[0]
         for node in late:
             flat = ir.node("Reshape", [node.outputs[0], self.flat.outputs[0]])
             start = ir.node("Gather", [flat.outputs[0], self.start.outputs[0]], {"axis": 0})
             choice = ir.node("Cast", start.outputs, {"to": ir.DataType.BOOL})
-            same = ir.node("Where", [choice.outputs[0], number, number])
+            same = ir.node("Where", [choice.outputs[0], chosen, chosen])
             added += [flat, start, choice, same]
-            number = same.outputs[0]
-        first.replace_input_with(place, number)
-        # Nodes of the path come last in the file, because they now read what others make.
-        for node in path:
-            self.graph.remove(node)
-        self.graph.extend([*added, *path])
+            chosen = same.outputs[0]
+        old = end.inputs[place]
+        view = ir.node("Reshape", [old, chosen])
+        view.outputs[0].shape, view.outputs[0].type = new.shape, new.type
+        end.replace_input_with(place, view.outputs[0])
+        # The node comes last in the file, because it now reads what others make.
+        self.graph.remove(end)
+        self.graph.extend([*added, view, end])
         return True
 
-    def path_to_number(self, end: ir.Node) -> list[ir.Node]:
-        """Nodes from one that multiplies by a number to `end`; empty if there is none.
 
-        Each node of the path but `end` has only the next one as a reader.
-        """
-        if end.op_type == "Mul" and any(map(is_number, end.inputs)):
-            return [end]
-        for value in end.inputs:
-            if value is None or self.readers[value] != [end] or value in self.graph.outputs:
-                continue
-            node = value.producer()
-            if node is not None and node.op_type in ELEMENTWISE:
-                path = self.path_to_number(node)
-                if path:
-                    return [*path, end]
-        return []
+def know_shapes(graph: ir.Graph) -> None:
+    """Set the shapes of what `Order.run_after` reshaped, which onnx does not infer."""
+    for node in graph:
+        if node.op_type != "Reshape":
+            continue
+        shape = node.inputs[1]
+        while shape and (choice := shape.producer()) and choice.op_type == "Where":
+            shape = choice.inputs[1]
+        if shape is None or shape is node.inputs[1]:
+            continue
+        sizes = ir.convenience.get_const_tensor(shape)
+        if sizes is not None:
+            node.outputs[0].shape = ir.Shape(sizes.numpy().tolist())
 
 
 def writes_over(node: ir.Node, value: ir.Value) -> bool:
@@ -171,8 +171,6 @@ def constant(value: int | list[int]) -> ir.Node:
     return ir.node("Constant", [], {"value": ir.tensor(value, ir.DataType.INT64)})
 
 
-def is_number(value: ir.Value | None) -> bool:
-    """Whether `value` is a float32 tensor without axes."""
-    if value is None or value.shape is None or value.dtype != ir.DataType.FLOAT:
-        return False
-    return len(value.shape) == 0
+def is_like(value: ir.Value | None, other: ir.Value) -> bool:
+    """Whether `value` has the shape and type of `other`."""
+    return value is not None and value.shape == other.shape and value.dtype == other.dtype

@@ -6,7 +6,7 @@ state from the gradients. The learning rate is an input of every step.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,14 @@ from exporters.programs.program import Tensors
 
 class Optimizer(Protocol):
     """The interface that a training step uses."""
+
+    @property
+    def scaled(self) -> bool:
+        """Whether `update` takes gradients that are multiplied by the learning rate.
+
+        A loss that is multiplied by the rate gives them at no cost.
+        """
+        ...
 
     def state(self, parameters: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
         """Entries of the state for `parameters`, which starts as zeros."""
@@ -29,7 +37,7 @@ class Optimizer(Protocol):
 
         Args:
             parameters: Trained parameters by name.
-            gradients: Their gradients, by the same names.
+            gradients: Their gradients, by the same names, times `rate` if `scaled` is true.
             state: The optimizer's state, by the names of its entries.
             rate: The learning rate, a scalar.
 
@@ -53,11 +61,13 @@ def entries_like(prefix: str, parameters: Sequence[TensorEntry]) -> tuple[Tensor
 class SGD:
     """Stochastic gradient descent, as torch.optim.SGD.
 
-    g = gradient + weight_decay * p; m' = momentum * m + g; p' = p - rate * m'.
+    g = gradient + weight_decay * p; v' = momentum * v + rate * g; p' = p - v'. PyTorch keeps
+    m = v / rate. Parameters are the same while the rate is: state starts as zeros in every round,
+    and a round has one rate. So a large weight needs no further tensor for rate * m.
 
     Attributes:
         momentum: Momentum factor; 0 keeps no state.
-        nesterov: Use g + momentum * m' as the step instead of m'.
+        nesterov: Use rate * g + momentum * v' as the step instead of v'.
         weight_decay: Factor of the parameter that is added to its gradient.
         undecayed: Names of parameters without weight decay.
     """
@@ -66,6 +76,7 @@ class SGD:
     nesterov: bool = False
     weight_decay: float = 0.0
     undecayed: frozenset[str] = frozenset()
+    scaled: ClassVar[bool] = True
 
     def state(self, parameters: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
         """One momentum tensor for each parameter; none without momentum."""
@@ -76,15 +87,21 @@ class SGD:
     ) -> dict[str, Tensor]:
         """Apply the formula of the class; see `Optimizer.update`."""
         new: dict[str, Tensor] = {}
+        decay = rate * self.weight_decay
         for name, value in parameters.items():
             step = gradients[name]
-            if self.weight_decay and name not in self.undecayed:
-                step = step + self.weight_decay * value
+            decayed = decay * value if self.weight_decay and name not in self.undecayed else None
             if self.momentum:
-                moment = self.momentum * state[f"momentum:{name}"] + step
-                new[f"momentum:{name}"] = moment
-                step = step + self.momentum * moment if self.nesterov else moment
-            new[name] = value - rate * step
+                # In this order the product of matrices that is the gradient can add the velocity.
+                velocity = self.momentum * state[f"momentum:{name}"] + step
+                velocity = velocity if decayed is None else velocity + decayed
+                new[f"momentum:{name}"] = velocity
+            if self.momentum and not self.nesterov:
+                step = velocity
+            else:
+                step = step if decayed is None else step + decayed
+                step = step + self.momentum * velocity if self.nesterov else step
+            new[name] = value - step
         return new
 
 
@@ -111,6 +128,7 @@ class Adam:
     decoupled: bool = False
     undecayed: frozenset[str] = frozenset()
     counter: str = "adam_steps"
+    scaled: ClassVar[bool] = False
 
     def state(self, parameters: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
         """The number of steps so far, and the first and second moment of each parameter."""
@@ -157,6 +175,11 @@ class Proximal:
     optimizer: Optimizer
     strength: float
 
+    @property
+    def scaled(self) -> bool:
+        """As of the inner optimizer."""
+        return self.optimizer.scaled
+
     def state(self, parameters: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
         """The distance p - p_0 of each parameter, and the state of the inner optimizer."""
         return (*entries_like("moved", parameters), *self.optimizer.state(parameters))
@@ -165,7 +188,8 @@ class Proximal:
         self, parameters: Tensors, gradients: Tensors, state: Tensors, rate: Tensor
     ) -> dict[str, Tensor]:
         """Step the inner optimizer on the gradients plus strength * (p - p_0)."""
-        pulled = {n: g + self.strength * state[f"moved:{n}"] for n, g in gradients.items()}
+        strength = self.strength * rate if self.scaled else self.strength
+        pulled = {n: g + strength * state[f"moved:{n}"] for n, g in gradients.items()}
         new = self.optimizer.update(parameters, pulled, state, rate)
         moved = {f"moved:{n}": state[f"moved:{n}"] + new[n] - p for n, p in parameters.items()}
         return {**new, **moved}

@@ -131,7 +131,7 @@ def train_signature(
             # The mask makes logits of absent classes zero; they get no gradient.
             value = target.loss(logits if mask is None else logits * feeds[mask.name], feeds["y"])
             total = value if penalty is None else value + penalty({**fixed, **trained})
-            return total, value
+            return total * feeds["rate"] if optimizer.scaled else total, value
 
         # The gradient is that of the total, but the step reports the loss alone (`has_aux`).
         current = select(feeds, parameters)

@@ -39,7 +39,7 @@ from toolkit.submodels.submodel import Submodel
 PLAIN_FORM = "plain"
 """ONNX Runtime without blocked convolutions."""
 WORKER = Path(__file__).with_name("step_worker.py")
-RUNTIMES = ("onnx", PLAIN_FORM, "litert")
+RUNTIMES = ("onnx", PLAIN_FORM, "litert", "openvino")
 RUNS = {PLAIN_FORM: "onnx"}
 """The agent's runtime for a peer, where the names differ."""
 RETIRED = "ort-training"
@@ -122,6 +122,8 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> Path:
     graph = folder / runtime / f"{name}.{'tflite' if runtime == 'litert' else 'onnx'}"
     graph.parent.mkdir(exist_ok=True)
     data = to_tflite([chosen]) if runtime == "litert" else to_onnx(chosen)
+    if runtime == "openvino" and b"Scan" in data:
+        raise ExportError("OpenVINO does not run this graph: it has loops", code="bench.loops")
     graph.write_bytes(data)
     if runtime == "onnx" and chosen.trains:
         for block in BLOCKS:
@@ -233,7 +235,8 @@ def compare_all(
                 turn = compare(name, graphs, count, steps, python)
                 for runtime in graphs:
                     print(row(name, count, runtime, turn), flush=True)
-                    for other in {"pytorch", RETIRED} & turn.seconds.keys() - {runtime}:
+                    others = {"pytorch", RETIRED, *(["onnx"] if runtime == "openvino" else [])}
+                    for other in others & turn.seconds.keys() - {runtime}:
                         found = turn.ratio(runtime, other)
                         ratios.setdefault((runtime, other, count), []).append(found)
     for (runtime, other, count), found in sorted(ratios.items()):

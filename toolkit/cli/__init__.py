@@ -9,6 +9,7 @@ import click
 from device_agent.cli.console import EXIT_CODES, run
 from toolkit.cli.aggregate_command import aggregate
 from toolkit.cli.backup_commands import backup, restore
+from toolkit.cli.compare_command import compare
 from toolkit.cli.demo_command import demo
 from toolkit.cli.evaluate_command import evaluate
 from toolkit.cli.export_command import export
@@ -45,7 +46,7 @@ def main_group() -> None:
 
 
 for command in (
-    *(aggregate, demo, evaluate, export, inspect, plan, report, serve, simulate),
+    *(aggregate, compare, demo, evaluate, export, inspect, plan, report, serve, simulate),
     *(tls, tokens),
     *(backup, restore, rounds, export_model, rollback),
 ):

@@ -16,8 +16,16 @@ from toolkit.terminal_output import show_stages
     type=click.Path(path_type=Path),
     help="Folder for the results.  [default: FILE's name without its ending, in this folder]",
 )
+@click.option(
+    "--threads",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Threads of PyTorch. Small models are fastest with one.",
+)
+@click.option("--seed", type=click.IntRange(0), help="Replaces both seeds of FILE.")
 @click.option("--force", is_flag=True, help="Replace an earlier simulation in the folder.")
-def simulate(config: Path, out: Path | None, force: bool) -> None:
+def simulate(config: Path, out: Path | None, threads: int, seed: int | None, force: bool) -> None:
     """Simulate the federation in FILE (TOML) on this machine.
 
     FILE is a federation's file, as `serve` reads it, with a table [simulation]. Each client trains
@@ -27,7 +35,7 @@ def simulate(config: Path, out: Path | None, force: bool) -> None:
     """
     from toolkit.simulation.simulation_config import load_simulation
 
-    found = load_simulation(config)
+    found = load_simulation(config, seed)
     check_model(found.model, found.weights)
     check_data(found.simulation.data)
     show_stages()
@@ -35,7 +43,7 @@ def simulate(config: Path, out: Path | None, force: bool) -> None:
     from toolkit.simulation.simulate import simulate as run
 
     folder = out or Path(config.stem)
-    history = run(config, folder, force=force)
+    history = run(config, folder, threads=threads, seed=seed, force=force)
     last = history[-1]
     accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.2%}, "
     click.echo(

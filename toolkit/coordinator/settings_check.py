@@ -2,17 +2,20 @@
 
 import json
 from dataclasses import asdict
+from typing import Any
 
 import msgspec
 
 from profiles.errors import InputError
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.storage.coordinator_store import Store
+from toolkit.submodels.hyperparameters import TrainingConfig
 
 
 def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
     """Raise InputError if the state folder belongs to a federation with other settings."""
-    now = {
+    default_training = json.loads(json.dumps(asdict(TrainingConfig())))
+    now: dict[str, Any] = {
         "model": config.model,
         "input_shape": list(config.input_shape),
         "seed": config.seed,
@@ -22,7 +25,10 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
             kind.model_dump(exclude={"fallback"}, exclude_none=True) for kind in config.devices
         ],
     }
+    now = json.loads(json.dumps(now))
     before = json.loads(store.set_once("federation", json.dumps(now)))
+    # A federation that is older than a setting has its default.
+    before["training"] = {**default_training, **before["training"]}
     changed = [key for key in now if now[key] != before.get(key)]
     if changed:
         raise InputError(

@@ -16,6 +16,10 @@ class SimulationTable(Table):
     `participation` is the share of the clients in each round. `held_out_share` of the samples judge
     the global model, unless the file names `held_out`. `alpha` is the concentration of the
     Dirichlet distribution; each client has `shards` pieces of the samples sorted by label.
+
+    With dynamic `capacities` each client of a round gets the submodel of a client drawn at random.
+    With a `baseline` clients train alone, or one client has the samples of all. Each client holds
+    out the share `validation` of its samples for its own model.
     """
 
     data: str
@@ -24,8 +28,16 @@ class SimulationTable(Table):
     partition: Literal["iid", "dirichlet", "shards"] = "iid"
     alpha: Annotated[float | None, Field(ge=0.001, le=1e6)] = None
     shards: Annotated[int | None, Field(ge=1)] = None
+    capacities: Literal["fixed", "dynamic"] = "fixed"
+    baseline: Literal["local", "centralised"] | None = None
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     seed: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether clients train alone."""
+        return self.baseline == "local"
 
     @model_validator(mode="after")
     def _options_fit_the_partition(self) -> Self:

@@ -128,5 +128,9 @@ def _relative(path: Path, folder: DemoFolder) -> str:
 
 
 def _table(values: dict[str, object]) -> list[str]:
-    """TOML lines. Strings, numbers and lists are written the same in JSON and TOML."""
-    return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    """TOML lines. Strings, numbers and lists are written the same in JSON and TOML.
+
+    TOML has no null: what is None is left out.
+    """
+    given = {key: value for key, value in values.items() if value is not None}
+    return [f"{key} = {json.dumps(value)}" for key, value in given.items()]

@@ -98,9 +98,11 @@ def local_step(name: str, tensorized: Tensorized, settings: BiLevelSettings) -> 
 
     def function(feeds: Tensors) -> dict[str, Tensor]:
         gaps = tensorized.gaps(feeds)
+        scaled = settings.optimizer.scaled
+        weight = settings.penalty * feeds["rate"] if scaled else settings.penalty
         new = settings.optimizer.update(
             select(feeds, tensorized.uploaded),
-            tensorized.gradients(feeds, gaps, settings.penalty),
+            tensorized.gradients(feeds, gaps, weight),
             select(feeds, kept),
             feeds["rate"],
         )
@@ -228,7 +230,7 @@ def bilevel_submodel(
             Initialise(signature="personal_init", every_round=settings.restart),
             Train(
                 source=SAMPLES,
-                epochs=training.epochs,
+                **training.local_work._asdict(),
                 batch_size=training.batch_size,
                 steps=steps,
             ),

@@ -98,7 +98,7 @@ class Tensorized:
         return {name: centre - tensors[personal_name(name)] for name, centre in centres.items()}
 
     def gradients(
-        self, tensors: Tensors, gaps: Mapping[str, Tensor], penalty: float
+        self, tensors: Tensors, gaps: Mapping[str, Tensor], penalty: float | Tensor
     ) -> dict[str, Tensor]:
         """Gradients of penalty / 2 * ||theta - [[A]]||^2 with respect to the uploaded tensors.
 

@@ -78,7 +78,9 @@ class Workloads:
             captured = capture(self.model, self.sample_shape)
         # The learning rate is an input of the graphs, and the schedule has the epochs. Neither
         # changes a graph, so neither belongs to the key.
-        training = replace(self.training, learning_rate=0.0, round_decay=1.0, epochs=1)
+        training = replace(
+            self.training, learning_rate=0.0, round_decay=1.0, epochs=1, steps=None, milestones=()
+        )
         self.key = digest([code_version(), str(training), *content(captured)])
 
     def remembered(self, spec: str) -> Known | Impossible | None:

@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -35,6 +35,8 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         round: Number of the round, from 1.
         accuracy: Of the new global model on held-out samples; None for a regression.
         loss: Its mean loss on them.
+        local_accuracy: Of the clients' own models after their training, on the samples that they
+            held out; None without such samples.
         clients: Number of clients whose updates the model has.
         diverged: Number of clients whose training diverged; their updates are left out.
         bytes_down: Tensors that all clients of the round received, in bytes.
@@ -50,6 +52,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     bytes_down: int
     bytes_up: int
     seconds: float
+    local_accuracy: float | None = None
 
 
 class RunFolder:
@@ -62,6 +65,8 @@ class RunFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.history: list[RoundResult] = []
+        self._newest: dict[str, int] = {}
+        self._written: list[str] = []
 
     def read(self, settings: Mapping[str, object], force: bool) -> None:
         """Read what the folder holds of the simulation with `settings`, and change nothing.
@@ -95,45 +100,64 @@ class RunFolder:
         whole = len(self._whole_lines())
         with (self.root / HISTORY).open("ab") as file:
             file.truncate(whole)
-        self._delete_other_rounds()
+        self._find_state()
 
     def model(self) -> bytes | None:
         """The global model after the last finished round; None before the first."""
-        return self._model_of(len(self.history)).read_bytes() if self.history else None
+        return self._file("model", len(self.history)).read_bytes() if self.history else None
 
     def finish_round(self, result: RoundResult, model: bytes) -> None:
         """Keep the global model of a round, then its line."""
-        write(self._model_of(result.round), model)
+        write(self._file("model", result.round), model)
+        self._written.append("model")
         append(self.root / HISTORY, msgspec.json.encode(result) + b"\n")
         self.history.append(result)
-        self._delete_other_rounds()
+        for owner in self._written:
+            self._replace(owner, result.round)
+        self._written.clear()
 
     def personal(self, client: int) -> dict[str, np.ndarray]:
         """The personal tensors of `client`; empty before its first round."""
-        found = list((self.root / STATE).glob(f"personal-{client}-*"))
-        return load_file(found[0]) if found else {}
+        owner = f"personal-{client}"
+        return load_file(self._file(owner, self._newest[owner])) if owner in self._newest else {}
 
     def keep_personal(self, client: int, round_: int, tensors: dict[str, np.ndarray]) -> None:
         """Keep the personal tensors that `client` has after `round_`, if it has any."""
         if tensors:
             arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-            save_file(arrays, self.root / STATE / f"personal-{client}-{round_}")
+            owner = f"personal-{client}"
+            save_file(arrays, self._file(owner, round_))
+            self._written.append(owner)
 
-    def _model_of(self, round_: int) -> Path:
-        return self.root / STATE / f"model-{round_}"
+    def own_model(self, client: int) -> bytes | None:
+        """The model that `client` has trained alone; None before its first round."""
+        newest = self._newest.get(owner := f"own-{client}")
+        return None if newest is None else self._file(owner, newest).read_bytes()
 
-    def _delete_other_rounds(self) -> None:
-        """Delete files of unfinished rounds, and those that a later round replaced."""
-        finished, newest = len(self.history), dict[str, tuple[int, Path]]()
-        for path in (self.root / STATE).iterdir():
-            owner, _, round_ = path.name.rpartition("-")
-            known = newest.get(owner)
-            if int(round_) > finished or (known and known[0] > int(round_)):
-                path.unlink()
-                continue
-            if known:
-                known[1].unlink()
-            newest[owner] = int(round_), path
+    def keep_own_model(self, client: int, round_: int, model: bytes) -> None:
+        """Keep the model that `client` has after `round_`."""
+        owner = f"own-{client}"
+        write(self._file(owner, round_), model)
+        self._written.append(owner)
+
+    def _file(self, owner: str, round_: int) -> Path:
+        """The file in the state folder of `owner`, the model or a client, after `round_`."""
+        return self.root / STATE / f"{owner}-{round_}"
+
+    def _replace(self, owner: str, round_: int) -> None:
+        """Note the newest file of `owner`, and delete the one before it."""
+        if owner in self._newest:
+            self._file(owner, self._newest[owner]).unlink()
+        self._newest[owner] = round_
+
+    def _find_state(self) -> None:
+        """Find the newest file of each owner, and delete those of unfinished rounds."""
+        found = [path.name.rpartition("-") for path in (self.root / STATE).iterdir()]
+        for round_, owner in sorted((int(text), owner) for owner, _, text in found):
+            if round_ > len(self.history):
+                self._file(owner, round_).unlink()
+            else:
+                self._replace(owner, round_)
 
     def _check_same(self, settings: Mapping[str, object]) -> None:
         before = self._decoded(SETTINGS, (self.root / SETTINGS).read_bytes(), dict[str, object])
@@ -162,6 +186,30 @@ class RunFolder:
                 code="simulation.damaged-folder",
                 path=str(self.root / name),
             ) from None
+
+
+def read_run(root: Path) -> tuple[dict[str, Any], list[RoundResult]]:
+    """The settings and the finished rounds of the simulation in the folder `root`.
+
+    Raises InputError if there is no simulation, or none of its rounds is finished.
+    """
+    folder = RunFolder(root)
+    if not (root / SETTINGS).is_file():
+        raise InputError(
+            f"{root} is not the folder of a simulation: it has no {SETTINGS}. Give a folder that "
+            "`edgetailor simulate` wrote.",
+            code="simulation.no-results",
+            path=str(root),
+        )
+    settings: dict[str, Any] = json.loads((root / SETTINGS).read_bytes())
+    folder.read(settings, force=False)
+    if not folder.history:
+        raise InputError(
+            f"{root} has no finished round. Run `edgetailor simulate` again to continue.",
+            code="simulation.no-rounds",
+            path=str(root),
+        )
+    return settings, folder.history
 
 
 def write(path: Path, data: bytes) -> None:

@@ -59,12 +59,17 @@ class SimulationConfig(FederationConfig):
         )
 
 
-def load_simulation(path: Path) -> SimulationConfig:
+def load_simulation(path: Path, seed: int | None = None) -> SimulationConfig:
     """Read the federation's TOML file for `simulate`; relative paths start from its folder.
+
+    `seed` replaces both seeds of the file, if it is given.
 
     Raises InputError: one sentence with the file, the key, its value and what is allowed.
     """
     config = load_settings(path, SimulationConfig)
     table = config.simulation
+    if seed is not None:
+        config = config.model_copy(update={"seed": seed})
+        table = table.model_copy(update={"seed": seed})
     data = table.data if is_reference(table.data) else str(path.resolve().parent / table.data)
     return config.model_copy(update={"simulation": table.model_copy(update={"data": data})})

@@ -5,6 +5,7 @@ not exported: PyTorch runs the traced signatures.
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +18,16 @@ from torch.fx import GraphModule
 from device_agent.data.local_data import LocalData
 from device_agent.formats.bundle import Bundle
 from device_agent.formats.manifest import FORMAT_VERSION, Manifest, Signature, TensorEntry, Train
-from device_agent.formats.update import UpdateRecord
+from device_agent.formats.update import Evaluation, UpdateRecord
 from device_agent.training.activation_cache import Recording, RecordingInMemory
+from device_agent.training.batching import held_out
 from device_agent.training.bundle_training import personal_tensors, trained_update
 from device_agent.training.personal_model import personal_entries
 from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.tracing import trace_for_torch
+from profiles.errors import DataError
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.one_step_submodel import scale_learning_rates
 from toolkit.submodels.submodel import Submodel
@@ -76,11 +79,12 @@ class MemoryBundle(Bundle):
 
 
 class ClientUpdate(NamedTuple):
-    """What a client sends, and the personal tensors that it keeps."""
+    """What a client sends, what it keeps, and how its own model did on samples it held out."""
 
     record: UpdateRecord
     tensors: Arrays
     personal: Arrays
+    evaluation: Evaluation | None
 
 
 @dataclass
@@ -110,6 +114,7 @@ class TorchExecutor:
         local: LocalData,
         seed: int,
         personal: Mapping[str, np.ndarray],
+        validation: float,
     ) -> ClientUpdate:
         """Train one client.
 
@@ -118,14 +123,19 @@ class TorchExecutor:
             local: Its samples.
             seed: Its seed in this round.
             personal: The personal tensors of its last round; empty before its first.
+            validation: Share of its samples that it holds out; none if these are too few.
 
         Raises:
             UpdateError: The training diverged.
         """
-        run = TorchRun(bundle, local, NOWHERE, TrainingOptions(seed=seed), dict(personal))
+        options = TrainingOptions(seed=seed)
+        run = TorchRun(bundle, local, NOWHERE, options, dict(personal))
+        with suppress(DataError):
+            run.held_out = held_out(len(local), validation)
         run.executor = self
         run.run_schedule()
-        return ClientUpdate(*trained_update(run), personal_tensors(run))
+        evaluation = run.position.validation[-1] if run.position.validation else None
+        return ClientUpdate(*trained_update(run), personal_tensors(run), evaluation)
 
     def session(self, name: str) -> TorchSession:
         """The session of the signature `name`."""

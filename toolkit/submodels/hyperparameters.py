@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import Dtype
@@ -18,6 +18,13 @@ LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 """The largest float32."""
 
 
+class LocalWork(NamedTuple):
+    """The most epochs and batches of a round."""
+
+    epochs: int
+    batches: int | None
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """Local training of one round.
@@ -28,10 +35,13 @@ class TrainingConfig:
     Attributes:
         batch_size: Samples in a batch.
         epochs: Passes over the local data in each round.
+        steps: In place of `epochs`: batches in each round. A device that has fewer goes over its
+            data again.
         learning_rate: Learning rate of the first round.
         momentum: Momentum of `sgd` and `nesterov`.
         weight_decay: Added to the gradient; with `adamw` subtracted from the parameters instead.
         round_decay: Factor by which learning rates shrink from round to round.
+        milestones: The rounds after which they shrink by `round_decay`, ascending, in place of all.
         batch_norm: `global` averages the statistics of batch norms over the devices. With `static`
             devices neither update nor send them, and the server computes them from training
             samples of its own (`Federation`'s `statistics`), or without any from the held-out
@@ -58,11 +68,13 @@ class TrainingConfig:
     momentum: float = 0.9
     weight_decay: float = 0.0
     round_decay: float = 1.0
+    milestones: tuple[int, ...] = ()
     batch_norm: Literal["global", "static"] = "global"
     masked: bool = False
     loss: Loss = "cross-entropy"
     optimizer: Optimizer = "sgd"
     proximal: float = 0.0
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         # A batch norm needs two samples to compute a variance.
@@ -72,6 +84,18 @@ class TrainingConfig:
                 raise invalid(name, value, f"at least {lowest}")
             if value > LARGEST_COUNT:
                 raise invalid(name, value, f"at most {LARGEST_COUNT:,}")
+        if self.steps is not None:
+            if not 1 <= self.steps <= LARGEST_COUNT:
+                raise invalid("steps", self.steps, f"from 1 to {LARGEST_COUNT:,}")
+            if self.epochs != 1:
+                raise InputError(
+                    f"steps is {self.steps} and epochs is {self.epochs}, but a round has either a "
+                    "number of steps or one of epochs. Remove one of them.",
+                    code="option.conflict",
+                    options=["steps", "epochs"],
+                )
+        if list(self.milestones) != sorted({one for one in self.milestones if one >= 1}):
+            raise invalid("milestones", self.milestones, "ascending rounds from 1")
         # Devices compute in float32, where a larger value would become infinite.
         for name in ("learning_rate", "momentum", "weight_decay", "proximal"):
             value = getattr(self, name)
@@ -107,7 +131,15 @@ class TrainingConfig:
 
     def rate_factor(self, round_: int) -> float:
         """The factor of all learning rates in round `round_` (from 1)."""
-        return self.round_decay ** (round_ - 1)
+        passed = sum(one < round_ for one in self.milestones) if self.milestones else round_ - 1
+        return self.round_decay**passed
+
+    @property
+    def local_work(self) -> LocalWork:
+        """The limits of a round's training."""
+        if self.steps is None:
+            return LocalWork(self.epochs, None)
+        return LocalWork(self.steps, self.steps)  # an epoch has a batch at least
 
     @property
     def labels(self) -> LabelRule:

@@ -32,7 +32,7 @@ def training_instruction(source: str, training: TrainingConfig) -> Train:
     """The usual instruction: one `train` step on each batch of the data set `source`."""
     return Train(
         source=source,
-        epochs=training.epochs,
+        **training.local_work._asdict(),
         batch_size=training.batch_size,
         steps=(Step(signature="train", inputs={"rate": training.learning_rate}),),
     )

@@ -1,6 +1,7 @@
 """Whose memory a session's results are, and what stays when it is dropped."""
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from device_agent.runtime.onnx_runtime import OnnxSession
+from device_agent.runtime.runtime_choice import open_session
 from device_agent.system import process_memory
 
 COLUMNS = 2**20
@@ -35,8 +37,11 @@ def write(path: Path) -> Path:
     return path
 
 
-def test_results_are_the_callers(tmp_path: Path) -> None:
-    session = OnnxSession(write(tmp_path / "graph.onnx"), 1)
+@pytest.mark.parametrize("runtime", ["onnx", "openvino"])
+def test_results_are_the_callers(runtime: str, tmp_path: Path) -> None:
+    if runtime == "openvino":
+        pytest.importorskip("openvino")
+    session = open_session(runtime, write(tmp_path / "graph.onnx"), "graph", 1)
     # Every other row, backwards: not in one piece.
     x = np.linspace(-1, 0, 6 * COLUMNS, dtype=np.float32).reshape(6, COLUMNS)[::-2]
     before = x.copy()
@@ -121,3 +126,26 @@ def test_an_open_session_holds_no_large_tensor_that_constants_give(tmp_path: Pat
 def test_a_dropped_session_gives_its_memory_back(tmp_path: Path) -> None:
     # `once` and the result of unknown size, which the session had made for itself.
     assert child("given_back", write(tmp_path / "graph.onnx")) > 1.9
+
+
+RUN = (
+    "import sys, numpy, pathlib; from device_agent.runtime.onnx_runtime import OnnxSession; "
+    "OnnxSession(pathlib.Path(sys.argv[1]), 1).run({'x': numpy.ones((1, 2**20), numpy.float32)})"
+)
+
+
+def test_nothing_is_reported_to_onnxruntimes_maker(tmp_path: Path) -> None:
+    """Where its reports are on, onnxruntime keeps them below the home folder until they are sent.
+
+    It sends none in continuous integration, and knows that by these variables.
+    """
+    home = tmp_path / "home"
+    home.mkdir()
+    known = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME", "CI", "GITHUB_ACTIONS", "TF_BUILD")
+    plain = {name: value for name, value in os.environ.items() if name not in known}
+    subprocess.run(
+        [sys.executable, "-c", RUN, str(write(tmp_path / "graph.onnx"))],
+        env={**plain, "HOME": str(home)},
+        check=True,
+    )
+    assert not list(home.iterdir())

@@ -30,7 +30,7 @@ from refusals import refused
 ANALYZE = shutil.which("systemd-analyze")
 OPTIONS = RunOptions(
     data="local.npz",
-    training=TrainingOptions(threads=2, max_memory=256_000_000),
+    training=TrainingOptions(runtime="openvino", threads=2, max_memory=256_000_000),
     limits=OwnerLimits(
         max_temperature=70.5,
         only_when_charging=True,
@@ -40,7 +40,8 @@ OPTIONS = RunOptions(
     log_json=True,
 )
 GIVEN = (
-    "--data", "local.npz", "--threads", 2, "--max-memory", "256MB", "--max-temperature", 70.5,
+    "--data", "local.npz", "--runtime", "openvino", "--threads", 2,
+    "--max-memory", "256MB", "--max-temperature", 70.5,
     "--nice", 10, "--only-when-charging", "--quiet-hours", "22:00-07:00", "--log-json",
 )  # fmt: skip
 
@@ -86,7 +87,8 @@ def test_a_service_of_the_user_comes_and_goes(tmp_path: Path) -> None:
         "--user daemon-reload", f"--user enable {name}", f"--user restart {name}",
     ]  # fmt: skip
     assert tomllib.loads(options.read_text()) == {
-        "data": str(tmp_path / "local.npz"), "state": str(tmp_path / "state"), "threads": 2,
+        "data": str(tmp_path / "local.npz"), "state": str(tmp_path / "state"),
+        "runtime": "openvino", "threads": 2,
         "max_memory": 256_000_000, "max_temperature": 70.5, "nice": 10,
         "only_when_charging": True, "quiet_hours": "22:00-07:00", "log_json": True,
     }  # fmt: skip

@@ -48,6 +48,8 @@ def jobs(bundle_of: BundleOf, tmp_path_factory: pytest.TempPathFactory) -> dict[
 def shorten(training: dict[str, Any]) -> None:
     """Train EPOCHS epochs, with two runs of a step at most: kills repeat a training many times."""
     training["epochs"] = EPOCHS
+    size = training["batch_size"]
+    training["batches"] = EPOCHS * -(-SAMPLES // size) - 1  # the last epoch ends early
     for step in training["steps"]:
         step["times"] = min(step["times"], 2)
 
@@ -128,6 +130,19 @@ def test_killed_at_every_write(
         assert status == -signal.SIGKILL
         assert resumed(trainer, used, tmp_path / str(stop)) == expected, f"killed at write {stop}"
     assert stop > 10
+
+
+@pytest.mark.parametrize("family", ["slice", "cp"])
+def test_killed_with_openvino(
+    trainer: Trainer, jobs: dict[str, Job], tmp_path: Path, family: str
+) -> None:
+    pytest.importorskip("openvino")
+    job = replace(jobs[family], runtime="openvino", checkpoint_s=60)
+    expected, _ = undisturbed(trainer, job, tmp_path / "whole")
+    for stop in (4, 8):
+        used = placed(job, tmp_path / str(stop))
+        assert trainer.run(replace(used, stop=stop)) == -signal.SIGKILL
+        assert resumed(trainer, used, tmp_path / str(stop)) == expected, f"killed at write {stop}"
 
 
 class Stopped(KeyboardInterrupt):

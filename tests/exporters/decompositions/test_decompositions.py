@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from device_agent.formats.manifest import Port
 from exporters import decompositions
+from exporters.decompositions.activation import HARD_SIGMOID
 from exporters.decompositions.convolution_choice import ONNX_RUNTIME
 from exporters.decompositions.decomposition import Decompositions
 from exporters.onnx.onnx_writer import to_onnx
@@ -111,6 +112,14 @@ def test_convolutions_become_the_cheaper_of_two(name: str) -> None:
     graph = trace(Case.of(ROWS[name]).signature, ONNX_RUNTIME)
     found = graph.graph.find_nodes(op="call_function", target=aten.convolution.default)
     assert [node.args[6] for node in found] == CHEAPER[name]
+
+
+@pytest.mark.parametrize("own", [{}, HARD_SIGMOID], ids=["masks", "operator"])
+def test_the_gradient_of_hardswish_at_its_kinks(own: Decompositions) -> None:
+    x = torch.tensor([-3.1, -3.0, -2.9, 0.0, 2.9, 3.0, 3.1], dtype=torch.float64)
+    grad = torch.arange(1.0, 8.0, dtype=torch.float64)
+    form = {**decompositions.table(), **own}[aten.hardswish_backward.default]
+    torch.testing.assert_close(form(grad, x), aten.hardswish_backward(grad, x))
 
 
 LOWERED = {
@@ -216,7 +225,9 @@ def test_optimizer_equals_pytorchs(name: str, seed: int) -> None:
         for name_, parameter in theirs.items():
             parameter.grad = gradients[name_].clone()
         reference.step()
-        new = optimizer.update(values, gradients, state, torch.tensor(0.05, dtype=torch.float64))
+        rate = torch.tensor(0.05, dtype=torch.float64)
+        given = {n: rate * g if optimizer.scaled else g for n, g in gradients.items()}
+        new = optimizer.update(values, given, state, rate)
         assert new.keys() == values.keys() | state.keys()
         values, state = {n: new[n] for n in values}, {n: new[n] for n in state}
     for name_, value in values.items():
@@ -284,7 +295,8 @@ def test_learning_rate_is_an_input(seed: int) -> None:
     entries = (entry("w", (3,)),)
 
     def function(feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        new = SGD().update({"w": feeds["w"]}, {"w": feeds["w"]}, {}, feeds["rate"])
+        gradient = feeds["rate"] * feeds["w"]
+        new = SGD().update({"w": feeds["w"]}, {"w": gradient}, {}, feeds["rate"])
         return {"w+": new["w"]}
 
     signature = ProgramSignature(

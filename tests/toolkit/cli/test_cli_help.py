@@ -14,9 +14,9 @@ def test_help_lists_commands_and_exit_codes(tmp_path: Path) -> None:
     done = run("edgetailor", "--help", cwd=tmp_path)
     assert (done.code, done.stderr) == (0, "")
     assert re.findall(r"^  ([a-z][\w-]+)  +[A-Z]", done.stdout, re.M) == [
-        "aggregate", "backup", "demo", "evaluate", "export", "export-model", "inspect", "plan",
-        "report", "restore", "rollback", "rounds", "serve", "simulate", "tls",
-        "tokens",
+        "aggregate", "backup", "compare", "demo", "evaluate", "export", "export-model",
+        "inspect", "plan", "report", "restore", "rollback", "rounds", "serve",
+        "simulate", "tls", "tokens",
     ]  # fmt: skip
     assert done.stdout.endswith(EXIT_CODES)
     assert "..." not in done.stdout.replace("[ARGS]...", "")  # no summary is cut off
@@ -43,7 +43,16 @@ def test_help_lists_families_and_their_options(tmp_path: Path) -> None:
     "command",
     [
         *("aggregate", "demo", "evaluate", "export", "inspect", "plan", "report", "serve"),
-        *("backup", "restore", "rounds", "export-model", "rollback", "tokens", "simulate"),
+        *(
+            "backup",
+            "restore",
+            "rounds",
+            "export-model",
+            "rollback",
+            "tokens",
+            "simulate",
+            "compare",
+        ),
     ],
 )
 def test_every_command_explains_itself_in_80_columns(tmp_path: Path, command: str) -> None:

@@ -48,7 +48,7 @@ def test_a_member(fleet: Fleet, tmp_path: Path) -> None:
     assert results[:-2] == [
         ("PASS", "name"), ("PASS", "TCP"), ("SKIP", "TLS"), ("PASS", "coordinator"),
         ("PASS", "clock"), ("PASS", "membership"), ("PASS", "state"), ("PASS", "disk"),
-        ("PASS", "onnxruntime"), ("PASS", "litert"), ("PASS", "memory"),
+        ("PASS", "onnxruntime"), ("PASS", "litert"), ("PASS", "openvino"), ("PASS", "memory"),
     ]  # fmt: skip
     assert [check for _, check in results[-2:]] == ["temperature", "power"]
     assert "PASS  membership   known there as desktop-1\n" in done.stdout

@@ -1,7 +1,9 @@
 """The coordinator's file, and what keeps a coordinator from starting on it."""
 
+import json
 import math
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -10,6 +12,8 @@ from refusals import refused
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.coordinator.federation_config import load_config
 from toolkit.coordinator.server import Server
+from toolkit.coordinator.settings_check import check_same_settings
+from toolkit.coordinator.storage.coordinator_store import Store
 from vector_fleet import CONFIG, Fleet, VectorModel, configured, running
 
 
@@ -34,6 +38,22 @@ def test_a_state_folder_in_use_or_of_another_fleet(tmp_path: Path) -> None:
     other = configured(tmp_path, CONFIG.replace("epochs = 1", "epochs = 2"))
     with refused("state.other-federation", key="training"):
         Server(other, VectorModel(), Path("fleet.toml"))
+
+
+def test_a_federation_older_than_a_setting_has_its_default(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+
+    class OldStore:
+        def set_once(self, key: str, value: str) -> str:
+            before = json.loads(value)
+            del before["training"]["steps"], before["training"]["milestones"]
+            return json.dumps(before)
+
+    check_same_settings(config, cast("Store", OldStore()))
+    newer = configured(tmp_path, CONFIG.replace("epochs = 1", "steps = 2\nmilestones = [3, 5]"))
+    assert newer.training.milestones == (3, 5)
+    with refused("state.other-federation", key="training"):
+        check_same_settings(newer, cast("Store", OldStore()))
 
 
 @pytest.mark.parametrize(

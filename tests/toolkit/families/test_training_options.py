@@ -1,4 +1,4 @@
-"""Static batch norm and masked cross-entropy: a round on a device against a PyTorch loop."""
+"""Options of `[training]`: a round on a device against a PyTorch loop."""
 
 import copy
 import json
@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -98,6 +100,51 @@ def test_a_round_without_statistics_and_absent_classes(seed: int, tmp_path: Path
         model(torch.from_numpy(device.x))
     for name, value in statistics(model.state_dict()).items():
         torch.testing.assert_close(made.model.tensors[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+@pytest.mark.parametrize("spec", ["full", "slice:residual"])
+def test_a_round_of_steps(spec: str, steps: int, seed: int, tmp_path: Path) -> None:
+    """Of three batches an epoch: one batch, a whole epoch, and an end within the second one."""
+    plan = replace(PLAN, steps=steps)
+    training = TrainingConfig(
+        batch_size=plan.batch_size, steps=steps, learning_rate=plan.rate, weight_decay=0.01
+    )
+    made = Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, training, seed=seed)
+    device = local_data(seed)
+    for name, data in made.bundle(spec).items():
+        (tmp_path / name).write_bytes(data)
+    trained = train_bundle(
+        tmp_path, (device.x, device.y), tmp_path / "update", threads=1, seed=device.seed
+    )
+    assert trained.record.steps == steps
+    model = made.module
+    assert isinstance(model, nn.Sequential)
+    expected = (
+        oracles.train_full(model, device, plan)
+        if spec == "full"
+        else oracles.train_slice(model, "residual", device, plan)
+    )
+    _, tensors = read_update(tmp_path / "update")
+    for name, value in expected.items():
+        gap = float((torch.from_numpy(tensors[name]) - value).norm())
+        assert gap <= 1e-4 * float(value.norm()) + 1e-6, name
+
+
+@given(
+    milestones=st.sets(st.integers(1, 9), min_size=1).map(sorted),
+    decay=st.floats(0.1, 1),
+    rounds=st.just(10),
+)
+def test_milestones_are_those_of_pytorch(milestones: list[int], decay: float, rounds: int) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, decay)
+    training = TrainingConfig(round_decay=decay, milestones=tuple(milestones))
+    for round_ in range(1, rounds + 1):
+        (expected,) = schedule.get_last_lr()
+        assert training.rate_factor(round_) == pytest.approx(expected)
+        optimizer.step()
+        schedule.step()
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,9 @@ def test_every_family_refuses_a_loss_that_does_not_fit(spec: str) -> None:
         ({"momentum": 1.0}, "below 1"),
         ({"round_decay": 0.0}, "above 0 and at most 1"),
         ({"batch_size": 1}, "at least 2"),
+        ({"steps": 0}, "from 1"),
+        ({"milestones": (3, 2)}, "ascending"),
+        ({"milestones": (0, 2)}, "ascending"),
         ({"learning_rate": 1e39}, "the largest float32"),
     ],
 )
@@ -176,6 +179,7 @@ def test_settings_that_cannot_be(settings: dict[str, object], allowed: str) -> N
     [
         ({"optimizer": "nesterov", "momentum": 0.0}, ["optimizer", "momentum"]),
         ({"loss": "mse", "masked": True}, ["masked", "loss"]),
+        ({"steps": 3, "epochs": 2}, ["steps", "epochs"]),
     ],
 )
 def test_settings_that_cannot_be_together(settings: dict[str, object], options: list[str]) -> None:

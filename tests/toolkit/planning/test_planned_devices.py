@@ -260,6 +260,7 @@ def test_a_workload_does_not_depend_on_rates_and_epochs(spec: str, tmp_path: Pat
     others = (
         replace(TRAINING, learning_rate=1.0),
         replace(TRAINING, learning_rate=0.0, round_decay=0.5, epochs=7),
+        replace(TRAINING, epochs=1, steps=7, milestones=(2,)),
     )
     all_of_them = [
         Workloads(model, SAMPLE_SHAPE, training, cache=tmp_path / str(number))
@@ -267,7 +268,7 @@ def test_a_workload_does_not_depend_on_rates_and_epochs(spec: str, tmp_path: Pat
     ]
     first, *rest = [workloads.of(spec) for workloads in all_of_them]
     assert isinstance(first, Known)
-    assert rest == [first, first]
+    assert rest == [first] * 3
     assert len({workloads.key for workloads in all_of_them}) == 1
 
 

@@ -95,8 +95,14 @@ class TornWrites:
         return writing
 
 
-def test_killed_in_every_write(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed(file, "rounds = 3", "rounds = 2")
+@pytest.mark.parametrize("kept", [f'"{PFEDME}"', '"width:0.5"'], ids=["personal", "local"])
+def test_killed_in_every_write(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    text = TEXT.replace("rounds = 3", "rounds = 2").replace(f'"{PFEDME}"', kept)
+    if "width" in kept:
+        text = text.replace("[simulation]", '[simulation]\nbaseline = "local"')
+    file.write_text(text)
     cut: dict[str, Submodel] = {}
 
     def splitting(self: Federation, spec: str) -> Submodel:
@@ -121,6 +127,21 @@ def test_killed_in_every_write(file: Path, tmp_path: Path, monkeypatch: pytest.M
         assert without_times(history) == without_times(expected)
         assert state_of(tmp_path / "killed") == state_of(tmp_path / "whole")
     assert number == 2 * (2 + 1 + 1), "two clients, a model and a line in each round"
+
+
+def test_a_seed_replaces_those_of_the_file(file: Path, tmp_path: Path) -> None:
+    came = simulation.simulate(file, tmp_path / "came", seed=7)
+    file.write_text("seed = 7\n" + TEXT.replace("[simulation]", "[simulation]\nseed = 7"))
+    assert without_times(simulation.simulate(file, tmp_path / "expected")) == without_times(came)
+    assert state_of(tmp_path / "came") == state_of(tmp_path / "expected")
+    with refused("simulation.other-settings", key="seed"):
+        simulation.simulate(file, tmp_path / "came", seed=8)
+
+
+def test_a_client_with_a_personal_model_keeps_its_submodel(file: Path, tmp_path: Path) -> None:
+    changed(file, "[simulation]", '[simulation]\ncapacities = "dynamic"')
+    with refused("simulation.personal-model", submodel=PFEDME):
+        simulation.simulate(file, tmp_path / "out")
 
 
 def test_a_killed_process_continues(file: Path, tmp_path: Path) -> None:

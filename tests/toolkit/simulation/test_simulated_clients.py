@@ -3,10 +3,12 @@
 One federation of eight clients of all families, over three rounds.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from oracles import Device, Plan, State
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.federation_setup import federation
+from toolkit.factorization import decompose_weights
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulate import Simulation, prepare, simulate
 from toolkit.simulation.simulation_config import SimulationConfig, load_simulation
@@ -26,7 +29,8 @@ ROUNDS = 3
 PLAN = Plan(batch_size=8, epochs=2, rate=0.05, momentum=0.9, weight_decay=0.01)
 DECAY = 0.02
 LOW_RANK, SLICE, WIDTH = f"low-rank:0.25,keep=1,decay={DECAY}", "slice:residual", "width:0.5"
-CP = "cp:2.0,penalty=2.0,personal-steps=2,factor-steps=3,factor-rate=0.001"
+# Small steps: with larger ones, rounding grows thirtyfold from round to round.
+CP = "cp:2.0,penalty=2.0,personal-steps=1,factor-steps=1,factor-rate=0.0001"
 PFEDME = "pfedme,penalty=2.0,personal-steps=2,local-rate=0.05"
 FAMILIES = ("full", LOW_RANK, SLICE, SLICE, WIDTH, CP, CP, PFEDME)
 PLAIN = ("full", "full", LOW_RANK, LOW_RANK, SLICE, SLICE, WIDTH, WIDTH)
@@ -105,7 +109,13 @@ def assert_close(
         assert gaps[name] <= 1e-3 * moved[name] + 1e-6 * size, name
 
 
-def test_agents_on_exported_bundles(seed: int, tmp_path: Path) -> None:
+def test_agents_on_exported_bundles(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # ALS ends below a threshold of its gain, where rounding decides about another sweep. Late
+    # sweeps of collinear components amplify rounding.
+    monkeypatch.setattr(decompose_weights, "LEAST_GAIN", -math.inf)
+    monkeypatch.setattr(decompose_weights, "FIRST_SWEEPS", 3)
     file = configured(tmp_path, FAMILIES, seed)
     config = load_simulation(file)
     simulation = prepare(config, RunFolder(tmp_path / "other"))

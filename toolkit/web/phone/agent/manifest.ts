@@ -47,6 +47,7 @@ export interface Train {
   epochs: number;
   batch_size: number;
   steps: Step[];
+  batches?: number | null;
 }
 export type Instruction = Record_ | Initialise | Train;
 export interface FileEntry {

@@ -214,7 +214,9 @@ export class ScheduleRun {
       for (const { signature } of instruction.steps) {
         if (!sessions.has(signature)) sessions.set(signature, await this.open(signature));
       }
-      while (this.position.epoch < instruction.epochs) await this.epoch(instruction, sessions);
+      while (this.position.epoch < this.epochs(instruction)) {
+        await this.epoch(instruction, sessions);
+      }
     } finally {
       for (const session of sessions.values()) await session.close();
     }
@@ -223,7 +225,9 @@ export class ScheduleRun {
   private async epoch(instruction: Train, sessions: Map<string, Session>): Promise<void> {
     const at = this.position;
     const order = new NumpyRandom([this.seed, at.epoch]);
-    const parts = batches(this.data.samples, instruction.batch_size, order);
+    const all = batches(this.data.samples, instruction.batch_size, order);
+    const left = (instruction.batches ?? Infinity) - at.epoch * all.length;
+    const parts = all.slice(0, left);
     while (at.batch < parts.length) {
       await this.hooks.beforeBatch();
       const begun = performance.now();
@@ -244,7 +248,13 @@ export class ScheduleRun {
     at.losses.push(at.lossCount > 0 ? at.lossSum / at.lossCount : NaN);
     at.lossSum = at.lossCount = at.batch = 0;
     at.epoch++;
-    if (at.epoch < instruction.epochs) await this.save();
+    if (at.epoch < this.epochs(instruction)) await this.save();
+  }
+
+  /** The number of epochs; the last one may end early, see `Train`. */
+  private epochs({ epochs, batches: most, batch_size }: Train): number {
+    const each = batches(this.data.samples, batch_size, null).length;
+    return Math.min(epochs, Math.ceil((most ?? Infinity) / each));
   }
 
   private async batch(
@@ -267,12 +277,12 @@ export class ScheduleRun {
     return losses;
   }
 
-  private report({ epochs }: Train, count: number): void {
+  private report(instruction: Train, count: number): void {
     const { epoch, batch, losses } = this.position;
     const sorted = [...this.batchSeconds].sort((a, b) => a - b);
     this.hooks.onProgress({
       epoch: epoch + 1,
-      epochs,
+      epochs: this.epochs(instruction),
       batch,
       batches: count,
       loss: losses.at(-1) ?? null,

@@ -1,0 +1,77 @@
+"""Gives numbers in a graph as many axes as the tensors that they are combined with.
+
+ONNX Runtime joins neighbouring axes into one long row only where both operands have them. It
+computes 0.01 * w for a weight (128, 512, 3, 1) in 1.3 ms if the number has no axes, one element at
+a time, and in 0.02 ms if its shape is (1, 1, 1, 1) (onnxruntime 1.31.1, x86-64).
+"""
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+BROADCASTING = {
+    *("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "Mod", "Where", "And", "Or"),
+    *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"),
+}
+
+
+def raise_numbers(graph: ir.Graph) -> None:
+    """Let every number that an elementwise operator of `graph` reads have its result's rank.
+
+    Bodies of loops are changed, too. Values do not change.
+    """
+    raised: dict[tuple[ir.Value, int], ir.Value] = {}
+    for node in list(graph):
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                raise_numbers(attribute.as_graph())
+        shapes = [value.shape for value in node.inputs if value is not None]
+        if node.op_type not in BROADCASTING or node.domain or None in shapes:
+            continue
+        rank = max(len(shape) for shape in shapes if shape is not None)
+        for place, value in enumerate(node.inputs):
+            if value is None or not is_number(value) or len(value.shape or ()) == rank or rank < 2:
+                continue
+            if (value, rank) not in raised:
+                same = with_rank(value, rank, node)
+                if same is None:
+                    continue
+                raised[value, rank] = same
+            node.replace_input_with(place, raised[value, rank])
+
+
+def is_number(value: ir.Value) -> bool:
+    """Whether `value` has one element, whatever its batch size."""
+    return value.shape is not None and all(size == 1 for size in value.shape.dims)
+
+
+def with_rank(value: ir.Value, rank: int, reader: ir.Node) -> ir.Value | None:
+    """`value` with the shape (1, ..., 1), made before `reader`.
+
+    None if `value` is computed outside of the reader's graph.
+    """
+    graph = reader.graph
+    assert isinstance(graph, ir.Graph)
+    # A body must not repeat names of the graph around it.
+    name = f"{graph.name}_{value.name}_rank_{rank}"
+    known = ir.convenience.get_const_tensor(value)
+    if known is not None:
+        return constant(graph, known.numpy().reshape([1] * rank), name)
+    producer = value.producer()
+    if value not in graph.inputs and (producer is None or producer.graph is not graph):
+        return None
+    shape = constant(graph, np.ones(rank, np.int64), f"{name}_shape")
+    node = ir.node("Reshape", [value, shape])
+    graph.insert_before(reader, node)
+    result = node.outputs[0]
+    result.name, result.shape, result.type = name, ir.Shape([1] * rank), value.type
+    return result
+
+
+def constant(graph: ir.Graph, array: NDArray[Any], name: str) -> ir.Value:
+    """A constant that `graph` holds."""
+    value = ir.val(name, const_value=ir.tensor(array))
+    graph.register_initializer(value)
+    return value

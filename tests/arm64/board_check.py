@@ -1,0 +1,172 @@
+"""The agent on an emulated ARM board beside this machine: `make test-arm64`.
+
+`write FOLDER` exports a bundle of every family in both formats and trains it here. `check FOLDER`,
+which runs under qemu-user, trains them there with every runtime and compares, continues a killed
+training, and profiles and calibrates.
+"""
+
+import math
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.formats.blocked_graphs import BLOCKS
+from device_agent.formats.update import read_update
+from device_agent.profiling.calibration import calibrate
+from device_agent.profiling.profiler import profile_bundle
+from device_agent.runtime.blocked_probe import best_form, block_size
+from device_agent.runtime.openvino_probe import keeps_kernels
+from device_agent.training import schedule_interpreter
+from device_agent.training.schedule_interpreter import OnEpoch, ignore_epoch
+from device_agent.training.standalone_training import train
+from profiles.cost_model.prediction import TimeModel
+from refusals import refused
+
+FORMATS = {"onnx": ("onnx", None), "tflite": ("tflite", None), "dense": ("onnx", "openvino")}
+"""Format and runtime of the bundles by their suffix; the model of `dense` has no convolutions."""
+SPECS = {
+    "full": "full",
+    "low-rank": "low-rank:0.5",
+    "slice": "slice:residual.conv",
+    "width": "width:0.5",
+    "cp": "cp:2.0",
+    "pfedme": "pfedme",
+}
+TOLERANCE = 1e-5
+"""float32 sums in another order, through two epochs."""
+ADAM_TOLERANCE = 1e-2
+"""Of the loss of `cp`: Adam divides a gradient by its own size, so one that is zero but for
+rounding becomes a step of full length."""
+
+
+def write(folder: Path) -> None:
+    """Export bundles and train them with onnxruntime and LiteRT."""
+    import torch
+    from torch import nn
+
+    from bundles import TRAINING
+    from edgetailor import split
+    from exporters.export import export
+    from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
+    from toolkit.submodels.global_model import from_model
+
+    torch.manual_seed(0)
+    cnn = smooth_cnn(16, 16, 16)  # whole blocks of channels
+    dense = nn.Sequential(
+        OrderedDict(
+            flat=nn.Flatten(),
+            first=nn.Linear(math.prod(INPUT_SHAPE), 24),
+            act=nn.GELU(),
+            residual=nn.Sequential(OrderedDict(conv=nn.Linear(24, 16))),
+            norm=nn.LayerNorm(16),
+            classifier=nn.Linear(16, CLASSES),
+        )
+    )
+    order = np.random.default_rng(0)
+    x = order.standard_normal((18, *INPUT_SHAPE), dtype=np.float32)
+    np.savez(folder / "local.npz", x=x, y=order.integers(CLASSES, size=18))
+    for suffix, (format, _) in FORMATS.items():
+        model = dense if suffix == "dense" else cnn
+        source = from_model(model)
+        for name, spec in SPECS.items():
+            submodel = split(model, spec, INPUT_SHAPE, TRAINING)
+            values, base = submodel.cut(source), source.fingerprint()
+            bundle = folder / f"{name}.{suffix}"
+            export(submodel.program, values, bundle, base=base, format=format, check=False)
+            trained(bundle, folder / f"{name}.{suffix}.expected")
+
+
+def trained(
+    bundle: Path, out: Path, runtime: str | None = None, on_epoch: OnEpoch = ignore_epoch
+) -> tuple[float, dict[str, np.ndarray]]:
+    """Train `bundle`; return the last loss and the update's tensors."""
+    data = bundle.parent / "local.npz"
+    options = {"runtime": runtime, "threads": 1, "on_epoch": on_epoch, "force": True}
+    record = train(bundle, str(data), out, **options)
+    return record.loss_last, read_update(out)[1]
+
+
+def difference(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> float:
+    """The largest difference of two numbers, over 1 + the size of the number."""
+    assert ours.keys() == theirs.keys()
+    return max(
+        float((np.abs(ours[name] - value) / (1 + np.abs(value))).max())
+        for name, value in theirs.items()
+    )
+
+
+def check(folder: Path) -> None:
+    """Train, resume, profile and calibrate on this machine."""
+    form = folder / "full.onnx" / "train.onnx"
+    assert len(list(form.parent.glob("train.nchwc*.onnx"))) == len(BLOCKS)
+    assert (block_size(), best_form(form)) == (None, form)
+    for suffix, (_, runtime) in FORMATS.items():
+        for name in SPECS:
+            compare(folder / f"{name}.{suffix}", runtime)
+    refuse_convolutions(folder / "full.onnx")
+    for suffix, runtime in (("onnx", "onnxruntime"), ("dense", "openvino")):
+        resume(folder / f"slice.{suffix}", runtime)
+        found = profile_bundle(folder / f"full.{suffix}", 1, runs=5, runtime=runtime)
+        assert found.train.median_s > 0
+        print(f"profiled with {found.machine.runtime}", flush=True)
+    found = calibrate(1, length_s=5.0)
+    TimeModel(found)  # every kind of operation is timed
+    assert "blocked" not in {timing.kind for timing in found.timings}
+    print(f"calibrated: {len(found.timings)} timings", flush=True)
+
+
+def compare(bundle: Path, runtime: str | None) -> None:
+    """Train `bundle` here and compare the update with the other machine's."""
+    expected = bundle.with_name(f"{bundle.name}.expected")
+    loss, tensors = trained(bundle, bundle.with_name(f"{bundle.name}.{runtime}"), runtime)
+    record, theirs = read_update(expected)
+    off = abs(loss - record.loss_last) / record.loss_last
+    adam = bundle.stem == "cp"
+    if not adam:
+        off = max(off, difference(tensors, theirs))
+    print(f"{bundle.name}, {runtime or 'its runtime'}: {off:.1e}", flush=True)
+    assert off <= (ADAM_TOLERANCE if adam else TOLERANCE)
+
+
+def refuse_convolutions(bundle: Path) -> None:
+    """OpenVINO's convolutions on ARM would go on with the first weights."""
+    assert keeps_kernels()
+    with refused("bundle.kept-weights"):
+        trained(bundle, bundle.with_name("refused"), "openvino")
+
+
+def resume(bundle: Path, runtime: str) -> None:
+    """Kill a training with recordings and continue it: its update is the same, bit for bit."""
+    out = bundle.with_name(f"killed.{runtime}")
+    words = [sys.executable, __file__, "killed", str(bundle), str(out), runtime]
+    assert subprocess.run(words).returncode == -signal.SIGKILL
+    heard: list[int] = []
+    _, found = trained(bundle, out, runtime, lambda epoch, of, loss: heard.append(epoch))
+    assert heard == [2]
+    _, whole = trained(bundle, bundle.with_name(f"whole.{runtime}"), runtime)
+    assert all(np.array_equal(found[name], value) for name, value in whole.items())
+    print(f"resumed with {runtime}", flush=True)
+
+
+def die(epoch: int, of: int, loss: float) -> None:
+    """Kill this process after the first epoch."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    job, place = sys.argv[1], Path(sys.argv[2])
+    if job == "write":
+        write(place)
+    elif job == "killed":
+        schedule_interpreter.CHECKPOINT_S = 0.0
+        trained(place, Path(sys.argv[3]), sys.argv[4], die)
+    else:
+        assert platform.machine() == "aarch64"
+        check(place)

@@ -1,0 +1,108 @@
+"""`edgetailor compare` against numpy, on folders that a test writes."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from commands import edgetailor, refusal
+from refusals import refused
+from toolkit.simulation.comparison import compare
+from toolkit.simulation.results import RoundResult, RunFolder
+
+ROUNDS = 5
+
+
+def settings(seed: int, **more: object) -> dict[str, object]:
+    return {"rounds": ROUNDS, "seed": seed, "simulation": {"seed": seed, "alpha": 0.5}, **more}
+
+
+def write_run(folder: Path, about: dict[str, object], history: list[RoundResult]) -> Path:
+    run = RunFolder(folder)
+    run.begin(about, force=False)
+    for one in history:
+        run.finish_round(one, b"")
+    return folder
+
+
+def random_history(draw: np.random.Generator, **more: object) -> list[RoundResult]:
+    return [
+        RoundResult(
+            round=round_ + 1,
+            loss=float(draw.random()),
+            clients=3,
+            diverged=0,
+            bytes_down=int(draw.integers(10**6)),
+            bytes_up=int(draw.integers(10**6)),
+            seconds=float(draw.random()),
+            **{"accuracy": float(draw.random()), "local_accuracy": float(draw.random()), **more},
+        )
+        for round_ in range(ROUNDS)
+    ]
+
+
+def table_of(history: list[RoundResult], key: str) -> np.ndarray:
+    return np.array([getattr(one, key) for one in history], float)
+
+
+def test_runs_of_several_seeds_are_one_row(seed: int, tmp_path: Path) -> None:
+    draw = np.random.default_rng(seed)
+    histories = [random_history(draw) for _ in range(4)]
+    folders = [
+        write_run(tmp_path / f"slices-{number}", settings(number), history)
+        for number, history in enumerate(histories[:3])
+    ]
+    folders.append(write_run(tmp_path / "other", settings(0, epochs=2), histories[3]))
+    row, single = compare(folders)
+    assert (row.name, single.name) == ("slices", "other")
+    runs = histories[:3]
+    accuracy = np.array([table_of(run, "accuracy") for run in runs])
+    sent = np.array([table_of(run, "bytes_down") + table_of(run, "bytes_up") for run in runs])
+    for came, expected in (
+        (row.final, accuracy[:, -1]),
+        (row.best, accuracy.max(1)),
+        (row.own_models, [run[-1].local_accuracy for run in runs]),
+        (row.sent, sent.sum(1)),
+        (row.seconds, [table_of(run, "seconds").sum() for run in runs]),
+    ):
+        assert came == pytest.approx((np.mean(expected), np.std(expected, ddof=1)))
+    assert single.final == (histories[3][-1].accuracy, None)
+
+
+def test_a_regression_is_judged_by_its_loss(seed: int, tmp_path: Path) -> None:
+    history = random_history(np.random.default_rng(seed), accuracy=None, local_accuracy=None)
+    (row,) = compare([write_run(tmp_path / "run", settings(0), history)])
+    losses = table_of(history, "loss")
+    assert (row.final.mean, row.best.mean, row.own_models) == (losses[-1], losses.min(), None)
+
+
+def test_the_command(seed: int, tmp_path: Path) -> None:
+    draw = np.random.default_rng(seed)
+    runs = ["a-long-name-of-a-run-0", "a-long-name-of-a-run-1"]
+    for number, name in enumerate(runs):
+        write_run(tmp_path / name, settings(number), random_history(draw))
+    shown = edgetailor("compare", *runs, "--curves", "curves.png", cwd=tmp_path)
+    assert shown.code == 0, shown.stderr
+    head, row = shown.stdout.splitlines()
+    assert head.split() == ["run", "seeds", "final", "best", "own", "sent", "time"]
+    assert row.startswith("a-long-name-of-a-run ")
+    assert max(len(head), len(row)) <= 80
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    printed = json.loads(edgetailor("compare", *runs, "--json", cwd=tmp_path).stdout)
+    (expected,) = compare([tmp_path / one for one in runs])
+    assert printed["runs"][0]["final_accuracy"] == expected.final._asdict()
+    assert f"{100 * expected.final.mean:.1f}±{100 * expected.final.deviation:.1f}%" in row
+
+
+def test_folders_without_results(tmp_path: Path) -> None:
+    assert refusal(edgetailor("compare", "nothing", cwd=tmp_path))
+    with refused("simulation.no-results", path=str(tmp_path)):
+        compare([tmp_path])
+    write_run(tmp_path / "begun", settings(0), [])
+    with refused("simulation.no-rounds", path=str(tmp_path / "begun")):
+        compare([tmp_path / "begun"])
+    (tmp_path / "begun" / "history.jsonl").write_bytes(msgspec.json.encode({"round": 1}) + b"\n")
+    with refused("simulation.damaged-folder"):
+        compare([tmp_path / "begun"])

@@ -1,0 +1,82 @@
+"""`edgetailor compare`: a table and curves of simulations."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from device_agent.cli.console import print_json
+from profiles.text_formatting import format_bytes
+
+if TYPE_CHECKING:
+    from toolkit.simulation.comparison import Row, Spread
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--curves", type=click.Path(path_type=Path), help="Write the curves to this PNG.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def compare(runs: Sequence[Path], curves: Path | None, as_json: bool) -> None:
+    """Compare simulations by their folders RUN.
+
+    Runs that differ only in their seeds are one row, with means and sample standard deviations.
+    `final` and `best` are accuracies of the global model (losses of a regression), `own` is the
+    accuracy of the clients' own models with `validation`, `sent` are the bytes both ways.
+    """
+    from toolkit.simulation.comparison import compare as read
+    from toolkit.simulation.comparison import draw_comparison
+
+    rows = read(runs)
+    if curves is not None:
+        draw_comparison(rows, curves)
+    if as_json:
+        print_json(json.dumps({"version": 1, "runs": [_as_object(row) for row in rows]}))
+    else:
+        _show(rows)
+
+
+def _as_object(row: "Row") -> dict[str, object]:
+    values = {
+        "final_loss" if row.judged_by_loss else "final_accuracy": row.final,
+        "best_loss" if row.judged_by_loss else "best_accuracy": row.best,
+        "own_accuracy": row.own_models,
+        "bytes": row.sent,
+        "seconds": row.seconds,
+    }
+    return {
+        "name": row.name,
+        "folders": [str(folder) for folder in row.folders],
+        "rounds": [len(history) for history in row.histories],
+        **{key: value and value._asdict() for key, value in values.items()},
+    }
+
+
+def _show(rows: Sequence["Row"]) -> None:
+    from rich.console import Console
+
+    from toolkit.terminal_output import table
+
+    with_own = any(row.own_models for row in rows)
+    shown = table("run", "seeds", "final", "best", *(["own"] if with_own else []), "sent", "time")
+    for row in rows:
+        own = [_score(row.own_models, by_loss=False)] if with_own else []
+        shown.add_row(
+            *(row.name, str(len(row.histories))),
+            *(_score(row.final, row.judged_by_loss), _score(row.best, row.judged_by_loss), *own),
+            *(format_bytes(round(row.sent.mean)), f"{row.seconds.mean:.0f} s"),
+        )
+    with (console := Console(highlight=False)).capture() as drawn:
+        console.print(shown)
+    # rich pads every column to its width, so lines would end in spaces.
+    click.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+
+
+def _score(value: "Spread | None", by_loss: bool) -> str:
+    """Like 98.3±0.2% or 0.032±0.001."""
+    if value is None:
+        return ""
+    scale, digits, unit = (1, 4, "") if by_loss else (100, 1, "%")
+    around = "" if value.deviation is None else f"±{scale * value.deviation:.{digits}f}"
+    return f"{scale * value.mean:.{digits}f}{around}{unit}"

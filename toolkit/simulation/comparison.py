@@ -1,0 +1,132 @@
+"""Comparing simulations: runs of one definition with different seeds are one row."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from toolkit.simulation.results import RoundResult, read_run
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+
+class Spread(NamedTuple):
+    """Mean and sample standard deviation over runs; the latter is None for a single run."""
+
+    mean: float
+    deviation: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ only in their seeds.
+
+    Attributes:
+        name: What the names of their folders begin with.
+        folders: Their folders.
+        histories: Their finished rounds.
+    """
+
+    name: str
+    folders: Sequence[Path]
+    histories: Sequence[Sequence[RoundResult]]
+
+    @property
+    def judged_by_loss(self) -> bool:
+        """Whether the runs are of a regression, which has no accuracy."""
+        return any(one.accuracy is None for history in self.histories for one in history)
+
+    def scores(self, history: Sequence[RoundResult]) -> list[float]:
+        """The accuracy of each round; the loss for a regression."""
+        return [one.loss if one.accuracy is None else one.accuracy for one in history]
+
+    @property
+    def final(self) -> Spread:
+        """The score of the last round."""
+        return spread([self.scores(history)[-1] for history in self.histories])
+
+    @property
+    def best(self) -> Spread:
+        """The score of the best round of each run."""
+        choose = min if self.judged_by_loss else max
+        return spread([choose(self.scores(history)) for history in self.histories])
+
+    @property
+    def own_models(self) -> Spread | None:
+        """The last `local_accuracy`; None if clients held out no samples."""
+        found = [history[-1].local_accuracy for history in self.histories]
+        known = [one for one in found if one is not None]
+        return spread(known) if len(known) == len(found) else None
+
+    @property
+    def sent(self) -> Spread:
+        """Bytes both ways in all rounds of a run."""
+        return spread([sum(o.bytes_down + o.bytes_up for o in run) for run in self.histories])
+
+    @property
+    def seconds(self) -> Spread:
+        """Time of a run."""
+        return spread([sum(one.seconds for one in run) for run in self.histories])
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and sample standard deviation of `values`."""
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.fmean(values), deviation)
+
+
+def compare(folders: Sequence[Path]) -> list[Row]:
+    """Read runs and put those together that differ only in their seeds, in the order given.
+
+    Raises InputError if a folder is not that of a simulation with a finished round.
+    """
+    groups: dict[str, list[tuple[Path, list[RoundResult]]]] = {}
+    for folder in folders:
+        settings, history = read_run(folder)
+        groups.setdefault(_definition(settings), []).append((folder, history))
+    return [
+        Row(_name([folder for folder, _ in runs]), *zip(*runs, strict=True))
+        for runs in groups.values()
+    ]
+
+
+def _definition(settings: dict[str, Any]) -> str:
+    """The settings without the seeds, as text."""
+    table = {key: value for key, value in settings["simulation"].items() if key != "seed"}
+    rest = {key: value for key, value in settings.items() if key not in ("seed", "simulation")}
+    return json.dumps([rest, table], sort_keys=True)
+
+
+def _name(folders: Sequence[Path]) -> str:
+    names = [folder.resolve().name for folder in folders]
+    if len(names) == 1:
+        return names[0]
+    common = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return "".join(letter for letter, *_ in common).rstrip("-_.") or names[0]
+
+
+def draw_comparison(rows: Sequence[Row], to: Path) -> None:
+    """Write a PNG with a curve for each row: the mean of its runs, and their range."""
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    for place, row in enumerate(rows):
+        colour, style = COLOURS[place % len(COLOURS)], ("-", "--", ":")[place // len(COLOURS) % 3]
+        rounds = range(1, min(map(len, row.histories)) + 1)
+        each = list(zip(*map(row.scores, row.histories), strict=False))
+        axes.plot(rounds, [statistics.fmean(one) for one in each], style, color=colour)
+        axes.lines[-1].set_label(row.name)
+        axes.fill_between(rounds, [*map(min, each)], [*map(max, each)], color=colour, alpha=0.12)
+    by_loss = any(row.judged_by_loss for row in rows)
+    axes.set(xlabel="round", title=f"{'Loss' if by_loss else 'Accuracy'} on held-out samples")
+    if not by_loss:
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(to, format="png")
