@@ -131,7 +131,7 @@ def hardsigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
 def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
     """dX = grad * (hardsigmoid(x) + x / 6 where |x| < 3)."""
     inside = positive(x + 3) * positive(3 - x) * (1 / 6)
-    return grad * (aten.clamp(x + 3, 0, 6) * (1 / 6) + x * inside)
+    return grad * ((x + 3).clamp(0, 6) * (1 / 6) + x * inside)
 
 
 def log_softmax(x: Tensor, axis: int, half_to_float: bool) -> Tensor:
