@@ -2,6 +2,7 @@
 PYTHON ?= python3
 WORKERS ?= 2
 ARGS ?=
+SEEDS ?= 0 1 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +14,7 @@ PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64
-.PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-zoo
+.PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-papers bench-zoo
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +92,14 @@ bench-coordinator: setup ## what requests cost the coordinator with up to 2,000 
 
 bench-simulation: setup ## simulated rounds beside plain PyTorch loops, by family (minutes)
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_simulation.py $(ARGS)
+
+# A run that was interrupted continues; finished ones are kept.
+bench-papers: setup ## the papers' methods on digits, into .papers (half an hour); SEEDS="0 1 2"
+	for seed in $(SEEDS); do for file in docs/papers/digits/*.toml; do \
+	  echo $$file --seed $$seed --out .papers/$$(basename $$file .toml)-$$seed; done; done \
+	  | OMP_NUM_THREADS=1 xargs -L1 -P$(WORKERS) $(BIN)/edgetailor simulate
+	for paper in embracingfl fedhm tdpfed; do \
+	  $(BIN)/edgetailor compare .papers/$$paper-*/ --curves .papers/$$paper.png; done
 
 bench-plan: setup ## what the planner predicts against what is measured (many minutes); ARGS
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_plan.py $(ARGS)

@@ -151,13 +151,16 @@ class Layouts:
     def broadcast(self, tensor: Tensor, shape: Sequence[Size]) -> Tensor:
         """Repeat `tensor` to `shape`, which has the same rank.
 
-        XNNPACK has no BROADCAST_TO, so small float32 results are a product with ones.
+        XNNPACK has no BROADCAST_TO, so a float32 tensor is multiplied by ones where they are few.
         """
         if tensor.shape == tuple(shape):
             return tensor
-        fixed = not any(map(open_size, shape))
-        if fixed and tensor.dtype == "float32" and product(shape) <= MAX_STORED_ONES:
-            ones = self.graph.constant(np.ones([int(n) for n in shape], np.float32))
+        repeats = [
+            1 if have == want else want for have, want in zip(tensor.shape, shape, strict=True)
+        ]
+        fixed = not any(map(open_size, repeats))
+        if fixed and tensor.dtype == "float32" and product(repeats) <= MAX_STORED_ONES:
+            ones = self.graph.constant(np.ones([int(n) for n in repeats], np.float32))
             return self.graph.operator("MUL", [tensor, ones], "float32", shape, "MulOptions")
         return self.graph.operator(
             "BROADCAST_TO",

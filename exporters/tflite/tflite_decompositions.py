@@ -105,8 +105,33 @@ def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
     splits its graph; all operators that are ready then run before the split and keep their results
     in memory.
     """
-    above = torch.relu(x - threshold if threshold else x)
-    return grad * torch.ceil(aten.hardtanh(above, -1.0, 1.0))
+    return grad * positive(x - threshold if threshold else x)
+
+
+def positive(x: Tensor) -> Tensor:
+    """1 where x > 0, else 0."""
+    return torch.ceil(aten.hardtanh(torch.relu(x), -1.0, 1.0))
+
+
+def hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
+    """dX = grad if low < x < high, else 0; ReLU6 is a hardtanh."""
+    return grad * positive(x - low) * positive(high - x)
+
+
+def leaky_relu_backward(grad: Tensor, x: Tensor, slope: float, is_result: bool) -> Tensor:
+    """dX = grad if x > 0, else slope * grad. The sign of a result is that of x."""
+    return grad * (positive(x) * (1 - slope) + slope)
+
+
+def hardsigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """dX = grad / 6 if |x| < 3, else 0."""
+    return hardtanh_backward(grad, x, -3.0, 3.0) * (1 / 6)
+
+
+def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """dX = grad * (hardsigmoid(x) + x / 6 where |x| < 3)."""
+    inside = positive(x + 3) * positive(3 - x) * (1 / 6)
+    return grad * ((x + 3).clamp(0, 6) * (1 / 6) + x * inside)
 
 
 def log_softmax(x: Tensor, axis: int, half_to_float: bool) -> Tensor:
@@ -224,4 +249,8 @@ FORMS: Decompositions = {
     aten.expm1.default: expm1,
     aten.convolution_backward.default: convolution.backward_with(weight_gradient),
     aten.threshold_backward.default: threshold_backward,
+    aten.hardtanh_backward.default: hardtanh_backward,
+    aten.leaky_relu_backward.default: leaky_relu_backward,
+    aten.hardsigmoid_backward.default: hardsigmoid_backward,
+    aten.hardswish_backward.default: hardswish_backward,
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from bench_step import RUNTIMES, Peer, arrays, signature
+from bench_step import Peer, arrays, signature
 from step_cases import BATCH, CASES, Case, whole
 
 from exporters.export import compile_graphs
@@ -24,6 +24,8 @@ PERSONAL = {
     "digits_cnn cp:2.0": Case(models.digits_cnn, "cp:2.0", (1, *DIGITS), whole, (1, *DIGITS))
 }
 """Measured in their `personal_step`, which has no plain counterpart in PyTorch."""
+RUNTIMES = ("onnx", "litert")
+"""Those whose memory is predicted from the graph alone."""
 MB = 1e6
 
 

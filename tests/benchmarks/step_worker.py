@@ -47,6 +47,7 @@ def pytorch(case: str, threads: int) -> tuple[int, Step]:
 def agent(runtime: str, graph: str, threads: int) -> tuple[int, Step]:
     """A runtime as the agent opens it, running the one signature that GRAPH is named after."""
     import numpy as np
+    import numpy.random  # numpy loads it at its first use, and an idle agent has it
 
     from device_agent.runtime.runtime_choice import open_session
     from device_agent.system.process_memory import map_large_blocks

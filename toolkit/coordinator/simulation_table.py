@@ -1,6 +1,6 @@
 """The table [simulation] of the federation's file: the clients of `edgetailor simulate`."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -9,10 +9,14 @@ from toolkit.toml_files import Table
 ALPHA, SHARDS = 0.5, 2
 """Defaults of `alpha` and `shards`: FedHM's concentration, and FedAvg's shards of a client."""
 
+Format: TypeAlias = Literal["cifar10", "cifar100", "leaf", "mnist", "tiny-imagenet"]
+"""Public datasets that are read as they are distributed."""
+
 
 class SimulationTable(Table):
     """How many clients there are, who takes part in a round, and which samples each client has.
 
+    With a `format`, `data` is the folder of a public dataset, whose test samples judge the model.
     `participation` is the share of the clients in each round. `held_out_share` of the samples judge
     the global model, unless the file names `held_out`. `alpha` is the concentration of the
     Dirichlet distribution; each client has `shards` pieces of the samples sorted by label.
@@ -23,9 +27,10 @@ class SimulationTable(Table):
     """
 
     data: str
+    format: Format | None = None
     clients: Annotated[int | None, Field(ge=1)] = None
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
-    partition: Literal["iid", "dirichlet", "shards"] = "iid"
+    partition: Literal["iid", "dirichlet", "shards", "writers"] = "iid"
     alpha: Annotated[float | None, Field(ge=0.001, le=1e6)] = None
     shards: Annotated[int | None, Field(ge=1)] = None
     capacities: Literal["fixed", "dynamic"] = "fixed"
@@ -47,4 +52,8 @@ class SimulationTable(Table):
         ):
             if value is not None and self.partition != wanted:
                 raise ValueError(f'`{key}` is for partition = "{wanted}"; it is "{self.partition}"')
+        if self.partition == "writers" and self.format != "leaf":
+            raise ValueError(
+                'partition = "writers" is for format = "leaf", which names the writers'
+            )
         return self

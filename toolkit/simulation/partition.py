@@ -1,4 +1,4 @@
-"""Sharing samples among clients: evenly, by a Dirichlet distribution, or in shards of few labels.
+"""Sharing samples among clients: evenly, by a Dirichlet distribution, in shards, or by writers.
 
 Each sample goes to exactly one client, and each client gets at least `LEAST` samples.
 """
@@ -65,6 +65,33 @@ def shard_split(labels: np.ndarray, clients: int, shards: int, order: np.random.
     pieces = np.array_split(by_label, clients * shards)
     dealt = order.permutation(len(pieces)).reshape(clients, shards)
     return _level([np.concatenate([pieces[one] for one in hand]) for hand in dealt])
+
+
+def writer_split(writers: np.ndarray, clients: int, order: np.random.Generator) -> Parts:
+    """Give each client all samples of the same number of writers, or of one more.
+
+    Args:
+        writers: The number of each sample's writer (n,).
+        clients: The number of clients.
+        order: Deals the writers.
+
+    Raises:
+        InputError: There are fewer writers than clients, or too few samples.
+    """
+    check_enough(len(writers), clients)
+    known, places = np.unique(writers, return_inverse=True)
+    if len(known) < clients:
+        raise InputError(
+            f"The data have {len(known)} writers, too few for {clients} clients. Use fewer clients "
+            "or more data.",
+            code="data.too-few-writers",
+            writers=len(known),
+            clients=clients,
+        )
+    client = order.permutation(len(known)) % clients  # of each writer
+    client = client[places]
+    cuts = np.cumsum(np.bincount(client, minlength=clients))[:-1]
+    return _level(np.split(np.argsort(client, kind="stable"), cuts))
 
 
 def check_enough(samples: int, clients: int) -> None:

@@ -8,14 +8,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from device_agent.data.local_data import load_data
+from device_agent.data.data_source import Data
+from device_agent.data.local_data import LocalData, load_data
 from profiles.errors import InputError
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.round_worker import read_samples
 from toolkit.coordinator.simulation_table import ALPHA, SHARDS, SimulationTable
 from toolkit.simulation.curves import draw_curves
-from toolkit.simulation.partition import Parts, dirichlet_split, iid_split, shard_split
+from toolkit.simulation.datasets import read_dataset
+from toolkit.simulation.partition import (
+    Parts,
+    dirichlet_split,
+    iid_split,
+    shard_split,
+    writer_split,
+)
 from toolkit.simulation.results import CURVES, MODEL, RoundResult, RunFolder
 from toolkit.simulation.rounds import Simulation
 from toolkit.simulation.simulation_config import SimulationConfig, load_simulation
@@ -105,14 +113,23 @@ def prepare(config: SimulationConfig, folder: RunFolder) -> Simulation:
     specs = config.specs()
     program = model.submodel(specs[0]).program
     table = config.simulation
-    samples = load_data(
-        table.data,
-        config.input_shape,
-        program.labels,
-        program.sample_dtype,
-        program.sample_limit,
-        preprocessing=config.data,
-    )
+
+    def load(source: Data) -> LocalData:
+        return load_data(
+            source,
+            config.input_shape,
+            program.labels,
+            program.sample_dtype,
+            program.sample_limit,
+            preprocessing=config.data,
+        )
+
+    tested = writers = None
+    if table.format is None:
+        samples = load(table.data)
+    else:
+        train, test = read_dataset(table.format, Path(table.data), config.input_shape)
+        samples, tested, writers = load((train.x, train.y)), (test.x, test.y), train.writers
     order = np.random.default_rng([table.seed, 0])
     rows = order.permutation(len(samples))
     if config.held_out is not None:
@@ -120,11 +137,21 @@ def prepare(config: SimulationConfig, folder: RunFolder) -> Simulation:
             *(config.held_out, config.input_shape, config.training.labels),
             preprocessing=config.data,
         )
+    elif tested is not None:
+        judges = load(tested)
+        held_out = judges.x, judges.y
     else:
         count = math.ceil(table.held_out_share * len(samples))
         rows, judged = rows[count:], rows[:count]
         held_out = samples.samples(judged), samples.labels(judged)
-    parts = [rows[part] for part in partition(table, samples.labels(rows), len(specs), order)]
+    shares = partition(
+        table,
+        samples.labels(rows),
+        len(specs),
+        order,
+        None if writers is None else writers[rows],
+    )
+    parts = [rows[share] for share in shares]
     if table.baseline == "centralised":
         specs, parts = [CENTRALISED], [np.concatenate(parts)]
     elif table.capacities == "dynamic":
@@ -145,12 +172,18 @@ def refuse_personal_models(model: Federation, specs: Iterable[str]) -> None:
 
 
 def partition(
-    table: SimulationTable, labels: np.ndarray, clients: int, order: np.random.Generator
+    table: SimulationTable,
+    labels: np.ndarray,
+    clients: int,
+    order: np.random.Generator,
+    writers: np.ndarray | None = None,
 ) -> Parts:
-    """Share the samples that have `labels` among `clients`, as `table` says.
+    """Share the samples that have `labels` and `writers` among `clients`, as `table` says.
 
     Raises InputError for too few samples, and for a partition by labels that are no classes.
     """
+    if writers is not None and table.partition == "writers":
+        return writer_split(writers, clients, order)
     if table.partition != "iid" and (labels.ndim != 1 or labels.dtype != np.int64):
         raise InputError(
             f'partition = "{table.partition}" needs one class for each sample; the labels are '

@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.func import grad_and_value
 from torch.fx import GraphModule
 
@@ -30,6 +31,7 @@ from exporters.programs.program import (
 )
 from exporters.programs.tracing import operators, trace
 from exporters.tflite.grouped_convolutions import CONVOLUTIONS
+from exporters.tflite.tflite_decompositions import FORMS as TFLITE
 from layer_cases import (
     TOLERANCE,
     Case,
@@ -114,12 +116,23 @@ def test_convolutions_become_the_cheaper_of_two(name: str) -> None:
     assert [node.args[6] for node in found] == CHEAPER[name]
 
 
-@pytest.mark.parametrize("own", [{}, HARD_SIGMOID], ids=["masks", "operator"])
-def test_the_gradient_of_hardswish_at_its_kinks(own: Decompositions) -> None:
+KINKED: dict[OpOverload, tuple[object, ...]] = {
+    aten.hardswish_backward.default: (),
+    aten.hardsigmoid_backward.default: (),
+    aten.hardtanh_backward.default: (-3.0, 3.0),
+    aten.leaky_relu_backward.default: (0.2, False),
+    aten.threshold_backward.default: (0,),
+}
+
+
+@pytest.mark.parametrize("own", [{}, HARD_SIGMOID, TFLITE], ids=["masks", "operator", "tflite"])
+@pytest.mark.parametrize("operator", KINKED, ids=lambda operator: operator._opname)
+def test_gradients_at_their_kinks(operator: OpOverload, own: Decompositions) -> None:
     x = torch.tensor([-3.1, -3.0, -2.9, 0.0, 2.9, 3.0, 3.1], dtype=torch.float64)
     grad = torch.arange(1.0, 8.0, dtype=torch.float64)
-    form = {**decompositions.table(), **own}[aten.hardswish_backward.default]
-    torch.testing.assert_close(form(grad, x), aten.hardswish_backward(grad, x))
+    options = KINKED[operator]
+    form = {**decompositions.table(), **own}.get(operator, operator)
+    torch.testing.assert_close(form(grad, x, *options), operator(grad, x, *options))
 
 
 LOWERED = {

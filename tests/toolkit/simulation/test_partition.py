@@ -14,6 +14,7 @@ from toolkit.simulation.partition import (
     dirichlet_split,
     iid_split,
     shard_split,
+    writer_split,
 )
 
 LABELS = st.lists(st.integers(0, 9), min_size=24, max_size=200).map(np.array)
@@ -23,6 +24,7 @@ SPLITS: dict[str, Callable[[np.ndarray, int, np.random.Generator], Parts]] = {
     "iid": lambda y, clients, order: iid_split(len(y), clients, order),
     "dirichlet": lambda y, clients, order: dirichlet_split(y, clients, 0.1, order),
     "shards": lambda y, clients, order: shard_split(y, clients, 2, order),
+    "writers": lambda y, clients, order: writer_split(np.arange(len(y)) // 2, clients, order),
 }
 every_split = pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
 
