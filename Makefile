@@ -9,11 +9,12 @@ BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 RETIRED := .venv-retired
 ARM64 := .venv-arm64
+FLOWER := .venv-flower
 STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64
+.PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64 test-flower
 .PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-papers bench-zoo
 
 help: ## list the targets
@@ -46,6 +47,14 @@ test-oldest: setup ## run exported graphs on the oldest onnxruntime, and on that
 	for versions in 'onnxruntime==1.19.2 numpy<2' 'onnxruntime==1.23.2 numpy>=2'; do \
 	  $(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check $$versions && \
 	  $(OLDEST)/bin/python tests/oldest_runtime.py check $(OLDEST)/graphs || exit 1; done
+
+# flwr wants older versions of fastapi, rich and others than the constraints name.
+test-flower: ## three sites of five agents under Flower, in an environment of its own (minutes)
+	$(PYTHON) -m venv $(FLOWER)
+	grep '^torch==' constraints.txt > $(FLOWER)/torch.txt
+	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -c $(FLOWER)/torch.txt -e '.[flower]' pytest hypothesis
+	OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest -m flower -p no:cacheprovider tests/flower $(ARGS)
 
 # The agent's tests that need no bundles and no other part of the project.
 TORCH_FREE := tests/profiles $(addprefix tests/device_agent/, client system test_log_format.py \

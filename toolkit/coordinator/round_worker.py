@@ -42,8 +42,8 @@ CLASSES = LabelRule(None, None)
 class RoundWorker:
     """Does the heavy work of `coordinator` on its own thread, so that HTTP stays quick.
 
-    The bundles of a round are made once `ready` says so. A full disk is waited for. Any other error ends the thread: it is kept as `failure`, and
-    `on_failure` is called once.
+    The bundles of a round are made once `ready` says so. A full disk is waited for. Any other error
+    ends the thread: it is kept as `failure`, and `on_failure` is called once.
     """
 
     def __init__(

@@ -40,10 +40,14 @@ class SitesStrategy(Strategy):
         run: The name of this run; sites tell rounds of different runs apart by it.
         sites: A round begins once so many sites are connected.
         timeout: How long a site may take for a round, in seconds.
+
+    Attributes:
+        merged: Sites whose partial aggregates the last round has, and their updates.
     """
 
     def __init__(self, federation: Federation, run: str, sites: int, timeout: float) -> None:
         self.federation = federation
+        self.merged = (0, 0)
         self._run, self._sites, self._timeout = run, sites, timeout
 
     def arrays(self) -> ArrayRecord:
@@ -76,7 +80,7 @@ class SitesStrategy(Strategy):
         """Merge what came into the next global model."""
         federation = self.federation
         whole = Aggregation(federation.model, federation.policy)
-        merged = 0
+        merged, self.merged = 0, (0, 0)
         for reply in replies:
             site = f"site {reply.metadata.src_node_id}"
             if reply.has_error():
@@ -91,9 +95,9 @@ class SitesStrategy(Strategy):
                 logger.warning("Round %d without %s: %s", server_round, site, error)
         if not merged:
             return None, None
-        updates = whole.updates
+        self.merged = merged, whole.updates
         federation.take(whole)
-        return self.arrays(), MetricRecord({"sites": merged, "updates": updates})
+        return self.arrays(), MetricRecord({"sites": merged, "updates": self.merged[1]})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
