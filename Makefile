@@ -15,7 +15,7 @@ PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64 test-flower
-.PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-papers bench-zoo
+.PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-papers bench-engines bench-zoo
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,12 @@ bench-coordinator: setup ## what requests cost the coordinator with up to 2,000 
 
 bench-simulation: setup ## simulated rounds beside plain PyTorch loops, by family (minutes)
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_simulation.py $(ARGS)
+
+bench-engines: ## what a round costs in Flower's simulation engine and in Ray, without training
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check 'flwr[simulation]==1.41.*'
+	for engine in ray flower; do for scale in 0 1 2 3; do \
+	  $(FLOWER)/bin/python tests/benchmarks/bench_engines.py $$engine $$scale 2>/dev/null; done; done
 
 # A run that was interrupted continues; finished ones are kept.
 bench-papers: setup ## the papers' methods on digits, into .papers (half an hour); SEEDS="0 1 2"

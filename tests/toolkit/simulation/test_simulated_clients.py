@@ -26,12 +26,12 @@ from toolkit.simulation.simulation_config import SimulationConfig, load_simulati
 from trainings import train_bundle
 
 ROUNDS = 3
-PLAN = Plan(batch_size=8, epochs=2, rate=0.05, momentum=0.9, weight_decay=0.01)
+PLAN = Plan(batch_size=8, epochs=2, rate=0.01, momentum=0.9, weight_decay=0.01)
 DECAY = 0.02
 LOW_RANK, SLICE, WIDTH = f"low-rank:0.25,keep=1,decay={DECAY}", "slice:residual", "width:0.5"
-# Small steps: with larger ones, rounding grows thirtyfold from round to round.
+# Small steps everywhere: with larger ones, rounding may grow a thousandfold from round to round.
 CP = "cp:2.0,penalty=2.0,personal-steps=1,factor-steps=1,factor-rate=0.0001"
-PFEDME = "pfedme,penalty=2.0,personal-steps=2,local-rate=0.05"
+PFEDME = "pfedme,penalty=2.0,personal-steps=2,local-rate=0.02"
 FAMILIES = ("full", LOW_RANK, SLICE, SLICE, WIDTH, CP, CP, PFEDME)
 PLAIN = ("full", "full", LOW_RANK, LOW_RANK, SLICE, SLICE, WIDTH, WIDTH)
 RANKS = {"strided": 2, "residual.conv": 2, "hidden": 2}  # a quarter of 8 outputs and 8 inputs

@@ -132,7 +132,9 @@ def test_every_combination_of_lost_and_damaged_files(
             begun(config)
         except EdgeTailorError as error:
             counts["refused"] += 1
-            ended = (error.code in CODES, error.exit_code)
+            # A flipped bit may lie in the number of the schema's version.
+            known = CODES | {"state.other-version"} if database == "flipped" else CODES
+            ended = (error.code in known, error.exit_code)
         else:
             ended = None
         if ended is not None:
