@@ -17,6 +17,7 @@ from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.factorization.factorizer import Factorizer
+from toolkit.simulation.attendance import Attendance, Turnout
 from toolkit.simulation.partition import Parts
 from toolkit.simulation.results import RoundResult, RunFolder
 from toolkit.simulation.simulation_config import SimulationConfig
@@ -39,6 +40,7 @@ class Simulation:
         held_out: Samples and labels that judge the global model.
         specs: The submodel of each client.
         parts: The rows of each client.
+        attendance: Which of a round's clients deliver an update; None for all.
     """
 
     config: SimulationConfig
@@ -48,6 +50,7 @@ class Simulation:
     held_out: tuple[np.ndarray, np.ndarray]
     specs: Sequence[str]
     parts: Parts
+    attendance: Attendance | None = None
     executors: dict[str, TorchExecutor] = field(default_factory=dict, init=False)
 
     def run(self) -> None:
@@ -65,15 +68,21 @@ class Simulation:
         self.federation.model = replace(self.federation.model, factorizer=Factorizer())
         table = self.config.simulation
         chosen = sampled(table, self.specs, round_)
-        trained = _Round(self, round_)
-        accuracy, loss = trained.alone(chosen) if table.is_local else trained.together(chosen)
+        turnout = self.attendance.turnout(round_, chosen) if self.attendance else Turnout(chosen)
+        lost = (*turnout.failed, *turnout.late)
+        received = sum(self.federation.submodel(spec).bytes for _, spec in lost)
+        trained = _Round(self, round_, bytes_down=received)
+        accuracy, loss = (trained.alone if table.is_local else trained.together)(turnout.present)
         result = RoundResult(
             round=round_,
             accuracy=accuracy,
             loss=loss,
             local_accuracy=trained.correct / trained.judged if trained.judged else None,
-            clients=len(chosen) - trained.diverged,
+            clients=len(turnout.present) - trained.diverged,
             diverged=trained.diverged,
+            failed=len(turnout.failed),
+            late=len(turnout.late),
+            simulated_s=turnout.simulated_s,
             bytes_down=trained.bytes_down,
             bytes_up=trained.bytes_up,
             seconds=time.monotonic() - begun,
@@ -110,8 +119,12 @@ class _Round:
     bundles: dict[str, MemoryBundle] = field(default_factory=dict)
 
     def together(self, chosen: Sequence[tuple[int, str]]) -> Evaluated:
-        """Fold the updates of all clients into the global model, and evaluate it."""
-        self.simulation.federation.fold(self.updates(chosen))
+        """Fold the updates of all clients into the global model, and evaluate it.
+
+        Without clients the model stays as it was.
+        """
+        if chosen:
+            self.simulation.federation.fold(self.updates(chosen))
         return self.simulation.federation.evaluate(*self.simulation.held_out)
 
     def alone(self, chosen: Sequence[tuple[int, str]]) -> Evaluated:

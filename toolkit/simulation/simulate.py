@@ -15,6 +15,7 @@ from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.round_worker import read_samples
 from toolkit.coordinator.simulation_table import ALPHA, SHARDS, SimulationTable
+from toolkit.simulation.attendance import attendance_of, workloads
 from toolkit.simulation.curves import draw_curves
 from toolkit.simulation.datasets import read_dataset
 from toolkit.simulation.partition import (
@@ -107,6 +108,8 @@ def limited_threads(threads: int) -> Iterator[None]:
 def prepare(config: SimulationConfig, folder: RunFolder) -> Simulation:
     """Load model and data, and share the samples among the clients."""
     model = federation(config)
+    # Workloads depend on the first weights, which a restart no longer has.
+    works = workloads(config, model)
     saved = folder.model()
     if saved is not None:
         model.load(saved)
@@ -156,7 +159,8 @@ def prepare(config: SimulationConfig, folder: RunFolder) -> Simulation:
         specs, parts = [CENTRALISED], [np.concatenate(parts)]
     elif table.capacities == "dynamic":
         refuse_personal_models(model, specs)
-    return Simulation(config, folder, model, samples, held_out, specs, parts)
+    attendance = None if table.baseline else attendance_of(config, parts, works)
+    return Simulation(config, folder, model, samples, held_out, specs, parts, attendance)
 
 
 def refuse_personal_models(model: Federation, specs: Iterable[str]) -> None:
