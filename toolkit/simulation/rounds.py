@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +12,6 @@ from device_agent.data.local_data import LocalData
 from device_agent.formats.update import DIVERGED
 from device_agent.training.training_options import round_seed
 from profiles.errors import UpdateError
-from profiles.text_formatting import counted
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.simulation_table import SimulationTable
@@ -41,6 +40,8 @@ class Simulation:
         specs: The submodel of each client.
         parts: The rows of each client.
         attendance: Which of a round's clients deliver an update; None for all.
+        device: Where clients are trained.
+        observers: Called with the result of each finished round.
     """
 
     config: SimulationConfig
@@ -51,6 +52,8 @@ class Simulation:
     specs: Sequence[str]
     parts: Parts
     attendance: Attendance | None = None
+    device: str = "cpu"
+    observers: Sequence[Callable[[RoundResult], None]] = ()
     executors: dict[str, TorchExecutor] = field(default_factory=dict, init=False)
 
     def run(self) -> None:
@@ -88,12 +91,13 @@ class Simulation:
             seconds=time.monotonic() - begun,
         )
         self.folder.finish_round(result, self.federation.save())
-        logger.info(_text(result, self.config.rounds))
+        for observe in self.observers:
+            observe(result)
 
     def executor(self, spec: str) -> TorchExecutor:
         """The executor of `spec`, made once."""
         if spec not in self.executors:
-            self.executors[spec] = TorchExecutor(self.federation.submodel(spec))
+            self.executors[spec] = TorchExecutor(self.federation.submodel(spec), self.device)
         return self.executors[spec]
 
     def client_data(self, client: int) -> LocalData:
@@ -200,12 +204,3 @@ def sampled(table: SimulationTable, specs: Sequence[str], round_: int) -> list[t
     dynamic = table.capacities == "dynamic"
     shown = draw.integers(len(specs), size=count).tolist() if dynamic else clients
     return [(client, specs[place]) for client, place in zip(clients, shown, strict=True)]
-
-
-def _text(result: RoundResult, rounds: int) -> str:
-    """A line about a round for people."""
-    accuracy = "" if result.accuracy is None else f"accuracy {result.accuracy:.1%}, "
-    return (
-        f"Round {result.round} of {rounds}: {accuracy}loss {result.loss:.4f}, "
-        f"{counted(result.clients, 'client')}, {result.seconds:.2f} s"
-    )
