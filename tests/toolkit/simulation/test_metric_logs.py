@@ -26,7 +26,7 @@ def file(seed: int, tmp_path: Path) -> Path:
     x = draw.normal(size=(60, *INPUT_SHAPE)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, y=draw.integers(CLASSES, size=60))
     (tmp_path / "fleet.toml").write_text(f"""
-        model = "models_for_tests:smooth_cnn"
+        model = "models_for_tests:relu_cnn"
         input_shape = {list(INPUT_SHAPE)}
         rounds = 4
         [simulation]
@@ -95,7 +95,7 @@ def test_a_killed_simulation_continues_its_logs(
     experiment = client.get_experiment_by_name("ours")
     (run,) = client.search_runs([experiment.experiment_id])
     assert (run.info.run_name, run.info.status) == ("out", "FINISHED")
-    assert run.data.params["model"] == "models_for_tests:smooth_cnn"
+    assert run.data.params["model"] == "models_for_tests:relu_cnn"
     assert run.data.params["training.batch_size"] == "32"
     expected = of_history(out)
     assert run.data.metrics.keys() == expected.keys()

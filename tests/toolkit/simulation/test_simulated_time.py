@@ -15,13 +15,14 @@ from refusals import refused
 from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.planning.submodel_workloads import Known, Workloads
 from toolkit.simulation.attendance import Attendance, taken
+from toolkit.simulation.clock import simulated_device
 from toolkit.simulation.results import RoundResult, read_run
 from toolkit.simulation.simulate import simulate
 from toolkit.simulation.simulation_config import load_simulation
 from toolkit.simulation.torch_executor import TorchExecutor, TorchSession
 from toolkit.submodels.model_loading import load_global
 
-SLICE = "slice:residual"
+SLICE = "slice:classifier"
 DOWN, UP, SLOWDOWN = 3.0, 0.5, 700.0
 
 
@@ -46,7 +47,7 @@ def written(
 ) -> Path:
     file.write_text(
         f"""
-        model = "models_for_tests:smooth_cnn"
+        model = "models_for_tests:relu_cnn"
         input_shape = {list(INPUT_SHAPE)}
         rounds = 2
         {top}
@@ -160,9 +161,10 @@ def test_late_clients_only_receive(file: Path, tmp_path: Path) -> None:
 
 
 def test_a_simulation_continues_with_the_same_times(file: Path, tmp_path: Path) -> None:
-    """Of a model whose first biases are zero: workloads must not depend on trained weights."""
+    """With clients that fail and clients that are late."""
     table = "failure_rate = 0.3\nparticipation = 0.75"
-    whole = simulate(written(file, "quorum = 2", table), tmp_path / "whole")
+    devices = kind("fast", "full", 2) + kind("slow", "full", 2, "slowdown = 3.0")
+    whole = simulate(written(file, "quorum = 2", table, devices=devices), tmp_path / "whole")
     text = file.read_text()
     file.write_text(text.replace("rounds = 2", "rounds = 1"))
     simulate(file, tmp_path / "parts")
@@ -243,13 +245,14 @@ def test_all_kinds_have_a_profile_or_none(file: Path) -> None:
     assert 'the kind "one" has no `profile`' in str(error.value)
 
 
-def test_a_built_in_profile_gives_the_network(file: Path) -> None:
-    """Once a file adds the calibration to the published figures."""
+def test_a_profile_may_state_the_network(file: Path) -> None:
     networked = msgspec.structs.replace(DEVICE, down_bits_per_s=8000, up_bits_per_s=4000)
     (file.parent / "device.json").write_bytes(msgspec.json.encode(networked))
     written(file)
+    first, second = map(simulated_device, load_simulation(file).devices)
+    assert (first.down_bits_per_s, first.up_bits_per_s) == (DOWN * 1e6, UP * 1e6)
+    assert (first.slowdown, second.slowdown) == (1.0, SLOWDOWN)
     text = file.read_text().replace(f"download_mbps = {DOWN}\n", "")
     file.write_text(text.replace(f"upload_mbps = {UP}\n", ""))
-    (result,) = simulate(file, file.parent / "out")[:1]
-    assert result.simulated_s is not None
-    assert result.simulated_s > 8 * result.bytes_up / result.clients / 4000
+    for device in map(simulated_device, load_simulation(file).devices):
+        assert (device.down_bits_per_s, device.up_bits_per_s) == (8000, 4000)
