@@ -10,11 +10,12 @@ OLDEST := .venv-oldest
 RETIRED := .venv-retired
 ARM64 := .venv-arm64
 FLOWER := .venv-flower
+LOGS := .venv-logs
 STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64 test-flower
+.PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64 test-flower test-logs
 .PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-papers bench-engines bench-zoo
 
 help: ## list the targets
@@ -55,6 +56,14 @@ test-flower: ## three sites of five agents under Flower, in an environment of it
 	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  -c $(FLOWER)/torch.txt -e '.[flower]' pytest hypothesis
 	OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest -m flower -p no:cacheprovider tests/flower $(ARGS)
+
+test-logs: ## logs of simulations in MLflow and TensorBoard, in an environment of its own
+	$(PYTHON) -m venv $(LOGS)
+	grep '^torch==' constraints.txt > $(LOGS)/torch.txt
+	$(LOGS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -c $(LOGS)/torch.txt -e '.[mlflow,tensorboard]' pytest hypothesis
+	OMP_NUM_THREADS=1 $(LOGS)/bin/python -m pytest -m logs -p no:cacheprovider \
+	  tests/toolkit/simulation $(ARGS)
 
 # The agent's tests that need no bundles and no other part of the project.
 TORCH_FREE := tests/profiles $(addprefix tests/device_agent/, client system test_log_format.py \

@@ -17,18 +17,19 @@ class StageHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self._start = time.monotonic()
-        self._console = Console(stderr=True, highlight=False)
+        self.console = Console(stderr=True, highlight=False)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print `record` as one line."""
         elapsed = time.monotonic() - self._start
-        self._console.print(f"[{elapsed:6.1f} s] {record.getMessage()}", markup=False)
+        self.console.print(f"[{elapsed:6.1f} s] {record.getMessage()}", markup=False)
 
 
-def show_stages() -> None:
+def show_stages() -> Console:
     """Print the server side's log on stderr as stages, for the rest of this process.
 
-    The handler replaces others of these packages, which would print every line again.
+    The handler replaces others of these packages, which would print every line again. A live
+    display that uses the console returned moves out of the way of its lines.
     """
     handler = StageHandler()
     for package in PACKAGES:
@@ -36,6 +37,7 @@ def show_stages() -> None:
         logger.handlers = [handler]
         logger.propagate = False
         logger.setLevel(logging.INFO)
+    return handler.console
 
 
 def table(*columns: str) -> Table:

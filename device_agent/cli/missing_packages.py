@@ -2,7 +2,10 @@
 
 from profiles.errors import InputError
 
-EXTRAS = {"ai_edge_litert": "tflite", "flatbuffers": "tflite", "sympy": "tflite"}
+EXTRAS = {
+    **dict.fromkeys(("ai_edge_litert", "flatbuffers", "sympy"), "tflite"),
+    **{name: name for name in ("mlflow", "tensorboard")},
+}
 """The extra that installs a package. `toolkit` installs all others."""
 
 
@@ -12,7 +15,7 @@ def missing_package(name: str) -> InputError:
     extra = EXTRAS.get(package, "toolkit")
     return InputError(
         f"The Python package {package} is not installed. Run `pip install '.[{extra}]'` in "
-        "the folder of EdgeTailor's source to install all packages of the server side.",
+        "the folder of EdgeTailor's source to install it and all packages of the server side.",
         code="program.missing-package",
         package=package,
         extra=extra,

@@ -54,9 +54,17 @@ def trace(signature: ProgramSignature, decompositions: Decompositions | None = N
     return graph
 
 
-def trace_for_torch(signature: ProgramSignature) -> GraphModule:
-    """As `trace`, but with PyTorch's own operators for gradients: PyTorch runs them faster."""
-    return flat_graph(signature, {})
+def trace_for_torch(signature: ProgramSignature, device: str = "cpu") -> GraphModule:
+    """As `trace`, but for PyTorch: with its own operators for gradients, which it runs faster.
+
+    The graph takes its inputs on `device`.
+    """
+    graph = flat_graph(signature, {})
+    for node in graph.graph.nodes:  # such as the range of the classes
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": torch.device(device)}
+    graph.recompile()
+    return graph.to(device)
 
 
 def flat_graph(signature: ProgramSignature, forms: Decompositions) -> GraphModule:

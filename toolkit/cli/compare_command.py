@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from device_agent.cli.console import print_json
-from profiles.text_formatting import format_bytes
+from profiles.text_formatting import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from toolkit.simulation.comparison import Row, Spread
@@ -23,7 +23,8 @@ def compare(runs: Sequence[Path], curves: Path | None, as_json: bool) -> None:
 
     Runs that differ only in their seeds are one row, with means and sample standard deviations.
     `final` and `best` are accuracies of the global model (losses of a regression), `own` is the
-    accuracy of the clients' own models with `validation`, `sent` are the bytes both ways.
+    accuracy of the clients' own models with `validation`, `sent` are the bytes both ways, `time` is
+    that of the simulation, and `simulated` that on devices with a `profile`.
     """
     from toolkit.simulation.comparison import compare as read
     from toolkit.simulation.comparison import draw_comparison
@@ -44,6 +45,7 @@ def _as_object(row: "Row") -> dict[str, object]:
         "own_accuracy": row.own_models,
         "bytes": row.sent,
         "seconds": row.seconds,
+        "simulated_s": row.simulated_s,
     }
     return {
         "name": row.name,
@@ -59,13 +61,16 @@ def _show(rows: Sequence["Row"]) -> None:
     from toolkit.terminal_output import table
 
     with_own = any(row.own_models for row in rows)
-    shown = table("run", "seeds", "final", "best", *(["own"] if with_own else []), "sent", "time")
+    with_clock = any(row.simulated_s for row in rows)
+    own, clock = ["own"] if with_own else [], ["simulated"] if with_clock else []
+    shown = table("run", "seeds", "final", "best", *own, "sent", "time", *clock)
     for row in rows:
-        own = [_score(row.own_models, by_loss=False)] if with_own else []
         shown.add_row(
             *(row.name, str(len(row.histories))),
-            *(_score(row.final, row.judged_by_loss), _score(row.best, row.judged_by_loss), *own),
+            *(_score(row.final, row.judged_by_loss), _score(row.best, row.judged_by_loss)),
+            *([_score(row.own_models, by_loss=False)] if with_own else []),
             *(format_bytes(round(row.sent.mean)), f"{row.seconds.mean:.0f} s"),
+            *([row.simulated_s and format_duration(row.simulated_s.mean)] if with_clock else []),
         )
     with (console := Console(highlight=False)).capture() as drawn:
         console.print(shown)

@@ -1,12 +1,18 @@
 """`edgetailor simulate`: a federation of many clients in this process."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from profiles.text_formatting import counted
 from toolkit.cli.early_checks import check_data, check_model
+from toolkit.cli.options import Choice
+from toolkit.cli.simulated_rounds import shown_rounds
 from toolkit.terminal_output import show_stages
+
+if TYPE_CHECKING:
+    from toolkit.simulation.metric_logs import LogName
 
 
 @click.command()
@@ -23,9 +29,30 @@ from toolkit.terminal_output import show_stages
     type=click.IntRange(1),
     help="Threads of PyTorch. Small models are fastest with one.",
 )
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    help="Where clients are trained: a device of PyTorch, such as cuda.",
+)
 @click.option("--seed", type=click.IntRange(0), help="Replaces both seeds of FILE.")
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=Choice(["mlflow", "tensorboard"]),
+    help="Log each round to MLflow, or to event files for TensorBoard in the folder; repeatable.",
+)
 @click.option("--force", is_flag=True, help="Replace an earlier simulation in the folder.")
-def simulate(config: Path, out: Path | None, threads: int, seed: int | None, force: bool) -> None:
+def simulate(
+    config: Path,
+    out: Path | None,
+    threads: int,
+    device: str,
+    seed: int | None,
+    logs: tuple["LogName", ...],
+    force: bool,
+) -> None:
     """Simulate the federation in FILE (TOML) on this machine.
 
     FILE is a federation's file, as `serve` reads it, with a table [simulation]. Each client trains
@@ -38,12 +65,21 @@ def simulate(config: Path, out: Path | None, threads: int, seed: int | None, for
     found = load_simulation(config, seed)
     check_model(found.model, found.weights)
     check_data(found.simulation.data)
-    show_stages()
+    console = show_stages()
 
     from toolkit.simulation.simulate import simulate as run
 
     folder = out or Path(config.stem)
-    history = run(config, folder, threads=threads, seed=seed, force=force)
+    with shown_rounds(console, found.rounds) as show:
+        history = run(
+            *(config, folder),
+            threads=threads,
+            device=device,
+            seed=seed,
+            force=force,
+            logs=logs,
+            on_round=show,
+        )
     last = history[-1]
     accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.2%}, "
     click.echo(

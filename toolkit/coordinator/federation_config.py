@@ -26,6 +26,7 @@ from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.toml_files import Place, Table, Tier, checked_spec, read_table, repeated
 
 Positive = Annotated[int, Field(ge=1)]
+Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 AUTO = "auto"
 """In place of a submodel: each device gets the strongest submodel that fits it."""
 ANY = "any"
@@ -66,6 +67,10 @@ def _whole_or(*words: str) -> PlainValidator:
     return PlainValidator(check)
 
 
+SIMULATED = ("profile", "slowdown", "download_mbps", "upload_mbps")
+"""Keys of a kind of devices that only `simulate` uses."""
+
+
 class DeviceKind(Tier):
     """A kind of device: `count` devices that train `submodel`, or with AUTO what fits each.
 
@@ -73,6 +78,10 @@ class DeviceKind(Tier):
     A device that reports that it cannot train gets `fallback` from the next round on. The budgets
     of a planned device are `memory` of the agent's process in bytes, `step_time` of a batch in
     seconds and `bandwidth` of a round in bytes.
+
+    A simulated device of this kind is as fast as the device of `profile`, a file or a built-in
+    name, divided by `slowdown`. Its network has `download_mbps` and `upload_mbps`, in 10^6 bits per
+    second, or the profile's speeds. The coordinator does not use these keys.
     """
 
     count: Annotated[int | Literal["any"], _whole_or(ANY)] = 1
@@ -80,6 +89,10 @@ class DeviceKind(Tier):
     memory: Size | None = None
     step_time: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
     bandwidth: Size | None = None
+    profile: str | None = None
+    slowdown: Speed | None = None
+    download_mbps: Speed | None = None
+    upload_mbps: Speed | None = None
 
     @field_validator("submodel")
     @classmethod
@@ -97,6 +110,13 @@ class DeviceKind(Tier):
             raise ValueError(
                 f'memory, step_time and bandwidth are budgets to plan by; set submodel = "{AUTO}"'
             )
+        return self
+
+    @model_validator(mode="after")
+    def _speeds_have_a_profile(self) -> Self:
+        for key in SIMULATED:
+            if self.profile is None and getattr(self, key) is not None:
+                raise ValueError(f"`{key}` is for a kind with a `profile`; set `profile`, too")
         return self
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from profiles.errors import InputError
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_config import SIMULATED, CoordinatorConfig
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.submodels.hyperparameters import TrainingConfig
 
@@ -22,7 +22,8 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> None:
         "training": asdict(config.training),
         "data": config.data and json.loads(msgspec.json.encode(config.data)),
         "devices": [
-            kind.model_dump(exclude={"fallback"}, exclude_none=True) for kind in config.devices
+            kind.model_dump(exclude={"fallback", *SIMULATED}, exclude_none=True)
+            for kind in config.devices
         ],
     }
     now = json.loads(json.dumps(now))

@@ -21,6 +21,9 @@ class SimulationTable(Table):
     the global model, unless the file names `held_out`. `alpha` is the concentration of the
     Dirichlet distribution; each client has `shards` pieces of the samples sorted by label.
 
+    Each client of a round fails with the probability `failure_rate`: it receives its submodel and
+    sends nothing.
+
     With dynamic `capacities` each client of a round gets the submodel of a client drawn at random.
     With a `baseline` clients train alone, or one client has the samples of all. Each client holds
     out the share `validation` of its samples for its own model.
@@ -35,6 +38,7 @@ class SimulationTable(Table):
     shards: Annotated[int | None, Field(ge=1)] = None
     capacities: Literal["fixed", "dynamic"] = "fixed"
     baseline: Literal["local", "centralised"] | None = None
+    failure_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     seed: Annotated[int, Field(ge=0)] = 0

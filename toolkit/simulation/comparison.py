@@ -71,8 +71,15 @@ class Row:
 
     @property
     def seconds(self) -> Spread:
-        """Time of a run."""
+        """Time of a run on the machine that simulated it."""
         return spread([sum(one.seconds for one in run) for run in self.histories])
+
+    @property
+    def simulated_s(self) -> Spread | None:
+        """Time that a run would take on the devices; None if a round has no simulated time."""
+        if any(one.simulated_s is None for run in self.histories for one in run):
+            return None
+        return spread([sum(one.simulated_s or 0 for one in run) for run in self.histories])
 
 
 def spread(values: Sequence[float]) -> Spread:

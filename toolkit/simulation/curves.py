@@ -1,6 +1,7 @@
-"""Accuracy and loss by round, as one picture."""
+"""Accuracy and loss by round and by simulated time, as one picture."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -12,19 +13,27 @@ BLUE, ORANGE = "#0072B2", "#D55E00"
 
 
 def draw_curves(history: Sequence[RoundResult], to: Path) -> None:
-    """Write a PNG with the accuracy, if there is one, and the loss of each round."""
-    rounds = [one.round for one in history]
+    """Write a PNG with the accuracy, if there is one, and the loss of each round.
+
+    If every round has a simulated time, a second pair of curves is by simulated time.
+    """
     accuracies = [one.accuracy for one in history if one.accuracy is not None]
-    figure = Figure(figsize=(9, 3.6), dpi=120, layout="constrained")
-    panels = figure.subplots(1, 2 if accuracies else 1, squeeze=False)[0]
-    if accuracies:
-        panels[0].plot(rounds, accuracies, color=BLUE)
-        panels[0].set(ylim=(0, 1), title="Accuracy on held-out samples")
-        panels[0].yaxis.set_major_formatter(PercentFormatter(1))
-    panels[-1].plot(rounds, [one.loss for one in history], color=ORANGE)
-    panels[-1].set(title="Loss on held-out samples")
-    for panel in panels:
-        panel.set_xlabel("round")
+    spans = [one.simulated_s for one in history if one.simulated_s is not None]
+    axes = [("round", [float(one.round) for one in history])]
+    if len(spans) == len(history):
+        axes.append(("simulated time in minutes", [*accumulate(span / 60 for span in spans)]))
+    figure = Figure(figsize=(9, 3.6 * len(axes)), dpi=120, layout="constrained")
+    rows = figure.subplots(len(axes), 2 if accuracies else 1, squeeze=False)
+    for panels, (label, along) in zip(rows, axes, strict=True):
+        if accuracies:
+            panels[0].plot(along, accuracies, color=BLUE)
+            panels[0].set(ylim=(0, 1), title="Accuracy on held-out samples")
+            panels[0].yaxis.set_major_formatter(PercentFormatter(1))
+        panels[-1].plot(along, [one.loss for one in history], color=ORANGE)
+        panels[-1].set(title="Loss on held-out samples")
+        for panel in panels:
+            panel.set_xlabel(label)
+            panel.grid(alpha=0.3)
+    for panel in rows[0]:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panel.grid(alpha=0.3)
     figure.savefig(to, format="png")

@@ -41,7 +41,10 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         diverged: Number of clients whose training diverged; their updates are left out.
         bytes_down: Tensors that all clients of the round received, in bytes.
         bytes_up: Tensors that they sent, in bytes.
-        seconds: Time of the round.
+        seconds: Time of the round on this machine.
+        failed: Number of clients that failed.
+        late: Number of clients that were late in simulated time.
+        simulated_s: Time that the round would take on the devices; None without their profiles.
     """
 
     round: int
@@ -53,6 +56,9 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     bytes_up: int
     seconds: float
     local_accuracy: float | None = None
+    failed: int = 0
+    late: int = 0
+    simulated_s: float | None = None
 
 
 class RunFolder:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -12,11 +12,11 @@ from device_agent.data.local_data import LocalData
 from device_agent.formats.update import DIVERGED
 from device_agent.training.training_options import round_seed
 from profiles.errors import UpdateError
-from profiles.text_formatting import counted
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.factorization.factorizer import Factorizer
+from toolkit.simulation.attendance import Attendance, Turnout
 from toolkit.simulation.partition import Parts
 from toolkit.simulation.results import RoundResult, RunFolder
 from toolkit.simulation.simulation_config import SimulationConfig
@@ -39,6 +39,9 @@ class Simulation:
         held_out: Samples and labels that judge the global model.
         specs: The submodel of each client.
         parts: The rows of each client.
+        attendance: Which of a round's clients deliver an update; None for all.
+        device: Where clients are trained.
+        observers: Called with the result of each finished round.
     """
 
     config: SimulationConfig
@@ -48,6 +51,9 @@ class Simulation:
     held_out: tuple[np.ndarray, np.ndarray]
     specs: Sequence[str]
     parts: Parts
+    attendance: Attendance | None = None
+    device: str = "cpu"
+    observers: Sequence[Callable[[RoundResult], None]] = ()
     executors: dict[str, TorchExecutor] = field(default_factory=dict, init=False)
 
     def run(self) -> None:
@@ -65,26 +71,33 @@ class Simulation:
         self.federation.model = replace(self.federation.model, factorizer=Factorizer())
         table = self.config.simulation
         chosen = sampled(table, self.specs, round_)
-        trained = _Round(self, round_)
-        accuracy, loss = trained.alone(chosen) if table.is_local else trained.together(chosen)
+        turnout = self.attendance.turnout(round_, chosen) if self.attendance else Turnout(chosen)
+        lost = (*turnout.failed, *turnout.late)
+        received = sum(self.federation.submodel(spec).bytes for _, spec in lost)
+        trained = _Round(self, round_, bytes_down=received)
+        accuracy, loss = (trained.alone if table.is_local else trained.together)(turnout.present)
         result = RoundResult(
             round=round_,
             accuracy=accuracy,
             loss=loss,
             local_accuracy=trained.correct / trained.judged if trained.judged else None,
-            clients=len(chosen) - trained.diverged,
+            clients=len(turnout.present) - trained.diverged,
             diverged=trained.diverged,
+            failed=len(turnout.failed),
+            late=len(turnout.late),
+            simulated_s=turnout.simulated_s,
             bytes_down=trained.bytes_down,
             bytes_up=trained.bytes_up,
             seconds=time.monotonic() - begun,
         )
         self.folder.finish_round(result, self.federation.save())
-        logger.info(_text(result, self.config.rounds))
+        for observe in self.observers:
+            observe(result)
 
     def executor(self, spec: str) -> TorchExecutor:
         """The executor of `spec`, made once."""
         if spec not in self.executors:
-            self.executors[spec] = TorchExecutor(self.federation.submodel(spec))
+            self.executors[spec] = TorchExecutor(self.federation.submodel(spec), self.device)
         return self.executors[spec]
 
     def client_data(self, client: int) -> LocalData:
@@ -110,8 +123,12 @@ class _Round:
     bundles: dict[str, MemoryBundle] = field(default_factory=dict)
 
     def together(self, chosen: Sequence[tuple[int, str]]) -> Evaluated:
-        """Fold the updates of all clients into the global model, and evaluate it."""
-        self.simulation.federation.fold(self.updates(chosen))
+        """Fold the updates of all clients into the global model, and evaluate it.
+
+        Without clients the model stays as it was.
+        """
+        if chosen:
+            self.simulation.federation.fold(self.updates(chosen))
         return self.simulation.federation.evaluate(*self.simulation.held_out)
 
     def alone(self, chosen: Sequence[tuple[int, str]]) -> Evaluated:
@@ -187,12 +204,3 @@ def sampled(table: SimulationTable, specs: Sequence[str], round_: int) -> list[t
     dynamic = table.capacities == "dynamic"
     shown = draw.integers(len(specs), size=count).tolist() if dynamic else clients
     return [(client, specs[place]) for client, place in zip(clients, shown, strict=True)]
-
-
-def _text(result: RoundResult, rounds: int) -> str:
-    """A line about a round for people."""
-    accuracy = "" if result.accuracy is None else f"accuracy {result.accuracy:.1%}, "
-    return (
-        f"Round {result.round} of {rounds}: {accuracy}loss {result.loss:.4f}, "
-        f"{counted(result.clients, 'client')}, {result.seconds:.2f} s"
-    )

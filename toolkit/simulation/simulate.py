@@ -1,7 +1,7 @@
 """A simulation from its file to its folder. This is the public function `edgetailor.simulate`."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,8 +15,10 @@ from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.round_worker import read_samples
 from toolkit.coordinator.simulation_table import ALPHA, SHARDS, SimulationTable
+from toolkit.simulation.attendance import attendance_of, workloads
 from toolkit.simulation.curves import draw_curves
 from toolkit.simulation.datasets import read_dataset
+from toolkit.simulation.metric_logs import LogName, Observer, check_installed, open_logs
 from toolkit.simulation.partition import (
     Parts,
     dirichlet_split,
@@ -27,6 +29,7 @@ from toolkit.simulation.partition import (
 from toolkit.simulation.results import CURVES, MODEL, RoundResult, RunFolder
 from toolkit.simulation.rounds import Simulation
 from toolkit.simulation.simulation_config import SimulationConfig, load_simulation
+from toolkit.simulation.torch_executor import check_device
 
 CENTRALISED = "full"
 """What the one client of `baseline = "centralised"` trains."""
@@ -37,8 +40,11 @@ def simulate(
     out: str | Path,
     *,
     threads: int = 1,
+    device: str = "cpu",
     seed: int | None = None,
     force: bool = False,
+    logs: Sequence[LogName] = (),
+    on_round: Observer | None = None,
 ) -> list[RoundResult]:
     """Simulate the federation of a file on this machine, without devices.
 
@@ -51,14 +57,19 @@ def simulate(
         out: Folder for the results: `history.jsonl`, `curves.png`, `config.json` and
             `global.safetensors`.
         threads: Threads of PyTorch. Small models are fastest with one.
+        device: Where clients are trained: a device of PyTorch, such as `"cuda"`.
         seed: In place of both seeds of the file.
         force: Replace an earlier simulation in `out`.
+        logs: Log each round to `"mlflow"`, `"tensorboard"` or both, with the keys of
+            `history.jsonl`: to the run or the folder of event files of this simulation.
+        on_round: Called with the result of each finished round.
 
     Returns:
         The result of each round.
 
     Raises:
-        InputError: The file is wrong, or `out` holds something else.
+        InputError: The file is wrong, `out` holds something else, or the device or a log cannot be
+            used.
         DataError: The samples cannot be read or do not fit the model.
         ModelError: The model cannot be loaded or recorded.
         SpecError: The model cannot give a submodel.
@@ -81,12 +92,16 @@ def simulate(
         >>> [result.clients for result in simulate("fleet.toml", "results")]
         [10, 10]
     """
+    check_installed(logs)
+    check_device(device)
     config, folder = load_simulation(Path(file), seed), RunFolder(Path(out))
     settings = config.model_dump(mode="json")
     folder.read(settings, force)
     simulation = prepare(config, folder)
     folder.begin(settings, force)
-    with limited_threads(threads):
+    with limited_threads(threads), open_logs(logs, folder, settings) as opened:
+        simulation.device = device
+        simulation.observers = [*opened, *([on_round] if on_round else [])]
         simulation.run()
     (folder.root / MODEL).write_bytes(simulation.federation.save())
     draw_curves(folder.history, folder.root / CURVES)
@@ -107,6 +122,8 @@ def limited_threads(threads: int) -> Iterator[None]:
 def prepare(config: SimulationConfig, folder: RunFolder) -> Simulation:
     """Load model and data, and share the samples among the clients."""
     model = federation(config)
+    # Workloads depend on the first weights, which a restart no longer has.
+    works = workloads(config, model)
     saved = folder.model()
     if saved is not None:
         model.load(saved)
@@ -156,7 +173,8 @@ def prepare(config: SimulationConfig, folder: RunFolder) -> Simulation:
         specs, parts = [CENTRALISED], [np.concatenate(parts)]
     elif table.capacities == "dynamic":
         refuse_personal_models(model, specs)
-    return Simulation(config, folder, model, samples, held_out, specs, parts)
+    attendance = None if table.baseline else attendance_of(config, parts, works)
+    return Simulation(config, folder, model, samples, held_out, specs, parts, attendance)
 
 
 def refuse_personal_models(model: Federation, specs: Iterable[str]) -> None:

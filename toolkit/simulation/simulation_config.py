@@ -8,8 +8,14 @@ from pydantic import model_validator
 
 from device_agent.data.data_functions import is_reference
 from profiles.text_formatting import counted
-from toolkit.coordinator.federation_config import AUTO, FederationConfig, load_settings
+from toolkit.coordinator.federation_config import (
+    AUTO,
+    DeviceKind,
+    FederationConfig,
+    load_settings,
+)
 from toolkit.coordinator.simulation_table import SimulationTable
+from toolkit.simulation.clock import simulated_device
 
 
 class SimulationConfig(FederationConfig):
@@ -43,8 +49,18 @@ class SimulationConfig(FederationConfig):
             )
         return self
 
-    def specs(self) -> list[str]:
-        """The submodel of each client, kind by kind. Kinds of any number share what is left."""
+    @model_validator(mode="after")
+    def _all_kinds_have_a_profile_or_none(self) -> Self:
+        without = [kind.name for kind in self.devices if kind.profile is None]
+        if without and len(without) < len(self.devices):
+            raise ValueError(
+                f'the kind "{without[0]}" has no `profile`, so simulated time cannot be computed: '
+                "give every kind a `profile`, or none"
+            )
+        return self
+
+    def kinds(self) -> list[DeviceKind]:
+        """The kind of each client, kind by kind. Kinds of any number share what is left."""
         fixed = sum(kind.places or 0 for kind in self.devices)
         opened = [kind.name for kind in self.devices if kind.places is None]
         rest = (self.simulation.clients or fixed) - fixed
@@ -54,9 +70,13 @@ class SimulationConfig(FederationConfig):
         }
         return list(
             chain.from_iterable(
-                repeat(kind.submodel, kind.places or counts[kind.name]) for kind in self.devices
+                repeat(kind, kind.places or counts[kind.name]) for kind in self.devices
             )
         )
+
+    def specs(self) -> list[str]:
+        """The submodel of each client."""
+        return [kind.submodel for kind in self.kinds()]
 
 
 def load_simulation(path: Path, seed: int | None = None) -> SimulationConfig:
@@ -64,12 +84,26 @@ def load_simulation(path: Path, seed: int | None = None) -> SimulationConfig:
 
     `seed` replaces both seeds of the file, if it is given.
 
-    Raises InputError: one sentence with the file, the key, its value and what is allowed.
+    Raises InputError: one sentence with the file, the key, its value and what is allowed; or a
+    profile of a kind cannot be read, or lacks what simulated time needs.
     """
     config = load_settings(path, SimulationConfig)
     table = config.simulation
     if seed is not None:
         config = config.model_copy(update={"seed": seed})
         table = table.model_copy(update={"seed": seed})
-    data = table.data if is_reference(table.data) else str(path.resolve().parent / table.data)
-    return config.model_copy(update={"simulation": table.model_copy(update={"data": data})})
+    folder = path.resolve().parent
+    data = table.data if is_reference(table.data) else str(folder / table.data)
+    devices = tuple(_located(kind, folder) for kind in config.devices)
+    for kind in devices:
+        if kind.profile is not None:
+            simulated_device(kind)  # refused now, before the model is loaded
+    table = table.model_copy(update={"data": data})
+    return config.model_copy(update={"simulation": table, "devices": devices})
+
+
+def _located(kind: DeviceKind, folder: Path) -> DeviceKind:
+    """`kind` with the absolute path of its profile, if that is a file in `folder`."""
+    if kind.profile is None or not (folder / kind.profile).is_file():
+        return kind
+    return kind.model_copy(update={"profile": str(folder / kind.profile)})

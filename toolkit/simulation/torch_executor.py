@@ -27,7 +27,7 @@ from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.tracing import trace_for_torch
-from profiles.errors import DataError
+from profiles.errors import DataError, InputError
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.one_step_submodel import scale_learning_rates
 from toolkit.submodels.submodel import Submodel
@@ -38,10 +38,11 @@ NOWHERE = Path()
 
 
 class TorchSession:
-    """A traced signature that PyTorch runs; the agent's `Session`."""
+    """A traced signature that PyTorch runs on `device`; the agent's `Session`."""
 
-    def __init__(self, signature: ProgramSignature) -> None:
-        self._graph: GraphModule = trace_for_torch(signature)
+    def __init__(self, signature: ProgramSignature, device: str = "cpu") -> None:
+        self._device = device
+        self._graph: GraphModule = trace_for_torch(signature, device)
         self._inputs = [port.name for port in signature.inputs]
         self._outputs = [port.name for port in signature.outputs]
         self.inputs, self.outputs = frozenset(self._inputs), frozenset(self._outputs)
@@ -49,8 +50,9 @@ class TorchSession:
     def run(self, feeds: Mapping[str, np.ndarray], over: Mapping[str, str] | None = None) -> Arrays:
         """See `Session`. Nothing is written over an input."""
         with torch.inference_mode():
-            results = self._graph(*(torch.from_numpy(feeds[name]) for name in self._inputs))
-        return {n: value.numpy() for n, value in zip(self._outputs, results, strict=True)}
+            given = (torch.from_numpy(feeds[name]).to(self._device) for name in self._inputs)
+            results = self._graph(*given)
+        return {n: value.cpu().numpy() for n, value in zip(self._outputs, results, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,10 @@ class ClientUpdate(NamedTuple):
 
 @dataclass
 class TorchExecutor:
-    """Trains clients of one submodel. Signatures are traced at their first use and kept."""
+    """Trains clients of one submodel on `device`. Signatures are traced at their first use."""
 
     submodel: Submodel
+    device: str = "cpu"
     sessions: dict[str, TorchSession] = field(default_factory=dict, init=False)
 
     def bundle(self, model: GlobalModel, rate_factor: float) -> MemoryBundle:
@@ -141,7 +144,7 @@ class TorchExecutor:
         """The session of the signature `name`."""
         if name not in self.sessions:
             signatures = {one.name: one for one in self.submodel.program.signatures}
-            self.sessions[name] = TorchSession(signatures[name])
+            self.sessions[name] = TorchSession(signatures[name], self.device)
         return self.sessions[name]
 
 
@@ -187,3 +190,17 @@ def manifest_of(program: Program) -> Manifest:
 def sent_bytes(tensors: Mapping[str, np.ndarray]) -> int:
     """Size of `tensors` in bytes."""
     return sum(array.nbytes for array in tensors.values())
+
+
+def check_device(name: str) -> None:
+    """Raise InputError if PyTorch cannot use the device `name`."""
+    try:
+        torch.zeros(1, device=name).cpu()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise InputError(
+            f"PyTorch cannot compute on the device {name!r}: {reason}. Give another device, such "
+            "as cpu or cuda:0.",
+            code="simulation.device",
+            device=name,
+        ) from None

@@ -174,5 +174,5 @@ def test_a_package_that_is_not_installed_is_named(folder: Path) -> None:
     done = run("edgetailor", "inspect", TINY, "--input-shape", "1,6,6", cwd=folder, PYTHONPATH=path)
     assert refusal(done) == (
         "The Python package torch is not installed. Run `pip install '.[toolkit]'` in the folder "
-        "of EdgeTailor's source to install all packages of the server side."
+        "of EdgeTailor's source to install it and all packages of the server side."
     )

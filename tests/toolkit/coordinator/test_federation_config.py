@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -54,6 +56,28 @@ def test_a_federation_older_than_a_setting_has_its_default(tmp_path: Path) -> No
     assert newer.training.milestones == (3, 5)
     with refused("state.other-federation", key="training"):
         check_same_settings(newer, cast("Store", OldStore()))
+
+
+def test_keys_of_simulations_may_change(tmp_path: Path) -> None:
+    class OldStore:
+        def set_once(self, key: str, value: str) -> str:
+            return json.dumps(before)
+
+    plain = configured(tmp_path)
+    before = {
+        "model": plain.model,
+        "input_shape": list(plain.input_shape),
+        "seed": plain.seed,
+        "training": asdict(plain.training),
+        "data": None,
+        "devices": [
+            kind.model_dump(exclude={"fallback"}, exclude_none=True) for kind in plain.devices
+        ],
+    }
+    more = '\nprofile = "pi4.json"\nslowdown = 2.0\nupload_mbps = 1'
+    text = re.sub(r"(submodel = .*)", rf"\1{more}", CONFIG)
+    assert text != CONFIG
+    check_same_settings(configured(tmp_path, text), cast("Store", OldStore()))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from commands import edgetailor, refusal
+from profiles.text_formatting import format_duration
 from refusals import refused
 from toolkit.simulation.comparison import compare
 from toolkit.simulation.results import RoundResult, RunFolder
@@ -37,7 +38,12 @@ def random_history(draw: np.random.Generator, **more: object) -> list[RoundResul
             bytes_down=int(draw.integers(10**6)),
             bytes_up=int(draw.integers(10**6)),
             seconds=float(draw.random()),
-            **{"accuracy": float(draw.random()), "local_accuracy": float(draw.random()), **more},
+            **{
+                "accuracy": float(draw.random()),
+                "local_accuracy": float(draw.random()),
+                "simulated_s": float(draw.random()) * 5000,
+                **more,
+            },
         )
         for round_ in range(ROUNDS)
     ]
@@ -66,27 +72,35 @@ def test_runs_of_several_seeds_are_one_row(seed: int, tmp_path: Path) -> None:
         (row.own_models, [run[-1].local_accuracy for run in runs]),
         (row.sent, sent.sum(1)),
         (row.seconds, [table_of(run, "seconds").sum() for run in runs]),
+        (row.simulated_s, [table_of(run, "simulated_s").sum() for run in runs]),
     ):
         assert came == pytest.approx((np.mean(expected), np.std(expected, ddof=1)))
     assert single.final == (histories[3][-1].accuracy, None)
 
 
 def test_a_regression_is_judged_by_its_loss(seed: int, tmp_path: Path) -> None:
-    history = random_history(np.random.default_rng(seed), accuracy=None, local_accuracy=None)
+    missing = dict.fromkeys(("accuracy", "local_accuracy", "simulated_s"))
+    history = random_history(np.random.default_rng(seed), **missing)
     (row,) = compare([write_run(tmp_path / "run", settings(0), history)])
     losses = table_of(history, "loss")
-    assert (row.final.mean, row.best.mean, row.own_models) == (losses[-1], losses.min(), None)
+    assert (row.final.mean, row.best.mean) == (losses[-1], losses.min())
+    assert (row.own_models, row.simulated_s) == (None, None)
 
 
-def test_the_command(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("missing", "column"), [("simulated_s", "own"), ("local_accuracy", "simulated")]
+)
+def test_the_command(seed: int, tmp_path: Path, missing: str, column: str) -> None:
     draw = np.random.default_rng(seed)
     runs = ["a-long-name-of-a-run-0", "a-long-name-of-a-run-1"]
     for number, name in enumerate(runs):
-        write_run(tmp_path / name, settings(number), random_history(draw))
+        write_run(tmp_path / name, settings(number), random_history(draw, **{missing: None}))
     shown = edgetailor("compare", *runs, "--curves", "curves.png", cwd=tmp_path)
     assert shown.code == 0, shown.stderr
     head, row = shown.stdout.splitlines()
-    assert head.split() == ["run", "seeds", "final", "best", "own", "sent", "time"]
+    columns = ["run", "seeds", "final", "best", "sent", "time"]
+    columns.insert(4 if column == "own" else 6, column)
+    assert head.split() == columns
     assert row.startswith("a-long-name-of-a-run ")
     assert max(len(head), len(row)) <= 80
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -94,6 +108,9 @@ def test_the_command(seed: int, tmp_path: Path) -> None:
     (expected,) = compare([tmp_path / one for one in runs])
     assert printed["runs"][0]["final_accuracy"] == expected.final._asdict()
     assert f"{100 * expected.final.mean:.1f}±{100 * expected.final.deviation:.1f}%" in row
+    if expected.simulated_s is not None:
+        assert printed["runs"][0]["simulated_s"] == expected.simulated_s._asdict()
+        assert row.endswith(f" {format_duration(expected.simulated_s.mean)}")
 
 
 def test_folders_without_results(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""The rounds of a simulation while it runs: a bar in a terminal, otherwise a line for each."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from profiles.text_formatting import counted
+
+if TYPE_CHECKING:
+    from toolkit.simulation.metric_logs import Observer
+    from toolkit.simulation.results import RoundResult
+
+logger = logging.getLogger(__name__)
+WHOLE_RUN_S = 1e9
+"""The remaining time follows from all rounds so far, however long they take."""
+
+
+@contextmanager
+def shown_rounds(console: Console, rounds: int) -> Iterator["Observer"]:
+    """Provide a function that shows a finished round of `rounds` on `console` or in the log."""
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield lambda result: logger.info(
+            f"Round {result.round} of {rounds}: {_scores(result)}, "
+            f"{counted(result.clients, 'client')}, {result.seconds:.2f} s"
+        )
+        return
+    columns = (
+        TextColumn("Round {task.completed:.0f} of {task.total}"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        *(TextColumn("elapsed"), TimeElapsedColumn()),
+        *(TextColumn("remaining"), TimeRemainingColumn()),
+    )
+    with Progress(*columns, console=console, speed_estimate_period=WHOLE_RUN_S) as bar:
+        task = bar.add_task("", total=rounds)
+        yield lambda result: bar.update(
+            task, completed=result.round, description=_scores(result), refresh=True
+        )
+
+
+def _scores(result: "RoundResult") -> str:
+    accuracy = "" if result.accuracy is None else f"accuracy {result.accuracy:.1%}, "
+    return f"{accuracy}loss {result.loss:.4f}"

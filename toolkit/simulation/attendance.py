@@ -1,0 +1,153 @@
+"""Which clients of a round deliver an update, and how long the round takes in simulated time."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from profiles.cost_model.workload import Workload
+from profiles.errors import ExportError
+from toolkit.aggregation.federation import Federation
+from toolkit.planning.plan import find_workloads
+from toolkit.planning.submodel_workloads import Workloads
+from toolkit.simulation.clock import Clock, simulated_device
+from toolkit.simulation.partition import Parts
+from toolkit.simulation.simulation_config import SimulationConfig
+
+Chosen = Sequence[tuple[int, str]]
+"""Clients, each with its submodel."""
+
+
+class Turnout(NamedTuple):
+    """The clients of a round.
+
+    `present` deliver an update. `failed` ones and `late` ones only receive their submodels.
+    `simulated_s` is the time of the round in seconds, None without a clock.
+    """
+
+    present: Chosen
+    failed: Chosen = ()
+    late: Chosen = ()
+    simulated_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attendance:
+    """Decides who delivers an update, as `serve` would.
+
+    Attributes:
+        clients: Number of all clients.
+        seed: Of the failures.
+        failure_rate: The probability that a client fails in a round.
+        deadline_s: When a round closes with the updates that it has, in simulated seconds.
+        quorum: The number of updates at which a round closes; None for all.
+        seconds: The simulated time of a client with a submodel. None: nobody is late.
+    """
+
+    clients: int
+    seed: int
+    failure_rate: float
+    deadline_s: float
+    quorum: int | None
+    seconds: Callable[[int, str], float] | None
+
+    def turnout(self, round_: int, chosen: Chosen) -> Turnout:
+        """What becomes of the clients `chosen` for `round_`.
+
+        A client's failure depends on the seed, the round and its number alone.
+        """
+        # The third number separates these draws from those of the sampling.
+        luck = np.random.default_rng([self.seed, round_, 1]).random(self.clients)
+        failed = [one for one in chosen if luck[one[0]] < self.failure_rate]
+        working = [one for one in chosen if luck[one[0]] >= self.failure_rate]
+        if self.seconds is None:
+            return Turnout(working, failed)
+        # Equal times are in random order, or a quorum would always take the first clients.
+        arriving = sorted((self.seconds(*one), luck[one[0]], *one) for one in working)
+        times = [time for time, *_ in arriving]
+        count, closed = taken(times, len(failed), self.deadline_s, self.quorum)
+        in_time = {client for *_, client, _ in arriving[:count]}
+        return Turnout(
+            present=[one for one in working if one[0] in in_time],
+            failed=failed,
+            late=[one for one in working if one[0] not in in_time],
+            simulated_s=closed,
+        )
+
+
+def taken(
+    times: Sequence[float], failed: int, deadline_s: float, quorum: int | None
+) -> tuple[int, float]:
+    """How many updates a round takes, the earliest first, and when it closes, in seconds.
+
+    It closes once it has `quorum` updates, or all. At the deadline it closes with the updates that
+    it has; without any it waits for the first. If all clients failed, it ends at the deadline.
+
+    Args:
+        times: When updates come, ascending, in seconds after the round opened.
+        failed: Number of clients whose updates never come.
+        deadline_s: The deadline in seconds after the round opened.
+        quorum: The number of updates at which a round closes; None for all.
+
+    Examples:
+        >>> taken([3.0, 5.0, 90.0], failed=0, deadline_s=60, quorum=None)
+        (2, 60)
+        >>> taken([3.0, 5.0, 90.0], failed=0, deadline_s=60, quorum=2)
+        (2, 5.0)
+    """
+    everyone = len(times) + failed
+    enough = everyone if quorum is None else min(quorum, everyone)
+    in_time = bisect_right(times, deadline_s)
+    if enough <= in_time:
+        return enough, times[enough - 1]
+    if times and not in_time:
+        return 1, times[0]
+    return in_time, deadline_s
+
+
+def workloads(config: SimulationConfig, model: Federation) -> dict[str, Workload]:
+    """The workload of each submodel, if the devices have profiles.
+
+    Submodels that are not in the planner's cache are exported. That takes seconds each.
+
+    Raises ExportError if a submodel cannot be exported.
+    """
+    if config.devices[0].profile is None or config.simulation.baseline:
+        return {}
+    source = Workloads(model.module, config.input_shape, config.training)
+    known, impossible = find_workloads(source, dict.fromkeys(config.specs()))
+    for one in impossible:
+        raise ExportError(
+            f"{one.submodel} cannot be exported, so simulated time cannot be computed: "
+            f"{one.reason} Set no `profile` for any kind.",
+            code="simulation.no-workload",
+            submodel=one.submodel,
+        )
+    return {one.submodel: one.work for one in known}
+
+
+def attendance_of(
+    config: SimulationConfig, parts: Parts, works: Mapping[str, Workload]
+) -> Attendance:
+    """Who fails and who is late, for clients whose samples are the rows `parts`."""
+    kinds, table = config.kinds(), config.simulation
+    clock = Clock(
+        {kind.name: simulated_device(kind) for kind in config.devices if works},
+        works,
+        config.training,
+        table.validation,
+    )
+
+    def seconds(client: int, spec: str) -> float:
+        return clock.seconds(kinds[client].name, spec, len(parts[client]))
+
+    return Attendance(
+        clients=len(kinds),
+        seed=table.seed,
+        failure_rate=table.failure_rate,
+        deadline_s=config.deadline_s,
+        quorum=config.quorum,
+        seconds=seconds if works else None,
+    )

@@ -1,0 +1,148 @@
+"""Simulated time: how long a client's device would take for a round.
+
+It downloads the tensors of its submodel, records activations (slices), trains and uploads, one
+after another:
+
+    8 * down / download + slowdown * (stages * recorded batches + step * batches) + 8 * up / upload
+
+Bytes and graphs are those of the planner's workloads, and the time of a batch is the planner's
+prediction from the device's calibration. A batch that is not full counts as a full one. Evaluating
+held-out samples and starting the runtime are not counted.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from device_agent.training.batching import batches, held_out
+from profiles.cost_model.prediction import TimeModel
+from profiles.cost_model.workload import Workload
+from profiles.documents.calibration_record import Calibration
+from profiles.documents.device_profile import load_device
+from profiles.errors import DataError, InputError
+from toolkit.coordinator.federation_config import DeviceKind
+from toolkit.submodels.hyperparameters import TrainingConfig
+
+MEGA = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedDevice:
+    """The speed of a kind of devices.
+
+    Attributes:
+        calibration: The times of operations.
+        slowdown: How many times as long each operation takes.
+        down_bits_per_s: Speed of downloads.
+        up_bits_per_s: Speed of uploads.
+    """
+
+    calibration: Calibration
+    slowdown: float
+    down_bits_per_s: float
+    up_bits_per_s: float
+
+    def cost(self, work: Workload) -> "Cost":
+        """The times of a submodel with the workload `work`.
+
+        Raises InputError if the calibration has not timed every kind of operation.
+        """
+        model = TimeModel(self.calibration)
+        stages = sum(model.batch([stage]).value for stage in work.recording)
+        return Cost(
+            transfer_s=8 * work.down / self.down_bits_per_s + 8 * work.up / self.up_bits_per_s,
+            record_s=self.slowdown * stages,
+            step_s=self.slowdown * model.batch(work.training).value,
+        )
+
+
+class Cost(NamedTuple):
+    """What a submodel costs on a device, in seconds.
+
+    `transfer_s` is for both ways of a round. `record_s` runs a batch through all recorded stages,
+    and `step_s` trains a batch.
+    """
+
+    transfer_s: float
+    record_s: float
+    step_s: float
+
+
+def simulated_device(kind: DeviceKind) -> SimulatedDevice:
+    """The device of a kind that has a profile.
+
+    Raises:
+        InputError: The profile cannot be read or was never calibrated, or the speed of the network
+            is unknown.
+    """
+    device = load_device(str(kind.profile))
+    if device.calibration is None:
+        raise InputError(
+            f'The profile {kind.profile} of the kind "{kind.name}" has no calibration, so the time '
+            "of a batch is unknown. Give a file that `edgetailor-agent calibrate --out FILE` "
+            "wrote; with the file of a faster device, set `slowdown`, too.",
+            code="simulation.no-calibration",
+            device=kind.name,
+            profile=kind.profile,
+        )
+
+    def speed(key: str, given: float | None, known: int | None) -> float:
+        if given is not None:
+            return MEGA * given
+        if known is None:
+            raise InputError(
+                f"The profile {kind.profile} does not state the speed of the network: set "
+                f'`{key}` for the kind "{kind.name}".',
+                code="simulation.no-network-speed",
+                device=kind.name,
+                key=key,
+            )
+        return float(known)
+
+    return SimulatedDevice(
+        calibration=device.calibration,
+        slowdown=kind.slowdown or 1.0,
+        down_bits_per_s=speed("download_mbps", kind.download_mbps, device.down_bits_per_s),
+        up_bits_per_s=speed("upload_mbps", kind.upload_mbps, device.up_bits_per_s),
+    )
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The simulated times of clients.
+
+    Attributes:
+        devices: The devices by the names of their kinds.
+        works: The workloads by submodel.
+        training: How devices train.
+        validation: Share of its samples that a client holds out.
+    """
+
+    devices: Mapping[str, SimulatedDevice]
+    works: Mapping[str, Workload]
+    training: TrainingConfig
+    validation: float = 0.0
+    costs: dict[tuple[str, str], Cost] = field(default_factory=dict, init=False)
+
+    def seconds(self, kind: str, spec: str, samples: int) -> float:
+        """The time of a round for a client of `kind` that trains `spec` on `samples` samples."""
+        if (kind, spec) not in self.costs:
+            self.costs[kind, spec] = self.devices[kind].cost(self.works[spec])
+        cost = self.costs[kind, spec]
+        work = self.training.local_work
+        trained = work.epochs * self.batches_of(samples - self.held_out_of(samples))
+        if work.batches is not None:
+            trained = min(trained, work.batches)
+        recorded = self.batches_of(samples)
+        return cost.transfer_s + recorded * cost.record_s + trained * cost.step_s
+
+    def batches_of(self, samples: int) -> int:
+        """How many batches `samples` samples are."""
+        return len(batches(samples, self.training.batch_size, None))
+
+    def held_out_of(self, samples: int) -> int:
+        """How many of its samples a client holds out; none if these are too few."""
+        with suppress(DataError):
+            return len(held_out(samples, self.validation))
+        return 0

@@ -1,0 +1,151 @@
+"""Logging the rounds of a simulation to TensorBoard or MLflow, with the keys of `history.jsonl`.
+
+A simulation that continues also logs the rounds before, so that nothing is lost if it was killed,
+or if it was begun without a log.
+"""
+
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from device_agent.cli.missing_packages import missing_package
+from device_agent.formats.atomic_files import write_file
+from profiles.errors import InputError
+from toolkit.simulation.results import RoundResult, RunFolder
+
+LogName: TypeAlias = Literal["mlflow", "tensorboard"]
+"""A service that rounds are logged to, named like its package."""
+Observer = Callable[[RoundResult], None]
+"""Called with each finished round."""
+EVENTS, RUN_ID = "tensorboard", "mlflow-run"
+"""In the folder of a simulation: the folder of event files, and the file with the run's id."""
+EXPERIMENT = "edgetailor"
+
+
+def check_installed(names: Iterable[LogName]) -> None:
+    """Raise InputError if the package of a log is not installed."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise missing_package(name)
+
+
+@contextmanager
+def open_logs(
+    names: Iterable[LogName], folder: RunFolder, settings: Mapping[str, object]
+) -> Iterator[list[Observer]]:
+    """Provide the functions that log a round, after they have logged those of `folder`.
+
+    Raises InputError if MLflow's store cannot be used.
+    """
+    with ExitStack() as stack:
+        logs: list[Observer] = []
+        for name in dict.fromkeys(names):
+            if name == "tensorboard":
+                log = stack.enter_context(_tensorboard(folder))
+            else:
+                log = stack.enter_context(_mlflow(folder, settings))
+            for result in folder.history:
+                log(result)
+            logs.append(log)
+        yield logs
+
+
+def metrics(result: RoundResult) -> dict[str, float]:
+    """The figures of a round by their keys, without those that it does not have."""
+    figures = msgspec.structs.asdict(result)
+    del figures["round"]
+    return {key: float(value) for key, value in figures.items() if value is not None}
+
+
+@contextmanager
+def _tensorboard(folder: RunFolder) -> Iterator[Observer]:
+    """Write event files."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    # Readers drop what earlier files say about steps from `purge_step` on.
+    again = 1 if folder.history else None
+    with SummaryWriter(str(folder.root / EVENTS), purge_step=again) as writer:
+
+        def log(result: RoundResult) -> None:
+            for key, value in metrics(result).items():
+                writer.add_scalar(key, value, result.round)
+            writer.flush()
+
+        yield log
+
+
+@contextmanager
+def _mlflow(folder: RunFolder, settings: Mapping[str, object]) -> Iterator[Observer]:
+    """Log to the run whose id is in the folder, or to a new one."""
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric
+    from mlflow.exceptions import MlflowException
+
+    @contextmanager
+    def explained() -> Iterator[None]:
+        try:
+            yield
+        except MlflowException as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise InputError(
+                f"MLflow cannot be used: {reason}. Check MLFLOW_TRACKING_URI, then run the same "
+                "command again to continue, or without the log.",
+                code="simulation.mlflow",
+                reason=reason,
+            ) from None
+
+    file = folder.root / RUN_ID
+    with explained():
+        client = MlflowClient()
+        if not file.exists():
+            write_file(file, _new_run(client, folder.root, settings).encode())
+        run = file.read_text()
+        client.update_run(run, status="RUNNING")
+        keys = RoundResult.__struct_fields__
+        known = {(key, one.step) for key in keys for one in client.get_metric_history(run, key)}
+
+    def log(result: RoundResult) -> None:
+        now, step = int(time.time() * 1000), result.round
+        new = [
+            Metric(key, value, now, step)
+            for key, value in metrics(result).items()
+            if (key, step) not in known
+        ]
+        with explained():
+            client.log_batch(run, metrics=new)
+
+    try:
+        yield log
+    except BaseException:
+        with suppress(MlflowException):
+            client.set_terminated(run, "FAILED")
+        raise
+    with explained():
+        client.set_terminated(run)
+
+
+def _new_run(client: Any, root: Path, settings: Mapping[str, object]) -> str:
+    """The id of a new run with the settings as its parameters."""
+    from mlflow.entities import Param
+
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+    known = client.get_experiment_by_name(name)
+    experiment = known.experiment_id if known else client.create_experiment(name)
+    run: str = client.create_run(experiment, run_name=root.resolve().name).info.run_id
+    tables = {
+        key: value if isinstance(value, dict) else {"": value} for key, value in settings.items()
+    }
+    texts = {
+        f"{key}.{inner}".rstrip("."): one if isinstance(one, str) else json.dumps(one)
+        for key, table in tables.items()
+        for inner, one in table.items()
+    }
+    client.log_batch(run, params=[Param(key, text) for key, text in texts.items()])
+    return run
