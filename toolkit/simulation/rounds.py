@@ -162,7 +162,7 @@ class _Round:
         table = simulation.config.simulation
         if spec not in self.bundles:
             factor = simulation.config.training.rate_factor(self.number)
-            self.bundles[spec] = executor.bundle(simulation.federation.model, factor)
+            self.bundles[spec] = executor.bundle(simulation.federation.model, factor, self.number)
         bundle = self.bundles[spec]
         self.bytes_down += sent_bytes(bundle.values)
         seed = round_seed(round_seed(table.seed, client), self.number)
