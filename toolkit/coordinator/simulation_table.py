@@ -21,7 +21,8 @@ class SimulationTable(Table):
     the global model, unless the file names `held_out`. `alpha` is the concentration of the
     Dirichlet distribution; each client has `shards` pieces of the samples sorted by label.
 
-    With dynamic `capacities` each client of a round gets the submodel of a client drawn at random.
+    With dynamic `capacities` each client of a round gets the submodel of a client drawn at random,
+    with `up-to-own` one drawn from those of the file that are no larger than its own.
     With a `baseline` clients train alone, or one client has the samples of all. Each client holds
     out the share `validation` of its samples for its own model.
     """
@@ -33,7 +34,7 @@ class SimulationTable(Table):
     partition: Literal["iid", "dirichlet", "shards", "writers"] = "iid"
     alpha: Annotated[float | None, Field(ge=0.001, le=1e6)] = None
     shards: Annotated[int | None, Field(ge=1)] = None
-    capacities: Literal["fixed", "dynamic"] = "fixed"
+    capacities: Literal["fixed", "dynamic", "up-to-own"] = "fixed"
     baseline: Literal["local", "centralised"] | None = None
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.2

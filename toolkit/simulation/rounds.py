@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 Evaluated = tuple[float | None, float]
 """Accuracy, None for a regression, and mean loss."""
 
+Choices = Mapping[str, Sequence[str]]
+
 
 @dataclass
 class Simulation:
@@ -38,6 +40,7 @@ class Simulation:
         samples: All samples that clients train on.
         held_out: Samples and labels that judge the global model.
         specs: The submodel of each client.
+        choices: What a client with a submodel may train, by that submodel.
         parts: The rows of each client.
     """
 
@@ -47,6 +50,7 @@ class Simulation:
     samples: LocalData
     held_out: tuple[np.ndarray, np.ndarray]
     specs: Sequence[str]
+    choices: Choices
     parts: Parts
     executors: dict[str, TorchExecutor] = field(default_factory=dict, init=False)
 
@@ -64,7 +68,7 @@ class Simulation:
         # Factors of this round must not depend on earlier ones, which a restart does not know.
         self.federation.model = replace(self.federation.model, factorizer=Factorizer())
         table = self.config.simulation
-        chosen = sampled(table, self.specs, round_)
+        chosen = sampled(table, self.specs, round_, self.choices)
         trained = _Round(self, round_)
         accuracy, loss = trained.alone(chosen) if table.is_local else trained.together(chosen)
         result = RoundResult(
@@ -178,15 +182,25 @@ class _Round:
         return update.record, update.tensors
 
 
-def sampled(table: SimulationTable, specs: Sequence[str], round_: int) -> list[tuple[int, str]]:
-    """The clients that take part in `round_`, at least one, ascending, each with its submodel."""
+def sampled(
+    table: SimulationTable, specs: Sequence[str], round_: int, choices: Choices
+) -> list[tuple[int, str]]:
+    """The clients that take part in `round_`, at least one, ascending, each with its submodel.
+
+    A client whose submodel has several `choices` trains one of them, each as likely as the others.
+    """
     count = max(1, round(table.participation * len(specs)))
     draw = np.random.default_rng([table.seed, round_])
     clients = sorted(draw.choice(len(specs), count, replace=False).tolist())
     # With dynamic capacities a client has the submodel of a client drawn at random.
     dynamic = table.capacities == "dynamic"
     shown = draw.integers(len(specs), size=count).tolist() if dynamic else clients
-    return [(client, specs[place]) for client, place in zip(clients, shown, strict=True)]
+    own = [specs[place] for place in shown]
+    trained = [
+        choices[spec][draw.integers(len(choices[spec]))] if spec in choices else spec
+        for spec in own
+    ]
+    return list(zip(clients, trained, strict=True))
 
 
 def _text(result: RoundResult, rounds: int) -> str:

@@ -152,7 +152,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", some_long(CASES, "recurrent", "gated", "shuffled", "concatenating"))
+@pytest.mark.parametrize(
+    "name", some_long(CASES, "recurrent", "gated", "shuffled", "concatenating")
+)
 def test_the_device_gets_the_window_of_the_round(name: str, seed: int) -> None:
     torch.manual_seed(seed)
     case = CASES[name]
