@@ -197,7 +197,7 @@ def sampled(
     shown = draw.integers(len(specs), size=count).tolist() if dynamic else clients
     own = [specs[place] for place in shown]
     trained = [
-        choices[spec][draw.integers(len(choices[spec]))] if spec in choices else spec
+        choices[spec][int(draw.integers(len(choices[spec])))] if spec in choices else spec
         for spec in own
     ]
     return list(zip(clients, trained, strict=True))
