@@ -1,5 +1,6 @@
 """The network with fewer channels: editing the graphs, slicing the tensors."""
 
+import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -172,13 +173,13 @@ def check_smaller(tracked: TrackedChannels, kept: Kept, ratio: Fraction, spec: s
             spec=spec,
         )
     if ratio < 1 and kept.units.all():
-        highest = f"{(largest - 1) / largest:.4g}"
+        highest = math.floor(1e4 * (largest - 1) / largest) / 1e4  # rounded up it would be refused
         raise SpecError(
             f"{spec!r}: every layer would keep all its channels. Use a ratio of at most "
             f"{highest}, or 1.",
             code="spec.nothing-smaller",
             spec=spec,
-            highest_ratio=float(highest),
+            highest_ratio=highest,
         )
 
 

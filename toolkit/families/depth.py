@@ -9,7 +9,7 @@ have it.
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -35,6 +35,11 @@ FORM = SpecForm(
     summary="the first blocks of every stage (InclusiveFL)",
     size=Number("share of the blocks of a stage", "depth:0.5", 1),
 )
+
+CONTAINERS = (nn.Sequential, nn.ModuleList)
+
+Stage = dict[str, bool]
+"""The names of the blocks of a stage, in order, and whether they return a tuple."""
 
 
 class LeftOut(nn.Module):
@@ -78,12 +83,12 @@ class Depth(Stateless):
         return rewritten_submodel(spec, rewritten, sample_shape, training)
 
 
-def check_smaller(stages: list[dict[str, bool]], ratio: Fraction, spec: Spec) -> None:
+def check_smaller(stages: list[Stage], ratio: Fraction, spec: Spec) -> None:
     """Raise SpecError if `ratio` is below 1 but leaves out no block."""
     longest = max(map(len, stages), default=1)
     if ratio == 1 or math.ceil(ratio * longest) < longest:
         return
-    if longest <= 1:
+    if longest == 1:
         raise SpecError(
             f"{str(spec)!r}: no block can be left out. Blocks of one class must follow each other "
             "in an nn.Sequential or nn.ModuleList and return tensors of the shape that they take. "
@@ -91,42 +96,47 @@ def check_smaller(stages: list[dict[str, bool]], ratio: Fraction, spec: Spec) ->
             code="spec.nothing-smaller",
             spec=str(spec),
         )
-    highest = (longest - 1) / longest
+    highest = math.floor(1e4 * (longest - 1) / longest) / 1e4
     raise SpecError(
-        f"{str(spec)!r}: every stage would keep all its blocks. Use a ratio of at most "
-        f"{highest:.4g}, or 1.",
+        f"{str(spec)!r}: every stage would keep all its blocks. Use a ratio of at most {highest}, "
+        "or 1.",
         code="spec.nothing-smaller",
         spec=str(spec),
-        highest_ratio=float(f"{highest:.4g}"),
+        highest_ratio=highest,
     )
 
 
-def stages_of(model: nn.Module, captured: Captured) -> Iterator[dict[str, bool]]:
-    """The stages of a model: for each the names of its blocks, and whether they return a tuple.
-
-    A block belongs to the stage of the block before it if both are of one class and it returns
-    what it takes, in shape. Layers within blocks form no stages.
-    """
+def stages_of(model: nn.Module, captured: Captured) -> Iterator[Stage]:
+    """The stages of a model that have more than one block. Blocks contain no stages."""
     calls, blocks = calls_of(model, captured), set[str]()
     for path, container in model.named_modules():
-        if not isinstance(container, nn.Sequential | nn.ModuleList):
+        if not isinstance(container, CONTAINERS):
             continue
         if any(path.startswith(f"{block}.") for block in blocks):
             continue
-        for _, run in groupby(container.named_children(), lambda child: type(child[1])):
+        for kind, run in groupby(container.named_children(), lambda child: type(child[1])):
             names = [f"{path}.{own}" if path else own for own, _ in run]
-            if len(names) == 1:
-                continue
-            blocks.update(names)
-            stage: dict[str, bool] = {}
-            for name in names:
-                call = calls.get(name) if owns_tensors(name, model) else None
-                if call is None or call.before != call.after:
-                    yield stage
-                    stage = {}
-                if call is not None:
-                    stage[name] = call.in_tuple
+            found = [one for one in divided(names, calls, model) if len(one) > 1]
+            # A sequence of other containers may be the stages themselves, with blocks inside.
+            if found or (len(names) > 1 and not issubclass(kind, CONTAINERS)):
+                blocks.update(names)
+            yield from found
+
+
+def divided(names: Sequence[str], calls: Mapping[str, "Call"], model: nn.Module) -> Iterator[Stage]:
+    """The stages of blocks that follow each other.
+
+    A block belongs to the stage of the block before it if it returns what it takes, in shape.
+    """
+    stage: Stage = {}
+    for name in names:
+        call = calls.get(name) if owns_tensors(name, model) else None
+        if call is None or call.before != call.after:
             yield stage
+            stage = {}
+        if call is not None:
+            stage[name] = call.in_tuple
+    yield stage
 
 
 class Call(NamedTuple):

@@ -27,6 +27,7 @@ Evaluated = tuple[float | None, float]
 """Accuracy, None for a regression, and mean loss."""
 
 Choices = Mapping[str, Sequence[str]]
+"""The submodels that a client may train in a round, by its own submodel; only this one if none."""
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Simulation:
         samples: All samples that clients train on.
         held_out: Samples and labels that judge the global model.
         specs: The submodel of each client.
-        choices: What a client with a submodel may train, by that submodel.
+        choices: The submodels that clients draw from.
         parts: The rows of each client.
     """
 

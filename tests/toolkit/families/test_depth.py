@@ -114,9 +114,20 @@ def test_a_round_beside_the_whole_model(seed: int, tmp_path: Path) -> None:
 def test_stages_of_a_residual_network() -> None:
     model = resnet20()
     stages = stages_of(model, capture(model, (3, 32, 32)))
-    assert [list(stage) for stage in stages if stage] == [
+    assert [list(stage) for stage in stages] == [
         [f"blocks.{number}" for number in range(first, first + 3)] for first in (0, 3, 6)
     ]
+
+
+def test_a_sequence_of_stages_is_no_stage() -> None:
+    """Both containers change the shape, so that their blocks are what can be left out."""
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8)),
+        nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 6), nn.Linear(6, 6)),
+        nn.Linear(6, CLASSES),
+    )
+    stages = stages_of(model, capture(model, (5,)))
+    assert [list(stage) for stage in stages] == [["0.0", "0.1"], ["1.0", "1.1", "1.2"]]
 
 
 def shared() -> nn.Module:
@@ -139,8 +150,9 @@ def test_a_model_without_stages_is_refused(build: Callable[[], nn.Module]) -> No
 
 
 def test_a_ratio_that_leaves_out_nothing_is_refused_with_the_largest_that_does() -> None:
-    with refused("spec.nothing-smaller", spec="depth:0.9", highest_ratio=0.75):
-        split(Layered(4), "depth:0.9", (5,))
+    with refused("spec.nothing-smaller", spec="depth:0.9", highest_ratio=0.6666):
+        split(Layered(3), "depth:0.9", (5,))
+    assert split(Layered(3), "depth:0.6666", (5,)).counts == split(Layered(2), "full", (5,)).counts
     full, all_blocks = (split(Layered(4), spec, (5,)).counts for spec in ("full", "depth:1"))
     assert full == all_blocks
 
