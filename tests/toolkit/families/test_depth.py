@@ -16,6 +16,7 @@ from edgetailor import Federation, TrainingConfig, split
 from exporters.recording.capture import capture
 from models_for_tests import CLASSES, INPUT_SHAPE, staged_cnn
 from oracles import Device, Plan
+from parameters import some_long
 from refusals import refused
 from toolkit.families.depth import stages_of
 from toolkit.models import resnet20
@@ -57,7 +58,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str, Callable[[], nn.Module], tu
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some_long(CASES, "least"))
 def test_prediction_and_step_are_those_of_the_shorter_model(name: str, seed: int) -> None:
     torch.manual_seed(seed)
     build, ratio, shorter, shape = CASES[name]

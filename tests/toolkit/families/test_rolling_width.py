@@ -153,7 +153,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    "name", some_long(CASES, "recurrent", "gated", "shuffled", "concatenating")
+    "name", some_long(CASES, "separable", "recurrent", "gated", "shuffled", "concatenating")
 )
 def test_the_device_gets_the_window_of_the_round(name: str, seed: int) -> None:
     torch.manual_seed(seed)
