@@ -118,11 +118,11 @@ bench-engines: ## what a round costs in Flower's simulation engine and in Ray, w
 	  $(FLOWER)/bin/python tests/benchmarks/bench_engines.py $$engine $$scale 2>/dev/null; done; done
 
 # A run that was interrupted continues; finished ones are kept.
-bench-papers: setup ## the papers' methods on digits, into .papers (half an hour); SEEDS="0 1 2"
+bench-papers: setup ## the papers' methods on digits, into .papers (under an hour); SEEDS="0 1 2"
 	for seed in $(SEEDS); do for file in docs/papers/digits/*.toml; do \
 	  echo $$file --seed $$seed --out .papers/$$(basename $$file .toml)-$$seed; done; done \
 	  | OMP_NUM_THREADS=1 xargs -L1 -P$(WORKERS) $(BIN)/edgetailor simulate
-	for paper in embracingfl fedhm tdpfed; do \
+	for paper in embracingfl fedhm inclusivefl tdpfed; do \
 	  $(BIN)/edgetailor compare .papers/$$paper-*/ --curves .papers/$$paper.png; done
 
 bench-plan: setup ## what the planner predicts against what is measured (many minutes); ARGS

@@ -13,13 +13,13 @@ CLASSES = 4
 
 
 class Residual(nn.Module):
-    """tanh(batch norm(3 x 3 convolution) + 1 x 1 shortcut), both with stride 2."""
+    """tanh(batch norm(3 x 3 convolution) + 1 x 1 shortcut), both with a stride."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int = 2) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False)
+        self.conv = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.bn = nn.BatchNorm2d(outputs)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, 2)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(self.bn(self.conv(x)) + self.shortcut(x))
@@ -40,6 +40,21 @@ def smooth_cnn(first: int = 6, second: int = 8, third: int = 8, fourth: int = 12
             hidden=nn.Linear(third, fourth),
             bend=nn.Tanh(),
             classifier=nn.Linear(fourth, CLASSES),
+        )
+    )
+
+
+def staged_cnn(first: int = 2, second: int = 3) -> nn.Sequential:
+    """Two stages of residual blocks in one `nn.Sequential`; a stage may have fewer blocks."""
+    names = [*("a", "b")[:first], *("c", "d", "e")[:second]]
+    sizes = {"a": (4, 4, 1), "b": (4, 4, 1), "c": (4, 6, 2), "d": (6, 6, 1), "e": (6, 6, 1)}
+    return nn.Sequential(
+        OrderedDict(
+            stem=nn.Conv2d(2, 4, 3, padding=1),
+            blocks=nn.Sequential(OrderedDict((name, Residual(*sizes[name])) for name in names)),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flat=nn.Flatten(),
+            classifier=nn.Linear(6, CLASSES),
         )
     )
 

@@ -144,17 +144,46 @@ def leading(value: Tensor) -> tuple[slice, ...]:
     return tuple(slice(size) for size in value.shape)
 
 
+def train_window(
+    model: nn.Module, small: nn.Module, device: Device, plan: Plan, first: int
+) -> State:
+    """FedRolex: `small` gets the k channels from `first` mod n on of every n, around the end.
+
+    The state has the shapes of `model`, and NaN where `small` has nothing.
+    """
+    small, large = copy.deepcopy(small), model.state_dict()
+    places = {
+        name: np.ix_(
+            *(
+                (np.arange(size) + (first if size < whole else 0)) % whole
+                for size, whole in zip(value.shape, large[name].shape, strict=True)
+            )
+        )
+        for name, value in small.state_dict().items()
+        if value.dim()
+    }
+    small.load_state_dict({n: large[n][place] for n, place in places.items()}, strict=False)
+    state = {}
+    for name, value in train_full(small, device, plan).items():
+        state[name] = torch.full(large[name].shape, torch.nan, dtype=torch.float64)
+        state[name][places[name]] = value
+    return state
+
+
 def mean_of_blocks(updates: Sequence[tuple[Mapping[str, Tensor], float]], old: State) -> State:
-    """Weighted average of each element over the updates whose leading block holds it."""
+    """Weighted average of each element over the updates whose leading block holds it.
+
+    An element that is NaN is not held.
+    """
     new = {}
     for name, value in old.items():
         total, weights = np.zeros(value.shape), np.zeros(value.shape)
         for update, weight in updates:
             if name not in update:
                 continue
-            block = leading(update[name])
-            total[block] += update[name].numpy() * weight
-            weights[block] += weight
+            block, came = leading(update[name]), update[name].numpy()
+            total[block] += np.nan_to_num(came) * weight
+            weights[block] += weight * ~np.isnan(came)
         averaged = total / np.where(weights > 0, weights, 1)
         new[name] = torch.from_numpy(np.where(weights > 0, averaged, value.numpy()))
     return new

@@ -24,6 +24,7 @@ from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.model_loading import load_global
 from toolkit.submodels.one_step_submodel import scale_learning_rates
+from toolkit.submodels.round_window import in_round
 from toolkit.submodels.submodel import Submodel
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class Federation:
 
     def bundle(self, spec: str, round_: int = 1) -> dict[str, bytes]:
         """The files of the bundle for `spec` in round `round_` (from 1): name to content."""
-        submodel = self.submodel(spec)
+        submodel = in_round(self.submodel(spec), round_)
         if spec not in self._graphs:
             self._graphs[spec] = compile_graphs(submodel.program)
         program = scale_learning_rates(submodel.program, self.training.rate_factor(round_))

@@ -33,7 +33,8 @@ from toolkit.families import recovering_family
 from toolkit.submodels.class_rows import ranges_of, rows_of
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.spec import parse_spec
-from toolkit.submodels.tensor_slices import Ranges, TensorSlice
+from toolkit.submodels.submodel import Ranges
+from toolkit.submodels.tensor_slices import TensorSlice
 
 
 def write_partial(out: str | Path, aggregation: Aggregation, force: bool = False) -> None:

@@ -47,10 +47,21 @@ class ChannelChoice:
         )
 
 
-def leading_channels(units: Units, ratio: Fraction) -> Kept:
-    """Keep the leading ceil(ratio * n) channels of every group of n (HeteroFL, section 3)."""
-    groups = units.groups()
-    return units.without({unit for g in groups for unit in g[math.ceil(ratio * len(g)) :]})
+def channel_window(units: Units, ratio: Fraction, first: int = 0) -> Kept:
+    """Keep ceil(ratio * n) neighbouring channels of every group of n.
+
+    Args:
+        units: The channels.
+        ratio: Share of the channels to keep.
+        first: The window begins at channel `first` mod n, and goes on at channel 0 where it reaches
+            the end (FedRolex, eq. 1). By default it holds the leading channels (HeteroFL,
+            section 3).
+    """
+    dropped: set[int] = set()
+    for group in units.groups():
+        start = first % len(group)
+        dropped.update((group[start:] + group[:start])[math.ceil(ratio * len(group)) :])
+    return units.without(dropped)
 
 
 def choose_channels(captured: Captured, ratio: Fraction) -> ChannelChoice:
@@ -67,7 +78,7 @@ def track_fitting(captured: Captured, ratio: Fraction, inner_first: bool) -> Tra
     choices: dict[Node, int] = {}
     while True:
         tracked = track_channels(captured, choices, inner_first)
-        unmet = unmet_requirements(tracked, leading_channels(tracked.units, ratio))
+        unmet = unmet_requirements(tracked, channel_window(tracked.units, ratio))
         needed = free_roots(tracked.units, (axis for one in unmet for axis in one.axes))
         unfit = [
             one.node
@@ -83,7 +94,7 @@ def track_fitting(captured: Captured, ratio: Fraction, inner_first: bool) -> Tra
 def keep_whole(tracked: TrackedChannels, ratio: Fraction) -> ChannelChoice:
     """Keep all channels of the axes of unmet requirements, and the leading channels elsewhere."""
     units, found, reasons = tracked.units, list[Requirement](), dict[str, str]()
-    while unmet := unmet_requirements(tracked, kept := leading_channels(units, ratio)):
+    while unmet := unmet_requirements(tracked, kept := channel_window(units, ratio)):
         for one in unmet:
             needed = free_roots(units, one.axes)
             for name, layer in tracked.layers.items():

@@ -1,5 +1,6 @@
 """The network with fewer channels: editing the graphs, slicing the tensors."""
 
+import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -12,8 +13,8 @@ from exporters.programs.recorded_graph import attribute, attributes_read, module
 from exporters.recording.capture import record_current_mode
 from exporters.recording.captured import Captured
 from profiles.errors import SpecError
-from toolkit.channels.channel_choice import choose_channels
-from toolkit.channels.channel_units import Kept
+from toolkit.channels.channel_choice import channel_window, choose_channels
+from toolkit.channels.channel_units import Axes, Kept, Units
 from toolkit.channels.operator_call import (
     Layer,
     Requirement,
@@ -22,7 +23,8 @@ from toolkit.channels.operator_call import (
     operator_name,
 )
 from toolkit.channels.weighted_rules import SCALED
-from toolkit.submodels.tensor_slices import Ranges, take_slice
+from toolkit.submodels.submodel import Ranges
+from toolkit.submodels.tensor_slices import take_slice
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,29 @@ class Narrowed:
     """A model with fewer channels.
 
     Attributes:
-        captured: The narrowed model.
-        ranges: For each tensor that became smaller, the elements that it keeps.
+        captured: The narrowed model, with the leading channels.
+        ratio: Share of the channels that are kept.
+        units: The channels before narrowing.
+        tensors: Axes of each parameter and buffer before narrowing.
         layers: The channels of each layer before narrowing.
         kept: The units that are kept.
         reasons: Why layers keep all their output channels, by their names.
     """
 
     captured: Captured
-    ranges: dict[str, Ranges]
+    ratio: Fraction
+    units: Units
+    tensors: dict[str, Axes]
     layers: dict[str, Layer]
     kept: Kept
     reasons: dict[str, str]
+
+    def window(self, first: int) -> dict[str, Ranges]:
+        """For each tensor that became smaller, its elements in the window that begins at `first`.
+
+        The graphs depend on how many channels are kept, which is the same for every window.
+        """
+        return ranges_of(self.tensors, channel_window(self.units, self.ratio, first))
 
 
 def narrow(captured: Captured, ratio: Fraction, spec: str, scaler: bool = False) -> Narrowed:
@@ -74,11 +87,7 @@ def narrow(captured: Captured, ratio: Fraction, spec: str, scaler: bool = False)
         edit(kept)
     if scaler:
         add_scalers(captured.training, tracked, kept, float(ratio))
-    ranges = {
-        name: tuple(kept.ranges(axis) for axis in axes)
-        for name, axes in tracked.tensors.items()
-        if not all(kept.all(axis) for axis in axes)
-    }
+    ranges = ranges_of(tracked.tensors, kept)
 
     def smaller(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {n: take_slice(t, ranges[n]) if n in ranges else t for n, t in tensors.items()}
@@ -92,7 +101,18 @@ def narrow(captured: Captured, ratio: Fraction, spec: str, scaler: bool = False)
         frozen=smaller(captured.frozen),
         buffers=smaller(captured.buffers),
     )
-    return Narrowed(small, ranges, tracked.layers, kept, choice.reasons)
+    return Narrowed(
+        small, ratio, tracked.units, tracked.tensors, tracked.layers, kept, choice.reasons
+    )
+
+
+def ranges_of(tensors: dict[str, Axes], kept: Kept) -> dict[str, Ranges]:
+    """The elements of `kept` units, for each of `tensors` that loses some."""
+    return {
+        name: tuple(kept.ranges(axis) for axis in axes)
+        for name, axes in tensors.items()
+        if not all(kept.all(axis) for axis in axes)
+    }
 
 
 def copied(graph: GraphModule) -> GraphModule:
@@ -153,13 +173,13 @@ def check_smaller(tracked: TrackedChannels, kept: Kept, ratio: Fraction, spec: s
             spec=spec,
         )
     if ratio < 1 and kept.units.all():
-        highest = f"{(largest - 1) / largest:.4g}"
+        highest = math.floor(1e4 * (largest - 1) / largest) / 1e4  # rounded up it would be refused
         raise SpecError(
             f"{spec!r}: every layer would keep all its channels. Use a ratio of at most "
             f"{highest}, or 1.",
             code="spec.nothing-smaller",
             spec=spec,
-            highest_ratio=float(highest),
+            highest_ratio=highest,
         )
 
 

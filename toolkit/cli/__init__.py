@@ -39,7 +39,8 @@ def main_group() -> None:
         slice:0.42+low-rank:0.25  a slice of low-rank layers
         cp:2.0                    compression rate; penalty=, personal-steps=,
                                   factor-steps=, factor-rate=, personal-start=
-        width:0.5                 channel ratio; scaler=
+        width:0.5                 channel ratio; scaler=, window=
+        depth:0.5                 share of the blocks of each stage
         pfedme                    the whole model and a personal one; penalty=,
                                   personal-steps=, local-rate=, personal-start=
     """

@@ -24,7 +24,8 @@ class SimulationTable(Table):
     Each client of a round fails with the probability `failure_rate`: it receives its submodel and
     sends nothing.
 
-    With dynamic `capacities` each client of a round gets the submodel of a client drawn at random.
+    With dynamic `capacities` each client of a round gets the submodel of a client drawn at random,
+    with `up-to-own` one drawn from those of the file that are no larger than its own.
     With a `baseline` clients train alone, or one client has the samples of all. Each client holds
     out the share `validation` of its samples for its own model.
     """
@@ -36,7 +37,7 @@ class SimulationTable(Table):
     partition: Literal["iid", "dirichlet", "shards", "writers"] = "iid"
     alpha: Annotated[float | None, Field(ge=0.001, le=1e6)] = None
     shards: Annotated[int | None, Field(ge=1)] = None
-    capacities: Literal["fixed", "dynamic"] = "fixed"
+    capacities: Literal["fixed", "dynamic", "up-to-own"] = "fixed"
     baseline: Literal["local", "centralised"] | None = None
     failure_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -6,32 +6,36 @@ number is averaged over the devices that have it.
 `scaler=on` divides the outputs of narrowed layers by the ratio while a device trains, as HeteroFL's
 authors do with static batch norms. With statistics that devices track, these would be of scaled
 outputs, and predictions, which are not scaled, would not fit them.
+
+`window=rolling` takes other channels in every round: in round t those from t - 1 on, around the end
+(FedRolex). Every device then trains every channel in turn, with the same graphs.
 """
 
+import dataclasses
 from fractions import Fraction
+from functools import partial
 
 from msgspec.structs import replace
-from torch import Tensor, nn
+from torch import nn
 
 from exporters.recording.capture import capture
 from toolkit.channels.narrowing import Narrowed, narrow
 from toolkit.channels.operator_call import Layer
 from toolkit.submodels.family import Stateless
-from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.one_step_submodel import one_step_submodel
+from toolkit.submodels.round_window import cut_parts
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.spec_form import Choice, Number, SpecForm
 from toolkit.submodels.submodel import LayerDecision, Submodel
 from toolkit.submodels.tensor_entries import dense_tensor_entries, statistics_role
-from toolkit.submodels.tensor_slices import take_slice
 
 FORM = SpecForm(
     family="width",
     usage="width:RATIO",
-    summary="the leading channels of every layer (HeteroFL); scaler=",
+    summary="the leading channels of every layer (HeteroFL), or a rolling window; scaler=, window=",
     size=Number("channel ratio", "width:0.5", 1),
-    options=(Choice("scaler", ("off", "on")),),
+    options=(Choice("scaler", ("off", "on")), Choice("window", ("leading", "rolling"))),
 )
 
 
@@ -53,7 +57,7 @@ class Width(Stateless):
         # The decimal's exact value: in binary, 0.07 * 100 is above 7.
         scaler = FORM.choice(spec, "scaler") == "on"
         narrowed = narrow(captured, Fraction(str(ratio)), str(spec), scaler)
-        small, ranges = narrowed.captured, narrowed.ranges
+        small, ranges = narrowed.captured, narrowed.window(0)
         # Only tensors that became smaller have ranges; the others stand for whole global tensors.
         entries = tuple(
             replace(entry, part=ranges.get(entry.name))
@@ -63,18 +67,17 @@ class Width(Stateless):
                 *dense_tensor_entries(small, small.frozen, "frozen"),
             )
         )
-
-        def cut(weights: GlobalModel) -> dict[str, Tensor]:
-            return {
-                entry.name: weights.tensors[entry.name]
-                if entry.part is None
-                else take_slice(weights.tensors[entry.name], entry.part)
-                for entry in entries
-            }
-
-        return one_step_submodel(
-            spec, small, entries, training, cut, layer_decisions=layer_decisions(narrowed)
+        submodel = one_step_submodel(
+            spec,
+            small,
+            entries,
+            training,
+            partial(cut_parts, entries),
+            layer_decisions=layer_decisions(narrowed),
         )
+        if FORM.choice(spec, "window") == "leading":
+            return submodel
+        return dataclasses.replace(submodel, windows=lambda round_: narrowed.window(round_ - 1))
 
     def strength(self, spec: Spec) -> float:
         """The channel ratio."""

@@ -1,6 +1,7 @@
-"""Models with exactly the shapes of the papers, and the small model that the demo trains."""
+"""Models with exactly the shapes of the papers, and small models for the digits."""
 
 from toolkit.models.digits_cnn import digits_cnn
+from toolkit.models.digits_resnet import digits_resnet
 from toolkit.models.femnist_cnn import femnist_cnn
 from toolkit.models.imdb_bilstm import imdb_bilstm
 from toolkit.models.mnist_dnn import mnist_dnn
@@ -10,6 +11,7 @@ from toolkit.models.vgg8 import vgg8
 
 __all__ = [
     "digits_cnn",
+    "digits_resnet",
     "femnist_cnn",
     "imdb_bilstm",
     "mnist_dnn",

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 Evaluated = tuple[float | None, float]
 """Accuracy, None for a regression, and mean loss."""
 
+Choices = Mapping[str, Sequence[str]]
+"""The submodels that a client may train in a round, by its own submodel; only this one if none."""
+
 
 @dataclass
 class Simulation:
@@ -38,6 +41,7 @@ class Simulation:
         samples: All samples that clients train on.
         held_out: Samples and labels that judge the global model.
         specs: The submodel of each client.
+        choices: The submodels that clients draw from.
         parts: The rows of each client.
         attendance: Which of a round's clients deliver an update; None for all.
         device: Where clients are trained.
@@ -50,6 +54,7 @@ class Simulation:
     samples: LocalData
     held_out: tuple[np.ndarray, np.ndarray]
     specs: Sequence[str]
+    choices: Choices
     parts: Parts
     attendance: Attendance | None = None
     device: str = "cpu"
@@ -70,7 +75,7 @@ class Simulation:
         # Factors of this round must not depend on earlier ones, which a restart does not know.
         self.federation.model = replace(self.federation.model, factorizer=Factorizer())
         table = self.config.simulation
-        chosen = sampled(table, self.specs, round_)
+        chosen = sampled(table, self.specs, round_, self.choices)
         turnout = self.attendance.turnout(round_, chosen) if self.attendance else Turnout(chosen)
         lost = (*turnout.failed, *turnout.late)
         received = sum(self.federation.submodel(spec).bytes for _, spec in lost)
@@ -179,7 +184,7 @@ class _Round:
         table = simulation.config.simulation
         if spec not in self.bundles:
             factor = simulation.config.training.rate_factor(self.number)
-            self.bundles[spec] = executor.bundle(simulation.federation.model, factor)
+            self.bundles[spec] = executor.bundle(simulation.federation.model, factor, self.number)
         bundle = self.bundles[spec]
         self.bytes_down += sent_bytes(bundle.values)
         seed = round_seed(round_seed(table.seed, client), self.number)
@@ -195,12 +200,22 @@ class _Round:
         return update.record, update.tensors
 
 
-def sampled(table: SimulationTable, specs: Sequence[str], round_: int) -> list[tuple[int, str]]:
-    """The clients that take part in `round_`, at least one, ascending, each with its submodel."""
+def sampled(
+    table: SimulationTable, specs: Sequence[str], round_: int, choices: Choices
+) -> list[tuple[int, str]]:
+    """The clients that take part in `round_`, at least one, ascending, each with its submodel.
+
+    A client whose submodel has several `choices` trains one of them, each as likely as the others.
+    """
     count = max(1, round(table.participation * len(specs)))
     draw = np.random.default_rng([table.seed, round_])
     clients = sorted(draw.choice(len(specs), count, replace=False).tolist())
     # With dynamic capacities a client has the submodel of a client drawn at random.
     dynamic = table.capacities == "dynamic"
     shown = draw.integers(len(specs), size=count).tolist() if dynamic else clients
-    return [(client, specs[place]) for client, place in zip(clients, shown, strict=True)]
+    own = [specs[place] for place in shown]
+    trained = [
+        choices[spec][int(draw.integers(len(choices[spec])))] if spec in choices else spec
+        for spec in own
+    ]
+    return list(zip(clients, trained, strict=True))

@@ -27,7 +27,7 @@ from toolkit.simulation.partition import (
     writer_split,
 )
 from toolkit.simulation.results import CURVES, MODEL, RoundResult, RunFolder
-from toolkit.simulation.rounds import Simulation
+from toolkit.simulation.rounds import Choices, Simulation
 from toolkit.simulation.simulation_config import SimulationConfig, load_simulation
 from toolkit.simulation.torch_executor import check_device
 
@@ -169,12 +169,23 @@ def prepare(config: SimulationConfig, folder: RunFolder) -> Simulation:
         None if writers is None else writers[rows],
     )
     parts = [rows[share] for share in shares]
+    choices: Choices = {}
     if table.baseline == "centralised":
         specs, parts = [CENTRALISED], [np.concatenate(parts)]
-    elif table.capacities == "dynamic":
+    elif table.capacities != "fixed":
         refuse_personal_models(model, specs)
+        if table.capacities == "up-to-own":
+            choices = up_to_own(model, specs)
     attendance = None if table.baseline else attendance_of(config, parts, works)
-    return Simulation(config, folder, model, samples, held_out, specs, parts, attendance)
+    return Simulation(config, folder, model, samples, held_out, specs, choices, parts, attendance)
+
+
+def up_to_own(model: Federation, specs: Iterable[str]) -> Choices:
+    """For each of `specs` those that train at most as many parameters as it (FjORD)."""
+    sizes = {spec: model.submodel(spec).counts.params for spec in dict.fromkeys(specs)}
+    return {
+        own: [spec for spec, size in sizes.items() if size <= most] for own, most in sizes.items()
+    }
 
 
 def refuse_personal_models(model: Federation, specs: Iterable[str]) -> None:

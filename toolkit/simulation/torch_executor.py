@@ -30,6 +30,7 @@ from exporters.programs.tracing import trace_for_torch
 from profiles.errors import DataError, InputError
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.one_step_submodel import scale_learning_rates
+from toolkit.submodels.round_window import in_round
 from toolkit.submodels.submodel import Submodel
 
 Arrays = dict[str, np.ndarray]
@@ -97,18 +98,19 @@ class TorchExecutor:
     device: str = "cpu"
     sessions: dict[str, TorchSession] = field(default_factory=dict, init=False)
 
-    def bundle(self, model: GlobalModel, rate_factor: float) -> MemoryBundle:
+    def bundle(self, model: GlobalModel, rate_factor: float, round_: int) -> MemoryBundle:
         """What clients receive in a round that starts from `model`.
 
         Args:
             model: The global model.
             rate_factor: Factor of all learning rates of the round.
+            round_: The round, from 1.
         """
+        submodel = in_round(self.submodel, round_)
         values = {
-            name: value.detach().contiguous().numpy()
-            for name, value in self.submodel.cut(model).items()
+            name: value.detach().contiguous().numpy() for name, value in submodel.cut(model).items()
         }
-        program = scale_learning_rates(self.submodel.program, rate_factor)
+        program = scale_learning_rates(submodel.program, rate_factor)
         return MemoryBundle(NOWHERE, manifest_of(program), "", values)
 
     def train(

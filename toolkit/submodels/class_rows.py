@@ -13,8 +13,8 @@ from torch.fx import GraphModule, Node
 
 from device_agent.formats.manifest import PREDICT, TensorEntry
 from exporters.programs.recorded_graph import output_node
-from toolkit.submodels.submodel import Submodel
-from toolkit.submodels.tensor_slices import Ranges, TensorSlice, take_slice
+from toolkit.submodels.submodel import Ranges, Submodel
+from toolkit.submodels.tensor_slices import TensorSlice, take_slice
 
 FIRST_FACTOR = "0"
 """The CP factor whose rows are those of the weight."""

@@ -79,7 +79,7 @@ def reasons(layer_decisions: Iterable[LayerDecision]) -> str:
 
 @contextmanager
 def refuse_if_unusable(spec: Spec, layer_decisions: Iterable[LayerDecision]) -> Iterator[None]:
-    """Turn a ModelError, raised while a model with factors is recorded, into a SpecError.
+    """Turn a ModelError, raised while a model with new layers is recorded, into a SpecError.
 
     The model itself has been recorded before. If it fails now, its code uses an attribute of a
     replaced layer that the new layer lacks.
@@ -89,7 +89,7 @@ def refuse_if_unusable(spec: Spec, layer_decisions: Iterable[LayerDecision]) -> 
     except ModelError as error:
         replaced = [d.layer for d in layer_decisions if d.form != "dense"]
         raise SpecError(
-            f"{str(spec)!r}: the model does not run with factors in place of "
+            f"{str(spec)!r}: the model does not run with other modules in place of "
             f"{', '.join(replaced)}. {error}",
             code="spec.layers-not-replaceable",
             spec=str(spec),

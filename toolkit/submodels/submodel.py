@@ -15,6 +15,9 @@ from toolkit.submodels.spec import Spec
 Shapes = Mapping[str, tuple[int, ...]]
 """Shape of each global tensor, by name."""
 
+Ranges = tuple[tuple[tuple[int, int], ...], ...]
+"""For each axis the ranges [start, stop) that a slice of a tensor holds, in this order."""
+
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
     """The shapes of global `tensors`."""
@@ -46,6 +49,8 @@ class Submodel:
         counts: Its sizes for one batch.
         layer_decisions: What becomes of each weighted layer.
         cut: Computes the tensors that the device receives from the global model of a round.
+        windows: For a round (from 1), the part of its global tensor that each tensor holds, by
+            name; see `in_round`. None if the parts are the same in every round.
     """
 
     spec: Spec
@@ -53,6 +58,7 @@ class Submodel:
     counts: Counts
     layer_decisions: tuple[LayerDecision, ...]
     cut: Callable[[GlobalModel], dict[str, Tensor]]
+    windows: Callable[[int], Mapping[str, Ranges]] | None = None
 
     @property
     def bytes(self) -> int:

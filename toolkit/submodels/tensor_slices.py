@@ -14,10 +14,7 @@ from torch import Tensor
 
 from device_agent.formats.manifest import TensorEntry
 from profiles.errors import UpdateError
-from toolkit.submodels.submodel import Shapes
-
-Ranges = tuple[tuple[tuple[int, int], ...], ...]
-"""For each axis the ranges [start, stop) that a slice holds, in this order."""
+from toolkit.submodels.submodel import Ranges, Shapes
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,13 @@ from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.partial import decode_partial, encode_partial
 from toolkit.aggregation.partial_record import RECORD, TENSORS
 from toolkit.submodels import global_model
+from toolkit.submodels.round_window import in_round
 from toolkit.submodels.submodel import Submodel
 from updates import entry, record_of
 
 SPECS = (
     *("full", "low-rank:0.5", "slice:residual", "slice:residual+low-rank:0.5", "width:0.5"),
-    *("width:0.25", "cp:2.0", "cp:4.0", "pfedme"),
+    *("width:0.25", "width:0.5,window=rolling", "cp:2.0", "cp:4.0", "pfedme"),
 )
 POLICIES = (
     AggregationPolicy(),
@@ -53,12 +54,15 @@ COMPOSED = 1e-5
 
 @cache
 def submodels(masked: bool) -> tuple[GlobalModel, dict[str, Submodel]]:
-    """A small model, and its submodels by spec. With a masked loss there is no pfedme."""
+    """A small model, and its submodels by spec, in a round in which windows go around the end.
+
+    With a masked loss there is no pfedme.
+    """
     torch.manual_seed(0)
     module = smooth_cnn()
     training = TrainingConfig(batch_size=8, masked=masked)
     return global_model.from_model(module), {
-        spec: split(module, spec, INPUT_SHAPE, training) for spec in SPECS
+        spec: in_round(split(module, spec, INPUT_SHAPE, training), 7) for spec in SPECS
     }
 
 

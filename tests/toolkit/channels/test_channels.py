@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from edgetailor import split
 from refusals import refused
-from toolkit.channels.channel_choice import leading_channels
+from toolkit.channels.channel_choice import channel_window
 from toolkit.channels.channel_units import Axis, Units
 
 
@@ -91,7 +91,7 @@ def test_a_number_that_the_model_makes_itself_has_no_channels() -> None:
 
 
 def counts(units: Units, ratio: str, *axes: Axis) -> list[int]:
-    kept = leading_channels(units, Fraction(ratio))
+    kept = channel_window(units, Fraction(ratio))
     return [kept.count(axis) for axis in axes]
 
 
@@ -103,7 +103,16 @@ def test_a_concatenation_that_another_layer_is_added_to_keeps_its_pieces() -> No
     units.join(both[:4], one)
     units.join(both[4:], other)
     assert counts(units, "1/2", one, other, both) == [2, 3, 5]
-    assert leading_channels(units, Fraction(1, 2)).ranges(both) == ((0, 2), (4, 7))
+    assert channel_window(units, Fraction(1, 2)).ranges(both) == ((0, 2), (4, 7))
+
+
+@pytest.mark.parametrize(("first", "ranges"), [(2, ((2, 6),)), (5, ((0, 2), (5, 7)))])
+def test_a_window_goes_on_at_the_beginning(first: int, ranges: tuple[tuple[int, int], ...]) -> None:
+    units = Units()
+    axis = units.new_axis(7)
+    units.add_computed(axis)
+    for turns in (0, 3):
+        assert channel_window(units, Fraction(1, 2), first + 7 * turns).ranges(axis) == ranges
 
 
 def test_what_is_the_same_as_something_fixed_stays() -> None:
@@ -111,7 +120,7 @@ def test_what_is_the_same_as_something_fixed_stays() -> None:
     axis = units.new_axis(9)
     units.add_computed(axis)
     units.pin(axis[3:5])
-    assert leading_channels(units, Fraction(1, 2)).ranges(axis) == ((0, 2), (3, 7))
+    assert channel_window(units, Fraction(1, 2)).ranges(axis) == ((0, 2), (3, 7))
 
 
 def test_what_no_layer_computes_stays() -> None:
@@ -124,4 +133,4 @@ def test_the_leading_ones_are_kept_rounded_up(ratio: str, left: int) -> None:
     units = Units()
     axis = units.new_axis(100)
     units.add_computed(axis)
-    assert leading_channels(units, Fraction(ratio)).ranges(axis) == ((0, left),)
+    assert channel_window(units, Fraction(ratio)).ranges(axis) == ((0, left),)

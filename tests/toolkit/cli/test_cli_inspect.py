@@ -129,8 +129,8 @@ a sample: 6 int64 below 20; its output: 3
 not possible: 'low-rank:0.5': no layer of this model gets smaller; embedding:
 Embedding has no factorized form; lstm: the first layer; classifier: the
 classifier. With keep=0 lstm would get smaller.
-not possible: 'tiny:1': Unknown family 'tiny'. Use one of cp:RATE, full,
-low-rank:RATIO, pfedme, slice:CAPACITY or slice:MODULE, width:RATIO.
+not possible: 'tiny:1': Unknown family 'tiny'. Use one of cp:RATE, depth:RATIO,
+full, low-rank:RATIO, pfedme, slice:CAPACITY or slice:MODULE, width:RATIO.
 
 width:0.5
 layer       form                             why
@@ -171,8 +171,8 @@ def test_what_is_not_possible_leaves_the_rest_of_the_table(folder: Path) -> None
     errors = [entry.get("error", "").partition(";")[0] for entry in document["submodels"]]
     assert errors == [
         "'low-rank:0.5': no layer of this model gets smaller", "",
-        "Unknown family 'tiny'. Use one of cp:RATE, full, low-rank:RATIO, pfedme, slice:CAPACITY "
-        "or slice:MODULE, width:RATIO.",
+        "Unknown family 'tiny'. Use one of cp:RATE, depth:RATIO, full, low-rank:RATIO, pfedme, "
+        "slice:CAPACITY or slice:MODULE, width:RATIO.",
         "",
     ]  # fmt: skip
     codes = [entry.get("code") for entry in document["submodels"]]

@@ -388,7 +388,9 @@ def test_a_batch_norm_that_keeps_no_statistics_needs_no_momentum() -> None:
         (nn.AlphaDropout(0.5), "model.random-numbers", {"layer": "0"}),
     ],
 )
-@pytest.mark.parametrize("spec", ["full", "low-rank:0.5", "slice:0.5", "cp:2.0", "width:0.5"])
+@pytest.mark.parametrize(
+    "spec", ["full", "low-rank:0.5", "slice:0.5", "cp:2.0", "width:0.5", "depth:0.5"]
+)
 def test_models_that_no_family_takes(
     layer: nn.Module, code: str, values: dict[str, object], spec: str
 ) -> None:

@@ -377,6 +377,10 @@ def test_a_ratio_that_drops_nothing_is_refused_with_the_largest_that_does() -> N
     with refused("spec.nothing-smaller", spec="width:0.9", highest_ratio=0.875):
         split(model, "width:0.9", (3,))
     assert split(model, "width:0.875", (3,)).counts.params == 7 * 4 + 7 * 2 + 2
+    three = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    with refused("spec.nothing-smaller", spec="width:0.9", highest_ratio=0.6666):
+        split(three, "width:0.9", (3,))
+    assert split(three, "width:0.6666", (3,)).counts.params == 2 * 4 + 2 * 2 + 2
 
 
 def test_a_decimal_ratio_is_exactly_that() -> None:

@@ -16,6 +16,7 @@ from toolkit import models
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "digits_cnn": (1, 8, 8),
+    "digits_resnet": (1, 8, 8),
     "femnist_cnn": (1, 28, 28),
     "imdb_bilstm": (5,),
     "mnist_dnn": (1, 28, 28),
@@ -27,6 +28,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }
 PARAMETERS = {
     "digits_cnn": (33_338, 10),
+    "digits_resnet": (89_402, 10),
     "femnist_cnn": (6_603_710, 62),
     "imdb_bilstm": (3_611_137, 1),
     "mnist_dnn": (79_510, 10),

@@ -136,7 +136,8 @@ def test_dynamic_capacities(seed: int, tmp_path: Path) -> None:
     x, y = simulation.held_out
     for result in run(file):
         old, updates = oracles.state_of(model), []
-        for client, spec in sampled(simulation.config.simulation, simulation.specs, result.round):
+        chosen = sampled(simulation.config.simulation, simulation.specs, result.round, {})
+        for client, spec in chosen:
             data = device(simulation, client, result.round)
             update = (
                 oracles.train_full(model, data, PLAN)
@@ -153,9 +154,49 @@ def test_a_client_gets_every_capacity_as_often_as_there_are(seed: int) -> None:
     drawn: dict[str, Counter[str]] = {}
     for kind in ("fixed", "dynamic"):
         table = SimulationTable(data="", participation=0.5, capacities=kind, seed=seed)
-        rounds = [sampled(table, specs, round_) for round_ in range(1, 301)]
+        rounds = [sampled(table, specs, round_, {}) for round_ in range(1, 301)]
         assert all(len({client for client, _ in one}) == 20 for one in rounds)
         drawn[kind] = Counter(spec for one in rounds for client, spec in one if client == 35)
     assert list(drawn["fixed"]) == ["width:0.5"]
     # 150 draws with probability 3/4: a standard deviation of 3.5%, of which six are allowed.
     assert drawn["dynamic"]["full"] / drawn["dynamic"].total() == pytest.approx(0.75, abs=0.21)
+
+
+def test_a_client_trains_every_submodel_up_to_its_own_as_often(seed: int, tmp_path: Path) -> None:
+    """FjORD's draw, of submodels with 260, 366, 824 and 1,240 parameters, counted by hand."""
+    specs = ("width:0.5", "full", "width:0.34", "slice:residual")
+    file = configured(tmp_path, seed, 'capacities = "up-to-own"\nparticipation = 0.75', specs)
+    simulation, _ = prepared(file)
+    table, own = simulation.config.simulation, simulation.specs
+    drawn: dict[str, Counter[str]] = {spec: Counter() for spec in specs}
+    for round_ in range(1, 401):
+        for client, spec in sampled(table, own, round_, simulation.choices):
+            drawn[own[client]][spec] += 1
+    expected = {
+        "width:0.34": ("width:0.34",),
+        "width:0.5": ("width:0.34", "width:0.5"),
+        "slice:residual": ("width:0.34", "width:0.5", "slice:residual"),
+        "full": specs,
+    }
+    for spec, choices in expected.items():
+        assert drawn[spec].keys() == set(choices)
+        # 300 draws: a standard deviation of at most 2.9%, of which six are allowed.
+        for times in drawn[spec].values():
+            assert times / drawn[spec].total() == pytest.approx(1 / len(choices), abs=0.175)
+
+
+def test_ordered_dropout(seed: int, tmp_path: Path) -> None:
+    """A round in plain PyTorch, in which both widths train in blocks of the same tensors."""
+    specs = ("full", "width:0.5")
+    file = configured(tmp_path, seed, 'capacities = "up-to-own"', specs)
+    simulation, model = prepared(file)
+    x, y = simulation.held_out
+    for result in run(file):
+        old, updates = oracles.state_of(model), []
+        table = simulation.config.simulation
+        for client, spec in sampled(table, simulation.specs, result.round, simulation.choices):
+            data = device(simulation, client, result.round)
+            small = smooth_cnn(3, 4, 4, 6) if spec == "width:0.5" else smooth_cnn()
+            updates.append((oracles.train_leading(model, small, data, PLAN), len(data.y)))
+        load(model, oracles.mean_of_blocks(updates, old))
+        assert result.loss == pytest.approx(loss(model, x, y), rel=1e-3)

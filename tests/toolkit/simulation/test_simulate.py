@@ -95,7 +95,9 @@ class TornWrites:
         return writing
 
 
-@pytest.mark.parametrize("kept", [f'"{PFEDME}"', '"width:0.5"'], ids=["personal", "local"])
+@pytest.mark.parametrize(
+    "kept", [f'"{PFEDME}"', '"width:0.5,window=rolling"'], ids=["personal", "local"]
+)
 def test_killed_in_every_write(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
 ) -> None:

@@ -29,11 +29,12 @@ ROUNDS = 3
 PLAN = Plan(batch_size=8, epochs=2, rate=0.01, momentum=0.9, weight_decay=0.01)
 DECAY = 0.02
 LOW_RANK, SLICE, WIDTH = f"low-rank:0.25,keep=1,decay={DECAY}", "slice:residual", "width:0.5"
+ROLLING = "width:0.5,window=rolling"
 # Small steps everywhere: with larger ones, rounding may grow a thousandfold from round to round.
 CP = "cp:2.0,penalty=2.0,personal-steps=1,factor-steps=1,factor-rate=0.0001"
 PFEDME = "pfedme,penalty=2.0,personal-steps=2,local-rate=0.02"
-FAMILIES = ("full", LOW_RANK, SLICE, SLICE, WIDTH, CP, CP, PFEDME)
-PLAIN = ("full", "full", LOW_RANK, LOW_RANK, SLICE, SLICE, WIDTH, WIDTH)
+FAMILIES = ("full", LOW_RANK, SLICE, ROLLING, WIDTH, CP, CP, PFEDME)
+PLAIN = ("full", "full", LOW_RANK, LOW_RANK, SLICE, ROLLING, ROLLING, WIDTH)
 RANKS = {"strided": 2, "residual.conv": 2, "hidden": 2}  # a quarter of 8 outputs and 8 inputs
 
 
@@ -155,20 +156,23 @@ def test_plain_pytorch(seed: int, tmp_path: Path) -> None:
     model = simulation.federation.module
     assert isinstance(model, torch.nn.Sequential)
     start = oracles.state_of(model)
-    for devices in clients_of(simulation, config):
+    for round_, devices in enumerate(clients_of(simulation, config), 1):
         old = oracles.state_of(model)
-        updates = [(plainly_trained(model, device), len(device.y)) for device in devices]
+        updates = [(plainly_trained(model, device, round_), len(device.y)) for device in devices]
         new = oracles.mean_of_blocks(updates, old)
         model.load_state_dict({name: value.float() for name, value in new.items()}, strict=False)
     assert_close(simulated(file), oracles.state_of(model), start)
 
 
-def plainly_trained(model: torch.nn.Sequential, device: Device) -> State:
-    family = PLAIN[client_number(device)].partition(":")[0]
+def plainly_trained(model: torch.nn.Sequential, device: Device, round_: int) -> State:
+    spec, small = PLAIN[client_number(device)], smooth_cnn(3, 4, 4, 6)
+    family = spec.partition(":")[0]
     if family == "slice":
         return oracles.train_slice(model, "residual", device, PLAN)
     if family == "low-rank":
         return oracles.train_low_rank(model, RANKS, DECAY, device, PLAN)
+    if spec == ROLLING:
+        return oracles.train_window(model, small, device, PLAN, round_ - 1)
     if family == "width":
-        return oracles.train_leading(model, smooth_cnn(3, 4, 4, 6), device, PLAN)
+        return oracles.train_leading(model, small, device, PLAN)
     return oracles.train_full(model, device, PLAN)

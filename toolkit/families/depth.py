@@ -1,0 +1,180 @@
+"""`depth`: the first blocks of every stage, and all layers outside of the stages (InclusiveFL).
+
+Stages are blocks of one class that follow each other in an `nn.Sequential` or `nn.ModuleList` and
+return what they take, in shape: residual blocks, or the layers of a transformer. The first block of
+a stage may change the shape. The submodel leaves out the last blocks of each stage, so a shallow
+device trains a subset of what a deeper one trains, and each block is averaged over the devices that
+have it.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from exporters.programs.tracing import DTYPES
+from exporters.recording.capture import capture
+from exporters.recording.captured import Captured
+from profiles.errors import SpecError
+from toolkit.submodels.family import Stateless
+from toolkit.submodels.hyperparameters import TrainingConfig
+from toolkit.submodels.one_step_submodel import rewritten_submodel
+from toolkit.submodels.rewritten_model import Rewritten
+from toolkit.submodels.spec import Spec
+from toolkit.submodels.spec_form import Number, SpecForm
+from toolkit.submodels.submodel import LayerDecision, Submodel
+
+FORM = SpecForm(
+    family="depth",
+    usage="depth:RATIO",
+    summary="the first blocks of every stage (InclusiveFL)",
+    size=Number("share of the blocks of a stage", "depth:0.5", 1),
+)
+
+CONTAINERS = (nn.Sequential, nn.ModuleList)
+
+Stage = dict[str, bool]
+"""The names of the blocks of a stage, in order, and whether they return a tuple."""
+
+
+class LeftOut(nn.Module):
+    """In place of a block: the value that the block would take, as the block would return it."""
+
+    def __init__(self, in_tuple: bool) -> None:
+        super().__init__()
+        self.in_tuple = in_tuple
+
+    def forward(self, x: Tensor, *_: object, **__: object) -> Tensor | tuple[Tensor]:
+        """Return `x`; masks and other arguments of the block are not used."""
+        return (x,) if self.in_tuple else x
+
+
+class Depth(Stateless):
+    """See the module."""
+
+    form = FORM
+
+    def split(
+        self,
+        model: nn.Module,
+        sample_shape: tuple[int, ...],
+        spec: Spec,
+        training: TrainingConfig,
+    ) -> Submodel:
+        """See Family."""
+        # The decimal's exact value: in binary, 0.07 * 100 is above 7.
+        ratio = Fraction(str(FORM.size_as_number(spec)))
+        shallow = copy.deepcopy(model)
+        stages = list(stages_of(model, capture(model, sample_shape)))
+        decisions = []
+        for stage in stages:
+            count = math.ceil(ratio * len(stage))
+            for place, (name, in_tuple) in enumerate(stage.items()):
+                decisions.append(LayerDecision(name, "dense" if place < count else "left out"))
+                if place >= count:
+                    shallow.set_submodule(name, LeftOut(in_tuple))
+        check_smaller(stages, ratio, spec)
+        rewritten = Rewritten(shallow, layer_decisions=tuple(decisions))
+        return rewritten_submodel(spec, rewritten, sample_shape, training)
+
+
+def check_smaller(stages: list[Stage], ratio: Fraction, spec: Spec) -> None:
+    """Raise SpecError if `ratio` is below 1 but leaves out no block."""
+    longest = max(map(len, stages), default=1)
+    if ratio == 1 or math.ceil(ratio * longest) < longest:
+        return
+    if longest == 1:
+        raise SpecError(
+            f"{str(spec)!r}: no block can be left out. Blocks of one class must follow each other "
+            "in an nn.Sequential or nn.ModuleList and return tensors of the shape that they take. "
+            "Use another family.",
+            code="spec.nothing-smaller",
+            spec=str(spec),
+        )
+    highest = math.floor(1e4 * (longest - 1) / longest) / 1e4
+    raise SpecError(
+        f"{str(spec)!r}: every stage would keep all its blocks. Use a ratio of at most {highest}, "
+        "or 1.",
+        code="spec.nothing-smaller",
+        spec=str(spec),
+        highest_ratio=highest,
+    )
+
+
+def stages_of(model: nn.Module, captured: Captured) -> Iterator[Stage]:
+    """The stages of a model that have more than one block. Blocks contain no stages."""
+    calls, blocks = calls_of(model, captured), set[str]()
+    for path, container in model.named_modules():
+        if not isinstance(container, CONTAINERS):
+            continue
+        if any(path.startswith(f"{block}.") for block in blocks):
+            continue
+        for kind, run in groupby(container.named_children(), lambda child: type(child[1])):
+            names = [f"{path}.{own}" if path else own for own, _ in run]
+            found = [one for one in divided(names, calls, model) if len(one) > 1]
+            # A sequence of other containers may be the stages themselves, with blocks inside.
+            if found or (len(names) > 1 and not issubclass(kind, CONTAINERS)):
+                blocks.update(names)
+            yield from found
+
+
+def divided(names: Sequence[str], calls: Mapping[str, "Call"], model: nn.Module) -> Iterator[Stage]:
+    """The stages of blocks that follow each other.
+
+    A block belongs to the stage of the block before it if it returns what it takes, in shape.
+    """
+    stage: Stage = {}
+    for name in names:
+        call = calls.get(name) if owns_tensors(name, model) else None
+        if call is None or call.before != call.after:
+            yield stage
+            stage = {}
+        if call is not None:
+            stage[name] = call.in_tuple
+    yield stage
+
+
+class Call(NamedTuple):
+    """A call of a module: the shapes of what it takes and returns, and whether in a tuple."""
+
+    before: torch.Size
+    after: torch.Size
+    in_tuple: bool
+
+
+def calls_of(model: nn.Module, captured: Captured) -> dict[str, Call]:
+    """The calls of modules that are called once, with one tensor first, and return one."""
+    model, found = copy.deepcopy(model).eval(), dict[str, list[Call | None]]()
+
+    def note(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def hook(_: nn.Module, given: tuple[Any, ...], result: Any) -> None:
+            in_tuple = isinstance(result, tuple) and len(result) == 1
+            after = result[0] if in_tuple else result
+            usable = given and isinstance(given[0], Tensor) and isinstance(after, Tensor)
+            call = Call(given[0].shape, after.shape, in_tuple) if usable else None
+            found.setdefault(name, []).append(call)
+
+        return hook
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(note(name))
+    dtype = DTYPES[captured.sample_dtype]
+    with torch.no_grad():
+        model(torch.zeros(2, *captured.sample_shape, dtype=dtype))
+    return {n: calls[0] for n, calls in found.items() if len(calls) == 1 and calls[0] is not None}
+
+
+def owns_tensors(name: str, model: nn.Module) -> bool:
+    """Whether the module `name` has parameters, none of which other modules have too."""
+    inside, outside = set[int](), set[int]()
+    for path, tensor in model.named_parameters(remove_duplicate=False):
+        (inside if path.startswith(f"{name}.") else outside).add(id(tensor))
+    return bool(inside) and inside.isdisjoint(outside)
+
+
+FAMILY = Depth()

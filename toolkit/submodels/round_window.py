@@ -1,0 +1,40 @@
+"""A submodel that holds other elements of the global tensors from round to round."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+
+from msgspec.structs import replace
+from torch import Tensor
+
+from device_agent.formats.manifest import TensorEntry
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.submodel import Submodel
+from toolkit.submodels.tensor_slices import take_slice
+
+
+def in_round(submodel: Submodel, round_: int) -> Submodel:
+    """`submodel` as devices train it in round `round_`, from 1.
+
+    Graphs and shapes stay. Its tensors hold the parts that `Submodel.windows` gives for the round.
+    """
+    if submodel.windows is None:
+        return submodel
+    parts = submodel.windows(round_)
+    tensors = tuple(
+        replace(entry, part=parts[entry.name]) if entry.name in parts else entry
+        for entry in submodel.program.tensors
+    )
+    stored = [entry for entry in tensors if entry.stored]
+    program = dataclasses.replace(submodel.program, tensors=tensors)
+    return dataclasses.replace(submodel, program=program, cut=partial(cut_parts, stored))
+
+
+def cut_parts(entries: Sequence[TensorEntry], weights: GlobalModel) -> dict[str, Tensor]:
+    """The values of `entries`: the elements of the global `weights` that each of them holds."""
+    return {
+        entry.name: weights.tensors[entry.name]
+        if entry.part is None
+        else take_slice(weights.tensors[entry.name], entry.part)
+        for entry in entries
+    }
