@@ -13,6 +13,10 @@ from device_agent.system.process_memory import release_unused
 DESCRIPTION = f"onnxruntime {onnxruntime.__version__}"
 LARGEST_FOLDED = 2**20
 """The largest tensor, in bytes, that a session computes from constants when it opens."""
+SPIN_US = 50
+"""How long a thread waits busily for its next piece of work before it sleeps, in microseconds."""
+LIMITS_SPINNING = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 26)
+"""Whether the runtime can limit this wait. Without a limit it lasts for milliseconds."""
 DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
 
@@ -26,8 +30,11 @@ def session_options(threads: int) -> onnxruntime.SessionOptions:
     # reuse keeps the memory of a dead tensor until another tensor of the same shape needs it.
     options.enable_mem_pattern = False
     options.enable_mem_reuse = False
-    # By default, waiting threads spin, which keeps the processor busy without any work.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Waking a thread takes longer than many operators. A short busy wait between two of them is
+    # cheaper; a long one keeps the processor from other work.
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(LIMITS_SPINNING)))
+    if LIMITS_SPINNING:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
     # A session would keep a large folded constant from run to run, for example the zeros that an
     # embedding's gradient is added to. Computed in each run, it exists for a moment only.
     options.add_session_config_entry(

@@ -92,7 +92,7 @@ def batch_norm_backward(
     """dX = k * grad + p * (x - mean) + q with coefficients (channels,) from sums over the batch.
 
     With s = sum(grad), t = sum(grad * (x - mean)) and n values per channel: k = w * inverse,
-    p = -k * inverse^2 * t / n, q = -k * s / n. Without training, p = q = 0.
+    p = -k / n * inverse^2 * t, q = -k / n * s. Without training, p = q = 0.
     dW = t * inverse, dB = s.
     """
     axes, shape = over_channels(x)
@@ -106,15 +106,16 @@ def batch_norm_backward(
     centred = x - mean.reshape(shape)
     moment = (grad * centred).sum(axes)
     k = inverse if weight is None else inverse * weight
+    d_weight = moment * inverse
     if training:
-        count = values_per_channel(x)
-        p = -k * inverse * inverse * moment / count
-        d_x = affine(grad, k, -k * total / count) + centred * p.reshape(shape)
+        share = k / -values_per_channel(x)
+        p = share * inverse * d_weight
+        d_x = affine(grad, k, share * total) + centred * p.reshape(shape)
     else:
         d_x = grad * k.reshape(shape)
     return (
         d_x if output_mask[0] else None,
-        moment * inverse if output_mask[1] else None,
+        d_weight if output_mask[1] else None,
         total if output_mask[2] else None,
     )
 

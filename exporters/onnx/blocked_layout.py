@@ -22,9 +22,18 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from exporters.memory.onnx_footprint import Footprint, footprint
 from exporters.memory.overwritten_state import in_place
 from exporters.memory.static_shapes import with_shapes
+from exporters.onnx.blocked_weight_gradient import DOMAIN, depthwise_weight_gradient
+from exporters.onnx.graph_reading import (
+    Dims,
+    before_swap,
+    dims_of,
+    is_all,
+    numbers,
+    swapped_pads,
+    whole_numbers,
+)
 from exporters.onnx.state_in_place import Order, know_shapes
 
-DOMAIN = "com.microsoft.nchwc"
 UNARY = {
     *("Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Neg", "Abs", "Reciprocal", "Erf", "Sign"),
     *("Cast", "Clip", "HardSigmoid", "HardSwish", "Not"),
@@ -33,15 +42,10 @@ ELEMENTWISE = {
     *("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "Where", "And", "Or"),
     *("Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"),
 }
-SWAP = (1, 0, 2, 3)
-"""The permutation that exchanges the input and output channels of a weight."""
 CHANNELS_LAST = (0, 2, 3, 1)
 POINTWISE = {"kernel_shape": [1, 1], "strides": [1, 1], "pads": [0] * 4, "dilations": [1, 1]}
 FIRST = -(2**31)
 """The end of a slice that runs backwards to the first element."""
-
-Dims = tuple[int | None, ...]
-"""The shape of a tensor; None for a size that is not known."""
 
 
 @lru_cache(maxsize=32)
@@ -88,7 +92,8 @@ class BlockedLayout:
     """The rewriting of one graph; loops are left as they are.
 
     `images` has the blocked form of each value that has one, `dropped` the values whose plain form
-    nobody computes any more, `restored` the plain forms that were computed from blocked ones.
+    nobody computes any more, `restored` the plain forms that were computed from blocked ones, and
+    `views` all reshapes.
     """
 
     def __init__(self, graph: ir.Graph, block: int) -> None:
@@ -100,6 +105,7 @@ class BlockedLayout:
         self.dropped: set[Value] = set()
         self.restored: dict[Value, Value] = {}
         self.filters: dict[tuple[Value, bool], Value] = {}
+        self.views: dict[tuple[Value, tuple[int, ...]], Value] = {}
         self.made = 0
 
     def rewrite(self) -> bool:
@@ -125,7 +131,7 @@ class BlockedLayout:
         if self.convolves(node):
             return self.convolution(node)
         if node.op_type == "Conv" and not node.domain:
-            return self.depthwise_weight_gradient(node)
+            return depthwise_weight_gradient(self, node)
         if not any(value in self.images for value in node.inputs):
             return False
         match node.op_type:
@@ -154,6 +160,9 @@ class BlockedLayout:
         for place, value in enumerate(node.inputs):
             if value is not None:
                 node.replace_input_with(place, self.plain(value))
+        maker = node.inputs[0].producer() if node.op_type == "Reshape" and node.inputs[0] else None
+        if maker is not None and maker.op_type == "Reshape":
+            node.replace_input_with(0, maker.inputs[0])
         self.nodes.append(node)
 
     # Values
@@ -198,7 +207,13 @@ class BlockedLayout:
         maker = value.producer()
         if maker is not None and maker.op_type == "Reshape" and maker.inputs[0] is not None:
             value = maker.inputs[0]  # no reshape of a reshape
-        return self.add("Reshape", [value, given], shape=found, dtype=value.dtype)
+        if value.shape == found or dims_of(value) == shape:
+            return value
+        if (value, shape) not in self.views:
+            self.views[value, shape] = self.add(
+                "Reshape", [value, given], shape=found, dtype=value.dtype
+            )
+        return self.views[value, shape]
 
     def image(self, value: Value) -> Value:
         """The blocked form of `value`."""
@@ -227,6 +242,7 @@ class BlockedLayout:
                 to = {"to": int(value.dtype)}
                 found = self.add("Cast", [found], to, shape=value.shape, dtype=value.dtype)
             self.restored[value] = found
+            self.images[found] = self.images[value]
         return self.restored[value]
 
     def computed(self, value: Value, image: Value) -> bool:
@@ -306,61 +322,6 @@ class BlockedLayout:
         """A blocked convolution that computes `value`. Inputs: image, filter, bias, summand."""
         settings = {**attributes, "group": attributes["group"][0]}
         return self.add("Conv", inputs, settings, shape=value.shape, domain=DOMAIN)
-
-    def depthwise_weight_gradient(self, node: Node) -> bool:
-        """The gradient of a depthwise convolution's weight: each channel's dot products.
-
-        `convolution.py` writes it as a convolution of the image by the gradient, with the batch
-        among the channels. Here the images of a batch lie below each other, with rows of zeros
-        between them, and so do the gradients: one depthwise convolution whose kernel is as high as
-        all of them. It computes K results for each channel, of whole blocks at a time.
-        """
-        image, pads = rows_of(node)
-        grad = swapped(node.inputs[1])
-        window, result = numbers(node), node.outputs[0]
-        channels = window["group"][0]
-        if image is None or grad is None or not (self.fits(image) and self.fits(grad)):
-            return False
-        _, _, height, width = (size or 0 for size in dims_of(image))
-        _, count, rows, columns = (size or 0 for size in dims_of(grad))
-        step, kernel = window["dilations"][0], int(dims_of(result)[2] or 0)
-        top, left, bottom, right = pads
-        # So far apart that no row of one image meets the gradient of the next one.
-        apart = -(-max(height + max(top, bottom), step * rows) // step) * step
-        below = kernel - top - step
-        if dims_of(image)[1] != channels or count != channels or below < 0 or top < 0:
-            return False
-        strips = [
-            self.strip(image, height, apart, (1, channels, -1, width)),
-            self.strip(grad, rows, apart // step, (channels, 1, -1, columns)),
-        ]
-        found = self.add(
-            "Conv",
-            strips,
-            {
-                "pads": [top, left, below, right],
-                "strides": [1, 1],
-                "dilations": window["dilations"],
-                "group": channels,
-            },
-            shape=result.shape,
-            domain=DOMAIN,
-        )
-        plain = {"channels": channels}
-        back = self.add("ReorderOutput", [found], plain, shape=result.shape, domain=DOMAIN)
-        return self.replaced(result, back)
-
-    def strip(self, value: Value, rows: int, apart: int, shape: tuple[int, ...]) -> Value:
-        """The images of a batch below each other, one every `apart` rows, in this shape."""
-        found = self.permuted(self.apart(value, self.image(value)), 1, 0, 2, 3, 4)
-        blocks, batch, _, columns, block = dims_of(found)
-        if apart > rows:
-            more = [0] * 7 + [apart - rows, 0, 0]
-            padded = (blocks, batch, apart, columns, block)
-            found = self.add("Pad", [found, self.constant(more)], shape=padded)
-        high = batch and batch * apart
-        dims = tuple(high if size == -1 else size for size in shape)
-        return self.reshaped(found, *shape, dims=dims)
 
     def filter(self, weight: Value, swap: bool) -> Value:
         """The weight (O, I, *kernel) as (O / b, I / b, *kernel, b, b), inputs before outputs.
@@ -590,86 +551,3 @@ class BlockedLayout:
             return False
         found = self.reshaped(self.images[value], -1, dims=node.outputs[0].shape)
         return self.replaced(node.outputs[0], found)
-
-
-def dims_of(value: Value | None) -> Dims:
-    """The shape of `value`; empty if it is unknown."""
-    if value is None or value.shape is None:
-        return ()
-    return tuple(size if isinstance(size, int) else None for size in value.shape.dims)
-
-
-def numbers(node: Node) -> dict[str, list[int]]:
-    """The window of a convolution, with its number of groups."""
-    unlike = ("auto_pad", "group")
-    window = {k: list(one.as_ints()) for k, one in node.attributes.items() if k not in unlike}
-    groups = node.attributes["group"].as_int() if "group" in node.attributes else 1
-    return {**window, "group": [groups]}
-
-
-def swapped_pads(node: Node) -> list[int]:
-    """The padding of the plain convolution that equals the transposed one `node`."""
-    window, kernel = numbers(node), dims_of(node.inputs[1])[2:]
-    spans = [d * (int(k or 0) - 1) for d, k in zip(window["dilations"], kernel, strict=True)]
-    return [span - pad for span, pad in zip([*spans, *spans], window["pads"], strict=True)]
-
-
-def swapped(value: Value | None) -> Value | None:
-    """The value whose first two axes are exchanged in `value`."""
-    swap = value.producer() if value is not None else None
-    if swap is None or swap.op_type != "Transpose":
-        return None
-    return swap.inputs[0] if tuple(swap.attributes["perm"].as_ints()) == SWAP else None
-
-
-def rows_of(node: Node) -> tuple[Value | None, list[int]]:
-    """The image (N, C, H, W) that the convolution `node` reads as (1, C * N, H, W); its padding.
-
-    The image is None if `node` does not read one so.
-    """
-    pads, value = numbers(node).get("pads", [0] * 4), node.inputs[0]
-    nothing = (None, pads)
-    maker = value.producer() if value is not None else None
-    if maker is not None and maker.op_type == "Pad":
-        more = whole_numbers(maker.inputs[1])
-        if len(more) != 8 or any(more[axis] for axis in (0, 1, 4, 5)):
-            return nothing
-        pads = [pad + further for pad, further in zip(pads, more[2:4] + more[6:], strict=True)]
-        maker = maker.inputs[0].producer() if maker.inputs[0] is not None else None
-    for operator, axes in (("Reshape", ()), ("Transpose", (1, 0, 3, 4, 2)), ("Reshape", ())):
-        if maker is None or maker.op_type != operator:
-            return nothing
-        if axes and tuple(maker.attributes["perm"].as_ints()) != axes:
-            return nothing
-        value = maker.inputs[0]
-        maker = value.producer() if value is not None else None
-    return value, pads
-
-
-def before_swap(weight: Value) -> Value | None:
-    """The weight whose channels are exchanged and whose kernel is turned around in `weight`."""
-    turn = weight.producer()
-    if turn is None or turn.op_type != "Slice" or len(turn.inputs) < 5:
-        return None
-    *_, axes, steps = turn.inputs
-    if whole_numbers(steps) != [-1, -1] or whole_numbers(axes) != [2, 3]:
-        return None
-    return swapped(turn.inputs[0])
-
-
-def value_of(value: Value | None) -> np.ndarray | None:
-    """The constant `value`; None if it is computed."""
-    known = ir.convenience.get_const_tensor(value) if value is not None else None
-    return None if known is None else known.numpy()
-
-
-def whole_numbers(value: Value | None) -> list[int]:
-    """The numbers of a constant; empty if it is computed."""
-    found = value_of(value)
-    return [] if found is None else [int(number) for number in found.reshape(-1)]
-
-
-def is_all(value: Value | None, number: float) -> bool:
-    """Whether `value` is a constant that repeats `number`."""
-    found = value_of(value)
-    return found is not None and bool((found == number).all())

@@ -27,6 +27,14 @@ def cancel_permutations(graph: GraphModule) -> None:
             node.args = (inner.args[0], dims)
 
 
+def join_views(graph: GraphModule) -> None:
+    """Replace view(view(x, a), b) by view(x, b)."""
+    for node in graph.graph.find_nodes(op="call_function", target=aten.view.default):
+        inner = node.args[0]
+        if inner.target is aten.view.default:
+            node.args = (inner.args[0], node.args[1])
+
+
 def accumulate_products(graph: GraphModule) -> None:
     """Replace number * c + a @ b, from momentum, and c - a @ b by one product that adds."""
     for target in (aten.add.Tensor, aten.sub.Tensor):
@@ -75,7 +83,7 @@ def is_matrix_product(node: object) -> bool:
     return isinstance(node, Node) and node.target is aten.mm.default and len(node.users) == 1
 
 
-PASSES: tuple[Pass, ...] = (cancel_permutations, accumulate_products)
+PASSES: tuple[Pass, ...] = (cancel_permutations, join_views, accumulate_products)
 
 
 def shorten(graph: GraphModule) -> GraphModule:

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ RUNTIMES = ("onnx", PLAIN_FORM, "litert", "openvino")
 RUNS = {PLAIN_FORM: "onnx"}
 """The agent's runtime for a peer, where the names differ."""
 RETIRED = "ort-training"
+PAUSE_S = 0.01
 LOSS_TOLERANCE = 1e-4
 """Relative; of float32 through twenty layers."""
 
@@ -138,12 +140,13 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> Path:
 def take_turns(peers: dict[str, Peer], steps: int) -> dict[str, list[float]]:
     """Seconds of `steps` steps of every peer, one step each in turn.
 
-    Each time in another order: threads of PyTorch's still spin when the next one begins.
+    Each time in another order, and after a pause: threads of the last step still wait busily.
     """
     seconds: dict[str, list[float]] = {kind: [] for kind in peers}
     draw = random.Random(0)
     for _ in range(steps):
         for kind in draw.sample(list(peers), len(peers)):
+            time.sleep(PAUSE_S)
             seconds[kind].append(peers[kind].ask("time"))
     return seconds
 

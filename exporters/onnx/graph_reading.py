@@ -1,0 +1,93 @@
+"""What one node of an ONNX graph says: shapes, windows, constants, and permutations before it."""
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import Node, Value
+
+Dims = tuple[int | None, ...]
+"""The shape of a tensor; None for a size that is not known."""
+SWAP = (1, 0, 2, 3)
+"""The permutation that exchanges the input and output channels of a weight."""
+
+
+def dims_of(value: Value | None) -> Dims:
+    """The shape of `value`; empty if it is unknown."""
+    if value is None or value.shape is None:
+        return ()
+    return tuple(size if isinstance(size, int) else None for size in value.shape.dims)
+
+
+def numbers(node: Node) -> dict[str, list[int]]:
+    """The window of a convolution, with its number of groups."""
+    unlike = ("auto_pad", "group")
+    window = {k: list(one.as_ints()) for k, one in node.attributes.items() if k not in unlike}
+    groups = node.attributes["group"].as_int() if "group" in node.attributes else 1
+    return {**window, "group": [groups]}
+
+
+def swapped_pads(node: Node) -> list[int]:
+    """The padding of the plain convolution that equals the transposed one `node`."""
+    window, kernel = numbers(node), dims_of(node.inputs[1])[2:]
+    spans = [d * (int(k or 0) - 1) for d, k in zip(window["dilations"], kernel, strict=True)]
+    return [span - pad for span, pad in zip([*spans, *spans], window["pads"], strict=True)]
+
+
+def swapped(value: Value | None) -> Value | None:
+    """The value whose first two axes are exchanged in `value`."""
+    swap = value.producer() if value is not None else None
+    if swap is None or swap.op_type != "Transpose":
+        return None
+    return swap.inputs[0] if tuple(swap.attributes["perm"].as_ints()) == SWAP else None
+
+
+def rows_of(node: Node) -> tuple[Value | None, list[int]]:
+    """The image (N, C, H, W) that the convolution `node` reads as (1, C * N, H, W); its padding.
+
+    The image is None if `node` does not read one so.
+    """
+    pads, value = numbers(node).get("pads", [0] * 4), node.inputs[0]
+    nothing = (None, pads)
+    maker = value.producer() if value is not None else None
+    if maker is not None and maker.op_type == "Pad":
+        more = whole_numbers(maker.inputs[1])
+        if len(more) != 8 or any(more[axis] for axis in (0, 1, 4, 5)):
+            return nothing
+        pads = [pad + further for pad, further in zip(pads, more[2:4] + more[6:], strict=True)]
+        maker = maker.inputs[0].producer() if maker.inputs[0] is not None else None
+    for operator, axes in (("Reshape", ()), ("Transpose", (1, 0, 3, 4, 2)), ("Reshape", ())):
+        if maker is None or maker.op_type != operator:
+            return nothing
+        if axes and tuple(maker.attributes["perm"].as_ints()) != axes:
+            return nothing
+        value = maker.inputs[0]
+        maker = value.producer() if value is not None else None
+    return value, pads
+
+
+def before_swap(weight: Value) -> Value | None:
+    """The weight whose channels are exchanged and whose kernel is turned around in `weight`."""
+    turn = weight.producer()
+    if turn is None or turn.op_type != "Slice" or len(turn.inputs) < 5:
+        return None
+    *_, axes, steps = turn.inputs
+    if whole_numbers(steps) != [-1, -1] or whole_numbers(axes) != [2, 3]:
+        return None
+    return swapped(turn.inputs[0])
+
+
+def value_of(value: Value | None) -> np.ndarray | None:
+    """The constant `value`; None if it is computed."""
+    known = ir.convenience.get_const_tensor(value) if value is not None else None
+    return None if known is None else known.numpy()
+
+
+def whole_numbers(value: Value | None) -> list[int]:
+    """The numbers of a constant; empty if it is computed."""
+    found = value_of(value)
+    return [] if found is None else [int(number) for number in found.reshape(-1)]
+
+
+def is_all(value: Value | None, number: float) -> bool:
+    """Whether `value` is a constant that repeats `number`."""
+    found = value_of(value)
+    return found is not None and bool((found == number).all())
