@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from device_agent.runtime.litert_runtime import LitertSession
 from device_agent.runtime.litert_runtime import description as litert
 from device_agent.runtime.onnx_runtime import DESCRIPTION, OnnxSession
 from device_agent.runtime.onnx_runtime import arena as onnx_arena
+from device_agent.runtime.openvino_runtime import PACKAGE as OPENVINO
 from device_agent.runtime.openvino_runtime import OpenvinoSession
 from device_agent.runtime.openvino_runtime import description as openvino
 from profiles.errors import BundleError
@@ -46,7 +48,7 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
     """Load a signature.
 
     Args:
-        runtime: Name of the runtime in the manifest, or "openvino" for a graph in ONNX format.
+        runtime: Name of the runtime in the manifest, or OPENVINO for a graph in ONNX format.
         graph: The file that holds the signature.
         signature: Name of the signature.
         threads: Number of threads; 0 is one for each core.
@@ -57,7 +59,7 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
     """
     if runtime == "litert":
         return LitertSession(graph, signature, threads)
-    if runtime == "openvino":
+    if runtime == OPENVINO:
         return OpenvinoSession(graph, threads)
     if runtime != "onnx":
         raise BundleError(
@@ -69,11 +71,16 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
     return OnnxSession(best_form(graph), threads)
 
 
+def alternatives(runtime: str) -> tuple[str, ...]:
+    """Other installed runtimes that may take the graphs of a bundle for `runtime`."""
+    return (OPENVINO,) if runtime == "onnx" and find_spec(OPENVINO) is not None else ()
+
+
 def describe(runtime: str) -> str:
     """Name and version of the library of `runtime`."""
     if runtime == "litert":
         return litert()
-    if runtime == "openvino":
+    if runtime == OPENVINO:
         return openvino()
     return DESCRIPTION if runtime == "onnx" else runtime
 
@@ -82,7 +89,7 @@ def arena(runtime: str) -> str:
     """How `runtime` manages memory between operators and runs, as text."""
     if runtime == "onnx":
         return onnx_arena()
-    return "one arena, planned ahead" + (" for each batch size" if runtime == "openvino" else "")
+    return "one arena, planned ahead" + (" for each batch size" if runtime == OPENVINO else "")
 
 
 def versions() -> dict[str, str]:
