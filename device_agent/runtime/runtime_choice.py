@@ -1,6 +1,7 @@
 """The choice of the runtime that executes a graph: the one in the manifest, or OpenVINO."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from device_agent.runtime.blocked_probe import best_form
+from device_agent.runtime.litert_runtime import PACKAGE as LITERT
 from device_agent.runtime.litert_runtime import LitertSession
 from device_agent.runtime.litert_runtime import description as litert
 from device_agent.runtime.onnx_runtime import DESCRIPTION, OnnxSession
@@ -90,6 +92,15 @@ def arena(runtime: str) -> str:
     if runtime == "onnx":
         return onnx_arena()
     return "one arena, planned ahead" + (" for each batch size" if runtime == OPENVINO else "")
+
+
+def all_versions() -> dict[str, str]:
+    """Versions of the agent, of numpy and of all installed runtimes, by package."""
+    found = versions()
+    for package in ("onnxruntime", OPENVINO, LITERT):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def versions() -> dict[str, str]:
