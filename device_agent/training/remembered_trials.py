@@ -11,7 +11,8 @@ from device_agent.formats.atomic_files import fingerprint, write_file
 from device_agent.formats.bundle import Bundle, structure, training_of
 from device_agent.formats.manifest import Struct
 from device_agent.runtime.runtime_choice import alternatives, describe, versions
-from device_agent.training.runtime_trial import Trial
+from device_agent.training.runtime_trial import Trial, faster_of
+from device_agent.training.training_options import TrainingOptions
 from profiles.documents.bundle_profile import this_machine
 from profiles.json_decoding import MalformedError, decode_json
 
@@ -34,8 +35,8 @@ def default_trials() -> Path:
     return Path(home) / "edgetailor-agent" / "runtimes.json"
 
 
-def key_of(bundle: Bundle, threads: int) -> str:
-    """SHA-256 of what a trial depends on: the bundle, threads, software and machine.
+def key_of(bundle: Bundle, options: TrainingOptions) -> str:
+    """SHA-256 of what a trial depends on: the bundle, threads, memory limit, software and machine.
 
     It is the same in all rounds of one submodel.
     """
@@ -43,7 +44,8 @@ def key_of(bundle: Bundle, threads: int) -> str:
     about = (
         structure(bundle.manifest),
         training_of(bundle).batch_size,
-        threads,
+        options.threads,
+        options.max_memory,  # a trial that ran out of memory may have enough with another limit
         [describe(name) for name in (own, *alternatives(own))],
         versions(),
         this_machine(describe(own)),
@@ -69,10 +71,17 @@ class Trials:
 
     def of(self, runtime: str) -> Trial:
         """The trial of `runtime`."""
-        if runtime not in self._known:
-            self._known[runtime] = self._make(runtime)
-            self._write()
-        return self._known[runtime]
+        return self._known.get(runtime) or self._keep(runtime, self._make(runtime))
+
+    def repeat(self, runtime: str) -> Trial:
+        """The trial of `runtime` after another one, of which the shorter times count."""
+        known, again = self.of(runtime), self._make(runtime)
+        return known if again.refused else self._keep(runtime, faster_of(known, again))
+
+    def _keep(self, runtime: str, trial: Trial) -> Trial:
+        self._known[runtime] = trial
+        self._write()
+        return trial
 
     def _read(self) -> dict[str, dict[str, Trial]]:
         try:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from device_agent.formats.bundle import open_bundle, training_of
 from device_agent.formats.manifest import Record, Struct
@@ -29,12 +30,12 @@ from profiles.errors import EdgeTailorError
 Clock = Callable[[], float]
 LOSSES = 3
 """The first training steps whose losses are kept."""
-FEWEST, MOST = 4, 10
+FEWEST, MOST = 4, 50
 """Timed runs of a stage or of the training step, after the first one."""
-LENGTH_S = 5.0
+LENGTH_S = 3.0
 """After this time a stage or the training step gets no more than the fewest runs."""
 LONGEST_S = 300.0
-"""A trial that takes longer is ended. The service's watchdog waits longer than two trials."""
+"""A trial that takes longer is ended. The service's watchdog waits longer than that."""
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -70,6 +71,16 @@ class Trial(Struct, frozen=True, kw_only=True):
     record_s: float = 0.0
     train_s: float = 0.0
     losses: tuple[float, ...] = ()
+
+
+def faster_of(one: Trial, other: Trial) -> Trial:
+    """The shorter times of two trials of the same runtime."""
+    return replace(
+        one,
+        start_s=min(one.start_s, other.start_s),
+        record_s=min(one.record_s, other.record_s),
+        train_s=min(one.train_s, other.train_s),
+    )
 
 
 def time_runs(open_: Callable[[], Callable[[], object]], clock: Clock) -> tuple[float, float]:
