@@ -6,14 +6,15 @@ import sys
 from pathlib import Path
 
 import click
+import msgspec
 
-from device_agent.cli.console import say
+from device_agent.cli.console import print_json, say
 from device_agent.cli.options import json_option, runtime_option, threads_option
 from device_agent.log_format import PlainFormatter, show_logs
 
 
 @click.command()
-@click.argument("places", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("places", nargs=-1, type=click.Path(path_type=Path))
 @runtime_option
 @threads_option
 @click.option(
@@ -23,28 +24,68 @@ from device_agent.log_format import PlainFormatter, show_logs
     type=click.IntRange(5),
     help="Measured training steps of each bundle.",
 )
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Also calibrate this device, and write all figures to this JSON file.",
+)
+@click.option("--name", help="Name of the device in the file.  [default: its model or processor]")
+@click.option("--force", is_flag=True, help="Replace the file at --out if it exists.")
 @json_option
 def bench(
-    places: tuple[Path, ...], runtime: str | None, threads: int, runs: int, as_json: bool
+    places: tuple[Path, ...],
+    runtime: str | None,
+    threads: int,
+    runs: int,
+    out: Path | None,
+    name: str | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
-    """Compare training with several bundles.
+    """Compare training with several bundles and runtimes.
 
     PLACES are bundles or folders of bundles. The table has the seconds for a batch and the peak
-    memory of the process that trains, one line for each bundle. A bundle that cannot be measured
-    does not end the others.
+    memory of the process that trains, one line for each bundle and each installed runtime that
+    takes it. A bundle that cannot be measured does not end the others.
+
+    With --out, PLACES may be left out. The file has the calibration of this device, which takes
+    about a minute, the versions of the runtimes, and the figures of the bundles. `edgetailor plan
+    --profile FILE` reads it. It does not have the host name.
 
     \b
         edgetailor-agent bench bundles/
+        edgetailor-agent bench --out my-board.json
     """
-    from device_agent.profiling.bundle_benchmark import as_document, bench_table, measure_each
+    from device_agent.formats.atomic_files import check_file_place, write_file
+    from device_agent.profiling.bundle_benchmark import (
+        as_document,
+        bench_profile,
+        bench_table,
+        measure_each,
+    )
+    from device_agent.profiling.calibration import calibrate
+    from device_agent.profiling.calibration_summary import summary
 
-    level = logging.INFO if sys.stderr.isatty() else logging.WARNING
+    if out is None and not places:
+        raise click.UsageError("Give bundles in PLACES, or --out FILE to calibrate this device.")
+    if out is not None:
+        check_file_place(out, force)
+    level = logging.INFO if out is not None or sys.stderr.isatty() else logging.WARNING
     with show_logs(say, PlainFormatter(), level):
         rows = measure_each(places, threads, runs, runtime)
+        calibration = None if out is None else calibrate(threads)
+    document = json.dumps(as_document(rows), indent=1).encode()
+    lines = bench_table(rows) if places else []
+    if out is not None and calibration is not None:
+        device = bench_profile(name, calibration, rows)
+        document = msgspec.json.format(msgspec.json.encode(device), indent=1)
+        write_file(out, document)
+        lines += summary(device, out)
     if as_json:
-        click.echo(json.dumps(as_document(rows), indent=1))
+        print_json(document)
     else:
-        click.echo("\n".join(bench_table(rows)))
-    failed = [row.error for row in rows if row.error is not None]
+        click.echo("\n".join(lines))
+    # A runtime that was not asked for may refuse a bundle.
+    failed = [row.error for row in rows if row.error is not None and row.other is None]
     if failed:
         click.get_current_context().exit(max(error.exit_code for error in failed))

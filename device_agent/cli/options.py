@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from device_agent.federation.owner_limits import QuietHours
+from device_agent.training.training_options import AUTO
 from profiles.errors import InputError
 from profiles.units import parse_bytes, parse_duration
 
@@ -26,10 +27,17 @@ class Duration(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
+RUNTIMES = ("onnxruntime", "openvino")
 runtime_option = click.option(
     "--runtime",
-    type=click.Choice(["onnxruntime", "openvino"]),
+    type=click.Choice(RUNTIMES),
     help="Library that runs ONNX bundles; openvino needs its extra.  [default: onnxruntime]",
+)
+runtime_or_auto_option = click.option(
+    "--runtime",
+    type=click.Choice([*RUNTIMES, AUTO]),
+    help="Library that runs ONNX bundles; openvino needs its extra. auto tries both with a few "
+    "batches and keeps the faster.  [default: onnxruntime]",
 )
 threads_option = click.option(
     "--threads",
@@ -128,7 +136,7 @@ OWNER_OPTIONS = (
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that `RunOptions` holds to `command`."""
-    taken = (data_option, state_option, runtime_option, threads_option, seed_option)
+    taken = (data_option, state_option, runtime_or_auto_option, threads_option, seed_option)
     # Decorators apply from the last to the first: reversed, --help lists them in this order.
     for option in reversed((*taken, validation_option, max_memory_option, *OWNER_OPTIONS)):
         command = option(command)

@@ -10,7 +10,7 @@ from device_agent.cli.options import (
     data_option,
     json_option,
     max_memory_option,
-    runtime_option,
+    runtime_or_auto_option,
     seed_option,
     threads_option,
     validation_option,
@@ -32,7 +32,7 @@ from profiles.text_formatting import counted
 @click.option("--force", is_flag=True, help="Replace an update that is in the folder at --out.")
 @validation_option
 @max_memory_option
-@runtime_option
+@runtime_or_auto_option
 @threads_option
 @seed_option
 @json_option

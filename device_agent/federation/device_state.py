@@ -8,6 +8,7 @@ files/                 files of the current bundle by SHA-256, each downloaded o
 bundle/  update/       the current bundle and the update trained from it
 attempts.json          number of failed trainings in a row (see training_attempts.py)
 personal.safetensors   personal tensors, which never leave the device
+runtimes.json          how long runtimes took in trials (see remembered_trials.py)
 """
 
 import fcntl
@@ -37,7 +38,7 @@ from profiles.json_decoding import MalformedError, decode_json
 Fetch = Callable[[FileOffer, Path], None]
 UNFINISHED = re.compile(
     r"\.writable|\.(\.writable|device\.json|(device|replacing)\.key|attempts\.json"
-    r"|personal\.safetensors)\.\w+"
+    r"|runtimes\.json|personal\.safetensors)\.\w+"
 )
 """Names that `write_file` gives to the files of this folder before they are complete."""
 
@@ -82,6 +83,7 @@ class DeviceState:
         self.key = folder / "device.key"
         self.replacing_key = folder / "replacing.key"
         self.attempts = folder / "attempts.json"
+        self.trials = folder / "runtimes.json"
         self._identity = folder / "device.json"
         self._personal = folder / "personal.safetensors"
         self._newest = folder / "newest-work"
@@ -246,6 +248,7 @@ class DeviceState:
         for path in (self.bundle, self.update, training_folder(self.update), self._files):
             shutil.rmtree(path, ignore_errors=True)
         self.attempts.unlink(missing_ok=True)
+        self.trials.unlink(missing_ok=True)
         self._newest.unlink(missing_ok=True)
         if not keep_personal:
             self._personal.unlink(missing_ok=True)

@@ -203,6 +203,7 @@ class _Rounds:
                 on_batch=self._on_batch,
                 profiled=True,
                 idle=self._idle,
+                trials=self._folder.trials,
             )
 
     def _on_batch(self) -> None:

@@ -1,28 +1,47 @@
-"""Training with several bundles on one machine, as one table: `edgetailor-agent bench`."""
+"""Training with several bundles on one machine, as one table: `edgetailor-agent bench`.
+
+Each bundle is trained with each installed runtime that takes it.
+"""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from device_agent.formats.bundle import open_bundle
 from device_agent.formats.manifest import MANIFEST
+from device_agent.profiling.calibration import device_profile
 from device_agent.profiling.profile_text import table
 from device_agent.profiling.profiler import profile_bundle
+from device_agent.runtime.runtime_choice import all_versions, alternatives, describe
+from device_agent.training.fastest_runtime import beside, half_of_memory
+from device_agent.training.memory_fit import check_fits
+from device_agent.training.memory_limits import Usage, ceilings
+from device_agent.training.runtime_option import with_runtime
 from profiles.documents.bundle_profile import Profile
+from profiles.documents.calibration_record import Calibration
+from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import EdgeTailorError, InputError
 from profiles.text_formatting import UNKNOWN_CELL, megabytes
 
-BENCH_VERSION = 1
+BENCH_VERSION = 2
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class BenchRow:
-    """The result for one bundle: its profile, or the error that ended the measurement."""
+    """The result for one bundle and runtime: its profile, or the error that ended the measurement.
+
+    `other` is the runtime, with its version, if it is not the bundle's own and was not asked for.
+    It may refuse the bundle.
+    """
 
     name: str
     profile: Profile | None = None
     error: EdgeTailorError | None = None
+    other: str | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -63,23 +82,63 @@ def measure_each(
         places: Bundles, or folders of bundles.
         threads: Threads of the runtime; 0 for as many as the machine has cores.
         runs: Measured runs of each phase.
-        runtime: Library that runs ONNX bundles, see TrainingOptions.
+        runtime: The only library that runs ONNX bundles, see TrainingOptions. None means each
+            installed one.
 
     Returns:
-        One row for each bundle. A bundle that cannot be measured has an error.
+        A row for each bundle and runtime. What cannot be measured has an error.
 
     Raises:
         InputError: A place has no bundle.
     """
     rows = []
     for bundle in list(bundles_in(places)):
-        logger.info("measuring %s", bundle.name)
-        try:
-            found = profile_bundle(bundle, threads, runs=runs, runtime=runtime)
-            rows.append(BenchRow(bundle.name, found))
-        except EdgeTailorError as error:
-            rows.append(BenchRow(bundle.name, error=error))
+        rows.append(measure_one(bundle, threads, runs, runtime))
+        if runtime is None and rows[-1].error is None:
+            others = alternatives(open_bundle(bundle).manifest.runtime)
+            rows += [measure_one(bundle, threads, runs, name, other=True) for name in others]
     return rows
+
+
+def measure_one(
+    bundle: Path, threads: int, runs: int, runtime: str | None, *, other: bool = False
+) -> BenchRow:
+    """Profile one bundle, with an `other` runtime only if the memory is predicted to be enough."""
+    about = describe(runtime) if other and runtime is not None else None
+    logger.info("measuring %s%s", bundle.name, f" with {about}" if about else "")
+    try:
+        if other:
+            idle = Usage.now()
+            limits = beside(ceilings() or [half_of_memory(idle)], idle)
+            check_fits(with_runtime(open_bundle(bundle), runtime).manifest, False, limits)
+        found = profile_bundle(bundle, threads, runs=runs, runtime=runtime)
+        return BenchRow(bundle.name, found, other=about)
+    except EdgeTailorError as error:
+        return BenchRow(bundle.name, error=error, other=about)
+
+
+def bench_profile(
+    name: str | None, calibration: Calibration, rows: Sequence[BenchRow]
+) -> DeviceProfile:
+    """The document that `bench --out` writes.
+
+    Args:
+        name: Name of the device. None means its model or processor.
+        calibration: The device's calibration.
+        rows: The results of `measure_each`; may be empty.
+
+    Returns:
+        The profile of this device, with all versions and the profiles in `rows`.
+    """
+    found = device_profile("", calibration, Path.cwd())
+    about = found.machine
+    own = about and (about.model or about.processor or about.architecture)
+    return replace(
+        found,
+        name=name or own or "unknown",
+        versions=all_versions(),
+        trainings=tuple(row.profile for row in rows if row.profile is not None),
+    )
 
 
 def bench_table(rows: Sequence[BenchRow]) -> list[str]:
@@ -91,15 +150,23 @@ def bench_table(rows: Sequence[BenchRow]) -> list[str]:
             row.name,
             profile.submodel if profile else UNKNOWN_CELL,
             str(profile.batch_size) if profile else UNKNOWN_CELL,
+            profile.machine.runtime if profile else UNKNOWN_CELL,
             UNKNOWN_CELL if seconds is None else f"{seconds:.3f}",
             megabytes(row.peak_bytes),
         )
 
     about = next((row.profile.machine for row in rows if row.profile), None)
+    # A runtime that does not take a bundle has no line in the table, only its reason below.
+    shown = [row for row in rows if row.error is None or row.other is None]
+    header = ("bundle", "submodel", "batch", "runtime", "s/batch", "peak MB")
     return [
-        *table([("bundle", "submodel", "batch", "s/batch", "peak MB"), *map(cells, rows)]),
-        *([f"{about.runtime} on {about.processor or about.architecture}"] if about else []),
-        *(f"{row.name}: {row.error}" for row in rows if row.error),
+        *table([header, *map(cells, shown)]),
+        *([f"on {about.processor or about.architecture}"] if about else []),
+        *(
+            f"{row.name}{f' without {row.other}' if row.other else ''}: {row.error}"
+            for row in rows
+            if row.error
+        ),
     ]
 
 
@@ -112,6 +179,7 @@ def as_document(rows: Sequence[BenchRow]) -> dict[str, object]:
                 "name": row.name,
                 "submodel": row.profile and row.profile.submodel,
                 "batch_size": row.profile and row.profile.batch_size,
+                "runtime": row.profile.machine.runtime if row.profile else row.other,
                 "seconds_per_batch": row.seconds,
                 "peak_bytes": row.peak_bytes,
                 "error": row.error and str(row.error),

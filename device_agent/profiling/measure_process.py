@@ -8,74 +8,25 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from device_agent.data.local_data import LocalData
 from device_agent.formats.bundle import Bundle, open_bundle, training_of
-from device_agent.formats.label_rule import label_rule
-from device_agent.formats.manifest import SAFE_LIMIT, SAMPLES, Record
+from device_agent.formats.manifest import SAMPLES, Record
 from device_agent.profiling.measure_messages import Measurement, Request, Task
 from device_agent.profiling.sustained_run import Action, seconds_of, sustain
 from device_agent.system import process_memory
+from device_agent.training.random_run import random_run
 from device_agent.training.runtime_option import with_runtime
 from device_agent.training.schedule_interpreter import ScheduleRun
-from device_agent.training.training_options import TrainingOptions
 from profiles.documents.bundle_profile import WARM_UP, Memory, Sustained
 from profiles.errors import EdgeTailorError
 
 
-def synthetic(bundle: Bundle, samples: int) -> LocalData:
-    """Create random data that fit a bundle.
-
-    Args:
-        bundle: The bundle.
-        samples: Number of samples.
-
-    Returns:
-        Random samples and labels.
-    """
-    generator = np.random.default_rng(0)
-    about = bundle.manifest
-    shape = (samples, *about.sample_shape)
-    labels = label_rule(about)
-    label_shape = (samples, *(labels.shape or ()))
-    return LocalData(
-        x=generator.integers(about.sample_limit or SAFE_LIMIT, size=shape)
-        if about.sample_dtype == "int64"
-        else generator.standard_normal(shape, dtype=np.float32),
-        y=generator.standard_normal(label_shape, dtype=np.float32)
-        if labels.dtype == "float32"
-        else generator.integers((labels.highest or 0) + 1, size=label_shape),
-    )
-
-
 def prepare_run(bundle: Bundle, task: Task, scratch: Path, threads: int) -> ScheduleRun:
-    """Create a run with one batch of random data for `task`.
+    """Create a run with one batch of random data for `task`, see `random_run`.
 
-    Recorded activations and personal tensors are random too, so that no other signature has to run
-    in the process before the measured one.
+    No other signature has to run in the process before the measured one.
     """
-    generator = np.random.default_rng(1)
-    local = synthetic(bundle, training_of(bundle).batch_size)
-    personal = {
-        entry.name: (0.05 * generator.standard_normal(entry.shape)).astype(entry.dtype)
-        for entry in bundle.manifest.tensors
-        if entry.role == "personal"
-    }
-    run = ScheduleRun(bundle, local, scratch, TrainingOptions(threads=threads), personal)
     source = source_of(task, bundle)
-    if source != SAMPLES:
-        shape = (len(local), *recorded_shape(bundle, source))
-        run.recordings[source] = recording = run.open_recording(source, 0)
-        recording.append(generator.standard_normal(shape, dtype=np.float32))
-        recording.close()
-    return run
-
-
-def recorded_shape(bundle: Bundle, source: str) -> tuple[int, ...]:
-    """Shape of one sample's activations in the recording `source`."""
-    steps = (step for step in bundle.manifest.schedule if isinstance(step, Record))
-    signature = next(step.signature for step in steps if step.target == source)
-    (output,) = bundle.manifest.signatures[signature].outputs
-    return tuple(size for size in output.shape if size is not None)
+    return random_run(bundle, [] if source == SAMPLES else [source], scratch, threads)
 
 
 def make_action(task: Task, run: ScheduleRun) -> Action:

@@ -5,7 +5,6 @@ count for another.
 """
 
 import logging
-import signal
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from device_agent.profiling.measure_messages import Measurement, Request, Task, 
 from device_agent.profiling.profile_text import label
 from device_agent.runtime.runtime_choice import arena, describe, versions
 from device_agent.system import sensors
+from device_agent.system.child_processes import failure
 from device_agent.training.memory_estimate import concurrent_peak_bytes
 from device_agent.training.runtime_option import with_runtime
 from profiles.documents.bundle_profile import (
@@ -193,10 +193,7 @@ class ChildProcesses:
 
     def _failure(self, task: Task, code: int, errors: bytes) -> BundleError:
         """The error for a child process that ended with the status `code`."""
-        # The child prints its error last, after anything that the runtime prints.
-        reason = errors.decode(errors="replace").strip().split("\n")[-1]
-        if code == -signal.SIGKILL:
-            reason = "the system killed the process, most likely because memory ran out."
+        reason = failure(code, errors)
         return BundleError(
             f"{self.bundle.folder} could not be measured ({' + '.join(task.signatures)}): {reason}",
             code="measurement.failed",

@@ -1,17 +1,21 @@
 """The choice of the runtime that executes a graph: the one in the manifest, or OpenVINO."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from device_agent.runtime.blocked_probe import best_form
+from device_agent.runtime.litert_runtime import PACKAGE as LITERT
 from device_agent.runtime.litert_runtime import LitertSession
 from device_agent.runtime.litert_runtime import description as litert
 from device_agent.runtime.onnx_runtime import DESCRIPTION, OnnxSession
 from device_agent.runtime.onnx_runtime import arena as onnx_arena
+from device_agent.runtime.openvino_runtime import PACKAGE as OPENVINO
 from device_agent.runtime.openvino_runtime import OpenvinoSession
 from device_agent.runtime.openvino_runtime import description as openvino
 from profiles.errors import BundleError
@@ -46,7 +50,7 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
     """Load a signature.
 
     Args:
-        runtime: Name of the runtime in the manifest, or "openvino" for a graph in ONNX format.
+        runtime: Name of the runtime in the manifest, or OPENVINO for a graph in ONNX format.
         graph: The file that holds the signature.
         signature: Name of the signature.
         threads: Number of threads; 0 is one for each core.
@@ -57,7 +61,7 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
     """
     if runtime == "litert":
         return LitertSession(graph, signature, threads)
-    if runtime == "openvino":
+    if runtime == OPENVINO:
         return OpenvinoSession(graph, threads)
     if runtime != "onnx":
         raise BundleError(
@@ -69,11 +73,16 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
     return OnnxSession(best_form(graph), threads)
 
 
+def alternatives(runtime: str) -> tuple[str, ...]:
+    """Other installed runtimes that may take the graphs of a bundle for `runtime`."""
+    return (OPENVINO,) if runtime == "onnx" and find_spec(OPENVINO) is not None else ()
+
+
 def describe(runtime: str) -> str:
     """Name and version of the library of `runtime`."""
     if runtime == "litert":
         return litert()
-    if runtime == "openvino":
+    if runtime == OPENVINO:
         return openvino()
     return DESCRIPTION if runtime == "onnx" else runtime
 
@@ -82,7 +91,16 @@ def arena(runtime: str) -> str:
     """How `runtime` manages memory between operators and runs, as text."""
     if runtime == "onnx":
         return onnx_arena()
-    return "one arena, planned ahead" + (" for each batch size" if runtime == "openvino" else "")
+    return "one arena, planned ahead" + (" for each batch size" if runtime == OPENVINO else "")
+
+
+def all_versions() -> dict[str, str]:
+    """Versions of the agent, of numpy and of all installed runtimes, by package."""
+    found = versions()
+    for package in ("onnxruntime", OPENVINO, LITERT):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def versions() -> dict[str, str]:

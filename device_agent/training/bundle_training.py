@@ -19,16 +19,18 @@ from device_agent.system.disk_space import storage_error
 from device_agent.system.process_memory import map_large_blocks, ran_out
 from device_agent.training.batching import held_out
 from device_agent.training.checkpoint import Checkpoints, training_key
+from device_agent.training.fastest_runtime import with_fastest_runtime, work_of
 from device_agent.training.memory_estimate import open_at_once
 from device_agent.training.memory_fit import check_fits, spare_bytes
 from device_agent.training.memory_limits import Usage, ceilings, enforce_memory_limit
 from device_agent.training.personal_model import personal_entries
+from device_agent.training.remembered_trials import default_trials
 from device_agent.training.round_profile import RoundProfile
 from device_agent.training.runtime_option import with_runtime
 from device_agent.training.schedule_interpreter import OnEpoch, ScheduleRun, ignore_epoch
 from device_agent.training.signature_runs import OnBatch, at_once
 from device_agent.training.training_folder import CHECKPOINT, UNPACKED, working_folder
-from device_agent.training.training_options import DEFAULT_OPTIONS, TrainingOptions
+from device_agent.training.training_options import AUTO, DEFAULT_OPTIONS, TrainingOptions
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import LimitError, UpdateError
 
@@ -63,6 +65,7 @@ def train_bundle(
     force: bool = False,
     profiled: bool = False,
     idle: Usage | None = None,
+    trials: Path | None = None,
 ) -> Trained:
     """Train the bundle in `folder` on local data and write the update to the folder `out`.
 
@@ -82,6 +85,7 @@ def train_bundle(
         profiled: Add time and memory of this training to the update's record. Times differ from
             run to run, so the record is then no longer reproducible.
         idle: Memory that this process used before its first training (default: uses now).
+        trials: The file that remembers trials of runtimes (default: one for this user).
 
     Returns:
         The update's record and the new personal tensors.
@@ -108,9 +112,14 @@ def train_bundle(
             local = local_data(bundle, data, scratch / UNPACKED)
             for remark in local.remarks:
                 log.warning("%s", remark)
+            validated = held_out(len(local), options.validation)
+            if options.runtime == AUTO:
+                work = work_of(bundle, len(local), len(validated))
+                where = (limits, idle, trials or default_trials())
+                bundle = with_fastest_runtime(bundle, work, options, *where, wait=on_batch)
             run = ScheduleRun(
                 *(bundle, local, scratch, options, dict(personal or {}), on_epoch),
-                held_out=held_out(len(local), options.validation),
+                held_out=validated,
                 on_batch=on_batch,
                 spare_bytes=spare_bytes(bundle.manifest, validating, limits),
             )

@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass
 
+AUTO = "auto"
+"""As the runtime: the one that trains the bundle fastest on this device, see `fastest_runtime`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """How to train a bundle. One object is handed on from the command to the schedule interpreter.
 
     Attributes:
-        runtime: Library that runs ONNX bundles: "onnxruntime" or "openvino". None means
-            onnxruntime.
+        runtime: Library that runs ONNX bundles: "onnxruntime", "openvino", or AUTO for the one
+            that is faster here. None means onnxruntime.
         threads: Threads of the runtime. 0 means one for each core.
         seed: Seed for the order of the samples and for dropout. With one thread, the same seed
             gives the same update, bit for bit.

@@ -1,16 +1,18 @@
 """A device as the planner sees it: its hardware and its calibration.
 
 A built-in profile is a TOML file of published figures with their sources. The profile of a real
-device is the JSON file that `edgetailor-agent calibrate --out` writes. Unknown figures are absent.
+device is the JSON file that `edgetailor-agent calibrate --out` or `bench --out` writes. If an owner
+has sent such a file in, it lies beside the TOML file. Unknown figures are absent.
 """
 
 import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
-from profiles.documents.bundle_profile import Machine, Text
+from profiles.documents.bundle_profile import MOST, Machine, Profile, Text
 from profiles.documents.calibration_record import CALIBRATION_VERSION, Bytes, Calibration, Size
 from profiles.errors import InputError
 from profiles.json_decoding import decode_json
@@ -24,7 +26,9 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The known figures of a device, in bytes, bits per second and hertz.
 
     `sources` gives the source of each figure by its name. `date` (YYYY-MM-DD) is the day of the
-    measurement or look-up. A built-in profile has no `machine` and no `calibration`.
+    measurement or look-up. `machine` and `calibration` are those of a real device. What `bench
+    --out` adds: `versions` of the agent and of all installed runtimes by package, and `trainings`,
+    the profiles of the bundles that were measured, one for each bundle and runtime.
     """
 
     version: int = DEVICE_VERSION
@@ -42,6 +46,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     machine: Machine | None = None
     calibration: Calibration | None = None
     sources: dict[Text, Text] = {}
+    versions: dict[Text, Text] | UnsetType = UNSET
+    trainings: Annotated[tuple[Profile, ...], Meta(max_length=MOST)] | UnsetType = UNSET
 
     def age_days(self, today: datetime.date) -> int:
         """Days since the measurement or look-up."""
@@ -53,6 +59,10 @@ FIGURES = (
     *("storage_free_bytes", "down_bits_per_s", "up_bits_per_s"),
 )
 """The fields that need a source in a built-in profile."""
+MEASURED = "calibration"
+"""Where the sources of a built-in profile name the origin of its measurements."""
+OF_THE_KIND = ("cores", "memory_bytes", "memory_available_bytes")
+"""Figures that are taken from a measurement of another device of the kind, if none is published."""
 
 
 def load_device(reference: str) -> DeviceProfile:
@@ -83,6 +93,36 @@ def load_device(reference: str) -> DeviceProfile:
                 code="profile.unknown-device",
                 device=reference,
             )
+        return built_in_profile(path)
+    return read_device(path)
+
+
+def built_in_profile(path: Path) -> DeviceProfile:
+    """The built-in profile in the TOML file `path`, with the measurements beside it, if any."""
+    published, sent = read_device(path), path.with_suffix(".json")
+    if not sent.exists():
+        return published
+    found = read_device(sent)
+    figures = {
+        name: getattr(found, name)
+        for name in OF_THE_KIND
+        if getattr(published, name) is None and getattr(found, name) is not None
+    }
+    origin = dict.fromkeys(figures, published.sources[MEASURED])
+    return msgspec.structs.replace(
+        published,
+        date=found.date,
+        machine=found.machine,
+        calibration=found.calibration,
+        versions=found.versions,
+        trainings=found.trainings,
+        sources=published.sources | origin,
+        **figures,
+    )
+
+
+def read_device(path: Path) -> DeviceProfile:
+    """Read the device profile in a file, see `load_device`."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -5,6 +5,7 @@ which runs under qemu-user, trains them there with every runtime and compares, c
 training, and profiles and calibrates.
 """
 
+import json
 import math
 import os
 import platform
@@ -24,6 +25,7 @@ from device_agent.profiling.profiler import profile_bundle
 from device_agent.runtime.blocked_probe import best_form, block_size
 from device_agent.runtime.openvino_probe import keeps_kernels
 from device_agent.training import schedule_interpreter
+from device_agent.training.remembered_trials import default_trials
 from device_agent.training.schedule_interpreter import OnEpoch, ignore_epoch
 from device_agent.training.standalone_training import train
 from profiles.cost_model.prediction import TimeModel
@@ -111,6 +113,8 @@ def check(folder: Path) -> None:
         for name in SPECS:
             compare(folder / f"{name}.{suffix}", runtime)
     refuse_convolutions(folder / "full.onnx")
+    try_runtimes(folder / "full.onnx", kept=True)
+    try_runtimes(folder / "full.dense", kept=False)
     for suffix, runtime in (("onnx", "onnxruntime"), ("dense", "openvino")):
         resume(folder / f"slice.{suffix}", runtime)
         found = profile_bundle(folder / f"full.{suffix}", 1, runs=5, runtime=runtime)
@@ -140,6 +144,18 @@ def refuse_convolutions(bundle: Path) -> None:
     assert keeps_kernels()
     with refused("bundle.kept-weights"):
         trained(bundle, bundle.with_name("refused"), "openvino")
+
+
+def try_runtimes(bundle: Path, kept: bool) -> None:
+    """`--runtime auto` passes OpenVINO over if it would keep the first weights, else tries both."""
+    os.environ["XDG_CACHE_HOME"] = str(bundle.with_name(f"{bundle.name}.cache"))
+    trained(bundle, bundle.with_name(f"{bundle.name}.auto"), "auto")
+    [trials] = json.loads(default_trials().read_bytes())["trials"].values()
+    assert ("weights of the first step" in (trials["openvino"]["refused"] or "")) == kept
+    assert trials.keys() == ({"openvino"} if kept else {"openvino", "onnx"})
+    losses = [one["losses"] for one in trials.values()]
+    assert np.ptp(losses, axis=0).max(initial=0.0) <= TOLERANCE * np.max(losses, initial=1.0)
+    print(f"{bundle.name}: tried {', '.join(trials)}", flush=True)
 
 
 def resume(bundle: Path, runtime: str) -> None:

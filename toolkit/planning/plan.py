@@ -12,6 +12,7 @@ from profiles.documents.calibration_record import STALE_DAYS
 from profiles.documents.device_profile import DeviceProfile
 from profiles.text_formatting import counted
 from toolkit.planning.default_budget import with_memory
+from toolkit.planning.measured_runtimes import runtime_notes
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,8 @@ class Planned:
         budgets: What a submodel may use; the default for memory is filled in.
         plan: The candidates and the chosen one.
         impossible: The submodels that the model does not allow.
-        notes: Assumptions for missing figures, and reasons to doubt the plan.
+        notes: Assumptions for missing figures, reasons to doubt the plan, and what was measured of
+            the device's runtimes.
     """
 
     device: DeviceProfile
@@ -97,7 +99,7 @@ def decide(
         budgets=budgets,
         plan=plan([candidate(one, device) for one in known], budgets),
         impossible=impossible,
-        notes=(*notes, *doubts(device, budgets, today)),
+        notes=(*notes, *doubts(device, budgets, today), *runtime_notes(device)),
     )
 
 

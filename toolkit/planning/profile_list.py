@@ -19,7 +19,11 @@ def show_profiles() -> None:
         memory = "unknown" if device.memory_bytes is None else format_bytes(device.memory_bytes)
         rows.add_row(device.name, title(device), memory, str(device.cores or "unknown"))
     Console(highlight=False).print(rows)
-    print("published figures; none is calibrated, so a plan for one has no times")
+    measured = ", ".join(one.name for one in profiles() if one.calibration is not None)
+    print(
+        f"published figures; measured: {measured or 'none'}. A plan for a device that was not "
+        "measured has no times"
+    )
 
 
 def profiles_as_json() -> dict[str, Any]:
@@ -32,6 +36,7 @@ def profiles_as_json() -> dict[str, Any]:
                 "title": title(device),
                 "memory_bytes": device.memory_bytes,
                 "cores": device.cores,
+                "measured": device.calibration is not None,
             }
             for device in profiles()
         ],

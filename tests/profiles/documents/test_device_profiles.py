@@ -7,7 +7,15 @@ import msgspec
 import pytest
 
 from made_calibration import DEVICE
-from profiles.documents.device_profile import FIGURES, DeviceProfile, built_in, load_device
+from made_profiles import MACHINE, full
+from profiles.documents import device_profile
+from profiles.documents.device_profile import (
+    FIGURES,
+    MEASURED,
+    DeviceProfile,
+    built_in,
+    load_device,
+)
 from refusals import refused
 
 GIB = 2**30
@@ -35,10 +43,44 @@ def test_every_figure_has_a_source(name: str) -> None:
     device = load_device(name)
     given = {field for field in FIGURES if getattr(device, field) is not None}
     assert device.name == name
-    assert device.sources.keys() == given
+    assert device.sources.keys() - {MEASURED} == given
     assert all("https://" in source for source in device.sources.values())
-    assert device.calibration is None
+    assert (device.calibration is not None) == (MEASURED in device.sources)
     datetime.date.fromisoformat(device.date)
+
+
+def test_what_an_owner_has_sent_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Published figures stay; the free disk space is that of one device only."""
+    origin = "https://example.org/issues/7"
+    (tmp_path / "board.toml").write_text(
+        'name = "board"\ntitle = "Board 2"\ndate = "2026-01-01"\nclock_hz = 9\n'
+        f'memory_bytes = 100\n[sources]\nclock_hz = "a book"\ncalibration = "{origin}"\n'
+    )
+    sent = msgspec.structs.replace(
+        DEVICE,
+        machine=MACHINE,
+        memory_bytes=90,
+        memory_available_bytes=70,
+        storage_free_bytes=5,
+        versions={"onnxruntime": "1.31.1"},
+        trainings=(full(),),
+        sources={"memory_bytes": "measured on the device"},
+    )
+    (tmp_path / "board.json").write_bytes(msgspec.json.encode(sent))
+    monkeypatch.setattr(device_profile, "BUILT_IN", tmp_path)
+    assert built_in() == ["board"]
+    found = load_device("board")
+    assert (found.name, found.title, found.date) == ("board", "Board 2", DEVICE.date)
+    assert (found.clock_hz, found.memory_bytes, found.memory_available_bytes) == (9, 100, 70)
+    assert found.storage_free_bytes is None
+    assert (found.calibration, found.machine) == (DEVICE.calibration, MACHINE)
+    assert (found.versions, found.trainings) == (sent.versions, sent.trainings)
+    assert found.sources["clock_hz"] == "a book"
+    assert found.sources["memory_available_bytes"] == origin
+
+
+def test_a_calibration_alone_is_written_as_before() -> None:
+    assert not {"versions", "trainings"} & msgspec.to_builtins(DEVICE).keys()
 
 
 def test_a_profile_survives_its_file(tmp_path: Path) -> None:
@@ -120,4 +162,5 @@ def test_a_device_that_is_not_known(tmp_path: Path) -> None:
 
 def test_figures_are_all_that_a_source_is_asked_for() -> None:
     others = {"version", "name", "date", "title", "machine", "calibration", "sources"}
+    others |= {"versions", "trainings"}
     assert {*FIGURES, *others} == set(DeviceProfile.__struct_fields__)

@@ -170,7 +170,7 @@ def test_built_in_profiles_as_json(tmp_path: Path) -> None:
     assert (done.code, done.stderr, len(document["profiles"])) == (0, "", 11)
     assert document["profiles"][-1] == {
         "name": "x86-mini-pc", "title": "x86 mini PC (Beelink S12 Pro)",
-        "memory_bytes": 17_179_869_184, "cores": 4,
+        "memory_bytes": 17_179_869_184, "cores": 4, "measured": False,
     }  # fmt: skip
 
 

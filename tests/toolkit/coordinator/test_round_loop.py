@@ -197,6 +197,7 @@ def test_a_smaller_submodel_after_three_failures(
     waits: list[float] = []
 
     def train(folder: Path, data: str, out: Path, **options: object) -> Trained:
+        assert options["trials"] == folder.parent / "runtimes.json"
         if b'"submodel":"full"' in (folder / "manifest.json").read_bytes().replace(b" ", b""):
             raise LimitError("full does not fit.")
         return train_vector(folder, data, out, **options)  # type: ignore[arg-type]

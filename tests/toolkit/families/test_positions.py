@@ -21,9 +21,9 @@ from device_agent.data.local_data import load_data
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.update import Evaluation, read_update
-from device_agent.profiling.measure_process import synthetic
 from device_agent.training.batching import held_out
 from device_agent.training.bundle_evaluation import evaluate_bundle
+from device_agent.training.random_run import synthetic
 from edgetailor import Federation, TrainingConfig, split
 from exporters.export import Format, export
 from oracles import Device, Plan

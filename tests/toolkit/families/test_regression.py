@@ -19,8 +19,8 @@ from device_agent.federation.fleet_status import lines
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.update import read_update
-from device_agent.profiling.measure_process import synthetic
 from device_agent.training.bundle_evaluation import evaluate_bundle
+from device_agent.training.random_run import synthetic
 from edgetailor import Federation, TrainingConfig
 from models_for_tests import CLASSES, INPUT_SHAPE
 from oracles import Device, Plan

@@ -1,0 +1,75 @@
+"""A run of a bundle on one batch of random data, to measure what a training takes.
+
+Neither time nor memory depends on the values of samples, recorded activations or weights.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.data.local_data import LocalData
+from device_agent.formats.bundle import Bundle, training_of
+from device_agent.formats.label_rule import label_rule
+from device_agent.formats.manifest import SAFE_LIMIT
+from device_agent.training.schedule_interpreter import ScheduleRun
+from device_agent.training.training_options import TrainingOptions
+
+
+def synthetic(bundle: Bundle, samples: int) -> LocalData:
+    """Create random data that fit a bundle.
+
+    Args:
+        bundle: The bundle.
+        samples: Number of samples.
+
+    Returns:
+        Random samples and labels.
+    """
+    generator = np.random.default_rng(0)
+    about = bundle.manifest
+    shape = (samples, *about.sample_shape)
+    labels = label_rule(about)
+    label_shape = (samples, *(labels.shape or ()))
+    return LocalData(
+        x=generator.integers(about.sample_limit or SAFE_LIMIT, size=shape)
+        if about.sample_dtype == "int64"
+        else generator.standard_normal(shape, dtype=np.float32),
+        y=generator.standard_normal(label_shape, dtype=np.float32)
+        if labels.dtype == "float32"
+        else generator.integers((labels.highest or 0) + 1, size=label_shape),
+    )
+
+
+def random_run(
+    bundle: Bundle, recordings: Sequence[str], scratch: Path, threads: int
+) -> ScheduleRun:
+    """Create a run with one batch of random data.
+
+    Recorded activations and personal tensors are random too, so that any signature can run without
+    the signatures that come before it in the schedule.
+
+    Args:
+        bundle: The bundle.
+        recordings: Names of the recordings that the signatures read. The same names in the same
+            order get the same numbers in every process.
+        scratch: Folder for the recordings.
+        threads: Threads of the runtime; 0 for one per core.
+
+    Returns:
+        The run, which has opened no session yet.
+    """
+    generator = np.random.default_rng(1)
+    local = synthetic(bundle, training_of(bundle).batch_size)
+    personal = {
+        entry.name: (0.05 * generator.standard_normal(entry.shape)).astype(entry.dtype)
+        for entry in bundle.manifest.tensors
+        if entry.role == "personal"
+    }
+    run = ScheduleRun(bundle, local, scratch, TrainingOptions(threads=threads), personal)
+    for name in recordings:
+        run.recordings[name] = recording = run.open_recording(name, 0)
+        shape = (len(local), *run.recorded_shape(name))
+        recording.append(generator.standard_normal(shape, dtype=np.float32))
+        recording.close()
+    return run

@@ -1,0 +1,182 @@
+"""A trial of a runtime: how long it takes for a bundle, and which losses it gets.
+
+A trial has a process of its own, so that neither the code nor the memory of a runtime that is not
+chosen stays in the agent, and a crash ends the trial only. The process runs this module; its only
+argument is a Request as JSON.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from device_agent.formats.bundle import open_bundle, training_of
+from device_agent.formats.manifest import Record, Struct
+from device_agent.system.child_processes import failure
+from device_agent.system.process_memory import map_large_blocks
+from device_agent.training.memory_estimate import open_at_once
+from device_agent.training.memory_limits import Usage, enforce_memory_limit
+from device_agent.training.random_run import random_run
+from device_agent.training.runtime_option import with_runtime
+from profiles.errors import EdgeTailorError
+
+Clock = Callable[[], float]
+LOSSES = 3
+"""The first training steps whose losses are kept."""
+FEWEST, MOST = 4, 50
+"""Timed runs of a stage or of the training step, after the first one."""
+LENGTH_S = 3.0
+"""After this time a stage or the training step gets no more than the fewest runs."""
+LONGEST_S = 300.0
+"""A trial that takes longer is ended. The service's watchdog waits longer than that."""
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """What to try.
+
+    Attributes:
+        folder: The bundle.
+        runtime: The library that runs its graphs, as in TrainingOptions.
+        threads: Threads of the runtime; 0 for one per core.
+        max_memory: Bytes of memory that the trial's process may use. None means no limit.
+    """
+
+    folder: str
+    runtime: str
+    threads: int
+    max_memory: int | None = None
+
+
+class Trial(Struct, frozen=True, kw_only=True):
+    """The result of a trial.
+
+    Attributes:
+        refused: Why the runtime cannot train the bundle; None if it can.
+        start_s: Time in seconds to open all sessions, and of their first runs beyond a usual run,
+            in which some runtimes compile the graph for the batch size.
+        record_s: Time to record the activations of one batch through all frozen stages.
+        train_s: Time of all training work for one batch.
+        losses: Losses of the first training steps.
+    """
+
+    refused: str | None = None
+    start_s: float = 0.0
+    record_s: float = 0.0
+    train_s: float = 0.0
+    losses: tuple[float, ...] = ()
+
+
+def faster_of(one: Trial, other: Trial) -> Trial:
+    """The shorter times of two trials of the same runtime."""
+    return replace(
+        one,
+        start_s=min(one.start_s, other.start_s),
+        record_s=min(one.record_s, other.record_s),
+        train_s=min(one.train_s, other.train_s),
+    )
+
+
+def time_runs(open_: Callable[[], Callable[[], object]], clock: Clock) -> tuple[float, float]:
+    """Time the start and the usual run of a piece of work.
+
+    Args:
+        open_: Opens the sessions and returns the function that runs the work once.
+        clock: Returns the time in seconds.
+
+    Returns:
+        The time to open and for the first run beyond a usual run, and the shortest of the later
+        runs: other programs only make a run longer.
+    """
+    begun = clock()
+    work = open_()
+    work()
+    ready = clock()
+    seconds: list[float] = []
+    while len(seconds) < FEWEST or (len(seconds) < MOST and clock() - ready < LENGTH_S):
+        start = clock()
+        work()
+        seconds.append(clock() - start)
+    usual = min(seconds)
+    return max(0.0, ready - begun - usual), usual
+
+
+def try_runtime(request: Request, clock: Clock = time.perf_counter) -> Trial:
+    """Try a runtime in this process.
+
+    Args:
+        request: What to try.
+        clock: Returns the time in seconds.
+
+    Returns:
+        The trial, also if the runtime cannot load or run the bundle, or memory runs out.
+    """
+    try:
+        return _measured(request, clock)
+    except (EdgeTailorError, MemoryError) as error:
+        return Trial(refused=str(error) or "memory ran out")
+
+
+def _measured(request: Request, clock: Clock) -> Trial:
+    map_large_blocks()  # as a training does
+    idle = Usage.now()
+    bundle = with_runtime(open_bundle(Path(request.folder)), request.runtime)
+    stages = [one for one in bundle.manifest.schedule if isinstance(one, Record)]
+    sessions = open_at_once(bundle.manifest)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        enforce_memory_limit(request.max_memory, request.threads, sessions, idle),
+    ):
+        recordings = [stage.target for stage in stages]
+        run = random_run(bundle, recordings, Path(scratch), request.threads)
+        whole, training = np.arange(len(run.local)), training_of(bundle)
+        losses: list[float] = []
+
+        def open_stage(stage: Record) -> Callable[[], object]:
+            signature = bundle.manifest.signatures[stage.signature]
+            session = run.open(stage.signature)
+            return lambda: session.run(run.feeds(signature, stage.source, whole, {}))
+
+        def open_training() -> Callable[[], object]:
+            opened = run.open_sessions(training)
+            return lambda: losses.extend(run.train_batch(training, opened, whole))
+
+        start_s = record_s = 0.0
+        for stage in stages:
+            started, seconds = time_runs(partial(open_stage, stage), clock)
+            start_s, record_s = start_s + started, record_s + seconds
+            run.release()
+        started, train_s = time_runs(open_training, clock)
+    return Trial(
+        start_s=start_s + started,
+        record_s=record_s,
+        train_s=train_s,
+        losses=tuple(losses[:LOSSES]),
+    )
+
+
+def in_child(request: Request) -> Trial:
+    """Try a runtime in a process of its own. If that crashes or hangs, the runtime is refused."""
+    encoded = msgspec.json.encode(request).decode()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "device_agent.training.runtime_trial", encoded],
+            capture_output=True,
+            timeout=LONGEST_S,
+        )
+    except subprocess.TimeoutExpired:
+        return Trial(refused=f"its trial was not finished within {LONGEST_S:.0f} s")
+    if done.returncode:
+        return Trial(refused=failure(done.returncode, done.stderr))
+    return msgspec.json.decode(done.stdout, type=Trial)
+
+
+if __name__ == "__main__":
+    tried = try_runtime(msgspec.json.decode(sys.argv[1], type=Request))
+    sys.stdout.buffer.write(msgspec.json.encode(tried))

@@ -1,0 +1,35 @@
+"""What a device's measured bundles say about its runtimes, as notes of a plan."""
+
+from collections import defaultdict
+
+from msgspec import UNSET
+
+from profiles.documents.bundle_profile import Profile
+from profiles.documents.device_profile import DeviceProfile
+from profiles.text_formatting import format_bytes
+
+
+def runtime_notes(device: DeviceProfile) -> list[str]:
+    """A line for each bundle that was measured with several runtimes on the device.
+
+    The bundles are whatever its owner has measured, in most cases not those of the plan. So the
+    line only says what was measured; the device itself tries the runtimes on its submodel.
+    """
+    trainings = () if device.trainings is UNSET else device.trainings
+    same = defaultdict[object, list[Profile]](list)
+    for one in trainings:
+        if one.of_role("train") and not one.validity.invalid:
+            about = (one.submodel, one.structure, one.batch_size, one.method.threads)
+            same[about].append(one)
+    return [line(group) for group in same.values() if len(group) > 1]
+
+
+def line(group: list[Profile]) -> str:
+    """Compare the fastest of `group`, profiles of one bundle with several runtimes, to the next."""
+    fast, slow, *_ = sorted(group, key=lambda one: one.train.median_s)
+    share = fast.train.median_s / slow.train.median_s
+    return (
+        f"measured on the device: a batch of {fast.submodel} takes {share:.2f} of the time with "
+        f"{fast.machine.runtime} and {format_bytes(fast.peak_bytes)}, with {slow.machine.runtime} "
+        f"{format_bytes(slow.peak_bytes)}; `--runtime auto` of the agent tries them on its submodel"
+    )
