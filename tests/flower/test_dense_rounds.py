@@ -11,11 +11,14 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from Crypto.Cipher import ChaCha20
 from flwr.app import ArrayRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import bytes_to_ndarray
 from flwr.supercore.task_identity import TaskIdentity
@@ -27,6 +30,7 @@ from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.site import SITE, SiteModel
 from toolkit.flower.client_app import app
 from toolkit.flower.dense_rounds import DenseRounds
+from toolkit.flower.masks import USERS, draw_masks
 from toolkit.flower.settings import read_settings
 from toolkit.submodels.global_model import GlobalModel
 from updates import drawn_updates
@@ -38,8 +42,6 @@ SITES, ROUNDS = 3, 2
 TaskIdentity.task_id = TaskIdentity.run_id = 7
 TaskIdentity.node_id = 1
 SPECS = (("full", "low-rank:0.5"), ("slice:residual",), ("full",))
-TRACING = threading.Lock()
-"""PyTorch records one model at a time."""
 Tensors = dict[str, np.ndarray]
 
 
@@ -109,16 +111,17 @@ def served(folder: Path, number: int, seed: int) -> Iterator[list[tuple[Tensors,
     """A site; gives the model from above and its own model of every round."""
     federation, over = made(50 + number), threading.Event()
     site, rounds = SiteModel(federation, folder / str(number) / SITE), []
+    for spec in SPECS[number]:
+        federation.submodel(spec)  # no other thread may draw numbers while a model is recorded
 
     def serve() -> None:
         while not over.is_set():
             if site.ready():
                 site.bundle("full", len(rounds) + 1)
                 came = floating(federation)
-                with TRACING:
-                    drawn = drawn_updates(
-                        federation, SPECS[number], seed + SITES * len(rounds) + number
-                    )
+                drawn = drawn_updates(
+                    federation, SPECS[number], seed + SITES * len(rounds) + number
+                )
                 site.fold(drawn)
                 rounds.append((came, floating(federation)))
                 site.save()
@@ -138,7 +141,7 @@ class Run:
 
     def __init__(self, folder: Path, seed: int, missing: int = 0, **keys: object) -> None:
         node = keys.pop("node", {})
-        needed = {"federation": "", "out": "", "sites": SITES, "timeout": 60, "dense": True}
+        needed = {"federation": "", "out": "", "sites": SITES, "timeout": 30, "dense": True}
         config = needed | {key.replace("_", "-"): value for key, value in keys.items()}
         self.models: list[Tensors] = []
         self.columns: list[dict[str, float]] = []
@@ -253,6 +256,24 @@ SECURE = "secaggplus_configs"
 
 def arrays_of(message: Message) -> list[ArrayRecord]:
     return list(message.content.array_records.values())
+
+
+def test_masks_are_a_key_stream(seed: int) -> None:
+    """Oracle: another implementation of ChaCha20."""
+    secret = np.random.default_rng(seed).bytes(44)
+    stream = ChaCha20.new(key=sha256(secret).digest(), nonce=bytes(8)).encrypt(bytes(4 * 14))
+    expected = np.frombuffer(stream, "<u4") % 2**20
+    found = draw_masks(secret, 2**20, [(1,), (), (3, 4)])
+    np.testing.assert_array_equal(np.concatenate([one.ravel() for one in found]), expected)
+
+
+def test_flower_draws_masks_from_the_whole_secret(seed: int) -> None:
+    """Flower's own masks stay the same when words of the secret change places."""
+    words = np.random.default_rng(seed).bytes(8)
+    for name in USERS:
+        draw = import_module(name).pseudo_rand_gen
+        (one,), (other,) = (draw(s, 2**32, [(5,)]) for s in (words, words[4:] + words[:4]))
+        assert (one != other).any()
 
 
 def test_a_site_that_leaves_a_secure_round(tmp_path: Path, seed: int) -> None:

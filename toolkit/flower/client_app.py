@@ -18,6 +18,7 @@ from safetensors.numpy import load, save
 
 from profiles.errors import ClientError
 from toolkit.coordinator.site import GLOBAL, SITE, SiteTask, give_task, partial_for
+from toolkit.flower.masks import use_own_masks
 from toolkit.flower.settings import Settings, read_settings
 from toolkit.flower.strategy import PARTIAL, TASK
 
@@ -46,6 +47,7 @@ def protect(message: Message, context: Context, call_next: Any) -> Message:
     return make_ffn(call_next, mods)(message, context)
 
 
+use_own_masks()
 app = ClientApp(mods=[protect])
 
 

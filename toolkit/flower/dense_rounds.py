@@ -26,6 +26,7 @@ from flwr.serverapp import (
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
 from toolkit.aggregation.federation import Federation
+from toolkit.flower.masks import use_own_masks
 from toolkit.flower.settings import Settings
 
 THRESHOLD = 2 / 3
@@ -100,6 +101,7 @@ class DenseRounds:
 
     def _start_secure(self, grid: Grid, context: Context) -> None:
         """By Flower's earlier interface, the only one that its SecAgg+ has."""
+        use_own_masks()
         settings = self._settings
         strategy: Any = legacy.FedAvg(
             fraction_fit=0.0,  # as few sites as `min_fit_clients` allows

@@ -125,7 +125,8 @@ def test_a_dense_round_gives_the_own_model(tmp_path: Path, seed: int) -> None:
     site.fold(updates)
     site.save()
     files = partial_for(tmp_path, task)
-    assert files is not None and files.keys() == {"global.safetensors"}
+    assert files is not None
+    assert files.keys() == {"global.safetensors"}
     expected.fold(updates)
     came = load(files["global.safetensors"])
     for name, value in floating(expected).items():
