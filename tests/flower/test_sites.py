@@ -22,7 +22,7 @@ pytestmark = pytest.mark.flower
 ROUNDS, SITES = 3, 3
 KINDS = {"whole": ("full", 2), "ranks": ("low-rank:0.5", 2), "slices": ("slice:residual", 1)}
 AGENTS = sum(count for _, count in KINDS.values())
-LIMIT_S = 300.0
+LIMIT_S = 1800.0
 PYTHONPATH = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
 BIN = Path(sys.executable).parent
 
@@ -244,7 +244,7 @@ def test_three_sites_are_one_coordinator(tmp_path: Path, seed: int) -> None:
             start_site(running, number)
         for number, port in enumerate(ports):
             start_agents(running, f"site-{number}", port, AGENTS * number, 1)
-        start_flower(running, timeout=120)
+        start_flower(running, timeout=600)
         until(round_file(tmp_path, ROUNDS).exists, "Flower's last round is over")
     came = load_file(round_file(tmp_path, ROUNDS))
     expected = load_file(tmp_path / "one" / "global.safetensors")
@@ -277,7 +277,7 @@ def test_whole_models_are_averaged(
             write_file(tmp_path, f"site-{number}", port, 1, "site = true")
             start_site(running, number)
             start_agents(running, f"site-{number}", port, AGENTS * number, 1)
-        start_flower(running, 120, keys)
+        start_flower(running, 600, keys)
         until(round_file(tmp_path, ROUNDS).exists, "Flower's last round is over")
         until(lambda: agents_done(running), "the sites' last rounds are over")
     start = load_file(round_file(tmp_path, ROUNDS - 1))
@@ -306,7 +306,7 @@ def test_a_killed_site_loses_its_round_only(tmp_path: Path, seed: int) -> None:
             start_site(running, number)
         for number, port in enumerate(ports):
             start_agents(running, f"site-{number}", port, AGENTS * number, 1)
-        start_flower(running, timeout=30)
+        start_flower(running, timeout=90)
         until(round_file(tmp_path, 1).exists, "the first round is over")
         running.kill("site-0")
         until(round_file(tmp_path, 2).exists, "the round without a site is over")
