@@ -32,7 +32,9 @@ def main(grid: Grid, context: Context) -> None:
     settings = read_settings(context.run_config)
     out, run = Path(settings.out), str(context.run_id)
     config = load_config(Path(settings.federation))
-    model = federation(config)
+    # No device is here, so nothing has to be split; and to record a model while Flower's threads draw
+    # random numbers would fail.
+    model = federation(config.model_copy(update={"devices": ()}))
     held_out = read_samples(
         config.held_out, config.input_shape, config.training.labels, preprocessing=config.data
     )
