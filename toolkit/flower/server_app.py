@@ -32,8 +32,8 @@ def main(grid: Grid, context: Context) -> None:
     settings = read_settings(context.run_config)
     out, run = Path(settings.out), str(context.run_id)
     config = load_config(Path(settings.federation))
-    # No device is here, so nothing has to be split; and to record a model while Flower's threads draw
-    # random numbers would fail.
+    # No device is here, so nothing has to be split. Recording a model would fail whenever one of
+    # Flower's threads draws a random number.
     model = federation(config.model_copy(update={"devices": ()}))
     held_out = read_samples(
         config.held_out, config.input_shape, config.training.labels, preprocessing=config.data
