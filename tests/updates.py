@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from device_agent.formats.manifest import FileEntry, Role, TensorEntry
+from device_agent.formats.manifest import FileEntry, Role, TensorEntry, uploaded
 from device_agent.formats.update import UpdateRecord
 from profiles.errors import UpdateError
 from refusals import refused
 from toolkit.aggregation.aggregate import Received, aggregate
+from toolkit.aggregation.federation import Federation
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.tensor_slices import Ranges
 
@@ -21,6 +22,20 @@ PARAMETERS = {"w": (2, 3), "c": CONV}
 
 def numbers(shape: tuple[int, ...], seed: int) -> Array:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def drawn_updates(federation: Federation, specs: Sequence[str], seed: int) -> list[Received]:
+    """An update of each spec: what a device received, moved at random."""
+    draw, updates = np.random.default_rng(seed), []
+    for spec in specs:
+        submodel = federation.submodel(spec)
+        table, cut = uploaded(submodel.program.tensors), submodel.cut(federation.model)
+        arrays = {
+            e.name: np.abs(cut[e.name].numpy() + 0.1 * draw.normal(size=e.shape)).astype(np.float32)
+            for e in table
+        }
+        updates.append((record_of(spec, int(draw.integers(1, 500)), table), arrays))
+    return updates
 
 
 OLD = GlobalModel(

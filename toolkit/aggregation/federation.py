@@ -1,11 +1,12 @@
 """One global model over the rounds: bundles out, updates in, without any transport."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from device_agent.formats.preprocessing import Preprocessing
 from exporters.bundle_writer import bundle_files
@@ -17,6 +18,8 @@ from profiles.errors import InputError
 from toolkit.aggregation.aggregate import Received, Strategy, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.running_aggregation import Aggregation
+from toolkit.aggregation.update_validation import is_variance
+from toolkit.families import recovering_family
 from toolkit.model_evaluation import evaluate, take_statistics
 from toolkit.splitting import split
 from toolkit.submodels import global_model
@@ -25,6 +28,7 @@ from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.model_loading import load_global
 from toolkit.submodels.one_step_submodel import scale_learning_rates
 from toolkit.submodels.round_window import in_round
+from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.submodel import Submodel
 
 logger = logging.getLogger(__name__)
@@ -120,6 +124,31 @@ class Federation:
         Raises UpdateError if there is no update in it; the model then stays unchanged.
         """
         self._follow(aggregation.result())
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take `tensors` of this model that were averaged elsewhere; the others stay as they are.
+
+        Kept factors are fitted to the new tensors. Variances that noise made negative become 0.
+
+        Args:
+            tensors: By global name. They are converted to the model's types.
+
+        Raises:
+            InputError: A tensor is not of this model, or has another shape.
+        """
+        own = self.model.tensors
+        new = {n: value.to(own[n].dtype) if n in own else value for n, value in tensors.items()}
+        for name, value in new.items():
+            if is_variance(name):
+                new[name] = value.clamp(min=0)
+        whole = replace(self.model, tensors={**own, **new})
+        fitted = global_model.fitted(whole, self.module, "The averaged model")
+        kept = {}
+        for key, factors in fitted.kept.items():
+            table = [e for e in self.submodel(key).program.tensors if e.name in factors]
+            family = recovering_family(parse_spec(key))
+            kept[key] = family.refit(factors, table, fitted.tensors)
+        self._follow(replace(fitted, kept=kept))
 
     def _follow(self, new: GlobalModel) -> None:
         # This round's factorizations start from the last round's subspaces: few iterations suffice.

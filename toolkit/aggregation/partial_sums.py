@@ -13,6 +13,7 @@ from device_agent.formats import tensor_files
 from profiles.errors import UpdateError
 from profiles.json_decoding import MalformedError, decode_json, refuse_repeated_keys
 from toolkit.aggregation.running_aggregation import Aggregation
+from toolkit.aggregation.update_validation import is_variance
 from toolkit.aggregation.weighted_mean import Mean
 from toolkit.submodels.submodel import Shapes
 
@@ -154,8 +155,7 @@ def check_sum(held: HeldSum, origin: str) -> None:
             code="partial.unweighted-sum",
             tensor=held.name,
         )
-    statistic = (held.parameter or "").rpartition(".")[2]
-    if statistic == "running_var" and bool((sums.total() < 0).any()):
+    if is_variance(held.parameter or "") and bool((sums.total() < 0).any()):
         raise UpdateError(
             f"{origin}: the sum of {held.parameter!r} is below zero, which no sum of variances "
             "is. Leave this partial aggregate out.",

@@ -74,6 +74,11 @@ def is_statistic(name: str) -> bool:
     return name.rpartition(".")[2] in STATISTICS
 
 
+def is_variance(name: str) -> bool:
+    """Whether the global tensor `name` is a running variance of batch norm."""
+    return name.rpartition(".")[2] == "running_var"
+
+
 def _check_spec(submodel: str) -> None:
     """Raise UpdateError for a submodel that no family makes of any model."""
     try:
@@ -144,7 +149,7 @@ def _check_variances(
 ) -> None:
     for entry in table:
         name = entry.stands_for or ""
-        if name.rpartition(".")[2] == "running_var" and (arrays[entry.name] < 0).any():
+        if is_variance(name) and (arrays[entry.name] < 0).any():
             raise UpdateError(
                 f"{origin} gives {name!r} a variance below zero.",
                 code="update.negative-variance",

@@ -1,4 +1,4 @@
-"""A coordinator as one site of a larger fleet: models come from above, partial aggregates go back.
+"""A coordinator as one site of a larger fleet: models come from above, its aggregate goes back.
 
 Both pass through the folder `site` of the state folder, so that whatever carries them needs no
 connection to the coordinator:
@@ -6,6 +6,9 @@ connection to the coordinator:
 - `next/`: `global.safetensors` and `task.json`, put there for the next round.
 - `open/`: the same, of the round that is open.
 - `partial/`: the partial aggregate of the last round, with its `task.json`.
+
+A dense task's model has floating-point tensors only, and the site's own model takes the place of
+the partial aggregate.
 """
 
 import os
@@ -23,6 +26,7 @@ from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import encode_partial
 from toolkit.aggregation.running_aggregation import Aggregation
+from toolkit.submodels.global_model import from_bytes
 
 SITE = "site"
 """The folder of these files in the state folder."""
@@ -34,11 +38,13 @@ NEXT, OPEN, PARTIAL = "next", "open", "partial"
 class SiteTask(Struct, frozen=True, kw_only=True):
     """The content of `task.json`: which round a model is for.
 
-    `name` is different for every round of every run; `round` counts the rounds of a run from 1.
+    `name` is different for every round of every run; `round` counts the rounds of a run from 1. In
+    a `dense` round the site answers with its own model.
     """
 
     name: str
     round: AtLeastOne
+    dense: bool = False
 
 
 def give_task(site: Path, task: SiteTask, model: bytes) -> None:
@@ -47,7 +53,10 @@ def give_task(site: Path, task: SiteTask, model: bytes) -> None:
 
 
 def partial_for(site: Path, task: SiteTask) -> dict[str, bytes] | None:
-    """The files of the partial aggregate of `task`; None as long as there is none."""
+    """The files of the partial aggregate of `task`, or of the site's own model if it is dense.
+
+    None as long as there is none.
+    """
     if read_task(site / PARTIAL) != task:
         return None
     files = {file.name: file.read_bytes() for file in (site / PARTIAL).iterdir()}
@@ -117,11 +126,16 @@ class SiteModel:
         task = read_task(self._folder / NEXT)
         return task is not None and task != self._open()
 
-    def _load_open(self) -> bool:
-        path = self._folder / OPEN / GLOBAL
-        if path.exists():
-            self._federation.load(path.read_bytes())
-        return path.exists()
+    def _load_open(self) -> None:
+        """Take the model of the open round, if there is one."""
+        task = self._open()
+        if task is None:
+            return
+        data = (self._folder / OPEN / GLOBAL).read_bytes()
+        if task.dense:
+            self._federation.adopt(from_bytes(data, "The model from above").tensors)
+        else:
+            self._federation.load(data)
 
     def fold(self, updates: Iterable[Received]) -> None:
         """Aggregate `updates`. Raises UpdateError for one that does not fit."""
@@ -136,16 +150,20 @@ class SiteModel:
         return self._federation.evaluate(x, y)
 
     def save(self) -> bytes:
-        """The model with the site's own updates. Hands out the partial aggregate of the round."""
+        """The model with the site's own updates. Hands out what the round's task asks for."""
         task = self._open()
+        own = self._federation.save()
         if self._files and task is not None:
-            files = {**self._files, TASK: encode(task)}
-            write_folder(self._folder / PARTIAL, files, force=True)
+            files = {GLOBAL: own} if task.dense else self._files
+            write_folder(self._folder / PARTIAL, {**files, TASK: encode(task)}, force=True)
         self._files = {}
-        return self._federation.save()
+        return own
 
     def load(self, data: bytes) -> None:
-        """Restore the model of the open round; that of `data` if there was none yet."""
+        """Restore the model of the open round; that of `data` if there was none yet.
+
+        A dense round takes what its model lacks, such as kept factors, from `data`.
+        """
         self._files = {}
-        if not self._load_open():
-            self._federation.load(data)
+        self._federation.load(data)
+        self._load_open()

@@ -1,44 +1,123 @@
 """Flower's ClientApp: the gateway between Flower and the coordinator of a site.
 
-It gives the coordinator the global model and waits for its partial aggregate. Both pass through the
-state folder of `edgetailor serve`, which runs beside the SuperNode.
+It gives the coordinator the global model and waits for what it answers. Both pass through the state
+folder of `edgetailor serve`, which runs beside the SuperNode.
 """
 
+import json
 import time
 from pathlib import Path
+from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client.mod import fixedclipping_mod, make_ffn, secaggplus_mod
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod
+from safetensors.numpy import load, save
 
 from profiles.errors import ClientError
-from toolkit.coordinator.site import SITE, SiteTask, give_task, partial_for
+from toolkit.coordinator.site import GLOBAL, SITE, SiteTask, give_task, partial_for
+from toolkit.flower.masks import use_own_masks
+from toolkit.flower.settings import Settings, read_settings
 from toolkit.flower.strategy import PARTIAL, TASK
 
 POLL_S = 0.2
 
-app = ClientApp()
+
+def protect(message: Message, context: Context, call_next: Any) -> Message:
+    """Apply Flower's mods that the run's and the node's configuration ask for.
+
+    Raises ClientError if the node wants noise and the run has no place for it.
+    """
+    settings, node = read_settings(context.run_config), context.node_config
+    mods = []
+    if settings.secure:
+        mods = [secaggplus_mod] + ([fixedclipping_mod] if settings.clipping_norm else [])
+    if "epsilon" in node:
+        if not settings.dense or settings.secure or settings.clipping_norm:
+            raise ClientError(
+                "This site adds noise (`epsilon` in --node-config), which needs a run with `dense "
+                "= true` and without `secure` and `clipping-norm`. Change one of them.",
+                code="site.no-noise",
+            )
+        norm = float(node["clipping-norm"])
+        # Two models within `norm` of the global one are up to twice as far from each other.
+        mods = [LocalDpMod(norm, 2 * norm, float(node["epsilon"]), float(node["delta"]))]
+    return make_ffn(call_next, mods)(message, context)
+
+
+use_own_masks()
+app = ClientApp(mods=[protect])
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round of the site whose state folder the key `state` of the node's configuration names.
 
-    Raises ClientError if the site has no partial aggregate in time.
+    Raises ClientError if the site has no answer in time.
     """
-    given = message.content[TASK]
     site = Path(str(context.node_config["state"])) / SITE
+    settings = read_settings(context.run_config)
+    if settings.dense:
+        return Message(_dense(message, site, settings), reply_to=message)
+    given = message.content[TASK]
     task = SiteTask(name=str(given["name"]), round=int(given["round"]))
-    end = time.monotonic() + float(given["timeout"])
+    files = _answer(site, task, bytes(given["model"]), settings.timeout)
+    return Message(RecordDict({PARTIAL: ConfigRecord(dict(files))}), reply_to=message)
+
+
+def _dense(message: Message, site: Path, settings: Settings) -> RecordDict:
+    """The site's own model, in the records of FedAvg: of its earlier interface if it is secure."""
+    config = message.content["fitins.config" if settings.secure else "config"]
+    (arrays,) = message.content.array_records.values()
+    names, round_ = json.loads(config["names"]), int(config["server-round"])
+    model = {
+        name: array.numpy().astype(np.float32)
+        for name, array in zip(names, arrays.values(), strict=True)
+    }
+    task = SiteTask(name=f"{config['run']}-{round_}", round=round_, dense=True)
+    own = load(_answer(site, task, save(model), settings.timeout)[GLOBAL])
+    if settings.secure:
+        _check_range(own, names, settings.range)
+    answer = ArrayRecord({key: Array(own[n]) for key, n in zip(arrays, names, strict=True)})
+    if not settings.secure:
+        return RecordDict({"arrays": answer, "metrics": MetricRecord({"num-examples": 1})})
+    return RecordDict(
+        {
+            "fitres.parameters": answer,
+            "fitres.num_examples": MetricRecord({"num_examples": 1}),
+            "fitres.metrics": ConfigRecord(),
+            "fitres.status": ConfigRecord({"code": 0, "message": ""}),
+        }
+    )
+
+
+def _check_range(own: dict[str, np.ndarray], names: list[str], most: float) -> None:
+    """Raise ClientError if SecAgg+ would cut a number off."""
+    for name in names:
+        if (found := float(np.abs(own[name]).max(initial=0.0))) > most:
+            raise ClientError(
+                f"SecAgg+ sends numbers from {-most:g} to {most:g}, and {name!r} has {found:g}. "
+                "Set `range` in the run's configuration above it.",
+                code="site.out-of-range",
+                tensor=name,
+                most=most,
+            )
+
+
+def _answer(site: Path, task: SiteTask, model: bytes, timeout: float) -> dict[str, bytes]:
+    """What the site answers to `task`. Raises ClientError if it does not in time."""
+    end = time.monotonic() + timeout
     if partial_for(site, task) is None:
-        give_task(site, task, bytes(given["model"]))
+        give_task(site, task, model)
     while (files := partial_for(site, task)) is None:
         if time.monotonic() > end:
             raise ClientError(
-                f"The site has no partial aggregate of round {task.round} after "
-                f"{given['timeout']:g} s. Check that `edgetailor serve` runs with this state "
-                "folder, and lower its `deadline_s`.",
+                f"The site has no aggregate of round {task.round} after {timeout:g} s. Check that "
+                "`edgetailor serve` runs with this state folder, and lower its `deadline_s`.",
                 code="site.timeout",
                 round=task.round,
             )
         time.sleep(POLL_S)
-    return Message(RecordDict({PARTIAL: ConfigRecord(dict(files))}), reply_to=message)
+    return files

@@ -10,6 +10,8 @@ from device_agent.formats.atomic_files import write_file
 from toolkit.coordinator.federation_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.round_worker import read_samples
+from toolkit.flower.dense_rounds import DenseRounds
+from toolkit.flower.settings import read_settings
 from toolkit.flower.strategy import SitesStrategy
 
 HISTORY = "history.jsonl"
@@ -19,34 +21,42 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run all rounds of `federation`, a key of the run's configuration, and write into `out`.
+    """Run all rounds of the federation that the run's configuration names.
 
-    Each round gets a model and a line in `history.jsonl`: `round`, `sites` and `updates` that it
-    has, `accuracy` and `loss` on the held-out samples. Round 0 is the model before the first.
+    Each round gets a model and a line in `history.jsonl`: `round`, the `sites` that it has,
+    `accuracy` and `loss` on the held-out samples. With partial aggregates it also has their
+    `updates`, and with noise the `epsilon` spent so far. Round 0 is the model before the first.
 
-    Further keys: `sites`, how many have to be connected before a round begins, and `timeout`, how
-    long a site may take for a round, in seconds.
+    Raises InputError if the configuration or the file cannot be used.
     """
-    settings = context.run_config
-    path, out = Path(str(settings["federation"])), Path(str(settings["out"]))
-    config = load_config(path)
-    model = federation(config)
+    settings = read_settings(context.run_config)
+    out, run = Path(settings.out), str(context.run_id)
+    config = load_config(Path(settings.federation))
+    # No device is here, so nothing has to be split. Recording a model would fail whenever one of
+    # Flower's threads draws a random number.
+    model = federation(config.model_copy(update={"devices": ()}))
     held_out = read_samples(
         config.held_out, config.input_shape, config.training.labels, preprocessing=config.data
     )
-    timeout = float(settings["timeout"])
-    strategy = SitesStrategy(model, str(context.run_id), int(settings["sites"]), timeout)
-
     out.mkdir(parents=True, exist_ok=True)
 
-    def keep(round_: int, _: object) -> MetricRecord:
+    def keep(round_: int, columns: dict[str, float]) -> MetricRecord:
         """Write the global model of a round and evaluate it."""
         accuracy, loss = model.evaluate(*held_out)
-        sites, updates = strategy.merged
-        line = {"round": round_, "sites": sites, "updates": updates}
+        line = {"round": round_, **columns, "accuracy": accuracy, "loss": loss}
         with (out / HISTORY).open("a") as history:
-            history.write(json.dumps({**line, "accuracy": accuracy, "loss": loss}) + "\n")
+            history.write(json.dumps(line) + "\n")
         write_file(out / f"round-{round_}.safetensors", model.save())
         return MetricRecord({"loss": loss} | ({} if accuracy is None else {"accuracy": accuracy}))
 
-    strategy.start(grid, strategy.arrays(), config.rounds, timeout=timeout + 10.0, evaluate_fn=keep)
+    if settings.dense:
+        DenseRounds(model, settings, run, config.rounds, keep).start(grid, context)
+        return
+    strategy = SitesStrategy(model, run, settings.sites, settings.timeout)
+    strategy.start(
+        grid,
+        strategy.arrays(),
+        config.rounds,
+        timeout=settings.timeout + 10.0,
+        evaluate_fn=lambda round_, _: keep(round_, strategy.columns()),
+    )

@@ -50,6 +50,11 @@ class SitesStrategy(Strategy):
         self.merged = (0, 0)
         self._run, self._sites, self._timeout = run, sites, timeout
 
+    def columns(self) -> dict[str, float]:
+        """What `merged` says, for the history."""
+        sites, updates = self.merged
+        return {"sites": sites, "updates": updates}
+
     def arrays(self) -> ArrayRecord:
         """The tensors of the global model."""
         tensors = self.federation.model.tensors
@@ -65,7 +70,6 @@ class SitesStrategy(Strategy):
             {
                 "name": f"{self._run}-{server_round}",
                 "round": server_round,
-                "timeout": float(self._timeout),
                 "model": self.federation.save(),
             }
         )

@@ -5,16 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load, save
 
-from device_agent.formats.manifest import uploaded
 from edgetailor import Aggregation, TrainingConfig
 from models_for_tests import INPUT_SHAPE
 from refusals import refused
-from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import decode_partial
 from toolkit.coordinator.site import SiteModel, SiteTask, give_task, partial_for
-from updates import record_of
+from updates import drawn_updates
 
 SPECS = ("full", "low-rank:0.5", "slice:residual")
 ROUNDS, SITES = 3, 2
@@ -23,20 +22,6 @@ ROUNDS, SITES = 3, 2
 def made(seed: int) -> Federation:
     training = TrainingConfig(batch_size=8, round_decay=0.5)
     return Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, training, seed=seed)
-
-
-def drawn(federation: Federation, seed: int) -> list[Received]:
-    """An update of each spec: what a device received, moved at random."""
-    draw, updates = np.random.default_rng(seed), []
-    for spec in SPECS:
-        submodel = federation.submodel(spec)
-        table, cut = uploaded(submodel.program.tensors), submodel.cut(federation.model)
-        arrays = {
-            e.name: np.abs(cut[e.name].numpy() + 0.1 * draw.normal(size=e.shape)).astype(np.float32)
-            for e in table
-        }
-        updates.append((record_of(spec, int(draw.integers(1, 500)), table), arrays))
-    return updates
 
 
 def taken(above: Federation, partials: list[dict[str, bytes]]) -> None:
@@ -63,7 +48,7 @@ def test_sites_are_one_federation(tmp_path: Path, seed: int) -> None:
             assert site.ready()
             site.bundle("full", round_)
             assert partial_for(folder, task) is None
-            found = drawn(federation, seed + 10 * round_ + number)
+            found = drawn_updates(federation, SPECS, seed + 10 * round_ + number)
             site.fold(found)
             site.save()
             files = partial_for(folder, task)
@@ -94,12 +79,12 @@ def test_a_restarted_site_continues_its_round(tmp_path: Path, seed: int) -> None
     again = SiteModel(federation, tmp_path)
     again.load(before)
     assert again.ready()
-    again.fold(drawn(above, seed))
+    again.fold(drawn_updates(above, SPECS, seed))
     again.save()
     files = partial_for(tmp_path, task)
     assert files is not None
     expected = made(1)
-    expected.fold(drawn(above, seed))
+    expected.fold(drawn_updates(above, SPECS, seed))
     taken(above, [files])
     for name, value in expected.model.tensors.items():
         torch.testing.assert_close(above.model.tensors[name], value, rtol=1e-4, atol=1e-6)
@@ -121,3 +106,85 @@ def test_a_malformed_task_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "next" / "task.json").write_bytes(content)
     with refused("site.malformed-task"):
         site.ready()
+
+
+def floating(federation: Federation) -> dict[str, np.ndarray]:
+    tensors = federation.model.tensors
+    return {name: v.numpy().copy() for name, v in tensors.items() if v.is_floating_point()}
+
+
+def test_a_dense_round_gives_the_own_model(tmp_path: Path, seed: int) -> None:
+    """Oracle: a plain federation that folds the same updates of the model from above."""
+    above, expected = made(1), made(1)
+    federation = made(2)
+    site = SiteModel(federation, tmp_path)
+    task = SiteTask(name="run-1", round=1, dense=True)
+    give_task(tmp_path, task, save(floating(above)))
+    site.bundle("full", 1)
+    updates = drawn_updates(federation, SPECS, seed)
+    site.fold(updates)
+    site.save()
+    files = partial_for(tmp_path, task)
+    assert files is not None
+    assert files.keys() == {"global.safetensors"}
+    expected.fold(updates)
+    came = load(files["global.safetensors"])
+    for name, value in floating(expected).items():
+        np.testing.assert_array_equal(came[name], value)
+
+
+def test_kept_factors_follow_the_model_from_above(tmp_path: Path, seed: int) -> None:
+    """A site's factors stay its own, stand for the new model, and survive a restart."""
+    federation = made(2)
+    site = SiteModel(federation, tmp_path)
+    for round_ in (1, 2):
+        task = SiteTask(name=f"run-{round_}", round=round_, dense=True)
+        give_task(tmp_path, task, save(floating(federation)))
+        site.bundle("cp:1.0", round_)
+        site.fold(drawn_updates(federation, ["cp:1.0"], seed + round_))
+        before = site.save()
+    change = np.random.default_rng(seed)
+    moved = {
+        n: (v + 0.05 * change.normal(size=v.shape)).astype(np.float32)
+        for n, v in floating(federation).items()
+    }
+    gap = {name: composition_gap(federation, name, moved) for name in factorized(federation)}
+    give_task(tmp_path, SiteTask(name="run-3", round=3, dense=True), save(moved))
+    site.bundle("cp:1.0", 3)
+    assert gap
+    for name, far in gap.items():
+        assert composition_gap(federation, name, moved) < far
+    again = made(3)
+    SiteModel(again, tmp_path).load(before)
+    assert again.model.fingerprint() == federation.model.fingerprint()
+
+
+def factorized(federation: Federation) -> set[str]:
+    return {name.rpartition("#")[0] for name in federation.model.kept["cp:1.0"]}
+
+
+def composition_gap(federation: Federation, name: str, tensors: dict[str, np.ndarray]) -> float:
+    """Distance of the composed factors of `name` from its tensor: sum over ranks of products."""
+    kept = federation.model.kept["cp:1.0"]
+    factors = [kept[f"{name}#{mode}"].double().numpy() for mode in range(tensors[name].ndim)]
+    letters = "abcdefg"[: len(factors)]
+    rule = ",".join(f"{letter}z" for letter in letters) + "->" + letters
+    return float(np.linalg.norm(np.einsum(rule, *factors) - tensors[name]))
+
+
+def test_a_noisy_variance_becomes_zero(seed: int) -> None:
+    federation = made(0)
+    name = next(name for name in federation.model.tensors if name.endswith("running_var"))
+    noise = np.random.default_rng(seed).normal(size=federation.model.tensors[name].shape)
+    federation.adopt({name: torch.from_numpy(noise)})
+    found = federation.model.tensors[name]
+    np.testing.assert_array_equal(found.numpy(), np.maximum(noise, 0).astype(np.float32))
+
+
+@pytest.mark.parametrize("tensors", [{"other": torch.zeros(1)}, {"conv.weight": torch.zeros(1)}])
+def test_a_model_of_another_kind_is_not_adopted(tensors: dict[str, torch.Tensor]) -> None:
+    federation = made(0)
+    before = federation.model.fingerprint()
+    with refused("model.wrong-weights"):
+        federation.adopt(tensors)
+    assert federation.model.fingerprint() == before

@@ -1,0 +1,73 @@
+"""The run's configuration: what the project's Flower app reads of it."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from device_agent.formats.manifest import AtLeastOne, Struct
+from profiles.errors import InputError
+
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class Settings(Struct, frozen=True, kw_only=True, rename="kebab"):
+    """The keys of `[tool.flwr.app.config]`. An unknown one is refused, so that no typo counts.
+
+    Attributes:
+        federation: The federation's file.
+        out: The folder for results.
+        sites: How many sites have to be connected before a round begins. In a dense round exactly
+            so many take part.
+        timeout: How long a site may take for a round, in seconds.
+        dense: Sites answer with whole models, which are averaged, in place of partial aggregates.
+        secure: Sum the sites' models by SecAgg+.
+        range: The greatest absolute value that SecAgg+ can send.
+        clipping_norm: The greatest L2 norm of the change that a site's model counts with.
+        noise_multiplier: Deviation of the noise on the sum of the changes, in clipping norms.
+        delta: The delta that the spent epsilon is given for.
+    """
+
+    federation: str
+    out: str
+    sites: AtLeastOne
+    timeout: Positive
+    dense: bool = False
+    secure: bool = False
+    range: Positive = 8.0
+    clipping_norm: Positive | None = None
+    noise_multiplier: Annotated[float, Meta(ge=0)] = 0.0
+    delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which msgspec passes on, for settings that contradict each other."""
+        if self.noise_multiplier and self.clipping_norm is None:
+            raise ValueError("`noise-multiplier` needs `clipping-norm`")
+        if (self.secure or self.clipping_norm) and not self.dense:
+            raise ValueError("`secure` and `clipping-norm` need `dense = true`")
+        if self.secure and self.sites < 2:
+            raise ValueError("`secure` needs `sites` of at least 2")
+
+
+def read_settings(config: Mapping[str, object]) -> Settings:
+    """Check the run's configuration.
+
+    Args:
+        config: Flower's `run_config`.
+
+    Raises:
+        InputError: A key is missing, unknown, or has a value that cannot be used.
+
+    Examples:
+        >>> read_settings({"federation": "top.toml", "out": "out", "sites": 2, "timeout": 60}).dense
+        False
+    """
+    try:
+        return msgspec.convert(dict(config), Settings)
+    except msgspec.ValidationError as error:
+        raise InputError(
+            f"The run's configuration cannot be used: {error}. Correct `[tool.flwr.app.config]` "
+            "in the app's pyproject.toml.",
+            code="flower.settings",
+        ) from None
