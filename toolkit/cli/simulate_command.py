@@ -1,12 +1,16 @@
-"""`edgetailor simulate`: a federation of many clients in this process."""
+"""`edgetailor simulate`: a federation of many clients on this machine."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from profiles.text_formatting import counted
 from toolkit.cli.early_checks import check_data, check_model
 from toolkit.terminal_output import show_stages
+
+if TYPE_CHECKING:
+    from toolkit.simulation.simulate import EngineName
 
 
 @click.command()
@@ -17,21 +21,44 @@ from toolkit.terminal_output import show_stages
     help="Folder for the results.  [default: FILE's name without its ending, in this folder]",
 )
 @click.option(
+    "--workers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Processes that train the clients of a round; 1 trains in the process of the command.",
+)
+@click.option(
+    "--engine",
+    default="local",
+    show_default=True,
+    type=click.Choice(["local", "ray"]),
+    help="Where workers are: local, on this machine; ray, in Ray, also on several machines. Needs "
+    "edgetailor[ray].",
+)
+@click.option(
     "--threads",
     default=1,
     show_default=True,
     type=click.IntRange(1),
-    help="Threads of PyTorch. Small models are fastest with one.",
+    help="Threads of PyTorch in each worker. Small models are fastest with one.",
 )
 @click.option("--seed", type=click.IntRange(0), help="Replaces both seeds of FILE.")
 @click.option("--force", is_flag=True, help="Replace an earlier simulation in the folder.")
-def simulate(config: Path, out: Path | None, threads: int, seed: int | None, force: bool) -> None:
+def simulate(
+    config: Path,
+    out: Path | None,
+    workers: int,
+    engine: "EngineName",
+    threads: int,
+    seed: int | None,
+    force: bool,
+) -> None:
     """Simulate the federation in FILE (TOML) on this machine.
 
     FILE is a federation's file, as `serve` reads it, with a table [simulation]. Each client trains
     what an agent would train, without bundles and network. The folder gets history.jsonl with a
     line for each round, curves.png, config.json and global.safetensors. If the simulation is
-    interrupted, the same command continues it.
+    interrupted, the same command continues it. Results do not depend on --workers and --engine.
     """
     from toolkit.simulation.simulation_config import load_simulation
 
@@ -43,7 +70,15 @@ def simulate(config: Path, out: Path | None, threads: int, seed: int | None, for
     from toolkit.simulation.simulate import simulate as run
 
     folder = out or Path(config.stem)
-    history = run(config, folder, threads=threads, seed=seed, force=force)
+    history = run(
+        config,
+        folder,
+        workers=workers,
+        engine=engine,
+        threads=threads,
+        seed=seed,
+        force=force,
+    )
     last = history[-1]
     accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.2%}, "
     click.echo(

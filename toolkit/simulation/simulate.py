@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -15,8 +16,13 @@ from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.round_worker import read_samples
 from toolkit.coordinator.simulation_table import ALPHA, SHARDS, SimulationTable
+from toolkit.simulation.chunks import ChunkTrainer
 from toolkit.simulation.curves import draw_curves
 from toolkit.simulation.datasets import read_dataset
+from toolkit.simulation.engines.engine import Engine, WorkerSetup
+from toolkit.simulation.engines.in_process import InProcess
+from toolkit.simulation.engines.processes import Processes
+from toolkit.simulation.engines.ray_actors import RayActors
 from toolkit.simulation.partition import (
     Parts,
     dirichlet_split,
@@ -31,11 +37,16 @@ from toolkit.simulation.simulation_config import SimulationConfig, load_simulati
 CENTRALISED = "full"
 """What the one client of `baseline = "centralised"` trains."""
 
+EngineName: TypeAlias = Literal["local", "ray"]
+"""Who trains: processes of this machine, or actors of Ray."""
+
 
 def simulate(
     file: str | Path,
     out: str | Path,
     *,
+    workers: int = 1,
+    engine: EngineName = "local",
     threads: int = 1,
     seed: int | None = None,
     force: bool = False,
@@ -44,13 +55,20 @@ def simulate(
 
     Each client trains exactly what an agent would train. If the simulation is killed, the same call
     continues after the last finished round. The result is the same, bit for bit, as without the
-    interruption, if the number of threads is the same.
+    interruption, if the number of threads is the same. It does not depend on `workers` and `engine`
+    either.
+
+    With workers, a script needs `if __name__ == "__main__":` around this call, as always with
+    processes in Python.
 
     Args:
         file: The federation's TOML file, with a table `[simulation]`.
         out: Folder for the results: `history.jsonl`, `curves.png`, `config.json` and
             `global.safetensors`.
-        threads: Threads of PyTorch. Small models are fastest with one.
+        workers: Processes that train the clients of a round; 1 with the engine `local` is this
+            process.
+        engine: `local` has the workers on this machine, `ray` as actors of Ray.
+        threads: Threads of PyTorch in each worker. Small models are fastest with one.
         seed: In place of both seeds of the file.
         force: Replace an earlier simulation in `out`.
 
@@ -58,7 +76,9 @@ def simulate(
         The result of each round.
 
     Raises:
-        InputError: The file is wrong, or `out` holds something else.
+        InputError: The file is wrong, `out` holds something else, the engine is unknown, or its
+            package is not installed.
+        LimitError: A worker has ended, most often because memory is short.
         DataError: The samples cannot be read or do not fit the model.
         ModelError: The model cannot be loaded or recorded.
         SpecError: The model cannot give a submodel.
@@ -81,16 +101,39 @@ def simulate(
         >>> [result.clients for result in simulate("fleet.toml", "results")]
         [10, 10]
     """
+    names = get_args(EngineName)
+    if engine not in names:
+        raise InputError(
+            f"The engine is {engine!r}; there are {' and '.join(names)}. Give one of them.",
+            code="simulation.unknown-engine",
+            engine=engine,
+            engines=list(names),
+        )
     config, folder = load_simulation(Path(file), seed), RunFolder(Path(out))
     settings = config.model_dump(mode="json")
     folder.read(settings, force)
     simulation = prepare(config, folder)
     folder.begin(settings, force)
-    with limited_threads(threads):
-        simulation.run()
+    with limited_threads(threads), closing(started(engine, simulation, workers, threads)) as trains:
+        simulation.run(trains)
     (folder.root / MODEL).write_bytes(simulation.federation.save())
     draw_curves(folder.history, folder.root / CURVES)
     return folder.history
+
+
+def started(engine: EngineName, simulation: Simulation, workers: int, threads: int) -> Engine:
+    """The engine of that name; `workers` = 1 with the engine `local` needs no other process."""
+    setup = WorkerSetup(simulation.config, simulation.held_out, threads)
+    if engine == "ray":
+        return RayActors(setup, workers)
+    if workers > 1:
+        return Processes(setup, workers)
+    return in_process(simulation)
+
+
+def in_process(simulation: Simulation) -> InProcess:
+    """The engine that trains in this process, with the model of `simulation`."""
+    return InProcess(ChunkTrainer(simulation.config, simulation.federation, simulation.held_out))
 
 
 @contextmanager
