@@ -242,3 +242,23 @@ def test_ray_has_to_be_installed(
         simulate.simulate(file, tmp_path / "out", engine="ray")
     with refused("simulation.unknown-engine", engine="rya"):
         simulate.simulate(file, tmp_path / "out", engine="rya")  # type: ignore[arg-type]
+
+
+@pytest.mark.long
+def test_a_cluster_of_two_machines(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    file = configured(tmp_path, seed, ["full", "width:0.5"])
+    expected = simulate.simulate(file, tmp_path / "here")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        with refused("simulation.too-few-processors", found=2, needed=3):
+            simulate.simulate(file, tmp_path / "out", workers=3, engine="ray")
+        came = simulate.simulate(file, tmp_path / "cluster", workers=2, engine="ray")
+    finally:
+        cluster.shutdown()
+    assert outcome(came, tmp_path / "cluster") == outcome(expected, tmp_path / "here")

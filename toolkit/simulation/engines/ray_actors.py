@@ -21,7 +21,7 @@ class RayActors:
     and results travel.
 
     Raises:
-        InputError: Ray is not installed.
+        InputError: Ray is not installed, or has too few processors.
     """
 
     def __init__(self, setup: WorkerSetup, workers: int) -> None:
@@ -40,6 +40,10 @@ class RayActors:
                 log_to_driver=False,
                 logging_level="error",
             )
+        there = int(ray.cluster_resources().get("CPU", 0))
+        if there < workers * setup.threads:
+            self._disconnect()
+            raise too_few_processors(there, workers, setup.threads)
         actor, shared = ray.remote(num_cpus=setup.threads)(Worker), ray.put(setup)
         self._actors = [actor.remote(shared) for _ in range(workers)]
         self._free: SimpleQueue[Any] = SimpleQueue()
@@ -67,6 +71,12 @@ class RayActors:
         for one in self._actors:
             ray.kill(one)
         self._threads.shutdown(cancel_futures=True)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Stop Ray, or leave its cluster, unless this process used it before."""
+        import ray
+
         if self._started:
             ray.shutdown()
 
@@ -97,3 +107,14 @@ def check_ray() -> None:
             package="ray",
             extra="ray",
         )
+
+
+def too_few_processors(there: int, workers: int, threads: int) -> InputError:
+    """The error for workers that would wait forever for processors of Ray."""
+    return InputError(
+        f"{workers} workers with {threads} threads each take {workers * threads} processors; "
+        f"Ray has {there}. Lower --workers or --threads, or add machines to Ray first.",
+        code="simulation.too-few-processors",
+        found=there,
+        needed=workers * threads,
+    )
