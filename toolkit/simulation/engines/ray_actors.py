@@ -34,6 +34,8 @@ class RayActors:
             here = "RAY_ADDRESS" not in os.environ
             path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
             ray.init(
+                # Otherwise a Ray that happens to run on this machine would be taken.
+                address="local" if here else None,
                 num_cpus=workers * setup.threads if here else None,
                 include_dashboard=False if here else None,
                 runtime_env={"env_vars": {"PYTHONPATH": path}},
