@@ -37,7 +37,14 @@ $(ZOO): $(STAMP)
 	  -c constraints.txt -e '.[zoo]'
 	@touch $@
 
-test-long: $(ZOO) ## run the tests that take minutes
+# Workers of simulations, for their tests and times.
+RAY := $(VENV)/.ray
+$(RAY): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints.txt -e '.[dev,ray]'
+	@touch $@
+
+test-long: $(ZOO) $(RAY) ## run the tests that take minutes
 	@command -v qemu-x86_64 >/dev/null || apt-get install --yes --quiet qemu-user
 	$(BIN)/python -m pytest -m long $(ARGS)
 
@@ -111,11 +118,12 @@ bench-coordinator: setup ## what requests cost the coordinator with up to 2,000 
 bench-simulation: setup ## simulated rounds beside plain PyTorch loops, by family (minutes)
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_simulation.py $(ARGS)
 
-bench-engines: ## what a round costs in Flower's simulation engine and in Ray, without training
+bench-engines: $(RAY) ## rounds of simulate in one process, in two and in Ray; Flower's engine (minutes)
+	for what in times memory; do \
+	  PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_engines.py $$what || exit 1; done
 	$(PYTHON) -m venv $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check 'flwr[simulation]==1.41.*'
-	for engine in ray flower; do for scale in 0 1 2 3; do \
-	  $(FLOWER)/bin/python tests/benchmarks/bench_engines.py $$engine $$scale 2>/dev/null; done; done
+	$(FLOWER)/bin/python tests/benchmarks/bench_engines.py flower 2>/dev/null
 
 # A run that was interrupted continues; finished ones are kept.
 bench-papers: setup ## the papers' methods on digits, into .papers (under an hour); SEEDS="0 1 2"

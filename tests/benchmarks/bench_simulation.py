@@ -4,17 +4,15 @@
 an evaluation on the held-out digits. Both loops run in this process and take turns. The plain loop
 is what one writes for a single family: it copies a module for each client and averages state dicts.
 
-    python tests/benchmarks/bench_simulation.py [--resnet20 | --fleet | --clients NUMBER]
+    python tests/benchmarks/bench_simulation.py [--resnet20 | --fleet]
 
 `--resnet20` compares on that network, with 64 random images of 32 x 32 a client. `--fleet` runs 200
-rounds of 100 clients of a mixed fleet, 10 of them in a round, instead. `--clients` says the peak
-memory of a process that simulates 20 of so many clients, or `--selected`, for 10 rounds.
+rounds of 100 clients of a mixed fleet, 10 of them in a round, instead.
 """
 
 import argparse
 import copy
 import re
-import resource
 import statistics
 import tempfile
 import time
@@ -33,7 +31,7 @@ from oracles import BiLevel, Device, Plan, Tensorized
 from toolkit.models.digits_cnn import DigitsCNN, Unit
 from toolkit.models.resnet20 import ResNet20
 from toolkit.simulation.results import RunFolder
-from toolkit.simulation.simulate import Simulation, prepare, simulate
+from toolkit.simulation.simulate import Simulation, in_process, prepare, simulate
 from toolkit.simulation.simulation_config import load_simulation
 
 ROUNDS, CLIENTS = 9, 20
@@ -301,8 +299,12 @@ def compare(file: Path, name: str, rounds: int) -> None:
     parts = [(np.array(one.x), np.array(one.y)) for one in data]
     model = copy.deepcopy(simulation.federation.module)
     plain = PlainLoop(plain_train(name, simulation), parts, simulation.held_out, model)
+    engine = in_process(simulation)
     times = [
-        (measured(simulation.run_round, round_), measured(plain.run_round, round_))
+        (
+            measured(lambda number: simulation.run_round(number, engine), round_),
+            measured(plain.run_round, round_),
+        )
         for round_ in range(1, rounds + 2)
     ]
     ours, theirs = (statistics.median(column) for column in zip(*times[1:], strict=True))
@@ -347,28 +349,13 @@ def run_fleet() -> None:
         )
 
 
-def run_clients(number: int, selected: int) -> None:
-    """Four random samples a client; it trains `full`, in batches of four."""
-    with tempfile.TemporaryDirectory() as scratch:
-        file = configured(Path(scratch), (("full", number),), 10, selected / number)
-        write_random(file, number * 4 + 1000, (1, 8, 8), 1000)
-        history = simulate(file, Path(scratch) / "out")
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        seconds = statistics.median(one.seconds for one in history)
-        print(f"| {number:,} | {selected} | {peak:.0f} MiB | {1000 * seconds:.0f} ms |")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--resnet20", action="store_true")
     parser.add_argument("--fleet", action="store_true")
-    parser.add_argument("--clients", type=int)
-    parser.add_argument("--selected", type=int, default=20)
     options = parser.parse_args()
     if options.fleet:
         run_fleet()
-    elif options.clients:
-        run_clients(options.clients, options.selected)
     else:
         print("| family | plain loop | `simulate` | ratio |\n|---|---|---|---|")
         (compare_resnet20 if options.resnet20 else compare_digits)()

@@ -1,4 +1,4 @@
-"""`edgetailor simulate`: a federation of many clients in this process."""
+"""`edgetailor simulate`: a federation of many clients on this machine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from toolkit.terminal_output import show_stages
 
 if TYPE_CHECKING:
     from toolkit.simulation.metric_logs import LogName
+    from toolkit.simulation.simulate import EngineName
 
 
 @click.command()
@@ -23,11 +24,26 @@ if TYPE_CHECKING:
     help="Folder for the results.  [default: FILE's name without its ending, in this folder]",
 )
 @click.option(
+    "--workers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Processes that train the clients of a round; 1 trains in the process of the command.",
+)
+@click.option(
+    "--engine",
+    default="local",
+    show_default=True,
+    type=click.Choice(["local", "ray"]),
+    help="Where workers are: local, on this machine; ray, in Ray, also on several machines. Needs "
+    "edgetailor[ray].",
+)
+@click.option(
     "--threads",
     default=1,
     show_default=True,
     type=click.IntRange(1),
-    help="Threads of PyTorch. Small models are fastest with one.",
+    help="Threads of PyTorch in each worker. Small models are fastest with one.",
 )
 @click.option(
     "--device",
@@ -47,6 +63,8 @@ if TYPE_CHECKING:
 def simulate(
     config: Path,
     out: Path | None,
+    workers: int,
+    engine: "EngineName",
     threads: int,
     device: str,
     seed: int | None,
@@ -58,7 +76,7 @@ def simulate(
     FILE is a federation's file, as `serve` reads it, with a table [simulation]. Each client trains
     what an agent would train, without bundles and network. The folder gets history.jsonl with a
     line for each round, curves.png, config.json and global.safetensors. If the simulation is
-    interrupted, the same command continues it.
+    interrupted, the same command continues it. Results do not depend on --workers and --engine.
     """
     from toolkit.simulation.simulation_config import load_simulation
 
@@ -73,6 +91,8 @@ def simulate(
     with shown_rounds(console, found.rounds) as show:
         history = run(
             *(config, folder),
+            workers=workers,
+            engine=engine,
             threads=threads,
             device=device,
             seed=seed,

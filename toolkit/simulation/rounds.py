@@ -3,24 +3,23 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from device_agent.data.local_data import LocalData
 from device_agent.formats.update import DIVERGED
-from device_agent.training.training_options import round_seed
 from profiles.errors import UpdateError
-from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
+from toolkit.aggregation.partial import decode_partial
+from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.coordinator.simulation_table import SimulationTable
-from toolkit.factorization.factorizer import Factorizer
 from toolkit.simulation.attendance import Attendance, Turnout
+from toolkit.simulation.chunks import Chunk, Client, TrainedChunk, shared_out
+from toolkit.simulation.engines.engine import Engine
 from toolkit.simulation.partition import Parts
 from toolkit.simulation.results import RoundResult, RunFolder
 from toolkit.simulation.simulation_config import SimulationConfig
-from toolkit.simulation.torch_executor import MemoryBundle, TorchExecutor, sent_bytes
 
 logger = logging.getLogger(__name__)
 Evaluated = tuple[float | None, float]
@@ -44,7 +43,6 @@ class Simulation:
         choices: The submodels that clients draw from.
         parts: The rows of each client.
         attendance: Which of a round's clients deliver an update; None for all.
-        device: Where clients are trained.
         observers: Called with the result of each finished round.
     """
 
@@ -57,37 +55,40 @@ class Simulation:
     choices: Choices
     parts: Parts
     attendance: Attendance | None = None
-    device: str = "cpu"
     observers: Sequence[Callable[[RoundResult], None]] = ()
-    executors: dict[str, TorchExecutor] = field(default_factory=dict, init=False)
 
-    def run(self) -> None:
+    def run(self, engine: Engine) -> None:
         """Run the rounds that are not finished yet."""
         done = len(self.folder.history)
         if done:
             logger.info("Continuing after round %d", done)
         for round_ in range(done + 1, self.config.rounds + 1):
-            self.run_round(round_)
+            self.run_round(round_, engine)
 
-    def run_round(self, round_: int) -> None:
-        """Train the round's clients one after another, fold their updates and keep the result."""
+    def run_round(self, round_: int, engine: Engine) -> None:
+        """Let `engine` train the round's clients, fold their updates and keep the result."""
         begun = time.monotonic()
-        # Factors of this round must not depend on earlier ones, which a restart does not know.
-        self.federation.model = replace(self.federation.model, factorizer=Factorizer())
-        table = self.config.simulation
-        chosen = sampled(table, self.specs, round_, self.choices)
+        # A round starts from what is saved, in workers and after a restart. Other things that stay
+        # in memory, such as subspaces of factorizations, must not make a difference.
+        model = self.federation.save()
+        self.federation.load(model)
+        chosen = sampled(self.config.simulation, self.specs, round_, self.choices)
         turnout = self.attendance.turnout(round_, chosen) if self.attendance else Turnout(chosen)
+        trained = _Round(self, round_)
+        for chunk in engine.map(round_, model, self.chunks(turnout.present)):
+            trained.keep(chunk)
+        if trained.diverged and len(trained.diverged) == len(turnout.present):
+            raise UpdateError(DIVERGED, code="update.diverged")
         lost = (*turnout.failed, *turnout.late)
-        received = sum(self.federation.submodel(spec).bytes for _, spec in lost)
-        trained = _Round(self, round_, bytes_down=received)
-        accuracy, loss = (trained.alone if table.is_local else trained.together)(turnout.present)
+        trained.bytes_down += sum(self.federation.submodel(spec).bytes for _, spec in lost)
+        accuracy, loss = trained.evaluated()
         result = RoundResult(
             round=round_,
             accuracy=accuracy,
             loss=loss,
             local_accuracy=trained.correct / trained.judged if trained.judged else None,
-            clients=len(turnout.present) - trained.diverged,
-            diverged=trained.diverged,
+            clients=len(turnout.present) - len(trained.diverged),
+            diverged=len(trained.diverged),
             failed=len(turnout.failed),
             late=len(turnout.late),
             simulated_s=turnout.simulated_s,
@@ -99,11 +100,21 @@ class Simulation:
         for observe in self.observers:
             observe(result)
 
-    def executor(self, spec: str) -> TorchExecutor:
-        """The executor of `spec`, made once."""
-        if spec not in self.executors:
-            self.executors[spec] = TorchExecutor(self.federation.submodel(spec), self.device)
-        return self.executors[spec]
+    def chunks(self, chosen: Sequence[tuple[int, str]]) -> Iterator[Chunk]:
+        """The chunks of the clients `chosen`, kind by kind, each made when it is needed."""
+        kinds: dict[str, dict[int, int]] = {}
+        for client, spec in chosen:
+            kinds.setdefault(spec, {})[client] = len(self.parts[client])
+        for spec, samples in kinds.items():
+            submodel = self.federation.submodel(spec)
+            for clients in shared_out(samples, submodel, self.config.training):
+                yield Chunk(spec, [self.client(one) for one in clients])
+
+    def client(self, number: int) -> Client:
+        """The client `number` as it is before the round."""
+        folder = self.folder
+        data = self.client_data(number)
+        return Client(number, data, folder.personal(number), folder.own_model(number))
 
     def client_data(self, client: int) -> LocalData:
         """The samples of `client`."""
@@ -111,93 +122,48 @@ class Simulation:
         return LocalData(self.samples.samples(rows), self.samples.labels(rows))
 
 
-@dataclass
-class _Round:
-    """The clients of one round, of which one update is in memory at a time.
+class _Round(TrainedChunk):
+    """All chunks of a round so far: their sums, and the evaluations of clients that train alone."""
 
-    `judged` samples that clients held out were judged by their own models, `correct` of them right.
-    """
+    def __init__(self, simulation: Simulation, number: int) -> None:
+        super().__init__()
+        self.simulation, self.number = simulation, number
+        federation = simulation.federation
+        self.aggregation = Aggregation(federation.model, federation.policy)
+        self.alone: list[Evaluated] = []
 
-    simulation: Simulation
-    number: int
-    diverged: int = 0
-    bytes_down: int = 0
-    bytes_up: int = 0
-    judged: int = 0
-    correct: int = 0
-    bundles: dict[str, MemoryBundle] = field(default_factory=dict)
+    def keep(self, chunk: TrainedChunk) -> None:
+        """Add a chunk, and write what its clients keep."""
+        folder, aggregation = self.simulation.folder, self.aggregation
+        for client, reason in chunk.diverged.items():
+            logger.warning("Client %d is left out of round %d: %s", client, self.number, reason)
+        for client, tensors in chunk.personal.items():
+            folder.keep_personal(client, self.number, tensors)
+        for client, own in chunk.own.items():
+            folder.keep_own_model(client, self.number, own.model)
+            self.alone.append((own.accuracy, own.loss))
+        if chunk.partial is not None:
+            found = decode_partial(chunk.partial, aggregation.model, aggregation.policy)
+            aggregation.merge(found)
+        self.diverged |= chunk.diverged
+        self.bytes_down += chunk.bytes_down
+        self.bytes_up += chunk.bytes_up
+        self.judged += chunk.judged
+        self.correct += chunk.correct
 
-    def together(self, chosen: Sequence[tuple[int, str]]) -> Evaluated:
-        """Fold the updates of all clients into the global model, and evaluate it.
+    def evaluated(self) -> Evaluated:
+        """Take the next global model and evaluate it; for clients that train alone, the means.
 
-        Without clients the model stays as it was.
+        Without updates the model stays as it was.
         """
-        if chosen:
-            self.simulation.federation.fold(self.updates(chosen))
-        return self.simulation.federation.evaluate(*self.simulation.held_out)
-
-    def alone(self, chosen: Sequence[tuple[int, str]]) -> Evaluated:
-        """Each client continues its own model. The result is the mean of their evaluations."""
-        simulation, federation = self.simulation, self.simulation.federation
-        first, found = federation.model, []
-        for client, spec in chosen:
-            own = simulation.folder.own_model(client)
-            if own is not None:
-                federation.load(own)
-            self.bundles.clear()
-            with self.leaving_out_diverged(client):
-                federation.fold([self.train(client, spec)])
-                found.append(federation.evaluate(*simulation.held_out))
-                simulation.folder.keep_own_model(client, self.number, federation.save())
-            federation.model = first
-        self.check_some_trained(len(chosen))
-        self.bytes_down = self.bytes_up = 0
-        accuracies = [accuracy for accuracy, _ in found if accuracy is not None]
+        federation = self.simulation.federation
+        if not self.alone:
+            if self.aggregation.updates:
+                federation.take(self.aggregation)
+            return federation.evaluate(*self.simulation.held_out)
+        accuracies = [accuracy for accuracy, _ in self.alone if accuracy is not None]
         mean = float(np.mean(accuracies)) if accuracies else None
-        return mean, float(np.mean([loss for _, loss in found]))
-
-    def updates(self, chosen: Sequence[tuple[int, str]]) -> Iterator[Received]:
-        """Train the clients; those that diverge are left out."""
-        for client, spec in chosen:
-            with self.leaving_out_diverged(client):
-                yield self.train(client, spec)
-        self.check_some_trained(len(chosen))
-
-    @contextmanager
-    def leaving_out_diverged(self, client: int) -> Iterator[None]:
-        """Count and report a training that diverges."""
-        try:
-            yield
-        except UpdateError as error:
-            self.diverged += 1
-            logger.warning("Client %d is left out of round %d: %s", client, self.number, error)
-
-    def check_some_trained(self, clients: int) -> None:
-        """Raise UpdateError if every training diverged."""
-        if self.diverged == clients:
-            raise UpdateError(DIVERGED, code="update.diverged")
-
-    def train(self, client: int, spec: str) -> Received:
-        """Train one client and keep its personal model."""
-        simulation = self.simulation
-        executor = simulation.executor(spec)
-        table = simulation.config.simulation
-        if spec not in self.bundles:
-            factor = simulation.config.training.rate_factor(self.number)
-            self.bundles[spec] = executor.bundle(simulation.federation.model, factor, self.number)
-        bundle = self.bundles[spec]
-        self.bytes_down += sent_bytes(bundle.values)
-        seed = round_seed(round_seed(table.seed, client), self.number)
-        folder = simulation.folder
-        personal = folder.personal(client) if bundle.has_personal_model else {}
-        local = simulation.client_data(client)
-        update = executor.train(bundle, local, seed, personal, table.validation)
-        folder.keep_personal(client, self.number, update.personal)
-        self.bytes_up += sent_bytes(update.tensors)
-        if update.evaluation is not None and update.evaluation.correct is not None:
-            self.judged += update.evaluation.counted or update.evaluation.samples
-            self.correct += update.evaluation.correct
-        return update.record, update.tensors
+        return mean, float(np.mean([loss for _, loss in self.alone]))
 
 
 def sampled(

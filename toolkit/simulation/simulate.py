@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -16,8 +17,13 @@ from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.round_worker import read_samples
 from toolkit.coordinator.simulation_table import ALPHA, SHARDS, SimulationTable
 from toolkit.simulation.attendance import attendance_of, workloads
+from toolkit.simulation.chunks import ChunkTrainer
 from toolkit.simulation.curves import draw_curves
 from toolkit.simulation.datasets import read_dataset
+from toolkit.simulation.engines.engine import Engine, WorkerSetup
+from toolkit.simulation.engines.in_process import InProcess
+from toolkit.simulation.engines.processes import Processes
+from toolkit.simulation.engines.ray_actors import RayActors
 from toolkit.simulation.metric_logs import LogName, Observer, check_installed, open_logs
 from toolkit.simulation.partition import (
     Parts,
@@ -34,11 +40,16 @@ from toolkit.simulation.torch_executor import check_device
 CENTRALISED = "full"
 """What the one client of `baseline = "centralised"` trains."""
 
+EngineName: TypeAlias = Literal["local", "ray"]
+"""Who trains: processes of this machine, or actors of Ray."""
+
 
 def simulate(
     file: str | Path,
     out: str | Path,
     *,
+    workers: int = 1,
+    engine: EngineName = "local",
     threads: int = 1,
     device: str = "cpu",
     seed: int | None = None,
@@ -50,13 +61,20 @@ def simulate(
 
     Each client trains exactly what an agent would train. If the simulation is killed, the same call
     continues after the last finished round. The result is the same, bit for bit, as without the
-    interruption, if the number of threads is the same.
+    interruption, if the number of threads is the same. It does not depend on `workers` and `engine`
+    either.
+
+    With workers, a script needs `if __name__ == "__main__":` around this call, as always with
+    processes in Python.
 
     Args:
         file: The federation's TOML file, with a table `[simulation]`.
         out: Folder for the results: `history.jsonl`, `curves.png`, `config.json` and
             `global.safetensors`.
-        threads: Threads of PyTorch. Small models are fastest with one.
+        workers: Processes that train the clients of a round; 1 with the engine `local` is this
+            process.
+        engine: `local` has the workers on this machine, `ray` as actors of Ray.
+        threads: Threads of PyTorch in each worker. Small models are fastest with one.
         device: Where clients are trained: a device of PyTorch, such as `"cuda"`.
         seed: In place of both seeds of the file.
         force: Replace an earlier simulation in `out`.
@@ -68,8 +86,9 @@ def simulate(
         The result of each round.
 
     Raises:
-        InputError: The file is wrong, `out` holds something else, or the device or a log cannot be
-            used.
+        InputError: The file is wrong, `out` holds something else, the engine is unknown, its
+            package is not installed, or the device or a log cannot be used.
+        LimitError: A worker has ended, most often because memory is short.
         DataError: The samples cannot be read or do not fit the model.
         ModelError: The model cannot be loaded or recorded.
         SpecError: The model cannot give a submodel.
@@ -92,6 +111,14 @@ def simulate(
         >>> [result.clients for result in simulate("fleet.toml", "results")]
         [10, 10]
     """
+    names = get_args(EngineName)
+    if engine not in names:
+        raise InputError(
+            f"The engine is {engine!r}; there are {' and '.join(names)}. Give one of them.",
+            code="simulation.unknown-engine",
+            engine=engine,
+            engines=list(names),
+        )
     check_installed(logs)
     check_device(device)
     config, folder = load_simulation(Path(file), seed), RunFolder(Path(out))
@@ -99,13 +126,35 @@ def simulate(
     folder.read(settings, force)
     simulation = prepare(config, folder)
     folder.begin(settings, force)
-    with limited_threads(threads), open_logs(logs, folder, settings) as opened:
-        simulation.device = device
+    with (
+        limited_threads(threads),
+        open_logs(logs, folder, settings) as opened,
+        closing(started(engine, simulation, workers, threads, device)) as trains,
+    ):
         simulation.observers = [*opened, *([on_round] if on_round else [])]
-        simulation.run()
+        simulation.run(trains)
     (folder.root / MODEL).write_bytes(simulation.federation.save())
     draw_curves(folder.history, folder.root / CURVES)
     return folder.history
+
+
+def started(
+    engine: EngineName, simulation: Simulation, workers: int, threads: int, device: str = "cpu"
+) -> Engine:
+    """The engine of that name; `workers` = 1 with the engine `local` needs no other process."""
+    setup = WorkerSetup(simulation.config, simulation.held_out, threads, device)
+    if engine == "ray":
+        return RayActors(setup, workers)
+    if workers > 1:
+        return Processes(setup, workers)
+    return in_process(simulation, device)
+
+
+def in_process(simulation: Simulation, device: str = "cpu") -> InProcess:
+    """The engine that trains in this process, with the model of `simulation`."""
+    return InProcess(
+        ChunkTrainer(simulation.config, simulation.federation, simulation.held_out, device)
+    )
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commands import ROOT, command, edgetailor, environment, refusal
+from commands import LIMIT_S, ROOT, command, edgetailor, environment, refusal
 from models_for_tests import CLASSES, INPUT_SHAPE
 from refusals import refused
 from toolkit.aggregation.federation import Federation
@@ -70,6 +71,16 @@ def state_of(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file() and path.name != "history.jsonl"
     }
+
+
+def descendants(process: int) -> list[int]:
+    """The processes that `process` has started, and those that they have."""
+    parents = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
+    found = [one for one, parent in parents.items() if parent == process]
+    return found + [later for one in found for later in descendants(one)]
 
 
 class KilledError(BaseException):
@@ -147,11 +158,14 @@ def test_a_client_with_a_personal_model_keeps_its_submodel(file: Path, tmp_path:
 
 
 def test_a_killed_process_continues(file: Path, tmp_path: Path) -> None:
-    """With factors of families that keep them, in a process that really is killed."""
+    """With factors of families that keep them, in a process that really is killed.
+
+    Its workers end with it, and the run continues without workers.
+    """
     changed(file, PFEDME, "cp:2.0,penalty=2.0,personal-steps=1,factor-steps=1")
     arguments = ("simulate", file, "--out", tmp_path / "killed")
     process = subprocess.Popen(
-        command("edgetailor", *arguments),
+        command("edgetailor", *arguments, "--workers", 2),
         cwd=tmp_path,
         env=environment(PYTHONPATH=TESTS),
         stderr=subprocess.DEVNULL,
@@ -160,8 +174,14 @@ def test_a_killed_process_continues(file: Path, tmp_path: Path) -> None:
     while not (history.exists() and history.read_bytes()):
         assert process.poll() is None, "it ended before its first round"
         time.sleep(0.01)
+    workers = descendants(process.pid)
+    assert len(workers) >= 2
     process.send_signal(signal.SIGKILL)
     process.wait()
+    limit = time.monotonic() + LIMIT_S
+    while any(Path(f"/proc/{one}").exists() for one in workers):
+        assert time.monotonic() < limit, "workers are left"
+        time.sleep(0.01)
     done = edgetailor(*arguments, cwd=tmp_path)
     assert done.code == 0, done.stderr
     assert "Continuing after round" in done.stderr

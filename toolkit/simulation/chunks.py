@@ -1,0 +1,205 @@
+"""Chunks: clients of one kind that are trained by one call, and what comes back of them."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from device_agent.data.local_data import LocalData
+from device_agent.training.training_options import round_seed
+from profiles.errors import UpdateError
+from toolkit.aggregation.aggregate import Received
+from toolkit.aggregation.federation import Federation
+from toolkit.aggregation.partial import encode_partial
+from toolkit.aggregation.running_aggregation import Aggregation
+from toolkit.simulation.simulation_config import SimulationConfig
+from toolkit.simulation.torch_executor import Arrays, MemoryBundle, TorchExecutor, sent_bytes
+from toolkit.submodels.hyperparameters import TrainingConfig
+from toolkit.submodels.submodel import Submodel
+
+CHUNK_MACS = 1e9
+"""Multiply-accumulates of forward passes that are worth a partial aggregate, which takes 3 to 5 ms
+with a small model: about 80 ms of training."""
+
+BATCH_MACS = 8e6
+"""What a batch takes beside its samples, in the same measure: about 1 ms."""
+
+MOST_CLIENTS = 20
+"""Of a chunk, whose samples and personal models are in memory at the same time."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client of a chunk.
+
+    Attributes:
+        number: Its number, from 0.
+        data: Its samples.
+        personal: The personal tensors of its last round; empty before its first.
+        own: The model that it has trained alone, as `Federation.save` gives it; None before its
+            first round, and if clients train together.
+    """
+
+    number: int
+    data: LocalData
+    personal: Mapping[str, np.ndarray]
+    own: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Clients that train the submodel `spec`."""
+
+    spec: str
+    clients: Sequence[Client]
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """The model of a client that trains alone, and its evaluation."""
+
+    accuracy: float | None
+    loss: float
+    model: bytes
+
+
+@dataclass
+class TrainedChunk:
+    """What comes back of a chunk. Its size does not depend on where it was trained.
+
+    Attributes:
+        partial: The files of the partial aggregate of all updates; None if there is no update, or
+            clients train alone.
+        own: The new models of clients that train alone, by client.
+        personal: The personal tensors that clients keep, by client.
+        diverged: Why clients are left out, by client.
+        bytes_down: Tensors that the clients received, in bytes.
+        bytes_up: Tensors that they sent, in bytes.
+        judged: Samples held out by the clients that their own models judged.
+        correct: How many of these were right.
+    """
+
+    partial: dict[str, bytes] | None = None
+    own: dict[int, OwnModel] = field(default_factory=dict)
+    personal: dict[int, Arrays] = field(default_factory=dict)
+    diverged: dict[int, str] = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    judged: int = 0
+    correct: int = 0
+
+    @contextmanager
+    def leaving_out_diverged(self, client: int) -> Iterator[None]:
+        """Note a training that diverges."""
+        try:
+            yield
+        except UpdateError as error:
+            self.diverged[client] = str(error)
+
+
+@dataclass
+class ChunkTrainer:
+    """Trains chunks in one process. Traces are kept by submodel, and bundles for a round.
+
+    Attributes:
+        config: The federation's file.
+        federation: The global model that the round starts from.
+        held_out: Samples and labels that judge the models of clients that train alone.
+        device: Where clients are trained: a device of PyTorch.
+    """
+
+    config: SimulationConfig
+    federation: Federation
+    held_out: tuple[np.ndarray, np.ndarray]
+    device: str = "cpu"
+    round: int = field(default=0, init=False)
+    executors: dict[str, TorchExecutor] = field(default_factory=dict, init=False)
+    bundles: dict[str, MemoryBundle] = field(default_factory=dict, init=False)
+
+    def train(self, round_: int, chunk: Chunk) -> TrainedChunk:
+        """Train the clients of `chunk` one after another."""
+        if round_ != self.round:
+            self.round = round_
+            self.bundles.clear()
+        result = TrainedChunk()
+        (self._alone if self.config.simulation.is_local else self._together)(chunk, result)
+        return result
+
+    def _together(self, chunk: Chunk, result: TrainedChunk) -> None:
+        """Add the updates of all clients, of which one is in memory at a time."""
+        aggregation = Aggregation(self.federation.model, self.federation.policy)
+        for client in chunk.clients:
+            update = None
+            with result.leaving_out_diverged(client.number):
+                update = self._update(chunk.spec, client, result)
+            if update is not None:
+                aggregation.add(*update)
+        if aggregation.updates:
+            result.partial = encode_partial(aggregation)
+
+    def _alone(self, chunk: Chunk, result: TrainedChunk) -> None:
+        """Each client continues its own model."""
+        first = self.federation.model
+        for client in chunk.clients:
+            if client.own is not None:
+                self.federation.load(client.own)
+            self.bundles.clear()
+            with result.leaving_out_diverged(client.number):
+                self.federation.fold([self._update(chunk.spec, client, result)])
+                evaluated = self.federation.evaluate(*self.held_out)
+                result.own[client.number] = OwnModel(*evaluated, self.federation.save())
+            self.federation.model = first
+        result.bytes_down = result.bytes_up = 0
+
+    def _update(self, spec: str, client: Client, result: TrainedChunk) -> Received:
+        """Train one client."""
+        table = self.config.simulation
+        executor = self._executor(spec)
+        if spec not in self.bundles:
+            factor = self.config.training.rate_factor(self.round)
+            self.bundles[spec] = executor.bundle(self.federation.model, factor, self.round)
+        bundle = self.bundles[spec]
+        result.bytes_down += sent_bytes(bundle.values)
+        seed = round_seed(round_seed(table.seed, client.number), self.round)
+        update = executor.train(bundle, client.data, seed, client.personal, table.validation)
+        if update.personal:
+            result.personal[client.number] = update.personal
+        result.bytes_up += sent_bytes(update.tensors)
+        if update.evaluation is not None and update.evaluation.correct is not None:
+            result.judged += update.evaluation.counted or update.evaluation.samples
+            result.correct += update.evaluation.correct
+        return update.record, update.tensors
+
+    def _executor(self, spec: str) -> TorchExecutor:
+        """The executor of `spec`, made once."""
+        if spec not in self.executors:
+            self.executors[spec] = TorchExecutor(self.federation.submodel(spec), self.device)
+        return self.executors[spec]
+
+
+def shared_out(
+    samples: Mapping[int, int], submodel: Submodel, training: TrainingConfig
+) -> list[list[int]]:
+    """Share clients of one kind out among chunks of about the same number of clients.
+
+    Depends on the federation's file alone. The sums of a round therefore are the same, bit for bit,
+    whoever trains the chunks.
+
+    Args:
+        samples: The number of samples of each client.
+        submodel: What they train.
+        training: How they train.
+    """
+    size = training.batch_size
+    if training.steps is None:
+        batches = sum(math.ceil(one / size) for one in samples.values()) * training.epochs
+        visited = sum(samples.values()) * training.epochs
+    else:
+        batches = len(samples) * training.steps
+        visited = sum(min(size, one) for one in samples.values()) * training.steps
+    work = visited / size * submodel.counts.macs + batches * BATCH_MACS
+    chunks = max(math.ceil(work / CHUNK_MACS), math.ceil(len(samples) / MOST_CLIENTS))
+    parts = np.array_split(list(samples), min(chunks, len(samples)))
+    return [part.tolist() for part in parts]

@@ -1,0 +1,102 @@
+"""What an engine is, and the worker that engines with several processes have in each."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from profiles.errors import LimitError
+from toolkit.coordinator.federation_setup import federation
+from toolkit.simulation.chunks import Chunk, ChunkTrainer, TrainedChunk
+from toolkit.simulation.simulation_config import SimulationConfig
+
+AHEAD = 4
+"""Chunks for each worker that are sent, trained or waiting for an earlier one, at most."""
+
+
+class Engine(Protocol):
+    """Trains the chunks of a round."""
+
+    def map(self, round_: int, model: bytes, chunks: Iterable[Chunk]) -> Iterator[TrainedChunk]:
+        """Train `chunks` and yield what comes back of each, in their order.
+
+        Args:
+            round_: Number of the round.
+            model: The global model that the round starts from, as `Federation.save` gives it.
+            chunks: Taken one by one, so that few are in memory.
+
+        Raises:
+            LimitError: A worker has ended.
+            EdgeTailorError: What the training of a chunk raised.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the workers at once, whatever they are doing."""
+        ...
+
+
+class WorkerSetup(NamedTuple):
+    """What a worker is made from.
+
+    Attributes:
+        config: The federation's file.
+        held_out: Samples and labels that judge the models of clients that train alone.
+        threads: Threads of PyTorch in each worker.
+        device: Where clients are trained: a device of PyTorch.
+    """
+
+    config: SimulationConfig
+    held_out: tuple[np.ndarray, np.ndarray]
+    threads: int
+    device: str = "cpu"
+
+
+class Worker:
+    """A process of its own that trains chunks. It loads the model when the first one comes."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        torch.set_num_threads(setup.threads)
+        # The process that prepared the simulation has said what there is to say about the file.
+        logging.disable()
+        self._setup = setup
+        self._trainer: ChunkTrainer | None = None
+
+    def train(self, round_: int, model: bytes, chunk: Chunk) -> TrainedChunk:
+        """Train `chunk` of a round that starts from `model`."""
+        if self._trainer is None:
+            config = self._setup.config
+            # A submodel is split when its first chunk comes: few workers may need all.
+            whole = federation(config.model_copy(update={"devices": ()}))
+            self._trainer = ChunkTrainer(config, whole, self._setup.held_out, self._setup.device)
+        if round_ != self._trainer.round:
+            self._trainer.federation.load(model)
+        return self._trainer.train(round_, chunk)
+
+
+def in_order(
+    submit: Callable[[Chunk], Future[TrainedChunk]], chunks: Iterable[Chunk], workers: int
+) -> Iterator[TrainedChunk]:
+    """Submit chunks ahead of their turn, and yield what comes back in their order."""
+    waiting: deque[Future[TrainedChunk]] = deque()
+    for chunk in chunks:
+        waiting.append(submit(chunk))
+        if len(waiting) >= AHEAD * workers:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def worker_died(round_: int, reason: str) -> LimitError:
+    """The error for a worker that has ended in round `round_`."""
+    return LimitError(
+        f"A worker of the simulation ended in round {round_}: {reason}. Most often the system "
+        "stops a process because memory is short. Finished rounds are kept: run the same command "
+        "again to continue, with fewer --workers if memory is short.",
+        code="simulation.worker-died",
+        round=round_,
+    )

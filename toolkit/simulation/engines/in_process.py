@@ -1,0 +1,23 @@
+"""Chunks one after another in this process."""
+
+from collections.abc import Iterable, Iterator
+
+from toolkit.simulation.chunks import Chunk, ChunkTrainer, TrainedChunk
+
+
+class InProcess:
+    """The engine without workers.
+
+    Args:
+        trainer: Trains with the simulation's own federation, whose model a round starts from.
+    """
+
+    def __init__(self, trainer: ChunkTrainer) -> None:
+        self._trainer = trainer
+
+    def map(self, round_: int, model: bytes, chunks: Iterable[Chunk]) -> Iterator[TrainedChunk]:
+        """See Engine."""
+        return (self._trainer.train(round_, chunk) for chunk in chunks)
+
+    def close(self) -> None:
+        """See Engine."""
