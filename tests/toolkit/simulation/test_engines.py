@@ -116,8 +116,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
             cut[spec] = split(self.module, spec, self.input_shape, self.training)
         return cut[spec]
 
-    def executor(submodel: Submodel) -> TorchExecutor:
-        made = TorchExecutor(submodel)
+    def executor(submodel: Submodel, device: str) -> TorchExecutor:
+        made = TorchExecutor(submodel, device)
         made.sessions = sessions.setdefault(str(submodel.spec), {})
         return made
 
