@@ -176,7 +176,7 @@ def export(
         The bundle, what verification found and which graphs were reused.
 
     Raises:
-        ExportError: A signature cannot be lowered.
+        ExportError: A signature cannot be lowered, or the format cannot hold the program's weights.
         VerificationError: Graph and PyTorch disagree. The bundle is kept as
             `OUT.failed-verification`; any other error leaves nothing behind.
         InputError: The bundle cannot be written to `out`.
@@ -186,6 +186,14 @@ def export(
         >>> base = GlobalModel(model.state_dict())
         >>> export(submodel.program, submodel.cut(base), "bundle", base=base.fingerprint())
     """
+    if program.int8 and format != "onnx":
+        raise ExportError(
+            f"{program.submodel} has 8-bit weights, which only ONNX graphs can hold. Export it with "
+            "--format onnx, or without frozen=int8.",
+            code="export.int8-needs-onnx",
+            submodel=program.submodel,
+            format=format,
+        )
     out = Path(out)
     # Refuse both places now, not after minutes of lowering.
     check_bundle_place(out, force)

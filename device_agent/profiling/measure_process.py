@@ -63,19 +63,11 @@ def prepare_run(bundle: Bundle, task: Task, scratch: Path, threads: int) -> Sche
     run = ScheduleRun(bundle, local, scratch, TrainingOptions(threads=threads), personal)
     source = source_of(task, bundle)
     if source != SAMPLES:
-        shape = (len(local), *recorded_shape(bundle, source))
+        shape = (len(local), *run.recorded_shape(source))
         run.recordings[source] = recording = run.open_recording(source, 0)
         recording.append(generator.standard_normal(shape, dtype=np.float32))
         recording.close()
     return run
-
-
-def recorded_shape(bundle: Bundle, source: str) -> tuple[int, ...]:
-    """Shape of one sample's activations in the recording `source`."""
-    steps = (step for step in bundle.manifest.schedule if isinstance(step, Record))
-    signature = next(step.signature for step in steps if step.target == source)
-    (output,) = bundle.manifest.signatures[signature].outputs
-    return tuple(size for size in output.shape if size is not None)
 
 
 def make_action(task: Task, run: ScheduleRun) -> Action:

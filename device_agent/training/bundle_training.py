@@ -156,7 +156,7 @@ def _explain_divergence(local: LocalData, source: str) -> Iterator[None]:
         raise UpdateError(
             f"{error} First check the data: in {source}, {name}[{sample}] is {number:g}; models "
             "expect numbers around 1.",
-            code="update.diverged",
+            code=error.code,
             data=source,
             array=name,
             sample=sample,

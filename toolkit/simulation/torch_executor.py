@@ -157,7 +157,8 @@ class TorchRun(ScheduleRun):
 
     def open_recording(self, name: str, done: int) -> Recording:
         """Keep the recording in memory, as a client's training is short."""
-        return RecordingInMemory(len(self.local), self.recorded_shape(name))
+        dtype = self.made_by(name).dtype
+        return RecordingInMemory(len(self.local), self.recorded_shape(name), dtype)
 
     def report_epoch(self, instruction: Train) -> None:
         """Say nothing: a simulation reports rounds."""
