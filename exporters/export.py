@@ -78,8 +78,8 @@ def compile_graphs(
         The graphs by signature name.
 
     Raises:
-        ExportError: A signature cannot be lowered (the message names signature and operator), or
-            the writer's library is not installed.
+        ExportError: A signature cannot be lowered (the message names signature and operator), the
+            writer's library is not installed, or the format cannot hold 8-bit weights.
 
     Examples:
         >>> submodel = split(model, "low-rank:0.25", (3, 32, 32))
@@ -97,6 +97,14 @@ def compile_units(
 
     Units are cached one by one, so that submodels share the signatures that they have in common.
     """
+    if program.int8 and format != "onnx":
+        raise ExportError(
+            f"{program.submodel} has 8-bit weights, which only ONNX graphs can hold. Export it with "
+            "--format onnx, or without frozen=int8.",
+            code="export.int8-needs-onnx",
+            submodel=program.submodel,
+            format=format,
+        )
     signatures = program.signatures
     together = [signatures] if format == "tflite" else [(one,) for one in signatures]
     return [compile_unit(program, part, report, format, cache) for part in together]
@@ -186,14 +194,6 @@ def export(
         >>> base = GlobalModel(model.state_dict())
         >>> export(submodel.program, submodel.cut(base), "bundle", base=base.fingerprint())
     """
-    if program.int8 and format != "onnx":
-        raise ExportError(
-            f"{program.submodel} has 8-bit weights, which only ONNX graphs can hold. Export it with "
-            "--format onnx, or without frozen=int8.",
-            code="export.int8-needs-onnx",
-            submodel=program.submodel,
-            format=format,
-        )
     out = Path(out)
     # Refuse both places now, not after minutes of lowering.
     check_bundle_place(out, force)

@@ -32,7 +32,8 @@ LOW_RANK, SLICE, WIDTH = f"low-rank:0.25,keep=1,decay={DECAY}", "slice:residual"
 # Small steps everywhere: with larger ones, rounding may grow a thousandfold from round to round.
 CP = "cp:2.0,penalty=2.0,personal-steps=1,factor-steps=1,factor-rate=0.0001"
 PFEDME = "pfedme,penalty=2.0,personal-steps=2,local-rate=0.02"
-FAMILIES = ("full", LOW_RANK, SLICE, SLICE, WIDTH, CP, CP, PFEDME)
+SMALL_SLICE = f"{SLICE},recording=float16,frozen=int8"
+FAMILIES = ("full", LOW_RANK, SLICE, SMALL_SLICE, WIDTH, CP, CP, PFEDME)
 PLAIN = ("full", "full", LOW_RANK, LOW_RANK, SLICE, SLICE, WIDTH, WIDTH)
 RANKS = {"strided": 2, "residual.conv": 2, "hidden": 2}  # a quarter of 8 outputs and 8 inputs
 
