@@ -99,8 +99,8 @@ def compile_units(
     """
     if program.int8 and format != "onnx":
         raise ExportError(
-            f"{program.submodel} has 8-bit weights, which only ONNX graphs can hold. Export it with "
-            "--format onnx, or without frozen=int8.",
+            f"{program.submodel} has 8-bit weights, which only ONNX graphs can hold. Export it "
+            "with --format onnx, or without frozen=int8.",
             code="export.int8-needs-onnx",
             submodel=program.submodel,
             format=format,

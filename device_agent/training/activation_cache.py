@@ -29,9 +29,9 @@ def to_float16(values: np.ndarray) -> np.ndarray:
     """
     with np.errstate(over="ignore", invalid="ignore"):
         half = values.astype(np.float16)
-    beyond = np.isinf(half) & np.isfinite(values)
-    if beyond.any():
-        largest = float(np.abs(values[beyond]).max())
+    beyond = values[np.isinf(half) & np.isfinite(values)]
+    if beyond.size:
+        largest = float(np.abs(beyond).max())
         raise UpdateError(
             f"Recorded activations have to be at most 65,504 in float16, but one is {largest:g}. "
             "Check the data. If they are right, use a submodel without recording=float16.",

@@ -150,13 +150,13 @@ def _explain_divergence(local: LocalData, source: str) -> Iterator[None]:
         yield
     except UpdateError as error:
         found = local.largest()
-        if found is None:
+        if found is None or error.code == "update.beyond-float16":
             raise
         name, sample, number = found
         raise UpdateError(
             f"{error} First check the data: in {source}, {name}[{sample}] is {number:g}; models "
             "expect numbers around 1.",
-            code=error.code,
+            code="update.diverged",
             data=source,
             array=name,
             sample=sample,

@@ -127,7 +127,7 @@ def test_what_is_rounded(eight: tuple[Submodel, Graphs], plain: tuple[Submodel, 
 def test_stages_compute_with_the_rounded_weights(
     whole: tuple[nn.Sequential, GlobalModel], eight: tuple[Submodel, Graphs], tmp_path: Path
 ) -> None:
-    submodel, graphs = eight
+    _, graphs = eight
     x = torch.randn(7, *SHAPE)
     found = x.numpy()
     for name in graphs:
@@ -139,8 +139,8 @@ def test_stages_compute_with_the_rounded_weights(
     with torch.no_grad():
         exact = twin[:-1](x.double())
         for layer in (twin.small, twin.large, twin.dense):
-            # The definition in float64, without the rounding of scales: a weight halfway between two
-            # numbers may be rounded to the other one.
+            # The definition in float64, without the rounding of scales: a weight halfway between
+            # two numbers may be rounded to the other one.
             rows = layer.weight.abs().flatten(1).amax(1) / 127
             rows = rows.reshape(-1, *[1] * (layer.weight.dim() - 1))
             layer.weight.copy_((layer.weight / rows).round() * rows)

@@ -164,7 +164,7 @@ class _Round:
             factor = simulation.config.training.rate_factor(self.number)
             self.bundles[spec] = executor.bundle(simulation.federation.model, factor)
         bundle = self.bundles[spec]
-        self.bytes_down += sent_bytes(bundle.values)
+        self.bytes_down += sent_bytes(bundle.values, executor.submodel.program.int8)
         seed = round_seed(round_seed(table.seed, client), self.number)
         folder = simulation.folder
         personal = folder.personal(client) if bundle.has_personal_model else {}

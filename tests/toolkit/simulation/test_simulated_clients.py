@@ -23,6 +23,7 @@ from toolkit.factorization import decompose_weights
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulate import Simulation, prepare, simulate
 from toolkit.simulation.simulation_config import SimulationConfig, load_simulation
+from toolkit.simulation.torch_executor import sent_bytes
 from trainings import train_bundle
 
 ROUNDS = 3
@@ -147,6 +148,11 @@ def written(agents: Federation, spec: str, round_: int, folder: Path) -> Path:
     for name, data in agents.bundle(spec, round_).items():
         (folder / name).write_bytes(data)
     return folder
+
+
+def test_the_bytes_of_8_bit_weights_and_their_scales() -> None:
+    tensors = {"a": np.zeros((6, 5, 2), np.float32), "b": np.zeros((6, 5), np.float32)}
+    assert sent_bytes(tensors, {"a"}) == 60 + 6 * 4 + 30 * 4
 
 
 def test_plain_pytorch(seed: int, tmp_path: Path) -> None:
