@@ -101,7 +101,7 @@ def compile_units(
         raise ExportError(
             f"{program.submodel} has 8-bit weights, which only ONNX graphs can hold. Export it "
             "with --format onnx, or without frozen=int8.",
-            code="export.int8-needs-onnx",
+            code="export.eight-bit-needs-onnx",
             submodel=program.submodel,
             format=format,
         )

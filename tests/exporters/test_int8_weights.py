@@ -224,5 +224,5 @@ def test_a_verdict_on_float32_weights_is_not_one_on_8_bit_weights(
 
 
 def test_tflite_cannot_hold_them(eight: tuple[Submodel, Graphs]) -> None:
-    with refused("export.int8-needs-onnx", format="tflite"):
+    with refused("export.eight-bit-needs-onnx", format="tflite"):
         compile_graphs(eight[0].program, format="tflite")
