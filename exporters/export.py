@@ -78,8 +78,8 @@ def compile_graphs(
         The graphs by signature name.
 
     Raises:
-        ExportError: A signature cannot be lowered (the message names signature and operator), or
-            the writer's library is not installed.
+        ExportError: A signature cannot be lowered (the message names signature and operator), the
+            writer's library is not installed, or the format cannot hold 8-bit weights.
 
     Examples:
         >>> submodel = split(model, "low-rank:0.25", (3, 32, 32))
@@ -97,6 +97,14 @@ def compile_units(
 
     Units are cached one by one, so that submodels share the signatures that they have in common.
     """
+    if program.int8 and format != "onnx":
+        raise ExportError(
+            f"{program.submodel} has 8-bit weights, which only ONNX graphs can hold. Export it "
+            "with --format onnx, or without frozen=int8.",
+            code="export.eight-bit-needs-onnx",
+            submodel=program.submodel,
+            format=format,
+        )
     signatures = program.signatures
     together = [signatures] if format == "tflite" else [(one,) for one in signatures]
     return [compile_unit(program, part, report, format, cache) for part in together]
@@ -176,7 +184,7 @@ def export(
         The bundle, what verification found and which graphs were reused.
 
     Raises:
-        ExportError: A signature cannot be lowered.
+        ExportError: A signature cannot be lowered, or the format cannot hold the program's weights.
         VerificationError: Graph and PyTorch disagree. The bundle is kept as
             `OUT.failed-verification`; any other error leaves nothing behind.
         InputError: The bundle cannot be written to `out`.

@@ -25,6 +25,7 @@ class Graph:
             follow from that number.
         held: Inputs of the signature that are constants of the file instead; see
             `embedded_weights.py`.
+        dropped: Values of the traced graph that the file does not compute.
         plan: Source of the footprint of a TFLite graph; None for ONNX.
         blocked: The same graph for runtimes with blocked convolutions, by block; see
             `exporters/onnx/blocked_layout.py`.
@@ -38,6 +39,7 @@ class Graph:
     size: int
     footprint: Callable[[int], Footprint] = field(compare=False)
     held: frozenset[str] = frozenset()
+    dropped: frozenset[str] = frozenset()
     plan: MemoryPlan | None = field(default=None, compare=False, repr=False)
     blocked: Mapping[int, bytes] = field(default_factory=dict, compare=False, repr=False)
     traced: TracedGraph | None = field(default=None, compare=False, repr=False)

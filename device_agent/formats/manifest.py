@@ -31,6 +31,7 @@ Count = Annotated[int, Meta(ge=0, lt=2**53)]
 """Integers that every JSON reader can hold: JavaScript's numbers are exact up to 2^53."""
 Runtime = Literal["onnx", "litert"]
 Dtype = Literal["float32", "int64"]
+RecordedDtype = Literal["float32", "float16"]
 Role = Literal["parameter", "buffer", "optimizer", "personal", "frozen"]
 UPLOADED: tuple[Role, ...] = ("parameter", "buffer")
 
@@ -121,16 +122,19 @@ class TensorEntry(Struct, frozen=True, kw_only=True):
     by_class: bool = False
 
 
-class Record(Struct, frozen=True, kw_only=True, tag="record", tag_field="do"):
+class Record(Struct, frozen=True, kw_only=True, tag="record", tag_field="do", omit_defaults=True):
     """Run `signature` once over the data set `source` and save its output as `target`.
 
     This is one step of EmbracingFL's multi-step forward pass (Algorithm 1). The agent releases the
     graph and its state before the next instruction.
+
+    `dtype` is the type of the saved numbers. Graphs read and write float32.
     """
 
     signature: str
     source: str
     target: str
+    dtype: RecordedDtype = "float32"
 
 
 class Initialise(Struct, frozen=True, kw_only=True, tag="initialise", tag_field="do"):

@@ -78,6 +78,8 @@ class OpenvinoSession:
             "NUM_STREAMS": 1,
             # By default, processors with bfloat16 or float16 compute in these.
             "INFERENCE_PRECISION_HINT": "f32",
+            # By default, layers with 8-bit weights round what they read to 8 bits, too.
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
             # Other programs share the device, perhaps another agent.
             "ENABLE_CPU_PINNING": False,
         }

@@ -9,15 +9,40 @@ from pathlib import Path
 
 import numpy as np
 
+from device_agent.formats.manifest import RecordedDtype
 from device_agent.system.disk_space import MappedArray, NpyWriter, Written, open_npy, room
-from profiles.errors import StorageError
+from profiles.errors import StorageError, UpdateError
 from profiles.text_formatting import format_bytes
 
-FLOAT32 = np.dtype(np.float32)
+
+def to_float16(values: np.ndarray) -> np.ndarray:
+    """`values` in float16, rounded to the nearest number, ties to even.
+
+    Infinity and numbers that are none stay what they are.
+
+    Raises:
+        UpdateError: A finite number is beyond float16's range.
+
+    Examples:
+        >>> to_float16(np.float32([1 / 3, 65504]))
+        array([3.333e-01, 6.550e+04], dtype=float16)
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        half = values.astype(np.float16)
+    beyond = values[np.isinf(half) & np.isfinite(values)]
+    if beyond.size:
+        largest = float(np.abs(beyond).max())
+        raise UpdateError(
+            f"Recorded activations have to be at most 65,504 in float16, but one is {largest:g}. "
+            "Check the data. If they are right, use a submodel without recording=float16.",
+            code="update.beyond-float16",
+            number=largest,
+        )
+    return half
 
 
 class Recording:
-    """A float32 array of shape (samples, *shape), stored in the file `path` or in memory.
+    """Activations of shape (samples, *shape), stored in the file `path` or in memory.
 
     Call `append` for the samples in order, then `close`, then `read`.
 
@@ -32,6 +57,7 @@ class Recording:
         samples: int,
         shape: tuple[int, ...],
         *,
+        dtype: RecordedDtype = "float32",
         done: int = 0,
         memory_bytes: int = 0,
     ) -> None:
@@ -41,6 +67,7 @@ class Recording:
             path: The .npy file to write.
             samples: Number of samples in the finished recording.
             shape: Shape of the activations of one sample.
+            dtype: Type of the stored numbers.
             done: Number of samples that the file already holds. If all are done, the file is only
                 read.
             memory_bytes: Memory in bytes that the array may use if it does not fit on the disk.
@@ -49,20 +76,21 @@ class Recording:
             StorageError: The array fits neither on the disk nor in `memory_bytes`.
         """
         self.path = path
+        self._dtype = np.dtype(dtype)
         self._done = done
         self._writer: NpyWriter | None = None
         self._mapped: MappedArray | None = None
         self._in_memory: np.ndarray | None = None
         self.written: Written | None = None
-        size = FLOAT32.itemsize * samples * math.prod(shape)
+        size = self._dtype.itemsize * samples * math.prod(shape)
         free = room(path.parent)
         if done == samples:
             return
         # A file that has been started already has its space reserved, so it needs no check.
         if done or size <= free:
-            self._writer = NpyWriter(path, FLOAT32, (samples, *shape), done)
+            self._writer = NpyWriter(path, self._dtype, (samples, *shape), done)
         elif size <= memory_bytes:
-            self._in_memory = np.empty((samples, *shape), FLOAT32)
+            self._in_memory = np.empty((samples, *shape), self._dtype)
         else:
             raise StorageError(
                 f"Recording activations needs {format_bytes(size)} in {path.parent}, but only "
@@ -79,7 +107,20 @@ class Recording:
         return self._in_memory is None
 
     def append(self, values: np.ndarray) -> None:
-        """Store the activations `values`, shape (n, *shape), of the next n samples."""
+        """Store the float32 activations `values`, shape (n, *shape), of the next n samples.
+
+        Raises:
+            UpdateError: A number is beyond the range of the recording's type.
+        """
+        if self._dtype == np.float16:
+            # One sample at a time, so that the batch is not in memory a second time.
+            for place in range(len(values)):
+                self._store(to_float16(values[place : place + 1]))
+        else:
+            self._store(values)
+
+    def _store(self, values: np.ndarray) -> None:
+        """Store `values`, which have the recording's type."""
         if self._writer is not None:
             self._writer.append(values)
         elif self._in_memory is not None:
@@ -100,12 +141,17 @@ class Recording:
             self._writer = None
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """A copy of the activations of the samples `indices`, shape (len(indices), *shape)."""
+        """A float32 copy of the activations of the samples `indices`.
+
+        Its shape is (len(indices), *shape).
+        """
         if self._in_memory is not None:
-            return np.asarray(self._in_memory[indices])
-        if self._mapped is None:
-            self._mapped = open_npy(self.path)
-        return self._mapped.rows(indices)
+            rows = np.asarray(self._in_memory[indices])
+        else:
+            if self._mapped is None:
+                self._mapped = open_npy(self.path)
+            rows = self._mapped.rows(indices)
+        return rows.astype(np.float32, copy=False)
 
     def remove(self) -> None:
         """Delete the file and release the memory."""
@@ -116,10 +162,10 @@ class Recording:
 class RecordingInMemory(Recording):
     """A recording without a file, for trainings without a folder."""
 
-    def __init__(self, samples: int, shape: tuple[int, ...]) -> None:
+    def __init__(self, samples: int, shape: tuple[int, ...], dtype: RecordedDtype) -> None:
         self.written = self._writer = self._mapped = None
-        self._done = 0
-        self._in_memory = np.empty((samples, *shape), FLOAT32)
+        self._dtype, self._done = np.dtype(dtype), 0
+        self._in_memory = np.empty((samples, *shape), self._dtype)
 
     def remove(self) -> None:
         """Release the memory."""

@@ -159,7 +159,7 @@ def _explain_divergence(local: LocalData, source: str) -> Iterator[None]:
         yield
     except UpdateError as error:
         found = local.largest()
-        if found is None:
+        if found is None or error.code == "update.beyond-float16":
             raise
         name, sample, number = found
         raise UpdateError(

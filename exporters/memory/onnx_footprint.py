@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from exporters.memory.liveness import Buffer, model_liveness
 from exporters.memory.onnx_arena import arena_bytes
+from exporters.memory.opened_graph import as_opened
 from exporters.memory.static_shapes import at_batch
 from profiles.cost_model.memory_rule import ONNX, run_growth
 
@@ -50,7 +51,7 @@ def footprint(graph: bytes, batch: int, rewrite: Rewrite | None = None) -> Footp
     Raises:
         ExportError: The size of a tensor does not follow from the batch.
     """
-    model = onnx.load_from_string(graph)
+    model = as_opened(onnx.load_from_string(graph))
     runs = at_batch(model, batch)
     nodes = len(model.graph.node) - len(runs.graph)  # folding has left fewer
     if rewrite is not None:

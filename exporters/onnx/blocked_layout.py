@@ -88,6 +88,15 @@ def keeps_order(model: ir.Model) -> bool:
     )
 
 
+def computed_from_constants(graph: ir.Graph) -> set[Value]:
+    """The constants of `graph`, and what follows from them alone."""
+    found = set(graph.initializers.values())
+    for node in graph:
+        if node.inputs and found.issuperset(node.inputs):
+            found.update(node.outputs)
+    return found
+
+
 class BlockedLayout:
     """The rewriting of one graph; loops are left as they are.
 
@@ -98,7 +107,7 @@ class BlockedLayout:
 
     def __init__(self, graph: ir.Graph, block: int) -> None:
         self.graph, self.block = graph, block
-        self.held = set(graph.initializers.values())
+        self.held = computed_from_constants(graph)
         self.nodes: list[Node] = []
         self.constants: dict[object, Node] = {}
         self.images: dict[Value, Value] = {}

@@ -74,8 +74,9 @@ def graphs_key(program: Program, signatures: Sequence[ProgramSignature], format:
         parts = [part for s in signatures for part in walk.signature(s)]
     except UnknownObjectError:
         return None
-    # A cached verdict depends on these limits: verification draws labels and samples within them.
-    limits = (program.classes, program.sample_limit)
+    # A cached verdict depends on these: verification draws labels and samples within the limits.
+    int8 = sorted(program.int8.intersection(port.name for s in signatures for port in s.inputs))
+    limits = (program.classes, program.sample_limit, *int8)
     # Only packages that the functions use: changes of others keep the cache valid.
     sources = [sources_digest(package) for package in sorted({*ALWAYS, *walk.packages})]
     return digest([format, repr(limits), environment(), *sources, *parts])

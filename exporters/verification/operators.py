@@ -79,7 +79,7 @@ class OperatorCheck:
         Returns:
             The worst operator; None if the runtime has no value of any.
         """
-        names = [name for name in sizes if name in self._traced.places]
+        names = [name for name in sizes if self._place(name) is not None]
         self._ahead = batches(names, sizes)
         inputs = [self._feeds[port.name] for port in self._signature.inputs]
         run_graph(self._traced.module, inputs, self._judge, self._nudge, keep_outputs=False)
@@ -87,7 +87,7 @@ class OperatorCheck:
 
     def _judge(self, node: Node, result: Result) -> Result:
         """Compare the runtime's value of `node`, if there is one; later nodes read that value."""
-        place = self._traced.places.get(node.name)
+        place = self._place(node.name)
         if place is None or not isinstance(result.value, Tensor):
             return result
         if self._ahead and node.name == self._ahead[0][0]:
@@ -104,6 +104,11 @@ class OperatorCheck:
             return result
         dtype = result.value.dtype
         return leaf(came.to(dtype), self._nudge)
+
+    def _place(self, name: str) -> Place | None:
+        """Where the runtime has the value of the node called `name`; None if it has not."""
+        place = self._traced.places.get(name)
+        return None if place is None or place.name in self._graph.dropped else place
 
     def _compared(self, node: Node, came: Tensor, result: Result) -> OperatorError:
         """The error of `came`, which a runtime computed for the float64 `result`."""

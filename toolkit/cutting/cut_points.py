@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from device_agent.formats.manifest import RecordedDtype
 from exporters.programs.recorded_graph import (
     attributes_read,
     input_node,
@@ -62,15 +63,19 @@ class Cutter:
 
     Attributes:
         captured: The model.
+        recording: Type of the recorded numbers.
         training: The operators of its training graph.
         inference: Those of its inference graph.
         end: The place of the last operator.
         points: All useful cut points from the input to the output, without the two ends.
     """
 
-    def __init__(self, captured: Captured) -> None:
-        """Raise ModelError if an operator writes in place, so that values cannot be recorded."""
-        self.captured = captured
+    def __init__(self, captured: Captured, recording: RecordedDtype = "float32") -> None:
+        """Find the cut points of `captured` for recordings of the type `recording`.
+
+        Raises ModelError if an operator writes in place, so that values cannot be recorded.
+        """
+        self.captured, self.recording = captured, recording
         self.training = SampleFlow(captured.training)
         self.inference = SampleFlow(captured.inference)
         writing = next((n for n in self.training.operators if writes_in_place(n)), None)
@@ -112,13 +117,13 @@ class Cutter:
                 yield CutPoint(place, nodes, module)
 
     def _is_recordable(self, node: Node) -> bool:
-        """Whether the value of `node` can be recorded as float32 numbers of each sample."""
+        """Whether the value of `node` can be recorded as numbers of each sample."""
         value = node.meta["val"]
         if not isinstance(value, Tensor) or self.training.sample_axis(node) is None:
             return False
         limit = self.captured.sample_limit
         if node.op == "placeholder" and not value.is_floating_point():
-            return limit is not None and limit <= EXACT
+            return limit is not None and limit <= EXACT[self.recording]
         return value.dtype == torch.float32
 
     def _place_in_prediction(self, place: int) -> int | None:

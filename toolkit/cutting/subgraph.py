@@ -3,7 +3,7 @@
 Where one float tensor with the samples as its first axis crosses a cut, it is recorded as it is. In
 other cases the recording of a sample is one row (batch, k): the crossing tensors one after the
 other. The part before the cut ends by concatenating them, and the part after it begins by taking
-the row apart. Token ids are exact in the row: float32 holds all integers up to 2^24.
+the row apart. Token ids are exact in the row.
 """
 
 import operator
@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from device_agent.formats.manifest import RecordedDtype
 from exporters.programs.recorded_graph import input_node
 from toolkit.cutting.graph_edit import GraphEditor
 from toolkit.cutting.sample_flow import SampleFlow, shape_argument
 from toolkit.submodels.capacity import count_elements
 
 aten = torch.ops.aten
-EXACT = 2**24
-"""float32 holds all integers from 0 to this number."""
+EXACT: dict[RecordedDtype, int] = {"float32": 2**24, "float16": 2**11}
+"""A recording of this type holds all integers from 0 to this number."""
 
 
 def is_row(flow: SampleFlow, nodes: Sequence[Node]) -> bool:

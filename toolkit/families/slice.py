@@ -7,11 +7,15 @@ stage to disk (Algorithm 1). It then trains the rest on the last recording (Algo
 the same weights that are trained after it. All stages run before training starts, so that they use
 the weights that the device received.
 
+`recording=float16` stores activations in half the space. `frozen=int8` rounds the weights of the
+stages to 8-bit integers with a scale for each output channel.
+
 A second family may exchange the layers of the slice: `slice:0.42+low-rank:0.25`.
 """
 
 from torch import Tensor, nn
 
+from exporters.int8_weights import rounded
 from exporters.recording.capture import capture
 from profiles.errors import SpecError
 from profiles.text_formatting import counted
@@ -25,20 +29,24 @@ from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.rewritten_model import Rewritten
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.spec_form import Option, SpecForm, Text
+from toolkit.submodels.spec_form import Choice, Option, SpecForm, Text
 from toolkit.submodels.submodel import LayerDecision, Submodel
 
 FORM = SpecForm(
     family="slice",
     usage="slice:CAPACITY or slice:MODULE",
     summary=(
-        "the output-side layers, trained on recorded activations (EmbracingFL); skip=; "
-        "slice:...+low-rank:... factorizes them too"
+        "the output-side layers, trained on recorded activations (EmbracingFL); skip=, "
+        "recording=float16, frozen=int8; slice:...+low-rank:... factorizes them too"
     ),
     size=Text(
         "first module to train or the largest capacity allowed", "slice:blocks.3 or slice:0.42"
     ),
-    options=(Option("skip", whole=True),),
+    options=(
+        Option("skip", whole=True),
+        Choice("recording", ("float32", "float16")),
+        Choice("frozen", ("float32", "int8")),
+    ),
     selects_layers=True,
 )
 
@@ -58,7 +66,8 @@ class Slice(Stateless):
         """See Family."""
         skip = FORM.whole_number(spec, "skip", 0)
         captured = capture(model, sample_shape)
-        cutter = Cutter(captured)
+        half = FORM.choice(spec, "recording") == "float16"
+        cutter = Cutter(captured, "float16" if half else "float32")
         if spec.inner is None:
             # Without a second family no layer is exchanged.
             rewritten = Rewritten(model)
@@ -66,10 +75,12 @@ class Slice(Stateless):
         else:
             inner = inner_family(model, cutter, spec, training.batch_size)
             rewritten, captured, cut = inner.cut()
-        tensors = slice_tensors(cut, captured, rewritten, training)
+        as_int8 = FORM.choice(spec, "frozen") == "int8"
+        tensors = slice_tensors(cut, captured, rewritten, training, as_int8=as_int8)
 
         def cut_weights(weights: GlobalModel) -> dict[str, Tensor]:
-            return rewritten.tensor_values(weights, tensors.received)
+            values = rewritten.tensor_values(weights, tensors.received)
+            return values | {name: rounded(values[name]) for name in tensors.int8}
 
         return Submodel(
             spec=spec,

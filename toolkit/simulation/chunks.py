@@ -161,7 +161,7 @@ class ChunkTrainer:
             factor = self.config.training.rate_factor(self.round)
             self.bundles[spec] = executor.bundle(self.federation.model, factor, self.round)
         bundle = self.bundles[spec]
-        result.bytes_down += sent_bytes(bundle.values)
+        result.bytes_down += sent_bytes(bundle.values, executor.submodel.program.int8)
         seed = round_seed(round_seed(table.seed, client.number), self.round)
         update = executor.train(bundle, client.data, seed, client.personal, table.validation)
         if update.personal:

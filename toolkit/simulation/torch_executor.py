@@ -4,7 +4,7 @@ Batches, their order, seeds, recordings and the personal model are the agent's. 
 not exported: PyTorch runs the traced signatures.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +25,7 @@ from device_agent.training.bundle_training import personal_tensors, trained_upda
 from device_agent.training.personal_model import personal_entries
 from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
+from exporters.int8_weights import int8_bytes
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.tracing import trace_for_torch
 from profiles.errors import DataError, InputError
@@ -162,7 +163,8 @@ class TorchRun(ScheduleRun):
 
     def open_recording(self, name: str, done: int) -> Recording:
         """Keep the recording in memory, as a client's training is short."""
-        return RecordingInMemory(len(self.local), self.recorded_shape(name))
+        dtype = self.made_by(name).dtype
+        return RecordingInMemory(len(self.local), self.recorded_shape(name), dtype)
 
     def report_epoch(self, instruction: Train) -> None:
         """Say nothing: a simulation reports rounds."""
@@ -189,9 +191,11 @@ def manifest_of(program: Program) -> Manifest:
     )
 
 
-def sent_bytes(tensors: Mapping[str, np.ndarray]) -> int:
-    """Size of `tensors` in bytes."""
-    return sum(array.nbytes for array in tensors.values())
+def sent_bytes(tensors: Mapping[str, np.ndarray], int8: Collection[str] = ()) -> int:
+    """Size of `tensors` in bytes, with those in `int8` as 8-bit integers and scales."""
+    return sum(
+        int8_bytes(array.shape) if name in int8 else array.nbytes for name, array in tensors.items()
+    )
 
 
 def check_device(name: str) -> None:

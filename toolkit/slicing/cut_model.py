@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
+from device_agent.formats.manifest import RecordedDtype
 from toolkit.cutting.cut_points import CutPoint, Cutter
 from toolkit.slicing.cut_choice import choose_cut, is_within
 from toolkit.slicing.time_cuts import cut_along_time
@@ -17,6 +18,7 @@ class CutModel:
 
     Attributes:
         recorded: What the stages cover, for a person.
+        dtype: Type of the recorded numbers.
         stages: Graphs that run once, one after the other, on what the one before has recorded.
         trained: The rest of the model as it trains, from the last recording to the output.
         predicting: The same as it predicts.
@@ -25,6 +27,7 @@ class CutModel:
     """
 
     recorded: str
+    dtype: RecordedDtype
     stages: Sequence[GraphModule]
     trained: GraphModule
     predicting: GraphModule
@@ -42,7 +45,7 @@ def cut_as_asked(cutter: Cutter, spec: Spec, batch: int, skip: int) -> CutModel:
     ahead = cutter.stages(cut.ahead, cutter.load(cut.trained, batch), batch)
     recorded = f"the first {skip} steps of {cut.module}"
     stages, fixed = (*ahead, cut.record), cutter.fixed_after(cut.ahead)
-    return CutModel(recorded, stages, cut.trained, cut.predicting, fixed)
+    return CutModel(recorded, cutter.recording, stages, cut.trained, cut.predicting, fixed)
 
 
 def cut_at(cutter: Cutter, point: CutPoint, batch: int) -> CutModel:
@@ -51,6 +54,7 @@ def cut_at(cutter: Cutter, point: CutPoint, batch: int) -> CutModel:
     stages = cutter.stages(point.place, cutter.load(trained, batch), batch)
     return CutModel(
         recorded=f"ahead of {point.module}",
+        dtype=cutter.recording,
         stages=stages,
         trained=trained,
         predicting=cutter.predicting(point.place),

@@ -59,7 +59,7 @@ class InnerFamily:
             )
         with refuse_if_unusable(self.spec, rewritten.layer_decisions):
             captured = capture(rewritten.model, self.cutter.captured.sample_shape)
-        cutter = Cutter(captured)
+        cutter = Cutter(captured, self.cutter.recording)
         # Layers are exchanged after the cut only, so that the place counts the same operators.
         same_point = next(p for p in cutter.points if p.place == point.place)
         cut = cut_at(cutter, same_point, self.batch)

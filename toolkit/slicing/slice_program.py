@@ -3,6 +3,7 @@
 EmbracingFL, Algorithm 1 (multi-step forward pass) and Algorithm 2 (training of the rest).
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -38,12 +39,14 @@ class SliceTensors:
         buffers: Running statistics after the cut, updated by training.
         fixed: After the cut, only read.
         before_cut: Read by the stages only.
+        int8: Those weights of `before_cut` that are received as 8-bit integers, by name.
     """
 
     parameters: tuple[TensorEntry, ...]
     buffers: tuple[TensorEntry, ...]
     fixed: tuple[TensorEntry, ...]
     before_cut: tuple[TensorEntry, ...]
+    int8: frozenset[str]
 
     @property
     def read_in_training(self) -> tuple[TensorEntry, ...]:
@@ -57,9 +60,17 @@ class SliceTensors:
 
 
 def slice_tensors(
-    cut: CutModel, captured: Captured, rewritten: Rewritten, training: TrainingConfig
+    cut: CutModel,
+    captured: Captured,
+    rewritten: Rewritten,
+    training: TrainingConfig,
+    *,
+    as_int8: bool,
 ) -> SliceTensors:
-    """The tensors of the slice `cut`, part of the recorded model `captured`."""
+    """The tensors of the slice `cut`, part of the recorded model `captured`.
+
+    With `as_int8` the stages' weights are received as 8-bit integers.
+    """
     read_after = tensors_read([cut.trained])
 
     def read_from(group: Iterable[str]) -> Iterable[str]:
@@ -72,14 +83,29 @@ def slice_tensors(
     frozen = rewritten.tensor_entries(captured, read_from({*captured.frozen, *cut.fixed}), "frozen")
     trained = captured.parameters.keys() - cut.fixed
     # A time cut reads the LSTM's weights on both sides: they count as after it, and are trained.
-    before_cut = (
+    before_cut = [
         n for n in tensors_read(cut.stages) if n not in read_after and n in captured.tensors
-    )
+    ]
     return SliceTensors(
         parameters=rewritten.tensor_entries(captured, read_from(trained), "parameter"),
         buffers=tuple(entry for entry in statistics if entry.role == "buffer"),
         fixed=(*(entry for entry in statistics if entry.role == "frozen"), *frozen),
         before_cut=dense_tensor_entries(captured, before_cut, "frozen"),
+        int8=stage_weights(cut, captured).intersection(before_cut) if as_int8 else frozenset(),
+    )
+
+
+def stage_weights(cut: CutModel, captured: Captured) -> frozenset[str]:
+    """The parameters with several axes that one stage reads, by name.
+
+    Biases, scales and statistics are few numbers. What two stages read is in the weights file.
+    """
+    reads = Counter(name for stage in cut.stages for name in tensors_read([stage]))
+    weights = {**captured.parameters, **captured.frozen}
+    return frozenset(
+        name
+        for name, count in reads.items()
+        if count == 1 and name in weights and weights[name].ndim > 1
     )
 
 
@@ -121,6 +147,7 @@ def slice_program(
         schedule=(*recording.schedule, training_instruction(recording.output, training)),
         sample_dtype=captured.sample_dtype,
         sample_limit=captured.sample_limit,
+        int8=tensors.int8,
     )
 
 
@@ -143,7 +170,9 @@ class RecordingStages:
             wanted = set(tensors_read([stage]))
             reads = [entry for entry in tensors.received if entry.name in wanted]
             self.signatures.append(forward_signature(name, stage, self.output_shape, reads))
-            self.schedule.append(Record(signature=name, source=self.output, target=target))
+            self.schedule.append(
+                Record(signature=name, source=self.output, target=target, dtype=cut.dtype)
+            )
             self.output = target
             self.output_shape = tuple(
                 int(size) for size in output_node(stage).meta["val"].shape[1:]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from device_agent.formats.manifest import TensorEntry
+from exporters.int8_weights import int8_bytes
 from exporters.programs.program import Program
 from profiles.errors import UpdateError
 from toolkit.submodels.capacity import Counts
@@ -62,9 +63,13 @@ class Submodel:
 
     @property
     def bytes(self) -> int:
-        """Size of the tensors that the device receives, in bytes (float32)."""
-        stored = (entry for entry in self.program.tensors if entry.stored)
-        return sum(4 * element_count(entry.shape) for entry in stored)
+        """Size of the tensors that the device receives, in bytes."""
+        int8 = self.program.int8
+        return sum(
+            int8_bytes(entry.shape) if entry.name in int8 else 4 * element_count(entry.shape)
+            for entry in self.program.tensors
+            if entry.stored
+        )
 
 
 def recover_dense(tensors: Mapping[str, Tensor], table: Sequence[TensorEntry]) -> dict[str, Tensor]:

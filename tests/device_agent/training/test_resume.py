@@ -34,7 +34,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
 
 @pytest.fixture(scope="module")
 def jobs(bundle_of: BundleOf, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    """One training for a family with recordings and one for a family with a personal model."""
+    """Trainings of a family with recordings, also in float16, and of one with a personal model."""
     folder = tmp_path_factory.mktemp("jobs")
     data = write_data(folder / "local.npz", count=SAMPLES)
     found = {}
@@ -42,7 +42,9 @@ def jobs(bundle_of: BundleOf, tmp_path_factory: pytest.TempPathFactory) -> dict[
         longer = shutil.copytree(bundle_of(family), folder / family)
         rewrite(longer, lambda manifest: shorten(manifest["schedule"][-1]))
         found[family] = Job(str(longer), str(data), "", checkpoint_s=OFTEN_S)
-    return found
+    half = shutil.copytree(found["slice"].bundle, folder / "half")
+    rewrite(half, lambda manifest: [s.update(dtype="float16") for s in manifest["schedule"][:-1]])
+    return found | {"float16": replace(found["slice"], bundle=str(half))}
 
 
 def shorten(training: dict[str, Any]) -> None:
@@ -92,7 +94,7 @@ def kill_often(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["slice", "cp"])
+@pytest.mark.parametrize("family", ["slice", "float16", "cp"])
 def test_killed_at_random_moments(
     trainer: Trainer, jobs: dict[str, Job], tmp_path: Path, family: str, seed: int
 ) -> None:
@@ -111,6 +113,7 @@ def test_killed_at_a_hundred_random_moments(
     ("family", "before"),
     [
         ("slice", True),
+        pytest.param("float16", True, marks=pytest.mark.long),
         pytest.param("cp", True, marks=pytest.mark.long),
         # Killed after a write leaves on disk what killed before the next one does.
         pytest.param("slice", False, marks=pytest.mark.long),

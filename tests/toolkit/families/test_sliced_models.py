@@ -324,9 +324,15 @@ def test_nothing_but_activations_and_ids_is_recorded() -> None:
 
 
 def test_ids_that_float32_cannot_hold_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cut_points, "EXACT", WORDS - 1)  # 2^24 rows need too much memory
+    monkeypatch.setitem(cut_points.EXACT, "float32", WORDS - 1)  # 2^24 rows need too much memory
     with refused("spec.unknown-cut-point", cut_points=["head"]):
         split(Decoder(), "slice:layers.1", (5,))
+
+
+def test_ids_that_float16_cannot_hold_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.WORDS", 2**11 + 1)
+    with refused("spec.unknown-cut-point", cut_points=["head"]):
+        split(Decoder(), "slice:layers.1,recording=float16", (5,))
 
 
 @pytest.mark.parametrize(

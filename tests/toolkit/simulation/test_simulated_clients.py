@@ -23,6 +23,7 @@ from toolkit.factorization import decompose_weights
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulate import Simulation, prepare, simulate
 from toolkit.simulation.simulation_config import SimulationConfig, load_simulation
+from toolkit.simulation.torch_executor import sent_bytes
 from trainings import train_bundle
 
 ROUNDS = 3
@@ -33,7 +34,8 @@ ROLLING = "width:0.5,window=rolling"
 # Small steps everywhere: with larger ones, rounding may grow a thousandfold from round to round.
 CP = "cp:2.0,penalty=2.0,personal-steps=1,factor-steps=1,factor-rate=0.0001"
 PFEDME = "pfedme,penalty=2.0,personal-steps=2,local-rate=0.02"
-FAMILIES = ("full", LOW_RANK, SLICE, ROLLING, WIDTH, CP, CP, PFEDME)
+SMALL_SLICE = f"{SLICE},recording=float16,frozen=int8"
+FAMILIES = ("full", LOW_RANK, SLICE, SMALL_SLICE, ROLLING, WIDTH, CP, CP, PFEDME)
 PLAIN = ("full", "full", LOW_RANK, LOW_RANK, SLICE, ROLLING, ROLLING, WIDTH)
 RANKS = {"strided": 2, "residual.conv": 2, "hidden": 2}  # a quarter of 8 outputs and 8 inputs
 
@@ -147,6 +149,11 @@ def written(agents: Federation, spec: str, round_: int, folder: Path) -> Path:
     for name, data in agents.bundle(spec, round_).items():
         (folder / name).write_bytes(data)
     return folder
+
+
+def test_the_bytes_of_8_bit_weights_and_their_scales() -> None:
+    tensors = {"a": np.zeros((6, 5, 2), np.float32), "b": np.zeros((6, 5), np.float32)}
+    assert sent_bytes(tensors, {"a"}) == 60 + 6 * 4 + 30 * 4
 
 
 def test_plain_pytorch(seed: int, tmp_path: Path) -> None:

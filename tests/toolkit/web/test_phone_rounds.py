@@ -20,6 +20,7 @@ KINDS = {
     "whole": "full",
     "thin": "low-rank:0.25,keep=1",
     "weak": "slice:residual",
+    "small": "slice:residual,recording=float16,frozen=int8",
     "personal": "cp:2.0,penalty=2.0,personal-steps=2,factor-steps=3,factor-rate=0.001",
     "narrow": "width:0.5",
 }
@@ -27,6 +28,9 @@ KIND = '[[devices]]\nname = "{}"\nsubmodel = "{}"\ncount = 2\n'
 CLOSE = 1e-5
 CLOSE_WITH_ADAM = 1e-3
 """Adam divides by the square root of tiny second moments, and so amplifies rounding."""
+CLOSE_IN_FLOAT16 = 1e-4
+"""A rounding error of float32 may move an activation to the next number of float16."""
+CLOSES = {"personal": CLOSE_WITH_ADAM, "small": CLOSE_IN_FLOAT16}
 KILLS = 30
 LONGEST_MS = 3000
 
@@ -54,7 +58,7 @@ def assert_profiled(server: Server, name: str, native: Path) -> None:
     assert phase.memory.peak_bytes >= 1 << 20
 
 
-@pytest.mark.parametrize("spec", ["full", "slice:residual"])
+@pytest.mark.parametrize("spec", ["full", "slice:residual", KINDS["small"]])
 def test_a_tab_that_is_killed_again_and_again(
     browser, serve, tmp_path: Path, seed: int, spec: str
 ) -> None:
@@ -201,7 +205,7 @@ def test_every_family_in_one_round_with_native_agents(
             agent.finish()
         for kind in KINDS:
             for round_ in (1, 2):
-                close = CLOSE_WITH_ADAM if kind == "personal" else CLOSE
+                close = CLOSES.get(kind, CLOSE)
                 assert_close(sent[f"phone {kind}", round_], agents[kind].sent[round_], close)
             assert_profiled(server, f"phone {kind}", agents[kind].sent[2])
         final = load_file(server.config.state / "global.safetensors")

@@ -25,11 +25,14 @@ export interface TensorEntry {
   stored: boolean;
   by_class: boolean;
 }
+export type RecordedDtype = "float32" | "float16";
 export interface Record_ {
   do: "record";
   signature: string;
   source: string;
   target: string;
+  /** Type of the stored numbers. */
+  dtype: RecordedDtype;
 }
 export interface Initialise {
   do: "initialise";
@@ -69,6 +72,7 @@ export interface Manifest {
 }
 
 export const SAMPLES = "x";
+const RECORDED: readonly RecordedDtype[] = ["float32", "float16"];
 export const WEIGHTS = "weights.safetensors";
 const VERSION = 1;
 
@@ -114,7 +118,11 @@ export function readManifest(text: string): Manifest {
     if (instruction.do !== "initialise" && !sources.has(instruction.source)) {
       throw wrong(`nothing makes the data set ${instruction.source}`);
     }
-    if (instruction.do === "record") sources.add(instruction.target);
+    if (instruction.do === "record") {
+      instruction.dtype ??= "float32";
+      if (!RECORDED.includes(instruction.dtype)) throw wrong(`it records ${String(instruction.dtype)} numbers`);
+      sources.add(instruction.target);
+    }
     if (instruction.do === "initialise") instruction.every_round ??= false;
     if (instruction.do === "train") instruction.steps.forEach((step) => (step.times ??= 1));
   }

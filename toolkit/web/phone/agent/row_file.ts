@@ -1,12 +1,16 @@
 /** Arrays on disk that are read by rows: local data, and recorded activations. */
 
+import { fromHalf, toHalf } from "./half_floats.js";
 import { OpenFile } from "./storage.js";
-import { BYTES, bytesOf, numbers, sizeOf, type Dtype, type Tensor } from "./tensors.js";
+import { BYTES, bytesOf, numbers, sizeOf, type Dtype, type Numbers, type Tensor } from "./tensors.js";
+
+/** The type of stored numbers. Rows of float16 are written from and read as float32. */
+export type StoredDtype = Dtype | "float16";
 
 export class RowFile {
   private constructor(
     private readonly file: OpenFile,
-    readonly dtype: Dtype,
+    private readonly stored: StoredDtype,
     readonly rowShape: number[],
     private filled: number,
   ) {}
@@ -15,7 +19,7 @@ export class RowFile {
   static async open(
     folder: FileSystemDirectoryHandle,
     name: string,
-    dtype: Dtype,
+    dtype: StoredDtype,
     rowShape: number[],
     rows: number,
   ): Promise<RowFile> {
@@ -27,16 +31,21 @@ export class RowFile {
     return opened;
   }
 
+  get dtype(): Dtype {
+    return this.stored === "float16" ? "float32" : this.stored;
+  }
+
   get rows(): number {
     return this.filled;
   }
 
   private get rowBytes(): number {
-    return sizeOf(this.rowShape) * BYTES[this.dtype];
+    return sizeOf(this.rowShape) * (this.stored === "float16" ? 2 : BYTES[this.stored]);
   }
 
   append(rows: Tensor): void {
-    this.file.write(bytesOf(rows.data), this.filled * this.rowBytes);
+    const data = this.stored === "float16" ? toHalf(rows.data as Float32Array) : rows.data;
+    this.file.write(bytesOf(data), this.filled * this.rowBytes);
     this.filled += rows.shape[0] ?? 0;
   }
 
@@ -45,7 +54,11 @@ export class RowFile {
     const bytes = new Uint8Array(indices.length * width);
     indices.forEach((index, i) => bytes.set(this.file.read(index * width, width), i * width));
     const shape = [indices.length, ...this.rowShape];
-    return { dtype: this.dtype, shape, data: numbers(this.dtype, bytes.buffer) };
+    const data: Numbers =
+      this.stored === "float16"
+        ? fromHalf(new Uint16Array(bytes.buffer))
+        : numbers(this.stored, bytes.buffer);
+    return { dtype: this.dtype, shape, data };
   }
 
   flush(): void {

@@ -162,13 +162,13 @@ export class ScheduleRun {
   }
 
   /** Runs one frozen stage over all samples and stores its activations. */
-  private async record({ signature: name, source, target }: Record_): Promise<void> {
+  private async record({ signature: name, source, target, dtype }: Record_): Promise<void> {
     const signature = this.bundle.manifest.signatures[name]!;
     const port = signature.outputs[0]!;
     const shape = port.shape.slice(1) as number[];
     const parts = batches(this.data.samples, trainingOf(this.bundle.manifest).batch_size, null);
     const done = parts.slice(0, this.position.batch).reduce((sum, part) => sum + part.length, 0);
-    const recording = await RowFile.open(this.folder, target, port.dtype, shape, done);
+    const recording = await RowFile.open(this.folder, target, dtype, shape, done);
     const session = await this.open(name);
     try {
       for (const indices of parts.slice(this.position.batch)) {
@@ -409,7 +409,7 @@ export class ScheduleRun {
     const port = signatures[made.signature]!.outputs[0]!;
     const shape = port.shape.slice(1) as number[];
     const rows = this.data.samples;
-    this.recordings.set(target, await RowFile.open(this.folder, target, port.dtype, shape, rows));
+    this.recordings.set(target, await RowFile.open(this.folder, target, made.dtype, shape, rows));
   }
 
   /** The data sets that the instruction `from` and later ones read. */

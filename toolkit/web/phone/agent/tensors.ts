@@ -29,7 +29,7 @@ export function zeros(dtype: Dtype, shape: readonly number[]): Tensor {
   return { dtype, shape: [...shape], data: numbers(dtype, new ArrayBuffer(sizeOf(shape) * BYTES[dtype])) };
 }
 
-export function bytesOf(data: Numbers): Uint8Array<ArrayBuffer> {
+export function bytesOf(data: Numbers | Uint16Array<ArrayBuffer>): Uint8Array<ArrayBuffer> {
   return new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
 }
 

@@ -1,0 +1,116 @@
+"""Constants of an ONNX graph that are 8-bit integers with scales in the file.
+
+ONNX Runtime multiplies a small weight out when it opens the graph, and then runs as with a float32
+constant. A larger one exists as float32 only while an operator reads it. A dense layer reads it in
+blocks of rows, so that the whole weight never does.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from torch import Tensor
+
+from device_agent.runtime.onnx_runtime import LARGEST_FOLDED
+from exporters.int8_weights import to_int8
+from exporters.memory.opened_graph import is_folded
+
+BLOCK_BYTES = 2 * LARGEST_FOLDED
+"""Size of a block as float32: more than a session would compute when it opens, and keep."""
+
+
+def add_int8(model: ModelProto, name: str, weight: Tensor) -> set[str]:
+    """Let `model` compute its input `name` from the integers and scales of `weight`.
+
+    Returns:
+        Values that the model does not compute any more.
+    """
+    graph = model.graph
+    q, scale = to_int8(weight)
+    if is_folded(q.shape):
+        integers, factors = hold(graph, name, q, scale)
+        number = f"{name}:number"
+        cast = helper.make_node("Cast", [integers], [number], to=TensorProto.FLOAT)
+        put(graph, 0, [cast, helper.make_node("Mul", [number, factors], [name])])
+        return set()
+    layer = dense_layer(graph, name)
+    if layer is not None:
+        return in_blocks(graph, name, q, scale, *layer)
+    integers, factors = hold(graph, name, q, scale.reshape(-1))
+    put(graph, 0, [helper.make_node("DequantizeLinear", [integers, factors], [name], axis=0)])
+    return set()
+
+
+def hold(graph: GraphProto, name: str, q: np.ndarray, scale: np.ndarray) -> tuple[str, str]:
+    """Add integers and scales of `name` as constants; returns their names."""
+    integers, factors = f"{name}:int8", f"{name}:scale"
+    graph.initializer.append(numpy_helper.from_array(q, integers))
+    graph.initializer.append(numpy_helper.from_array(scale, factors))
+    return integers, factors
+
+
+def put(graph: GraphProto, place: int, nodes: list[NodeProto]) -> None:
+    """Insert `nodes` ahead of the node number `place`."""
+    others = list(graph.node)
+    del graph.node[:]
+    graph.node.extend([*others[:place], *nodes, *others[place:]])
+
+
+def dense_layer(graph: GraphProto, name: str) -> tuple[NodeProto, NodeProto] | None:
+    """The nodes of x @ w.T + b, a Transpose and a Gemm, if nothing else reads the weight `name`."""
+    reads = Counter(value for node in graph.node for value in node.input)
+    for transposed in graph.node:
+        if transposed.op_type == "Transpose" and list(transposed.input) == [name]:
+            product = next((n for n in graph.node if transposed.output[0] in n.input[1:2]), None)
+            alone = reads[name] == reads[transposed.output[0]] == 1
+            if product is not None and alone and is_plain_product(product):
+                return transposed, product
+    return None
+
+
+def is_plain_product(node: NodeProto) -> bool:
+    """Whether `node` is a Gemm that neither scales nor transposes."""
+    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
+    return node.op_type == "Gemm" and all(
+        helper.get_attribute_value(attribute) == plain[attribute.name]
+        for attribute in node.attribute
+    )
+
+
+def in_blocks(
+    graph: GraphProto,
+    name: str,
+    q: np.ndarray,
+    scale: np.ndarray,
+    transposed: NodeProto,
+    product: NodeProto,
+) -> set[str]:
+    """Replace a dense layer by one product for each block of rows of its weight."""
+    place = list(graph.node).index(product)
+    nodes, results = list[NodeProto](), list[str]()
+    for number, rows in enumerate(blocks(*q.shape)):
+        block, result = f"{name}:{number}", f"{product.output[0]}:{number}"
+        integers, factors = hold(graph, block, q[rows], scale[rows].reshape(-1))
+        nodes += [
+            helper.make_node("DequantizeLinear", [integers, factors], [block], axis=0),
+            helper.make_node("Gemm", [product.input[0], block], [result], transB=1),
+        ]
+        results.append(result)
+    bias = list(product.input[2:])
+    joined = f"{product.output[0]}:joined" if bias else product.output[0]
+    nodes.append(helper.make_node("Concat", results, [joined], axis=1))
+    if bias:
+        nodes.append(helper.make_node("Add", [joined, *bias], list(product.output)))
+    put(graph, place, nodes)
+    graph.node.remove(product)
+    graph.node.remove(transposed)
+    return {name, transposed.output[0]}
+
+
+def blocks(rows: int, columns: int) -> Iterator[slice]:
+    """Ranges of rows of at most BLOCK_BYTES in float32, but at least one row each."""
+    each = max(1, BLOCK_BYTES // (4 * columns))
+    for number in range(math.ceil(rows / each)):
+        yield slice(number * each, (number + 1) * each)
