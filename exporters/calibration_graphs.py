@@ -15,7 +15,7 @@ from onnx import NodeProto, TensorProto, helper
 
 import device_agent
 from device_agent.profiling.calibration_cases import CHANNELS
-from exporters.onnx.blocked_layout import DOMAIN
+from exporters.onnx.graph_reading import DOMAIN
 from exporters.onnx.onnx_writer import IR_VERSION
 from exporters.onnx.operator_table import OPSET
 

@@ -22,8 +22,9 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from exporters.memory.onnx_footprint import Footprint, footprint
 from exporters.memory.overwritten_state import in_place
 from exporters.memory.static_shapes import with_shapes
-from exporters.onnx.blocked_weight_gradient import DOMAIN, depthwise_weight_gradient
+from exporters.onnx.blocked_weight_gradient import depthwise_weight_gradient
 from exporters.onnx.graph_reading import (
+    DOMAIN,
     Dims,
     before_swap,
     dims_of,

@@ -4,12 +4,10 @@ from typing import TYPE_CHECKING
 
 from onnx_ir import Node, Value
 
-from exporters.onnx.graph_reading import dims_of, numbers, rows_of, swapped
+from exporters.onnx.graph_reading import DOMAIN, dims_of, numbers, rows_of, swapped
 
 if TYPE_CHECKING:
     from exporters.onnx.blocked_layout import BlockedLayout
-
-DOMAIN = "com.microsoft.nchwc"
 
 
 def depthwise_weight_gradient(layout: "BlockedLayout", node: Node) -> bool:

@@ -4,6 +4,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import Node, Value
 
+DOMAIN = "com.microsoft.nchwc"
+"""The domain of ONNX Runtime's blocked operators."""
 Dims = tuple[int | None, ...]
 """The shape of a tensor; None for a size that is not known."""
 SWAP = (1, 0, 2, 3)
