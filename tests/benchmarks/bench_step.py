@@ -39,6 +39,8 @@ from toolkit.submodels.submodel import Submodel
 PLAIN_FORM = "plain"
 """ONNX Runtime without blocked convolutions."""
 WORKER = Path(__file__).with_name("step_worker.py")
+WARM_UP = 2
+"""Steps after the first one that are not timed."""
 RUNTIMES = ("onnx", PLAIN_FORM, "litert", "openvino")
 RUNS = {PLAIN_FORM: "onnx"}
 """The agent's runtime for a peer, where the names differ."""
@@ -51,11 +53,18 @@ class Peer:
     """A worker process that waits for requests; `loss` is its first step's."""
 
     def __init__(
-        self, name: str, case: str, graph: Path, threads: int, python: str = sys.executable
+        self,
+        name: str,
+        case: str,
+        graph: Path,
+        threads: int,
+        python: str = sys.executable,
+        warm_up: int = WARM_UP,
     ) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        given = (RUNS.get(name, name), case, graph, threads, warm_up)
         self.process = subprocess.Popen(
-            [python, str(WORKER), RUNS.get(name, name), case, str(graph), str(threads)],
+            [python, str(WORKER), *map(str, given)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -135,8 +144,10 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> Path:
     return graph
 
 
-def take_turns(peers: dict[str, Peer], steps: int) -> dict[str, list[float]]:
-    """Seconds of `steps` steps of every peer, one step each in turn.
+def take_turns(
+    peers: dict[str, Peer], steps: int, clock: str = "time"
+) -> dict[str, list[float]]:
+    """Seconds by `clock` of `steps` steps of every peer, one step each in turn.
 
     Each time in another order: threads of PyTorch's still spin when the next one begins.
     """
@@ -144,7 +155,7 @@ def take_turns(peers: dict[str, Peer], steps: int) -> dict[str, list[float]]:
     draw = random.Random(0)
     for _ in range(steps):
         for kind in draw.sample(list(peers), len(peers)):
-            seconds[kind].append(peers[kind].ask("time"))
+            seconds[kind].append(peers[kind].ask(clock))
     return seconds
 
 
