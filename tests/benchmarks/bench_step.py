@@ -144,9 +144,7 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> Path:
     return graph
 
 
-def take_turns(
-    peers: dict[str, Peer], steps: int, clock: str = "time"
-) -> dict[str, list[float]]:
+def take_turns(peers: dict[str, Peer], steps: int, clock: str = "time") -> dict[str, list[float]]:
     """Seconds by `clock` of `steps` steps of every peer, one step each in turn.
 
     Each time in another order: threads of PyTorch's still spin when the next one begins.

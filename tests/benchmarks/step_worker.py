@@ -1,11 +1,11 @@
 """Child process of `bench_step.py`: one peer, one training step, steps on request.
 
-`python step_worker.py PEER CASE GRAPH THREADS WARM_UP` (PEER pytorch, onnx, litert, openvino or
-ort-training; GRAPH of pytorch may be a saved step of CASE) answers on standard output, one JSON
-value a line: first the loss of its first step, or null where it only predicts, or the code of the
-error by which the runtime refuses the graph. WARM_UP steps later it answers every line that it
-reads: `time` and `processor` with the seconds of one step, elapsed and of the processor, `memory`
-with the bytes that steps take above the idle process.
+`python step_worker.py PEER CASE GRAPH THREADS WARM_UP` runs the step in GRAPH by PEER: onnx, litert,
+openvino or ort-training; or by pytorch, which reads a saved step or makes that of CASE. It answers
+on standard output, one JSON value a line. The first is the loss of the first step, null where it
+only predicts, or the code of the error by which the runtime refuses the graph. WARM_UP steps later
+it answers every line that it reads: `time` and `processor` with the seconds of one step, elapsed
+and of the processor, `memory` with the bytes that steps take above the idle process.
 """
 
 import json
@@ -16,6 +16,8 @@ from pathlib import Path
 
 CLOCKS = {"time": time.perf_counter, "processor": time.process_time}
 MEMORY_STEPS = 3
+SAVED = ".pt"
+"""The end of the name of a saved step of PyTorch's."""
 
 Step = Callable[[], float | None]
 
@@ -44,7 +46,7 @@ def pytorch(case: str, saved: str, threads: int) -> tuple[int, Step]:
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)  # fading gradients of an LSTM make it 15 times slower otherwise
     idle = status("VmRSS")
-    if Path(saved).is_file():
+    if saved.endswith(SAVED):
         return idle, eager_step(torch.load(saved, weights_only=False))
     return idle, eager_step(eager({**CASES, **PLAIN}[case]))
 
