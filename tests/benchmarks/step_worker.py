@@ -1,11 +1,11 @@
 """Child process of `bench_step.py`: one peer, one training step, steps on request.
 
-`python step_worker.py PEER CASE GRAPH THREADS WARM_UP` runs the step in GRAPH by PEER: onnx, litert,
-openvino or ort-training; or by pytorch, which reads a saved step or makes that of CASE. It answers
-on standard output, one JSON value a line. The first is the loss of the first step, null where it
-only predicts, or the code of the error by which the runtime refuses the graph. WARM_UP steps later
-it answers every line that it reads: `time` and `processor` with the seconds of one step, elapsed
-and of the processor, `memory` with the bytes that steps take above the idle process.
+`python step_worker.py PEER CASE GRAPH THREADS WARM_UP` runs the step in GRAPH by PEER: onnx,
+litert, openvino or ort-training, or by pytorch, which reads a saved step or makes that of CASE. It
+answers on standard output, one JSON value a line. The first is the loss of the first step, null
+where it only predicts, or the code of the error by which the runtime refuses the graph. WARM_UP
+steps later it answers every line that it reads: `time` and `processor` with the seconds of one
+step, elapsed and of the processor, `memory` with the bytes that steps take above the idle process.
 """
 
 import json
