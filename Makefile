@@ -16,10 +16,10 @@ PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64 test-flower test-logs
-.PHONY: bench-families bench-step bench-retired bench-memory bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-papers bench-engines bench-zoo
+.PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-papers bench-engines bench-zoo
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv and install the project into it (the others do this first)
 
@@ -101,6 +101,17 @@ bench-retired: setup ## the same beside onnxruntime-training 1.19.2, its last (m
 	$(RETIRED)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  onnxruntime-training==1.19.2 'onnx==1.16.*' 'numpy<2'
 	$(BIN)/python tests/benchmarks/bench_step.py --retired $(RETIRED)/bin/python $(ARGS)
+
+# 2.8 is the last torch whose wheel for aarch64 works without CUDA's libraries. The wheels are named one
+# by one, because pip would choose requirements for this machine.
+EAGER := torch==2.8.0 filelock fsspec jinja2 markupsafe mpmath networkx sympy typing-extensions
+bench-arm64: setup ## training steps on an emulated ARM board against PyTorch 2.8 (15 minutes, 600 MB); ARGS
+	@command -v qemu-aarch64 >/dev/null || apt-get install --yes --quiet qemu-user
+	sh tests/arm64/make_root.sh $(ARM64) $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(ARM64)/torch \
+	  --no-deps --only-binary=:all: --python-version 3.11 --platform manylinux_2_28_aarch64 \
+	  --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64 $(EAGER)
+	PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_arm64.py $(ARM64)/cortex-a72 $(ARGS)
 
 bench-memory: setup ## peak memory of training steps, predicted, measured and PyTorch's (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_memory.py $(ARGS)

@@ -19,7 +19,7 @@ from device_agent.system.disk_space import storage_error
 from device_agent.system.process_memory import map_large_blocks, ran_out
 from device_agent.training.batching import held_out
 from device_agent.training.checkpoint import Checkpoints, training_key
-from device_agent.training.fastest_runtime import with_fastest_runtime, work_of
+from device_agent.training.fastest_runtime import check_agrees, with_fastest_runtime, work_of
 from device_agent.training.memory_estimate import open_at_once
 from device_agent.training.memory_fit import check_fits, spare_bytes
 from device_agent.training.memory_limits import Usage, ceilings, enforce_memory_limit
@@ -99,7 +99,8 @@ def train_bundle(
     """
     out = Path(out)
     with _explain_system_errors(out):
-        bundle = with_runtime(open_bundle(Path(folder)), options.runtime)
+        opened = open_bundle(Path(folder))
+        bundle = with_runtime(opened, options.runtime)
         map_large_blocks()
         idle = idle or Usage.now()
         validating = options.validation > 0
@@ -113,10 +114,12 @@ def train_bundle(
             for remark in local.remarks:
                 log.warning("%s", remark)
             validated = held_out(len(local), options.validation)
+            where = (idle, trials or default_trials())
             if options.runtime == AUTO:
                 work = work_of(bundle, len(local), len(validated))
-                where = (limits, idle, trials or default_trials())
-                bundle = with_fastest_runtime(bundle, work, options, *where, wait=on_batch)
+                bundle = with_fastest_runtime(bundle, work, options, limits, *where, wait=on_batch)
+            elif bundle is not opened:
+                check_agrees(opened, bundle.manifest.runtime, options, *where, wait=on_batch)
             run = ScheduleRun(
                 *(bundle, local, scratch, options, dict(personal or {}), on_epoch),
                 held_out=validated,

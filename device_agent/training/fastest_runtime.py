@@ -1,8 +1,9 @@
-"""`--runtime auto`: the runtime that trains a bundle fastest on this device, found by trials.
+"""Trials of runtimes: which trains a bundle fastest on this device, and whether they agree.
 
-The bundle's own runtime and each other installed one that takes its graphs train a few batches. The
-times that they take decide, together with the number of batches of the training: a runtime that
-needs long to start is no gain in a short one.
+The bundle's own runtime and each other installed one that takes its graphs train a few batches.
+With `--runtime auto` the times that they take decide, together with the number of batches of the
+training: a runtime that needs long to start is no gain in a short one. In any case another runtime
+is used only if its first losses are those of the bundle's own.
 """
 
 import logging
@@ -92,22 +93,8 @@ def with_fastest_runtime(
         wait: Called before each trial, which starts when it returns.
         measure: Makes a trial; the default does it in a process of its own.
     """
-
-    def make(runtime: str) -> Trial:
-        wait()
-        log.info("Trying %s on this bundle", describe(runtime))
-        limit = options.max_memory
-        return measure(
-            Request(
-                folder=str(bundle.folder),
-                runtime=runtime,
-                threads=options.threads,
-                max_memory=None if limit is None else limit - idle.resident,
-            )
-        )
-
     own, validating = bundle.manifest.runtime, options.validation > 0
-    trials = Trials(file, key_of(bundle, options), make)
+    trials = trials_of(bundle, options, idle, file, wait, measure)
     limits = limits or [half_of_memory(idle)]
     seconds: dict[str, float] = {}
     for name in alternatives(own):
@@ -136,6 +123,60 @@ def with_fastest_runtime(
     why = f"; this training takes about {', '.join(times)}" if times else ""
     log.info("Runtime: %s%s", describe(fastest), why)
     return with_runtime(bundle, fastest)
+
+
+def check_agrees(
+    bundle: Bundle,
+    chosen: str,
+    options: TrainingOptions,
+    idle: Usage,
+    file: Path,
+    *,
+    wait: Callable[[], object] = lambda: None,
+    measure: Measure = in_child,
+) -> None:
+    """Raise BundleError if the runtime `chosen` computes other losses than the bundle's own.
+
+    OpenVINO 2026.4 computes wrong gradients for some graphs, without an error. A trial that cannot
+    be made, because memory is short, proves nothing. Arguments as of `with_fastest_runtime`.
+    """
+    trials = trials_of(bundle, options, idle, file, wait, measure)
+    ours, theirs = trials.of(bundle.manifest.runtime), trials.of(chosen)
+    if ours.refused is None and theirs.refused is None:
+        against = objection(ours, theirs)
+        if against is not None:
+            raise BundleError(
+                f"{describe(chosen)} computes other numbers for {bundle.manifest.submodel} than "
+                f"{describe(bundle.manifest.runtime)}: {against}. Train without --runtime.",
+                code="bundle.other-results",
+                runtime=chosen,
+            )
+
+
+def trials_of(
+    bundle: Bundle,
+    options: TrainingOptions,
+    idle: Usage,
+    file: Path,
+    wait: Callable[[], object],
+    measure: Measure,
+) -> Trials:
+    """The trials of `bundle`; arguments as of `with_fastest_runtime`."""
+
+    def make(runtime: str) -> Trial:
+        wait()
+        log.info("Trying %s on this bundle", describe(runtime))
+        limit = options.max_memory
+        return measure(
+            Request(
+                folder=str(bundle.folder),
+                runtime=runtime,
+                threads=options.threads,
+                max_memory=None if limit is None else limit - idle.resident,
+            )
+        )
+
+    return Trials(file, key_of(bundle, options), make)
 
 
 def gains(other_s: float, own_s: float) -> bool:

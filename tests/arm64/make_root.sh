@@ -88,7 +88,7 @@ if [ ! -e "$here/root/proc/$cpu" ]; then
   touch "$here/root/proc/$cpu"
 fi
 export BOARD_PYTHON="$here/$cpu" PYTHONHOME="$here/root/usr" PYTHONDONTWRITEBYTECODE=1
-export PYTHONPATH="$here/site:${PYTHONPATH:-.}"
+export PYTHONPATH="$here/site:${PYTHONPATH:-.}:$here/torch"
 exec qemu-aarch64 -L "$here/root" -cpu "$cpu" "$here/root/usr/bin/python3.11" "$@"
 EOF
 chmod +x "$dir/board"

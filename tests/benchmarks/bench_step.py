@@ -40,6 +40,8 @@ from toolkit.submodels.submodel import Submodel
 PLAIN_FORM = "plain"
 """ONNX Runtime without blocked convolutions."""
 WORKER = Path(__file__).with_name("step_worker.py")
+WARM_UP = 2
+"""Steps after the first one that are not timed."""
 RUNTIMES = ("onnx", PLAIN_FORM, "litert", "openvino")
 RUNS = {PLAIN_FORM: "onnx"}
 """The agent's runtime for a peer, where the names differ."""
@@ -53,11 +55,18 @@ class Peer:
     """A worker process that waits for requests; `loss` is its first step's."""
 
     def __init__(
-        self, name: str, case: str, graph: Path, threads: int, python: str = sys.executable
+        self,
+        name: str,
+        case: str,
+        graph: Path,
+        threads: int,
+        python: str = sys.executable,
+        warm_up: int = WARM_UP,
     ) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        given = (RUNS.get(name, name), case, graph, threads, warm_up)
         self.process = subprocess.Popen(
-            [python, str(WORKER), RUNS.get(name, name), case, str(graph), str(threads)],
+            [python, str(WORKER), *map(str, given)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -137,8 +146,8 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> Path:
     return graph
 
 
-def take_turns(peers: dict[str, Peer], steps: int) -> dict[str, list[float]]:
-    """Seconds of `steps` steps of every peer, one step each in turn.
+def take_turns(peers: dict[str, Peer], steps: int, clock: str = "time") -> dict[str, list[float]]:
+    """Seconds by `clock` of `steps` steps of every peer, one step each in turn.
 
     Each time in another order, and after a pause: threads of the last step still wait busily.
     """
@@ -147,7 +156,7 @@ def take_turns(peers: dict[str, Peer], steps: int) -> dict[str, list[float]]:
     for _ in range(steps):
         for kind in draw.sample(list(peers), len(peers)):
             time.sleep(PAUSE_S)
-            seconds[kind].append(peers[kind].ask("time"))
+            seconds[kind].append(peers[kind].ask(clock))
     return seconds
 
 

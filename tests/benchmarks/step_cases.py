@@ -8,6 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
 import edgetailor
+from exporters.programs.training_signatures import Penalty
 from exporters.recording.capture import capture
 from toolkit import models
 from toolkit.families.low_rank import FAMILY as LOW_RANK
@@ -35,10 +36,11 @@ class Case:
     classes: int = 10
     words: int = 0
     momentum: float = MOMENTUM
+    batch: int = BATCH
 
     def submodel(self) -> Submodel:
         training = edgetailor.TrainingConfig(
-            batch_size=BATCH, learning_rate=RATE, momentum=self.momentum
+            batch_size=self.batch, learning_rate=RATE, momentum=self.momentum
         )
         return edgetailor.split(self.model(), self.spec, self.sample_shape, training)
 
@@ -47,10 +49,10 @@ class Case:
         torch.manual_seed(0)
         model = self.model()
         if self.words:
-            x = torch.randint(self.words, (BATCH, *self.shape))
+            x = torch.randint(self.words, (self.batch, *self.shape))
         else:
-            x = torch.randn(BATCH, *self.shape)
-        return model, x, torch.randint(self.classes, (BATCH,))
+            x = torch.randn(self.batch, *self.shape)
+        return model, x, torch.randint(self.classes, (self.batch,))
 
     def trained(self, model: nn.Module) -> Rewritten:
         """What PyTorch trains of `model`, its factors standing for `model`'s weights."""
@@ -168,13 +170,28 @@ PLAIN = {f"{name}, plain SGD": replace(case, momentum=0.0) for name, case in CAS
 """The same without momentum, which onnxruntime-training lacks."""
 
 
-def eager_step(case: Case) -> Callable[[], float]:
-    """One training step as PyTorch users write it, on one batch."""
+@dataclass(frozen=True)
+class Eager:
+    """What PyTorch trains, on one batch. A pickle of it can be read by another version of torch."""
+
+    model: nn.Module
+    penalty: Penalty | None
+    x: Tensor
+    y: Tensor
+    momentum: float
+
+
+def eager(case: Case) -> Eager:
     model, x, y = case.problem()
     made = case.trained(model)
-    model = made.model
+    return Eager(made.model, made.penalty, x, y, case.momentum)
+
+
+def eager_step(given: Eager) -> Callable[[], float]:
+    """One training step as PyTorch users write it."""
+    model, x, y = given.model, given.x, given.y
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(parameters, RATE, case.momentum)
+    optimizer = torch.optim.SGD(parameters, RATE, given.momentum)
 
     def step() -> float:
         optimizer.zero_grad()
@@ -183,8 +200,8 @@ def eager_step(case: Case) -> Callable[[], float]:
             loss = F.binary_cross_entropy_with_logits(logits.squeeze(1), y.to(logits.dtype))
         else:
             loss = F.cross_entropy(logits, y)
-        if made.penalty is not None:
-            (loss + made.penalty(dict(model.named_parameters()))).backward()
+        if given.penalty is not None:
+            (loss + given.penalty(dict(model.named_parameters()))).backward()
         else:
             loss.backward()
         optimizer.step()

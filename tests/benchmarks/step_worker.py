@@ -1,9 +1,11 @@
 """Child process of `bench_step.py`: one peer, one training step, steps on request.
 
-`python step_worker.py PEER CASE GRAPH THREADS` (PEER pytorch, onnx, litert or ort-training) answers
-on standard output, one JSON value a line: first the loss of its first step, or null where it only
-predicts, then for every line that it reads: `time` the seconds of one step, `memory` the bytes that
-steps take above the idle process.
+`python step_worker.py PEER CASE GRAPH THREADS WARM_UP` runs the step in GRAPH by PEER: onnx,
+litert, openvino or ort-training, or by pytorch, which reads a saved step or makes that of CASE. It
+answers on standard output, one JSON value a line. The first is the loss of the first step, null
+where it only predicts, or the code of the error by which the runtime refuses the graph. WARM_UP
+steps later it answers every line that it reads: `time` and `processor` with the seconds of one
+step, elapsed and of the processor, `memory` with the bytes that steps take above the idle process.
 """
 
 import json
@@ -12,8 +14,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-WARM_UP = 2
+CLOCKS = {"time": time.perf_counter, "processor": time.process_time}
 MEMORY_STEPS = 3
+SAVED = ".pt"
+"""The end of the name of a saved step of PyTorch's."""
 
 Step = Callable[[], float | None]
 
@@ -34,14 +38,17 @@ def above_idle(idle: int, step: Step) -> int:
     return status("VmHWM") - idle
 
 
-def pytorch(case: str, threads: int) -> tuple[int, Step]:
+def pytorch(case: str, saved: str, threads: int) -> tuple[int, Step]:
     """PyTorch eager: its idle process and its step."""
     import torch
-    from step_cases import CASES, PLAIN, eager_step
+    from step_cases import CASES, PLAIN, eager, eager_step
 
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)  # fading gradients of an LSTM make it 15 times slower otherwise
-    return status("VmRSS"), eager_step({**CASES, **PLAIN}[case])
+    idle = status("VmRSS")
+    if saved.endswith(SAVED):
+        return idle, eager_step(torch.load(saved, weights_only=False))
+    return idle, eager_step(eager({**CASES, **PLAIN}[case]))
 
 
 def agent(runtime: str, graph: str, threads: int) -> tuple[int, Step]:
@@ -74,26 +81,38 @@ def ort_training(graph: str, threads: int) -> tuple[int, Step]:
     return status("VmRSS"), retired(graph, threads)
 
 
-def answer(idle: int, step: Step) -> None:
+def answer(idle: int, step: Step, warm_up: int) -> None:
     """Serve requests until standard input ends."""
     loss = step()
-    for _ in range(WARM_UP):
+    for _ in range(warm_up):
         step()
     print(json.dumps(loss), flush=True)
     for request in sys.stdin:
-        if request.strip() == "time":
-            start = time.perf_counter()
+        if clock := CLOCKS.get(request.strip()):
+            start = clock()
             step()
-            print(json.dumps(time.perf_counter() - start), flush=True)
+            print(json.dumps(clock() - start), flush=True)
         else:
             print(json.dumps(above_idle(idle, step)), flush=True)
 
 
+def agent_or_refusal(runtime: str, graph: str, threads: int) -> tuple[int, Step]:
+    """`agent`; if the runtime refuses the graph, say so and end this process."""
+    from profiles.errors import BundleError
+
+    try:
+        return agent(runtime, graph, threads)
+    except BundleError as error:
+        print(json.dumps(error.code), flush=True)
+        sys.exit()
+
+
 if __name__ == "__main__":
-    peer, case, graph, threads = sys.argv[1:]
+    peer, case, graph, threads, warm_up = sys.argv[1:]
     if peer == "pytorch":
-        answer(*pytorch(case, int(threads)))
+        opened = pytorch(case, graph, int(threads))
     elif peer == "ort-training":
-        answer(*ort_training(graph, int(threads)))
+        opened = ort_training(graph, int(threads))
     else:
-        answer(*agent(peer, graph, int(threads)))
+        opened = agent_or_refusal(peer, graph, int(threads))
+    answer(*opened, int(warm_up))

@@ -26,6 +26,7 @@ from device_agent.training.fastest_runtime import (
     Measure,
     Work,
     beside,
+    check_agrees,
     with_fastest_runtime,
     work_of,
 )
@@ -37,6 +38,8 @@ from device_agent.training.training_options import TrainingOptions
 from edgetailor import TrainingConfig, split
 from exporters.export import export
 from parameters import some_long
+from profiles.errors import BundleError
+from refusals import refused
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
 
@@ -127,6 +130,67 @@ def test_the_faster_one_trains_as_if_it_had_been_given_by_name(
         assert found.record.steps
     assert updates["auto"].keys() == updates[name].keys()
     assert all(np.array_equal(updates["auto"][key], one) for key, one in updates[name].items())
+
+
+def test_a_runtime_given_by_name_has_to_agree(full: Bundle, tmp_path: Path) -> None:
+    options = TrainingOptions(threads=1)
+
+    def check(name: str, theirs: Trial) -> None:
+        ours = Trial(losses=(1.0, 0.8))
+        check_agrees(
+            *(full, OTHER, options, IDLE, tmp_path / name),
+            measure=lambda request: ours if request.runtime == OWN else theirs,
+        )
+
+    check("equal", Trial(losses=(1.0, 0.801)))
+    check("without memory", Trial(refused="memory ran out"))
+    with refused("bundle.other-results", runtime=OTHER):
+        check("other", Trial(losses=(1.0, 0.9)))
+
+
+class Residual(nn.Module):
+    """A residual block with layer norm before its layers, as in transformers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inside = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 256), nn.GELU(), nn.Linear(256, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inside(x)
+
+
+def test_no_wrong_gradients_of_layer_norm(seed: int, tmp_path: Path) -> None:
+    """OpenVINO 2026.4 computes them from the second residual block on."""
+    torch.manual_seed(seed)
+    blocks = (Residual(128) for _ in range(3))
+    model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d((1, None)), nn.Flatten(), nn.Linear(128, 4))
+    training = TrainingConfig(batch_size=BATCH, epochs=EPOCHS, learning_rate=0.2)
+    submodel, source = split(model, "full", (64, 128), training), from_model(model)
+    bundle = tmp_path / "bundle"
+    export(submodel.program, submodel.cut(source), bundle, base=source.fingerprint(), check=False)
+    draw = np.random.default_rng(seed)
+    x = draw.standard_normal((3 * BATCH, 64, 128), dtype=np.float32)
+    y = draw.integers(4, size=3 * BATCH)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    updates = []
+    for runtime in ("onnxruntime", "openvino"):
+        out = tmp_path / runtime
+        options = {"runtime": runtime, "threads": 1, "trials": tmp_path / "trials.json"}
+        try:
+            train_bundle(bundle, str(tmp_path / "data.npz"), out, **options)
+        except BundleError as error:
+            found = (runtime, error.code)
+        else:
+            found = None
+        if found is not None:
+            assert found == ("openvino", "bundle.other-results")
+            return
+        updates.append(load_file(out / TENSORS))
+    ours, theirs = updates
+    for name, value in ours.items():
+        assert np.abs(theirs[name] - value).max() <= 1e-3 * np.abs(value).max(), name
 
 
 def test_later_rounds_do_not_try_again(full: Bundle, file: Path, said: list[str]) -> None:
