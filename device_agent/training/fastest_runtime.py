@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from device_agent.formats.bundle import Bundle, training_of
 from device_agent.runtime.runtime_choice import alternatives, describe
 from device_agent.system.process_memory import available_bytes
@@ -34,6 +37,10 @@ LEAST_GAIN = 0.05
 CLOSE_LOSS, CLOSE_CHANGE = 1e-3, 0.05
 """How far losses of two runtimes may differ: by this share of the loss, and of its change since the
 first step. A pre-activation within rounding of zero may take another gradient."""
+CLOSE_STEP, SMALLEST_STEP = 0.01, 0.01
+"""How far the changes of a tensor in the first step may differ: by this share of its change. A
+change below the other share of all changes counts as that large, because the gradient may be zero
+but for rounding. Flipped masks of ReLUs made differences of 0.003."""
 
 
 @dataclass(frozen=True)
@@ -213,4 +220,15 @@ def objection(ours: Trial, theirs: Trial) -> str | None:
         allowed = CLOSE_LOSS * abs(mine) + CLOSE_CHANGE * abs(mine - ours.losses[0])
         if not abs(mine - other) <= allowed:  # true for a loss that is not a number, too
             return f"in its first steps the loss is {other:.6g} instead of {mine:.6g}"
+    everything = rms([number for sums in ours.changes.values() for number in sums])
+    for name, sums in ours.changes.items():
+        apart = rms(np.subtract(theirs.changes[name], sums))
+        if not apart <= CLOSE_STEP * max(rms(sums), SMALLEST_STEP * everything):
+            share = apart / max(rms(sums), rms(theirs.changes[name]))
+            return f"its first step changes {name!r} otherwise, by {share:.0%} of the change"
     return None
+
+
+def rms(numbers: ArrayLike) -> float:
+    """The root of the mean square of `numbers`; 0 for none."""
+    return float(np.linalg.norm(numbers) / math.sqrt(max(1, np.size(numbers))))

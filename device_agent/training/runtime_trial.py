@@ -1,4 +1,4 @@
-"""A trial of a runtime: how long it takes for a bundle, and which losses it gets.
+"""A trial of a runtime: how long it takes for a bundle, and what its first steps compute.
 
 A trial has a process of its own, so that neither the code nor the memory of a runtime that is not
 chosen stays in the agent, and a crash ends the trial only. The process runs this module; its only
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +34,10 @@ FEWEST, MOST = 4, 50
 """Timed runs of a stage or of the training step, after the first one."""
 LENGTH_S = 3.0
 """After this time a stage or the training step gets no more than the fewest runs."""
+PROJECTIONS = 4
+"""Numbers that stand for the change of a tensor."""
+CHUNK = 2**16
+"""Numbers of a tensor that are projected at a time, so that this takes little memory."""
 LONGEST_S = 300.0
 """A trial that takes longer is ended. The service's watchdog waits longer than that."""
 
@@ -64,6 +68,7 @@ class Trial(Struct, frozen=True, kw_only=True):
         record_s: Time to record the activations of one batch through all frozen stages.
         train_s: Time of all training work for one batch.
         losses: Losses of the first training steps.
+        changes: Projections of what the first training work changed, by tensor.
     """
 
     refused: str | None = None
@@ -71,6 +76,26 @@ class Trial(Struct, frozen=True, kw_only=True):
     record_s: float = 0.0
     train_s: float = 0.0
     losses: tuple[float, ...] = ()
+    changes: dict[str, list[float]] = msgspec.field(default_factory=dict)
+
+
+def projected(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A few numbers for each tensor: sums of its numbers with signs drawn at random.
+
+    The signs depend on the names alone. A change of the tensor changes each sum by a number of
+    about the change's norm, so that wrong tensors are seen without keeping the right ones.
+    """
+    found = {}
+    for place, name in enumerate(sorted(tensors)):
+        flat, draw = tensors[name].reshape(-1), np.random.default_rng(place)
+        sums = np.zeros(PROJECTIONS)
+        for start in range(0, len(flat), CHUNK):
+            part = flat[start : start + CHUNK].astype(np.float64)
+            bits = draw.integers(256, size=len(part), dtype=np.uint8)
+            for number in range(PROJECTIONS):
+                sums[number] += part.sum() - 2 * part[(bits >> number) & 1 == 1].sum()
+        found[name] = sums
+    return found
 
 
 def faster_of(one: Trial, other: Trial) -> Trial:
@@ -137,6 +162,7 @@ def _measured(request: Request, clock: Clock) -> Trial:
         run = random_run(bundle, recordings, Path(scratch), request.threads)
         whole, training = np.arange(len(run.local)), training_of(bundle)
         losses: list[float] = []
+        changes: dict[str, list[float]] = {}
 
         def open_stage(stage: Record) -> Callable[[], object]:
             signature = bundle.manifest.signatures[stage.signature]
@@ -145,7 +171,15 @@ def _measured(request: Request, clock: Clock) -> Trial:
 
         def open_training() -> Callable[[], object]:
             opened = run.open_sessions(training)
-            return lambda: losses.extend(run.train_batch(training, opened, whole))
+            before = projected(run.state)
+
+            def train() -> None:
+                losses.extend(run.train_batch(training, opened, whole))
+                if not changes:
+                    after = projected(run.state)
+                    changes.update({n: (after[n] - sums).tolist() for n, sums in before.items()})
+
+            return train
 
         start_s = record_s = 0.0
         for stage in stages:
@@ -158,6 +192,7 @@ def _measured(request: Request, clock: Clock) -> Trial:
         record_s=record_s,
         train_s=train_s,
         losses=tuple(losses[:LOSSES]),
+        changes=changes,
     )
 
 
