@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from device_agent.runtime import onnx_runtime
 from device_agent.runtime.onnx_runtime import OnnxSession
 from device_agent.runtime.runtime_choice import open_session
 from device_agent.system import process_memory
@@ -149,3 +150,14 @@ def test_nothing_is_reported_to_onnxruntimes_maker(tmp_path: Path) -> None:
         check=True,
     )
     assert not list(home.iterdir())
+
+
+@pytest.mark.parametrize("limits", [True, False])
+def test_threads_wait_busily_for_a_short_time_or_not_at_all(
+    limits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_runtime, "LIMITS_SPINNING", limits)
+    read = onnx_runtime.session_options(2).get_session_config_entry
+    assert read("session.intra_op.allow_spinning") == ("1" if limits else "0")
+    if limits:
+        assert int(read("session.intra_op.spin_duration_us")) == 50
