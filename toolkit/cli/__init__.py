@@ -34,8 +34,8 @@ def main_group() -> None:
     \b
         full                      the whole model
         low-rank:0.25             rank ratio; keep=, decay=
-        slice:0.42                largest capacity; skip=
-        slice:blocks.3            first trained module; skip=
+        slice:0.42                largest capacity; skip=, recording=, frozen=
+        slice:blocks.3            first trained module; the same options
         slice:0.42+low-rank:0.25  a slice of low-rank layers
         cp:2.0                    compression rate; penalty=, personal-steps=,
                                   factor-steps=, factor-rate=, personal-start=

@@ -53,7 +53,7 @@ def test_models_that_cannot_be_used(folder: Path, model: str, message: str) -> N
     [
         (
             "tiny:1",
-            r"^Unknown family 'tiny'\. Use one of cp:RATE, full, low-rank:RATIO",
+            r"^Unknown family 'tiny'\. Use one of cp:RATE, depth:RATIO, full, low-rank:RATIO",
         ),
         ("", r"^Invalid spec '': write for example full, low-rank:0\.25 or slice:0\.42"),
         ("full:", r"^Invalid spec 'full:'"),
