@@ -34,7 +34,7 @@ CHOSEN = f"""\
 made-up: 88.0 MB of memory, 0.400 ms a step
 {TABLE}full: step-time: over by 0.210 ms (would fit with --step-time 0.000611)
 slice:classifier: chosen
-width:0.5: step-time: over by 0.203 ms (would fit with --step-time 0.000603)
+width:0.5: step-time: over by 0.201 ms (would fit with --step-time 0.000601)
 {IMPOSSIBLE}next: edgetailor export {" ".join(TINY)} --submodel slice:classifier --out bundle
 """
 NOTHING = """\
