@@ -42,7 +42,8 @@ PLAIN_FORM = "plain"
 WORKER = Path(__file__).with_name("step_worker.py")
 WARM_UP = 2
 """Steps after the first one that are not timed."""
-RUNTIMES = ("onnx", PLAIN_FORM, "litert", "openvino")
+COMPILED = "torch.compile"
+RUNTIMES = ("onnx", PLAIN_FORM, "litert", "openvino", COMPILED)
 RUNS = {PLAIN_FORM: "onnx"}
 """The agent's runtime for a peer, where the names differ."""
 RETIRED = "ort-training"
@@ -263,6 +264,8 @@ def exported(
     """The training step of the case `name` for each peer that takes it."""
     case = {**CASES, **PLAIN}[name]
     writers = {kind: partial(write_graph, case, "train", kind, folder) for kind in runtimes}
+    if COMPILED in writers:
+        writers[COMPILED] = Path  # it reads no graph
     if python:
         writers[RETIRED] = partial(write_retired, case, folder, python)
     graphs = {}

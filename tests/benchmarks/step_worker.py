@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 CLOCKS = {"time": time.perf_counter, "processor": time.process_time}
@@ -38,8 +39,8 @@ def above_idle(idle: int, step: Step) -> int:
     return status("VmHWM") - idle
 
 
-def pytorch(case: str, saved: str, threads: int) -> tuple[int, Step]:
-    """PyTorch eager: its idle process and its step."""
+def pytorch(case: str, saved: str, threads: int, compiled: bool = False) -> tuple[int, Step]:
+    """PyTorch, eager or compiled: its idle process and its step."""
     import torch
     from step_cases import CASES, PLAIN, eager, eager_step
 
@@ -48,7 +49,10 @@ def pytorch(case: str, saved: str, threads: int) -> tuple[int, Step]:
     idle = status("VmRSS")
     if saved.endswith(SAVED):
         return idle, eager_step(torch.load(saved, weights_only=False))
-    return idle, eager_step(eager({**CASES, **PLAIN}[case]))
+    given = eager({**CASES, **PLAIN}[case])
+    if compiled:
+        given = replace(given, model=torch.compile(given.model))
+    return idle, eager_step(given)
 
 
 def agent(runtime: str, graph: str, threads: int) -> tuple[int, Step]:
@@ -109,8 +113,8 @@ def agent_or_refusal(runtime: str, graph: str, threads: int) -> tuple[int, Step]
 
 if __name__ == "__main__":
     peer, case, graph, threads, warm_up = sys.argv[1:]
-    if peer == "pytorch":
-        opened = pytorch(case, graph, int(threads))
+    if peer in ("pytorch", "torch.compile"):
+        opened = pytorch(case, graph, int(threads), compiled=peer != "pytorch")
     elif peer == "ort-training":
         opened = ort_training(graph, int(threads))
     else:
