@@ -49,7 +49,7 @@ def read_data_table(path: Path) -> Preprocessing:
         return preprocessing_of(content["data"])
     except ValueError as error:
         raise InputError(
-            f"{path}: `data` is a table: {error}.",
+            f"{path}: `data`: {error}.",
             code="config.bad-value",
             path=str(path),
             key="data",

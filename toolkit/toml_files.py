@@ -151,7 +151,9 @@ def _mistake(path: Path, error: ErrorDetails, keys: Callable[[Place], list[str]]
     if error["type"] == "literal_error":
         choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
         problem += did_you_mean(str(error["input"]), choices)
-    value = f"`{key}` is {_shown(error['input'])}: " if key else ""
+    # A table's values are not shown: what is wrong names its keys.
+    shown = "" if isinstance(error["input"], dict) else f" is {_shown(error['input'])}"
+    value = f"`{key}`{shown}: " if key else ""
     return InputError(
         f"{path}: {value}{problem}{'' if problem.endswith(('.', '?')) else '.'}",
         code="config.bad-value",

@@ -9,13 +9,13 @@ import click
 import msgspec
 
 from device_agent.cli.console import print_json, say
-from device_agent.cli.options import json_option, runtime_option, threads_option
+from device_agent.cli.options import json_option, only_runtime_option, threads_option
 from device_agent.log_format import PlainFormatter, show_logs
 
 
 @click.command()
 @click.argument("places", nargs=-1, type=click.Path(path_type=Path))
-@runtime_option
+@only_runtime_option
 @threads_option
 @click.option(
     "--runs",

@@ -33,6 +33,11 @@ runtime_option = click.option(
     type=click.Choice(RUNTIMES),
     help="Library that runs ONNX bundles; openvino needs its extra.  [default: onnxruntime]",
 )
+only_runtime_option = click.option(
+    "--runtime",
+    type=click.Choice(RUNTIMES),
+    help="Measure ONNX bundles with this runtime only.  [default: all installed runtimes]",
+)
 runtime_or_auto_option = click.option(
     "--runtime",
     type=click.Choice([*RUNTIMES, AUTO]),

@@ -151,7 +151,7 @@ def bench_table(rows: Sequence[BenchRow]) -> list[str]:
             profile.submodel if profile else UNKNOWN_CELL,
             str(profile.batch_size) if profile else UNKNOWN_CELL,
             profile.machine.runtime if profile else UNKNOWN_CELL,
-            UNKNOWN_CELL if seconds is None else f"{seconds:.3f}",
+            UNKNOWN_CELL if seconds is None else f"{seconds:.4f}",
             megabytes(row.peak_bytes),
         )
 

@@ -25,7 +25,7 @@ def shown_rounds(console: Console, rounds: int) -> Iterator["Observer"]:
     if not console.is_terminal or console.is_dumb_terminal:
         yield lambda result: logger.info(
             f"Round {result.round} of {rounds}: {_scores(result)}, "
-            f"{counted(result.clients, 'client')}, {result.seconds:.2f} s"
+            f"{counted(result.clients, 'client')}{_lost(result)}, {result.seconds:.2f} s"
         )
         return
     columns = (
@@ -40,6 +40,12 @@ def shown_rounds(console: Console, rounds: int) -> Iterator["Observer"]:
         yield lambda result: bar.update(
             task, completed=result.round, description=_scores(result), refresh=True
         )
+
+
+def _lost(result: "RoundResult") -> str:
+    numbers = {"failed": result.failed, "late": result.late, "diverged": result.diverged}
+    text = ", ".join(f"{number} {what}" for what, number in numbers.items() if number)
+    return f" ({text})" if text else ""
 
 
 def _scores(result: "RoundResult") -> str:

@@ -6,7 +6,7 @@ from msgspec import UNSET
 
 from profiles.documents.bundle_profile import Profile
 from profiles.documents.device_profile import DeviceProfile
-from profiles.text_formatting import format_bytes
+from profiles.text_formatting import format_bytes, format_seconds
 
 
 def runtime_notes(device: DeviceProfile) -> list[str]:
@@ -27,9 +27,13 @@ def runtime_notes(device: DeviceProfile) -> list[str]:
 def line(group: list[Profile]) -> str:
     """Compare the fastest of `group`, profiles of one bundle with several runtimes, to the next."""
     fast, slow, *_ = sorted(group, key=lambda one: one.train.median_s)
-    share = fast.train.median_s / slow.train.median_s
     return (
-        f"measured on the device: a batch of {fast.submodel} takes {share:.2f} of the time with "
-        f"{fast.machine.runtime} and {format_bytes(fast.peak_bytes)}, with {slow.machine.runtime} "
-        f"{format_bytes(slow.peak_bytes)}; `--runtime auto` of the agent tries them on its submodel"
+        f"measured on the device, perhaps with another model: a batch of {fast.submodel} takes "
+        f"{_figures(fast)}, {_figures(slow)}; with `--runtime auto` the agent tries both on its "
+        "submodel"
     )
+
+
+def _figures(one: Profile) -> str:
+    time, memory = format_seconds(one.train.median_s), format_bytes(one.peak_bytes)
+    return f"{time} and {memory} with {one.machine.runtime}"

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from toolkit.simulation.results import RoundResult, read_run
+from toolkit.simulation.results import UNUSED, RoundResult, read_run
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
@@ -91,12 +92,18 @@ def spread(values: Sequence[float]) -> Spread:
 def compare(folders: Sequence[Path]) -> list[Row]:
     """Read runs and put those together that differ only in their seeds, in the order given.
 
+    A second run with the same seeds is no further sample: it goes into a row of its own.
+
     Raises InputError if a folder is not that of a simulation with a finished round.
     """
-    groups: dict[str, list[tuple[Path, list[RoundResult]]]] = {}
+    groups: dict[tuple[str, int], list[tuple[Path, list[RoundResult]]]] = {}
+    repeats = Counter[tuple[str, object]]()
     for folder in folders:
         settings, history = read_run(folder)
-        groups.setdefault(_definition(settings), []).append((folder, history))
+        definition = _definition(settings)
+        seeds = definition, (settings["seed"], settings["simulation"]["seed"])
+        groups.setdefault((definition, repeats[seeds]), []).append((folder, history))
+        repeats[seeds] += 1
     return [
         Row(_name([folder for folder, _ in runs]), *zip(*runs, strict=True))
         for runs in groups.values()
@@ -104,9 +111,10 @@ def compare(folders: Sequence[Path]) -> list[Row]:
 
 
 def _definition(settings: dict[str, Any]) -> str:
-    """The settings without the seeds, as text."""
+    """The settings that make a difference to a simulation, without the seeds, as text."""
     table = {key: value for key, value in settings["simulation"].items() if key != "seed"}
-    rest = {key: value for key, value in settings.items() if key not in ("seed", "simulation")}
+    others = {"seed", "simulation", *UNUSED}
+    rest = {key: value for key, value in settings.items() if key not in others}
     return json.dumps([rest, table], sort_keys=True)
 
 

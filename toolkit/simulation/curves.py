@@ -19,9 +19,10 @@ def draw_curves(history: Sequence[RoundResult], to: Path) -> None:
     """
     accuracies = [one.accuracy for one in history if one.accuracy is not None]
     spans = [one.simulated_s for one in history if one.simulated_s is not None]
+    unit, name = _unit(sum(spans))
     axes = [("round", [float(one.round) for one in history])]
     if len(spans) == len(history):
-        axes.append(("simulated time in minutes", [*accumulate(span / 60 for span in spans)]))
+        axes.append((f"simulated time in {name}", [*accumulate(span / unit for span in spans)]))
     figure = Figure(figsize=(9, 3.6 * len(axes)), dpi=120, layout="constrained")
     rows = figure.subplots(len(axes), 2 if accuracies else 1, squeeze=False)
     for panels, (label, along) in zip(rows, axes, strict=True):
@@ -37,3 +38,10 @@ def draw_curves(history: Sequence[RoundResult], to: Path) -> None:
     for panel in rows[0]:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(to, format="png")
+
+
+def _unit(seconds: float) -> tuple[int, str]:
+    """The unit of an axis as long as `seconds`: its seconds and its name."""
+    if seconds < 120:
+        return 1, "seconds"
+    return (60, "minutes") if seconds < 7200 else (3600, "hours")

@@ -23,7 +23,12 @@ SETTINGS, HISTORY, CURVES, MODEL = (
     "global.safetensors",
 )
 STATE = "state"
-CHANGEABLE = ("rounds",)
+UNUSED = (
+    *("state", "host", "port", "tls_cert", "tls_key", "phones", "site"),
+    *("min_devices", "forget_after", "keep", "token_days"),
+)
+"""Settings that only a coordinator uses. Some depend on the folder of the federation's file."""
+CHANGEABLE = ("rounds", *UNUSED)
 """Settings that may differ when a simulation continues."""
 T = TypeVar("T")
 

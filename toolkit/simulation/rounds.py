@@ -60,7 +60,9 @@ class Simulation:
     def run(self, engine: Engine) -> None:
         """Run the rounds that are not finished yet."""
         done = len(self.folder.history)
-        if done:
+        if done >= self.config.rounds:
+            logger.info("All %d rounds are finished already", done)
+        elif done:
             logger.info("Continuing after round %d", done)
         for round_ in range(done + 1, self.config.rounds + 1):
             self.run_round(round_, engine)

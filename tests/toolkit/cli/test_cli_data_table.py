@@ -40,7 +40,7 @@ def test_tables_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(NETS)
     mistakes = {
         "": r"^fleet\.toml has no table \[data\]",
-        "[data]\nkind = 'x'": r"^fleet\.toml: `data` is a table: it needs a `kind`",
+        "[data]\nkind = 'x'": r"^fleet\.toml: `data`: it needs a `kind`",
         TABLE.replace('"d"]', '"d", "e"]'): r"^\[data\] does not fit the model: its columns give",
         TABLE.replace('"yes"]', '"yes", "so"]'): r"^\[data\] does not fit .* 3 classes, and the mo",
     }

@@ -208,7 +208,7 @@ def test_paths_start_from_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ('kind = "pictures"', '`data` is a table: it needs a `kind`: "images" or "series".'),
+        ('kind = "pictures"', '`data`: it needs a `kind`: "images" or "series".'),
         ('classes = ["a", "b"]', "it needs a `kind`"),
         ('kind = "images"', "missing required field `classes`"),
         ('kind = "images"\nclasses = ["a"]', "`classes`: expected `array` of length >= 2."),

@@ -25,11 +25,11 @@ def notes(*trainings: Profile) -> list[str]:
 
 
 def test_the_faster_runtime_is_named_with_its_memory() -> None:
-    """A batch of `full` takes 0.4 s, and 0.3 s with three quarters of the time."""
+    """A batch of `full` takes 0.4 s with one runtime and 0.3 s with the other."""
     assert notes(full(), with_openvino(full(0.75)), sliced()) == [
-        "measured on the device: a batch of full takes 0.75 of the time with openvino 2026.4.1 and "
-        "105.0 MB, with onnxruntime 1.31.1 120.0 MB; `--runtime auto` of the agent tries them on "
-        "its submodel"
+        "measured on the device, perhaps with another model: a batch of full takes 300.00 ms and "
+        "105.0 MB with openvino 2026.4.1, 400.00 ms and 120.0 MB with onnxruntime 1.31.1; with "
+        "`--runtime auto` the agent tries both on its submodel"
     ]
 
 

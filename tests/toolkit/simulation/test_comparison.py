@@ -78,6 +78,17 @@ def test_runs_of_several_seeds_are_one_row(seed: int, tmp_path: Path) -> None:
     assert single.final == (histories[3][-1].accuracy, None)
 
 
+def test_a_second_run_with_the_same_seeds_is_no_sample(seed: int, tmp_path: Path) -> None:
+    history = random_history(np.random.default_rng(seed))
+    folders = [
+        write_run(tmp_path / name, settings(number, state=str(tmp_path / name)), history)
+        for number, name in ((0, "run-0"), (1, "run-1"), (1, "again-1"))
+    ]
+    first, again = compare(folders)
+    assert (list(first.folders), list(again.folders)) == (folders[:2], folders[2:])
+    assert again.final.deviation is None
+
+
 def test_a_regression_is_judged_by_its_loss(seed: int, tmp_path: Path) -> None:
     missing = dict.fromkeys(("accuracy", "local_accuracy", "simulated_s"))
     history = random_history(np.random.default_rng(seed), **missing)

@@ -197,6 +197,8 @@ def test_more_rounds_continue_a_finished_simulation(file: Path, tmp_path: Path) 
     simulation.simulate(changed(file, "rounds = 3", "rounds = 1"), tmp_path / "out")
     changed(file, "rounds = 3", "rounds = 2")
     assert len(simulation.simulate(file, tmp_path / "out")) == 2
+    file.write_text("port = 1\nstate = 'elsewhere'\n" + file.read_text())
+    assert len(simulation.simulate(file, tmp_path / "out")) == 2
     changed(file, "batch_size = 8", "batch_size = 9")
     with refused("simulation.other-settings", key="training"):
         simulation.simulate(file, tmp_path / "out")
