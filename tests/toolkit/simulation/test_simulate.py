@@ -1,6 +1,7 @@
 """The folder of a simulation: killed at every write, continued, refused; and the command."""
 
 import json
+import math
 import signal
 import subprocess
 import time
@@ -213,6 +214,29 @@ def test_another_folder_stays_as_it_is(file: Path, tmp_path: Path) -> None:
         with refused("simulation.other-folder"):
             simulation.simulate(file, tmp_path / "notes", force=force)
     assert (tmp_path / "notes" / "mine.txt").read_text() == "keep"
+
+
+def test_a_folder_in_which_nothing_was_finished_is_used(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()  # what a full disk leaves; a kill leaves the temporary file, too
+    (out / ".config.json.k3j").write_text("{")
+    history = simulation.simulate(file, out)
+    for name in ("mine.txt", "state/.DS_Store", "state/my-notes"):
+        (out / name).write_text("keep")
+    assert simulation.simulate(changed(file, "rounds = 3", "rounds = 4"), out)[:3] == history
+    again = simulation.simulate(file, out, force=True)
+    assert without_times(again[:3]) == without_times(history)
+    assert (out / "mine.txt").read_text() == "keep"
+
+
+def test_a_loss_that_is_no_number_damages_nothing(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    simulation.simulate(file, out)
+    lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    lines[-1]["loss"] = None  # what is written for one that is infinite
+    (out / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    history = simulation.simulate(changed(file, "rounds = 3", "rounds = 4"), out)
+    assert [math.isnan(one.loss) for one in history] == [False, False, True, False]
 
 
 @pytest.mark.parametrize(
