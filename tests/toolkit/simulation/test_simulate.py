@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 import subprocess
 import time
@@ -192,6 +193,28 @@ def test_a_killed_process_continues(file: Path, tmp_path: Path) -> None:
     assert state_of(tmp_path / "killed") == state_of(tmp_path / "whole")
     lines = (tmp_path / "whole" / "history.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
+
+
+def test_ctrl_c_while_workers_start_is_one_line(file: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("edgetailor", "simulate", str(file), "--out", "out", "--workers", "2"),
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=TESTS),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    limit = time.monotonic() + LIMIT_S
+    while not descendants(process.pid):
+        assert process.poll() is None, "it has ended"
+        assert time.monotonic() < limit, "no worker is started"
+        time.sleep(0.01)
+    time.sleep(0.5)  # the process that workers are forked from loads PyTorch, which takes longer
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130
+    assert "Interrupted." in said
+    assert "Traceback" not in said
 
 
 def test_more_rounds_continue_a_finished_simulation(file: Path, tmp_path: Path) -> None:
