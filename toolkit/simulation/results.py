@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from device_agent.formats.atomic_files import write_file
@@ -139,8 +140,14 @@ class RunFolder:
 
     def personal(self, client: int) -> dict[str, np.ndarray]:
         """The personal tensors of `client`; empty before its first round."""
-        owner = f"personal-{client}"
-        return load_file(self._file(owner, self._newest[owner])) if owner in self._newest else {}
+        newest = self._newest.get(owner := f"personal-{client}")
+        if newest is None:
+            return {}
+        file = self._file(owner, newest)
+        try:
+            return load_file(file)
+        except SafetensorError as error:
+            raise self._damaged(f"{STATE}/{file.name}", error) from None
 
     def keep_personal(self, client: int, round_: int, tensors: dict[str, np.ndarray]) -> None:
         """Keep the personal tensors that `client` has after `round_`, if it has any."""

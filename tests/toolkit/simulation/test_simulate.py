@@ -224,6 +224,11 @@ def test_more_rounds_continue_a_finished_simulation(file: Path, tmp_path: Path) 
     changed(file, "batch_size = 8", "batch_size = 9")
     with refused("simulation.other-settings", key="training"):
         simulation.simulate(file, tmp_path / "out")
+    changed(file, "rounds = 3", "rounds = 4")
+    for kept in (tmp_path / "out" / "state").glob("personal-*"):
+        kept.write_bytes(kept.read_bytes()[:50])
+    with refused("simulation.damaged-folder"):
+        simulation.simulate(file, tmp_path / "out")
     (tmp_path / "out" / "history.jsonl").write_text("{}\n")
     changed(file, "rounds = 3", "rounds = 2")
     with refused("simulation.damaged-folder"):
