@@ -114,6 +114,12 @@ def read_toml(path: Path) -> dict[str, Any]:
             code="config.not-toml",
             path=str(path),
         ) from None
+    except RecursionError:
+        raise InputError(
+            f"{path} is not a TOML file that can be read: it is nested too deeply.",
+            code="config.not-toml",
+            path=str(path),
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(
             f"{path} is not a TOML file: {error}.", code="config.not-toml", path=str(path)

@@ -133,8 +133,17 @@ def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
 def _schedule(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     """Yield an error for instructions that run or read something that does not exist yet."""
     # The order of the schedule matters: an instruction may only read what an earlier one recorded.
-    recorded = {SAMPLES}
+    recorded, trained = {SAMPLES}, False
     for instruction in manifest.schedule:
+        # Other instructions release the tensors that were trained.
+        if trained and not isinstance(instruction, Train):
+            yield BundleError(
+                f"{origin} runs {instruction.signature!r} after its training, which must come "
+                f"last. {REPAIR}",
+                code="bundle.after-training",
+                signature=instruction.signature,
+            )
+        trained = trained or isinstance(instruction, Train)
         for name in _signatures_of(instruction):
             if name not in manifest.signatures:
                 yield BundleError(
@@ -155,6 +164,13 @@ def _schedule(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
                     f"{origin} records {instruction.target!r}, which is not a valid name of a "
                     f"recording. {REPAIR}",
                     code="bundle.bad-recording-name",
+                    recording=instruction.target,
+                )
+            if instruction.target in recorded:
+                yield BundleError(
+                    f"{origin} records {instruction.target!r} again. It may record each name once. "
+                    f"{REPAIR}",
+                    code="bundle.repeated-recording",
                     recording=instruction.target,
                 )
             if len(manifest.signatures[instruction.signature].outputs) != 1:

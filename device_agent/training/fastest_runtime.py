@@ -216,6 +216,8 @@ def objection(ours: Trial, theirs: Trial) -> str | None:
     """
     if ours.refused is not None:
         return f"there is nothing to compare it with: {ours.refused}"
+    if not comparable(ours, theirs):
+        return "its first steps are not those of the bundle's own runtime"
     for mine, other in zip(ours.losses, theirs.losses, strict=True):
         allowed = CLOSE_LOSS * abs(mine) + CLOSE_CHANGE * abs(mine - ours.losses[0])
         if not abs(mine - other) <= allowed:  # true for a loss that is not a number, too
@@ -227,6 +229,18 @@ def objection(ours: Trial, theirs: Trial) -> str | None:
             share = apart / max(rms(sums), rms(theirs.changes[name]))
             return f"its first step changes {name!r} otherwise, by {share:.0%} of the change"
     return None
+
+
+def comparable(ours: Trial, theirs: Trial) -> bool:
+    """Whether two trials have losses of the same steps and changes of the same tensors.
+
+    The file of a remembered one can be damaged.
+    """
+    shapes = [
+        (len(one.losses), {name: len(sums) for name, sums in one.changes.items()})
+        for one in (ours, theirs)
+    ]
+    return shapes[0] == shapes[1]
 
 
 def rms(numbers: ArrayLike) -> float:

@@ -26,6 +26,7 @@ from device_agent.training.memory_limits import Usage, enforce_memory_limit
 from device_agent.training.random_run import random_run
 from device_agent.training.runtime_option import with_runtime
 from profiles.errors import EdgeTailorError
+from profiles.json_decoding import MalformedError, decode_json
 
 Clock = Callable[[], float]
 LOSSES = 3
@@ -209,7 +210,11 @@ def in_child(request: Request) -> Trial:
         return Trial(refused=f"its trial was not finished within {LONGEST_S:.0f} s")
     if done.returncode:
         return Trial(refused=failure(done.returncode, done.stderr))
-    return msgspec.json.decode(done.stdout, type=Trial)
+    try:
+        return decode_json(done.stdout, Trial)
+    except MalformedError:
+        # JSON has no number for a loss, a change or a time that is none.
+        return Trial(refused="in its first steps it computes numbers that are not finite")
 
 
 if __name__ == "__main__":

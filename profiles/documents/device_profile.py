@@ -129,6 +129,12 @@ def read_device(path: Path) -> DeviceProfile:
         raise InputError(
             f"{path} cannot be read: {error.strerror}.", code="profile.unreadable", path=str(path)
         ) from None
+    except ValueError as error:  # a null byte in the path
+        raise InputError(
+            f"{str(path)!r} cannot be read: {error}. Give the path of a file.",
+            code="profile.unreadable",
+            path=str(path),
+        ) from None
     return decoded(content, path, "toml" if path.suffix == ".toml" else "json")
 
 
@@ -142,9 +148,11 @@ def decoded(
         else:
             found = msgspec.toml.decode(content, type=DeviceProfile)
         datetime.date.fromisoformat(found.date)  # msgspec only checks that it is text
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        deep = isinstance(error, RecursionError)
+        reason = "it is nested too deeply" if deep else error
         raise InputError(
-            f"{origin} is not a device profile: {error}. Write one with "
+            f"{origin} is not a device profile: {reason}. Write one with "
             "`edgetailor-agent calibrate --out FILE`.",
             code="profile.malformed",
         ) from None

@@ -1,11 +1,11 @@
 """`edgetailor compare`: a table and curves of simulations."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from device_agent.cli.console import print_json
 from profiles.text_formatting import format_bytes, format_duration
@@ -33,7 +33,8 @@ def compare(runs: Sequence[Path], curves: Path | None, as_json: bool) -> None:
     if curves is not None:
         draw_comparison(rows, curves)
     if as_json:
-        print_json(json.dumps({"version": 1, "runs": [_as_object(row) for row in rows]}))
+        document = {"version": 1, "runs": [_as_object(row) for row in rows]}
+        print_json(msgspec.json.encode(document))  # null for what is not a number
     else:
         _show(rows)
 

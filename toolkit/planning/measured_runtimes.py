@@ -18,7 +18,8 @@ def runtime_notes(device: DeviceProfile) -> list[str]:
     trainings = () if device.trainings is UNSET else device.trainings
     same = defaultdict[object, list[Profile]](list)
     for one in trainings:
-        if one.of_role("train") and not one.validity.invalid:
+        # A file that somebody sent in may state that training takes no time.
+        if one.of_role("train") and not one.validity.invalid and one.train.median_s > 0:
             about = (one.submodel, one.structure, one.batch_size, one.method.threads)
             same[about].append(one)
     return [line(group) for group in same.values() if len(group) > 1]

@@ -1,6 +1,7 @@
 """Comparing simulations: runs of one definition with different seeds are one row."""
 
 import json
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from device_agent.formats.atomic_files import stream_file
 from toolkit.simulation.results import UNUSED, RoundResult, read_run
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -54,9 +56,10 @@ class Row:
 
     @property
     def best(self) -> Spread:
-        """The score of the best round of each run."""
+        """The score of the best round of each run, of those that have one."""
         choose = min if self.judged_by_loss else max
-        return spread([choose(self.scores(history)) for history in self.histories])
+        known = [[one for one in self.scores(run) if one == one] for run in self.histories]
+        return spread([choose(scores, default=math.nan) for scores in known])
 
     @property
     def own_models(self) -> Spread | None:
@@ -84,7 +87,9 @@ class Row:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and sample standard deviation of `values`."""
+    """Mean and sample standard deviation of `values`; not a number if one of them is none."""
+    if any(value != value for value in values):
+        return Spread(math.nan, math.nan if len(values) > 1 else None)
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return Spread(statistics.fmean(values), deviation)
 
@@ -144,4 +149,4 @@ def draw_comparison(rows: Sequence[Row], to: Path) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    figure.savefig(to, format="png")
+    stream_file(to, lambda file: figure.savefig(file, format="png"))

@@ -7,6 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from device_agent.formats.atomic_files import stream_file
 from toolkit.simulation.results import RoundResult
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
@@ -37,7 +38,7 @@ def draw_curves(history: Sequence[RoundResult], to: Path) -> None:
             panel.grid(alpha=0.3)
     for panel in rows[0]:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.savefig(to, format="png")
+    stream_file(to, lambda file: figure.savefig(file, format="png"))
 
 
 def _unit(seconds: float) -> tuple[int, str]:

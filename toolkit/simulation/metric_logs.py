@@ -18,14 +18,12 @@ import msgspec
 from device_agent.cli.missing_packages import missing_package
 from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
-from toolkit.simulation.results import RoundResult, RunFolder
+from toolkit.simulation.results import EVENTS, RUN_ID, RoundResult, RunFolder
 
 LogName: TypeAlias = Literal["mlflow", "tensorboard"]
 """A service that rounds are logged to, named like its package."""
 Observer = Callable[[RoundResult], None]
 """Called with each finished round."""
-EVENTS, RUN_ID = "tensorboard", "mlflow-run"
-"""In the folder of a simulation: the folder of event files, and the file with the run's id."""
 EXPERIMENT = "edgetailor"
 
 

@@ -5,6 +5,7 @@ deleted by the next start, so that a killed simulation continues after its last 
 """
 
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from device_agent.formats.atomic_files import write_file
@@ -23,6 +25,8 @@ SETTINGS, HISTORY, CURVES, MODEL = (
     "global.safetensors",
 )
 STATE = "state"
+EVENTS, RUN_ID = "tensorboard", "mlflow-run"
+"""The folder of TensorBoard's event files, and the file with the id of MLflow's run."""
 UNUSED = (
     *("state", "host", "port", "tls_cert", "tls_key", "phones", "site"),
     *("min_devices", "forget_after", "keep", "token_days"),
@@ -39,7 +43,8 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         round: Number of the round, from 1.
         accuracy: Of the new global model on held-out samples; None for a regression.
-        loss: Its mean loss on them.
+        loss: Its mean loss on them. A loss that is not finite is null in the file, and is read as
+            not a number.
         local_accuracy: Of the clients' own models after their training, on the samples that they
             held out; None without such samples.
         clients: Number of clients whose updates the model has.
@@ -89,7 +94,7 @@ class RunFolder:
         Raises:
             InputError: The folder holds something else, or a simulation with other settings.
         """
-        if not self.root.exists():
+        if self._is_unused():
             return
         if not (self.root / SETTINGS).is_file():
             raise InputError(
@@ -99,19 +104,30 @@ class RunFolder:
             )
         if not force:
             self._check_same(settings)
-            lines = self._whole_lines().splitlines()
-            self.history = [self._decoded(HISTORY, line, RoundResult) for line in lines]
+            self.history = [self._result(line) for line in self._whole_lines().splitlines()]
 
     def begin(self, settings: Mapping[str, object], force: bool) -> None:
         """Make the folder, or delete what an unfinished round left in it."""
         if force:
-            shutil.rmtree(self.root, ignore_errors=True)
+            # The settings stay until they are replaced: without them, a start that is killed here
+            # would leave a folder that is not known as a simulation's.
+            for name in (HISTORY, CURVES, MODEL, RUN_ID):
+                (self.root / name).unlink(missing_ok=True)
+            for name in (STATE, EVENTS):
+                shutil.rmtree(self.root / name, ignore_errors=True)
         write_file(self.root / SETTINGS, json.dumps(settings, indent=1).encode() + b"\n")
         (self.root / STATE).mkdir(exist_ok=True)
         whole = len(self._whole_lines())
         with (self.root / HISTORY).open("ab") as file:
             file.truncate(whole)
         self._find_state()
+
+    def settings(self) -> dict[str, Any]:
+        """The settings in the folder. Raises InputError if they are not those of a simulation."""
+        found = self._decoded(SETTINGS, (self.root / SETTINGS).read_bytes(), dict[str, Any])
+        if not isinstance(found.get("simulation"), dict):
+            raise self._damaged(SETTINGS, "it has no object `simulation`")
+        return found
 
     def model(self) -> bytes | None:
         """The global model after the last finished round; None before the first."""
@@ -129,8 +145,14 @@ class RunFolder:
 
     def personal(self, client: int) -> dict[str, np.ndarray]:
         """The personal tensors of `client`; empty before its first round."""
-        owner = f"personal-{client}"
-        return load_file(self._file(owner, self._newest[owner])) if owner in self._newest else {}
+        newest = self._newest.get(owner := f"personal-{client}")
+        if newest is None:
+            return {}
+        file = self._file(owner, newest)
+        try:
+            return load_file(file)
+        except SafetensorError as error:
+            raise self._damaged(f"{STATE}/{file.name}", error) from None
 
     def keep_personal(self, client: int, round_: int, tensors: dict[str, np.ndarray]) -> None:
         """Keep the personal tensors that `client` has after `round_`, if it has any."""
@@ -163,15 +185,22 @@ class RunFolder:
 
     def _find_state(self) -> None:
         """Find the newest file of each owner, and delete those of unfinished rounds."""
-        found = [path.name.rpartition("-") for path in (self.root / STATE).iterdir()]
-        for round_, owner in sorted((int(text), owner) for owner, _, text in found):
+        found = [path.name.rpartition("-") for path in (self.root / STATE).glob("*-*")]
+        rounds = [(int(text), owner) for owner, _, text in found if text.isdecimal()]
+        for round_, owner in sorted(rounds):
             if round_ > len(self.history):
                 self._file(owner, round_).unlink()
             else:
                 self._replace(owner, round_)
 
+    def _is_unused(self) -> bool:
+        """Whether there is no folder, or one in which at most the settings were being written."""
+        if not self.root.is_dir():
+            return not self.root.exists()
+        return all(path.name.startswith(f".{SETTINGS}.") for path in self.root.iterdir())
+
     def _check_same(self, settings: Mapping[str, object]) -> None:
-        before = self._decoded(SETTINGS, (self.root / SETTINGS).read_bytes(), dict[str, object])
+        before = self.settings()
         for key in settings:
             if key not in CHANGEABLE and before.get(key) != settings[key]:
                 raise InputError(
@@ -188,15 +217,27 @@ class RunFolder:
         data = file.read_bytes() if file.exists() else b""
         return data[: data.rfind(b"\n") + 1]
 
+    def _result(self, line: bytes) -> RoundResult:
+        found = self._decoded(HISTORY, line, dict[str, Any])
+        if "loss" in found and found["loss"] is None:  # JSON has no word for it
+            found["loss"] = math.nan
+        try:
+            return msgspec.convert(found, RoundResult)
+        except msgspec.ValidationError as error:
+            raise self._damaged(HISTORY, error) from None
+
     def _decoded(self, name: str, data: bytes, kind: type[T]) -> T:
         try:
             return decode_json(data, kind)
         except MalformedError as error:
-            raise InputError(
-                f"{self.root / name} is damaged: {error}. Give --force to start again.",
-                code="simulation.damaged-folder",
-                path=str(self.root / name),
-            ) from None
+            raise self._damaged(name, error) from None
+
+    def _damaged(self, name: str, reason: object) -> InputError:
+        return InputError(
+            f"{self.root / name} is damaged: {reason}. Give --force to start again.",
+            code="simulation.damaged-folder",
+            path=str(self.root / name),
+        )
 
 
 def read_run(root: Path) -> tuple[dict[str, Any], list[RoundResult]]:
@@ -212,7 +253,7 @@ def read_run(root: Path) -> tuple[dict[str, Any], list[RoundResult]]:
             code="simulation.no-results",
             path=str(root),
         )
-    settings: dict[str, Any] = json.loads((root / SETTINGS).read_bytes())
+    settings = folder.settings()
     folder.read(settings, force=False)
     if not folder.history:
         raise InputError(

@@ -11,6 +11,7 @@ import torch
 
 from device_agent.data.data_source import Data
 from device_agent.data.local_data import LocalData, load_data
+from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.federation_setup import federation
@@ -133,7 +134,7 @@ def simulate(
     ):
         simulation.observers = [*opened, *([on_round] if on_round else [])]
         simulation.run(trains)
-    (folder.root / MODEL).write_bytes(simulation.federation.save())
+    write_file(folder.root / MODEL, simulation.federation.save())
     draw_curves(folder.history, folder.root / CURVES)
     return folder.history
 

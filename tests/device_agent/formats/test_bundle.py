@@ -302,6 +302,23 @@ def test_recordings_stay_in_the_folder(copy: Path, target: str) -> None:
     assert f"'{target}'" in str(caught.value)
 
 
+def test_nothing_is_recorded_twice_or_after_the_training(copy: Path) -> None:
+    def again(manifest: Manifest) -> None:
+        manifest["schedule"].insert(0, dict(manifest["schedule"][0]))
+
+    def late(manifest: Manifest) -> None:
+        del manifest["schedule"][0]
+        manifest["schedule"].append({**first, "target": "late"})
+
+    first = json.loads((copy / "manifest.json").read_text())["schedule"][0]
+    rewrite(copy, again)
+    with refused("bundle.repeated-recording", recording=first["target"]):
+        open_bundle(copy)
+    rewrite(copy, late)
+    with refused("bundle.after-training", signature=first["signature"]):
+        open_bundle(copy)
+
+
 def test_a_graph_that_the_runtime_refuses(copy: Path, data: str) -> None:
     (copy / "train.onnx").write_bytes(b"")
     rewrite(copy, lambda manifest: None)

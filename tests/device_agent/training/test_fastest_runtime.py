@@ -1,6 +1,7 @@
 """`--runtime auto`: real sessions, and a clock of the test that says how long they took."""
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import dataclass, field
@@ -412,6 +413,35 @@ def test_losses_have_to_agree(
 
     assert choose(full, file, measure) == (OTHER if agree else OWN)
     assert any("the loss is" in line for line in said) != agree
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        Trial(train_s=1.0, losses=(2.3,), changes={"w": [1.0] * 4}),
+        Trial(train_s=1.0, losses=(2.3, 1.9)),
+        Trial(train_s=1.0, losses=(2.3, 1.9), changes={"v": [1.0] * 4}),
+        Trial(train_s=1.0, losses=(2.3, 1.9), changes={"w": [1.0] * 3}),
+    ],
+    ids=["losses", "no-changes", "other-tensor", "length"],
+)
+def test_a_damaged_trial_is_passed_over(
+    theirs: Trial, full: Bundle, file: Path, said: list[str]
+) -> None:
+    ours = Trial(train_s=2.0, losses=(2.3, 1.9), changes={"w": [1.0] * 4})
+    assert choose(full, file, lambda request: ours if request.runtime == OWN else theirs) == OWN
+    assert any("its first steps are not those of" in line for line in said)
+
+
+def test_a_trial_that_diverges_is_a_refusal(full: Bundle, tmp_path: Path) -> None:
+    steep = tmp_path / "steep"
+    shutil.copytree(full.folder, steep)
+    text = (steep / "manifest.json").read_text()
+    steeper = re.sub(r'"rate": [0-9.]+', '"rate": 1e30', text)
+    assert steeper != text
+    (steep / "manifest.json").write_text(steeper)
+    found = in_child(Request(folder=str(steep), runtime=OWN, threads=1))
+    assert "not finite" in (found.refused or "")
 
 
 def test_a_trial_has_the_losses_of_the_runtime(full: Bundle) -> None:

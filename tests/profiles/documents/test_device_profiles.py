@@ -149,6 +149,20 @@ def test_profiles_of_other_versions(
     assert "alibrate" in str(caught.value)
 
 
+def test_toml_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    path = tmp_path / "device.toml"
+    path.write_text("a = " + "[" * 5000)
+    with refused("profile.malformed") as caught:
+        load_device(str(path))
+    assert "nested too deeply" in str(caught.value)
+
+
+def test_a_path_with_a_null_byte() -> None:
+    for path in ("pi\0.json", "pi\0.toml"):
+        with refused("profile.unreadable", path=path):
+            load_device(path)
+
+
 def test_a_device_that_is_not_known(tmp_path: Path) -> None:
     with refused("profile.unknown-device", device="toaster") as caught:
         load_device("toaster")

@@ -168,6 +168,7 @@ def test_keys_of_simulations_may_change(tmp_path: Path) -> None:
         ("count = 2", "counts = 2", "config.unknown-key", "devices[0].counts", "keys here are na"),
         ("port = 0", "port = 70000", "config.bad-value", "port", "less than or equal to 65535"),
         ("rounds = 3", "rounds =", "config.not-toml", None, "line "),
+        ("rounds = 3", "rounds = " + "[" * 5000, "config.not-toml", None, "nested too deeply"),
     ],
 )
 def test_mistakes_in_the_file(

@@ -38,6 +38,7 @@ def test_only_comparable_measurements_are_compared() -> None:
     assert notes(full(), replace(other, batch_size=8)) == []
     assert notes(full(), replace(other, structure="2" * 64)) == []
     assert notes(full(), replace(other, validity=Validity(invalid=("throttled",)))) == []
+    assert notes(full(0.0), with_openvino(full(0.0))) == []
 
 
 def test_a_calibration_alone_says_nothing_about_runtimes() -> None:

@@ -1,6 +1,7 @@
 """`edgetailor compare` against numpy, on folders that a test writes."""
 
 import json
+import math
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from commands import edgetailor, refusal
 from profiles.text_formatting import format_duration
 from refusals import refused
 from toolkit.simulation.comparison import compare
-from toolkit.simulation.results import RoundResult, RunFolder
+from toolkit.simulation.results import RoundResult, RunFolder, read_run
 
 ROUNDS = 5
 
@@ -134,3 +135,20 @@ def test_folders_without_results(tmp_path: Path) -> None:
     (tmp_path / "begun" / "history.jsonl").write_bytes(msgspec.json.encode({"round": 1}) + b"\n")
     with refused("simulation.damaged-folder"):
         compare([tmp_path / "begun"])
+    for text in ("{", "{}", '{"simulation": 1}'):
+        (tmp_path / "begun" / "config.json").write_text(text)
+        with refused("simulation.damaged-folder"):
+            compare([tmp_path / "begun"])
+
+
+def test_losses_that_are_no_numbers(seed: int, tmp_path: Path) -> None:
+    draw = np.random.default_rng(seed)
+    for number in range(2):
+        history = random_history(draw, accuracy=None)
+        history[-1] = msgspec.structs.replace(history[-1], loss=math.inf)
+        write_run(tmp_path / f"run-{number}", settings(number), history)
+    done = edgetailor("compare", "run-0", "run-1", "--json", "--curves", "c.png", cwd=tmp_path)
+    (row,) = msgspec.json.decode(done.stdout)["runs"]
+    assert row["final_loss"] == {"mean": None, "deviation": None}
+    best = [min(one.loss for one in read_run(tmp_path / f"run-{n}")[1][:-1]) for n in range(2)]
+    assert row["best_loss"]["mean"] == pytest.approx(np.mean(best))

@@ -1,6 +1,8 @@
 """The folder of a simulation: killed at every write, continued, refused; and the command."""
 
 import json
+import math
+import os
 import signal
 import subprocess
 import time
@@ -193,6 +195,28 @@ def test_a_killed_process_continues(file: Path, tmp_path: Path) -> None:
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
 
 
+def test_ctrl_c_while_workers_start_is_one_line(file: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("edgetailor", "simulate", str(file), "--out", "out", "--workers", "2"),
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=TESTS),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    limit = time.monotonic() + LIMIT_S
+    while not descendants(process.pid):
+        assert process.poll() is None, "it has ended"
+        assert time.monotonic() < limit, "no worker is started"
+        time.sleep(0.01)
+    time.sleep(0.5)  # the process that workers are forked from loads PyTorch, which takes longer
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130
+    assert "Interrupted." in said
+    assert "Traceback" not in said
+
+
 def test_more_rounds_continue_a_finished_simulation(file: Path, tmp_path: Path) -> None:
     simulation.simulate(changed(file, "rounds = 3", "rounds = 1"), tmp_path / "out")
     changed(file, "rounds = 3", "rounds = 2")
@@ -201,6 +225,11 @@ def test_more_rounds_continue_a_finished_simulation(file: Path, tmp_path: Path) 
     assert len(simulation.simulate(file, tmp_path / "out")) == 2
     changed(file, "batch_size = 8", "batch_size = 9")
     with refused("simulation.other-settings", key="training"):
+        simulation.simulate(file, tmp_path / "out")
+    changed(file, "rounds = 3", "rounds = 4")
+    for kept in (tmp_path / "out" / "state").glob("personal-*"):
+        kept.write_bytes(kept.read_bytes()[:50])
+    with refused("simulation.damaged-folder"):
         simulation.simulate(file, tmp_path / "out")
     (tmp_path / "out" / "history.jsonl").write_text("{}\n")
     changed(file, "rounds = 3", "rounds = 2")
@@ -215,6 +244,29 @@ def test_another_folder_stays_as_it_is(file: Path, tmp_path: Path) -> None:
         with refused("simulation.other-folder"):
             simulation.simulate(file, tmp_path / "notes", force=force)
     assert (tmp_path / "notes" / "mine.txt").read_text() == "keep"
+
+
+def test_a_folder_in_which_nothing_was_finished_is_used(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()  # what a full disk leaves; a kill leaves the temporary file, too
+    (out / ".config.json.k3j").write_text("{")
+    history = simulation.simulate(file, out)
+    for name in ("mine.txt", "state/.DS_Store", "state/my-notes"):
+        (out / name).write_text("keep")
+    assert simulation.simulate(changed(file, "rounds = 3", "rounds = 4"), out)[:3] == history
+    again = simulation.simulate(file, out, force=True)
+    assert without_times(again[:3]) == without_times(history)
+    assert (out / "mine.txt").read_text() == "keep"
+
+
+def test_a_loss_that_is_no_number_damages_nothing(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    simulation.simulate(file, out)
+    lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    lines[-1]["loss"] = None  # what is written for one that is infinite
+    (out / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    history = simulation.simulate(changed(file, "rounds = 3", "rounds = 4"), out)
+    assert [math.isnan(one.loss) for one in history] == [False, False, True, False]
 
 
 @pytest.mark.parametrize(

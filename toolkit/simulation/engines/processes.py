@@ -6,8 +6,9 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import forkserver, get_all_start_methods, get_context, resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 
 from toolkit.simulation.chunks import Chunk, TrainedChunk
 from toolkit.simulation.engines.engine import Worker, WorkerSetup, in_order, worker_died
@@ -27,9 +28,7 @@ class Processes:
         # A fork of a process with threads may wait forever. Where it can, a fresh process that has
         # loaded PyTorch is forked instead: workers start in no time and share its memory.
         forks = "forkserver" in get_all_start_methods()
-        context = get_context("forkserver" if forks else "spawn")
-        if forks:
-            context.set_forkserver_preload([__name__])
+        context = start_forkserver() if forks else get_context("spawn")
         self._workers = workers
         watched, self._alive = context.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(workers, context, _begin, (setup, watched))
@@ -49,6 +48,25 @@ class Processes:
         """See Engine."""
         self._alive.close()
         self._pool.shutdown(cancel_futures=True)
+
+
+def start_forkserver() -> BaseContext:
+    """Start the process that workers are forked from, and wait until it has loaded PyTorch.
+
+    Ctrl-C does not reach it: its error would be printed. It ends with this process.
+    """
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    resource_tracker.ensure_running()  # otherwise the next start does it, and unblocks Ctrl-C
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # A worker whose start is interrupted while PyTorch is loaded would print that its queues are
+    # gone. This process has none; it starts as soon as PyTorch is loaded.
+    context.Process(target=int).start()
+    return context
 
 
 def _begin(setup: WorkerSetup, watched: Connection) -> None:
