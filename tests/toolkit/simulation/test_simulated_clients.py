@@ -1,11 +1,16 @@
-"""Simulated clients against real agents on exported bundles, and against plain PyTorch.
+"""Simulated clients against real agents, on bundles and over HTTP, and against plain PyTorch.
 
 One federation of eight clients of all families, over three rounds.
 """
 
 import math
+import os
+import subprocess
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from socket import create_server
 
 import numpy as np
 import pytest
@@ -14,6 +19,7 @@ import torch
 from torch import Tensor
 
 import oracles
+from commands import ROOT, command, edgetailor, environment
 from device_agent.formats.update import read_update
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from oracles import Device, Plan, State
@@ -27,6 +33,8 @@ from toolkit.simulation.torch_executor import sent_bytes
 from trainings import train_bundle
 
 ROUNDS = 3
+LIMIT_S = 900.0
+PYTHONPATH = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
 PLAN = Plan(batch_size=8, epochs=2, rate=0.01, momentum=0.9, weight_decay=0.01)
 DECAY = 0.02
 LOW_RANK, SLICE, WIDTH = f"low-rank:0.25,keep=1,decay={DECAY}", "slice:residual", "width:0.5"
@@ -149,6 +157,75 @@ def written(agents: Federation, spec: str, round_: int, folder: Path) -> Path:
     for name, data in agents.bundle(spec, round_).items():
         (folder / name).write_bytes(data)
     return folder
+
+
+@pytest.mark.long
+def test_a_coordinator_with_agents(seed: int, tmp_path: Path) -> None:
+    # Two clients of `cp` are enough for its average of factors; ALS amplifies their rounding.
+    file = configured(tmp_path, FAMILIES, seed)
+    file.write_text(file.read_text().replace("participation = 0.75", "participation = 1.0"))
+    config = load_simulation(file)
+    simulation = prepare(config, RunFolder(tmp_path / "prepared"))
+    start = dict(simulation.federation.model.tensors)
+    for client in range(len(FAMILIES)):
+        data = simulation.client_data(client)
+        np.savez(tmp_path / f"client-{client}.npz", x=data.x, y=data.y)
+    np.savez(tmp_path / "held_out.npz", x=simulation.held_out[0], y=simulation.held_out[1])
+    with create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    top, _, rest = file.read_text().partition("[simulation]")
+    kinds = rest[rest.index("[[devices]]") :]
+    served = f'held_out = "held_out.npz"\nstate = "state"\nport = {port}\n{top}{kinds}'
+    (tmp_path / "served.toml").write_text(served)
+
+    def started(stack: ExitStack, *words: object) -> subprocess.Popen[bytes]:
+        with (tmp_path / "processes.log").open("ab") as log:
+            process = subprocess.Popen(
+                command(*map(str, words)),
+                cwd=tmp_path,
+                env=environment(PYTHONPATH=PYTHONPATH),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        return process
+
+    with ExitStack() as stack:
+        server = started(stack, "edgetailor", "serve", "served.toml")
+        tokens = tmp_path / "state" / "tokens"
+        end = time.monotonic() + LIMIT_S
+        while len(list(tokens.glob("*.token"))) < len(FAMILIES):
+            alive = server.poll() is None and time.monotonic() < end
+            assert alive, (tmp_path / "processes.log").read_text()
+            time.sleep(0.1)
+        agents = []
+        for client in range(len(FAMILIES)):
+            given = ["--state", f"agent-{client}"]
+            token = ["--token-file", tokens / f"kind-{client}.token", "--name", f"agent-{client}"]
+            join = command("edgetailor-agent", "join", f"http://127.0.0.1:{port}", *token, *given)
+            subprocess.run(
+                join,
+                cwd=tmp_path,
+                env=environment(PYTHONPATH=PYTHONPATH),
+                check=True,
+                timeout=LIMIT_S,
+                capture_output=True,
+            )
+            own = ["--data", f"client-{client}.npz", "--threads", 1]
+            number = 100003 * config.simulation.seed + client
+            run = ("edgetailor-agent", "run", *own, "--seed", number, *given)
+            agents.append(started(stack, *run))
+        for agent in agents:
+            assert agent.wait(LIMIT_S) == 0, (tmp_path / "processes.log").read_text()
+        done = edgetailor("export-model", "state", 3, "served.safetensors", cwd=tmp_path)
+        assert done.code == 0, done.stderr
+    simulate(file, tmp_path / "simulated")
+    assert_close(
+        safetensors.torch.load_file(tmp_path / "simulated" / "global.safetensors"),
+        safetensors.torch.load_file(tmp_path / "served.safetensors"),
+        start,
+    )
 
 
 def test_the_bytes_of_8_bit_weights_and_their_scales() -> None:
