@@ -6,7 +6,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from device_agent.formats.atomic_files import fingerprint
-from device_agent.formats.blocked_graphs import blocked_name
+from device_agent.formats.graph_forms import BLOCKS, WINOGRAD, blocked_form, form_file
 from device_agent.formats.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -17,6 +17,7 @@ from device_agent.formats.manifest import (
     encode,
 )
 from exporters.onnx.blocked_layout import blocked_footprint
+from exporters.onnx.winograd import winograd_footprint
 from exporters.programs.program import Program
 from exporters.programs.tracing import DTYPES
 from exporters.runtime_graph import Graph, Graphs
@@ -68,7 +69,7 @@ def bundle_files(
             stored[entry.name] = value.detach().contiguous()
     files = {graph.file: graph.data for graph in graphs.values()}
     for graph in graphs.values():
-        files |= {blocked_name(graph.file, block): data for block, data in graph.blocked.items()}
+        files |= {form_file(graph.file, form): data for form, data in graph.forms.items()}
     files[WEIGHTS] = save(stored)
     # The largest batch decides how much memory the device needs.
     batch = max((i.batch_size for i in program.schedule if isinstance(i, Train)), default=1)
@@ -88,6 +89,7 @@ def bundle_files(
                 inputs=tuple(port for port in s.inputs if port.name not in held),
                 outputs=s.outputs,
                 peak_bytes=peak_bytes(graphs[s.name], batch),
+                winograd_peak_bytes=winograd_peak_bytes(graphs[s.name], batch),
                 in_place=graphs[s.name].in_place,
             )
             for s in program.signatures
@@ -102,11 +104,22 @@ def bundle_files(
 def peak_bytes(graph: Graph, batch: int) -> int | None:
     """Predicted peak of a run on `batch` samples, in bytes; None if shapes depend on the data.
 
-    It is that of the form that takes the most.
+    It is that of the plain or blocked form that takes the most.
     """
     try:
         plain = graph.footprint(batch).process
-        blocked = (blocked_footprint(graph.data, block, batch).process for block in graph.blocked)
+        blocks = [block for block in BLOCKS if blocked_form(block) in graph.forms]
+        blocked = (blocked_footprint(graph.data, block, batch).process for block in blocks)
         return max([plain, *blocked])
+    except ExportError:
+        return None
+
+
+def winograd_peak_bytes(graph: Graph, batch: int) -> int | None:
+    """The same of its Winograd form; None also if it has none."""
+    if WINOGRAD not in graph.forms:
+        return None
+    try:
+        return winograd_footprint(graph.data, batch).process
     except ExportError:
         return None

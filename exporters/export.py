@@ -9,13 +9,14 @@ from typing import Literal
 from torch import Tensor
 
 from device_agent.formats.atomic_files import write_folder
-from device_agent.formats.blocked_graphs import BLOCKS
 from device_agent.formats.bundle_place import check_bundle_place
+from device_agent.formats.graph_forms import BLOCKS, WINOGRAD, blocked_form
 from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import with_constants
 from exporters.graph_cache import GraphCache, default_cache
 from exporters.onnx import onnx_writer
 from exporters.onnx.blocked_layout import blocked
+from exporters.onnx.winograd import winograd
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.program import Program, ProgramSignature, Report, silent
 from exporters.programs.program_identity import graphs_key
@@ -203,7 +204,7 @@ def export(
     store = default_cache() if cache else None
     units = compile_units(program, report, format, store)
     compiled = {name: graph for unit in units for name, graph in unit.graphs.items()}
-    graphs = with_blocked(with_constants(program, compiled, values))
+    graphs = with_forms(with_constants(program, compiled, values))
     files = bundle_files(program, graphs, values, base)
     earlier = [None if check else earlier_verdict(unit, store) for unit in units]
     verdicts = [verdict for verdict in earlier if verdict is not None]
@@ -238,18 +239,19 @@ def export(
     )
 
 
-def with_blocked(graphs: Graphs) -> dict[str, Graph]:
-    """The same graphs with their blocked forms."""
+def with_forms(graphs: Graphs) -> dict[str, Graph]:
+    """The same graphs with their other forms."""
     return {
-        name: replace(graph, blocked=blocked_forms(graph)) if graph.runtime == "onnx" else graph
+        name: replace(graph, forms=other_forms(graph)) if graph.runtime == "onnx" else graph
         for name, graph in graphs.items()
     }
 
 
-def blocked_forms(graph: Graph) -> dict[int, bytes]:
-    """The blocked forms of an ONNX graph, by block."""
-    forms = {block: blocked(graph.data, block) for block in BLOCKS}
-    return {block: data for block, data in forms.items() if data is not None}
+def other_forms(graph: Graph) -> dict[str, bytes]:
+    """The other forms of an ONNX graph, by name."""
+    forms = {blocked_form(block): blocked(graph.data, block) for block in BLOCKS}
+    forms[WINOGRAD] = winograd(graph.data)
+    return {form: data for form, data in forms.items() if data is not None}
 
 
 def earlier_verdict(unit: GraphUnit, cache: GraphCache | None) -> Verdict | None:

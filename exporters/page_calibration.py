@@ -1,4 +1,4 @@
-"""The cases with which a page calibrates its browser: one operation each.
+"""The graphs with which a page measures its browser: cases of one operation each, and a probe.
 
 Browsers have no profiler for single operations. The page times a graph of one operation and a graph
 that only takes the same inputs; the difference is the operation. Every graph ends in the shape of
@@ -20,8 +20,12 @@ import onnx
 import onnxruntime
 from onnx import NodeProto, TensorProto, helper
 
+from device_agent.formats.graph_forms import WINOGRAD
 from device_agent.profiling.calibration_cases import IMAGES, POINTWISE, Shape, all_cases
+from device_agent.runtime.winograd_probe import SHAPES
 from exporters.calibration_graphs import graph, graphs, node
+from exporters.onnx.winograd import winograd
+from exporters.runtime_probes import checked, step
 from profiles.cost_model.workload import kind_of, sizes_of
 
 SEVERAL = ("pointwise", "images")
@@ -140,7 +144,10 @@ def cases() -> Iterator[tuple[str, dict[str, Shape]]]:
 
 
 def document() -> dict[str, Any]:
-    """The cases as JSON: `graphs` in base64, and each case with what it measures."""
+    """The content of the file: graphs in base64, each case with what it measures, and the probe.
+
+    The probe is a small step in two forms; see `device_agent/runtime/winograd_probe.py`.
+    """
     models = all_graphs()
     sessions = {name: onnxruntime.InferenceSession(content) for name, content in models.items()}
     rows: list[dict[str, Any]] = []
@@ -165,7 +172,13 @@ def document() -> dict[str, Any]:
         row = {"kind": kind, "sizes": sizes, "graph": name, "base": base}
         rows.append({**row, "inputs": shapes})
     models |= bases
+    probe = {"plain": checked(step()).SerializeToString(deterministic=True)}
+    probe[WINOGRAD] = winograd(probe["plain"]) or b""
     return {
+        "probe": {
+            "graphs": {form: base64.b64encode(data).decode() for form, data in probe.items()},
+            "inputs": SHAPES,
+        },
         "graphs": {name: base64.b64encode(content).decode() for name, content in models.items()},
         "cases": rows,
     }

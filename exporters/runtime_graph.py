@@ -27,8 +27,8 @@ class Graph:
             `embedded_weights.py`.
         dropped: Values of the traced graph that the file does not compute.
         plan: Source of the footprint of a TFLite graph; None for ONNX.
-        blocked: The same graph for runtimes with blocked convolutions, by block; see
-            `exporters/onnx/blocked_layout.py`.
+        forms: Other forms of an ONNX graph by name, for some devices; see
+            `device_agent/formats/graph_forms.py`.
         traced: What the file was made from; None if the graph comes from the cache.
     """
 
@@ -41,7 +41,7 @@ class Graph:
     held: frozenset[str] = frozenset()
     dropped: frozenset[str] = frozenset()
     plan: MemoryPlan | None = field(default=None, compare=False, repr=False)
-    blocked: Mapping[int, bytes] = field(default_factory=dict, compare=False, repr=False)
+    forms: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)
     traced: TracedGraph | None = field(default=None, compare=False, repr=False)
 
     @cached_property

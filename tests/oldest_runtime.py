@@ -52,10 +52,11 @@ def outcome_in_place(graph: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.
 
 def write(folder: Path) -> None:
     import edgetailor
-    from device_agent.formats.blocked_graphs import BLOCKS
+    from device_agent.formats.graph_forms import BLOCKS, blocked_form
     from device_agent.runtime.blocked_probe import FOLDER, block_size
     from exporters.onnx.blocked_layout import blocked
     from exporters.onnx.onnx_writer import to_onnx
+    from exporters.onnx.winograd import winograd
     from exporters.programs.program import ProgramSignature
     from layer_cases import Case, combined_signature
     from operator_rows import ROWS
@@ -71,6 +72,9 @@ def write(folder: Path) -> None:
         form = blocked(data, block_size() or 0) if signature.trains and block_size() else None
         if form is not None:
             keep_graph(f"{name}_blocked", form, feeds)
+        form = winograd(data)
+        if form is not None:
+            keep_graph(f"{name}_winograd", form, feeds)
 
     def keep_graph(name: str, data: bytes, feeds: dict[str, np.ndarray]) -> None:
         graph = folder / f"{name}.onnx"
@@ -104,7 +108,9 @@ def write(folder: Path) -> None:
     probes = folder / "probes"
     probes.mkdir(exist_ok=True)
     for block in BLOCKS:
-        (probes / f"{block}.onnx").write_bytes((FOLDER / f"{block}.onnx").read_bytes())
+        (probes / f"{block}.onnx").write_bytes(
+            (FOLDER / f"{blocked_form(block)}.onnx").read_bytes()
+        )
     (probes / "right.json").write_text(json.dumps(block_size()))
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("profiles", "device_agent", "exporters", "toolkit", "edgetailor")
 DATA = (
     "device_agent/profiling/calibration_graphs/convolution.onnx",
-    "device_agent/runtime/blocked_probes/16.onnx",
+    "device_agent/runtime/probes/nchwc16.onnx",
     "profiles/devices/raspberry-pi-zero-2-w.toml",
     "profiles/documents/profile.schema.json",
     *(f"{package}/py.typed" for package in PACKAGES),

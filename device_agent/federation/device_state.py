@@ -24,12 +24,12 @@ import numpy as np
 
 from device_agent.client.transfers import PART
 from device_agent.formats.atomic_files import fingerprint_file, write_file
-from device_agent.formats.blocked_graphs import block_of
+from device_agent.formats.graph_forms import form_of
 from device_agent.formats.manifest import MANIFEST, FileEntry, Manifest, Struct, encode
 from device_agent.formats.protocol import FileOffer, Work
 from device_agent.formats.signed_work import check_work
 from device_agent.formats.update import UpdateRecord, read_update
-from device_agent.runtime.blocked_probe import block_size
+from device_agent.runtime.graph_form import device_form
 from device_agent.training.personal_model import read_personal, write_personal
 from device_agent.training.training_folder import training_folder
 from profiles.errors import ClientError, InputError, UpdateError
@@ -271,7 +271,7 @@ class DeviceState:
         """Make bundle/ from the offered files. Only files that are not cached are downloaded.
 
         Args:
-            offers: All files of the bundle. Those for other processors are left out.
+            offers: All files of the bundle. Forms of graphs for other devices are left out.
             fetch: Downloads one file to a path.
 
         Returns:
@@ -280,7 +280,7 @@ class DeviceState:
         Raises:
             ClientError: The offered files are not a bundle.
         """
-        offers = [offer for offer in offers if block_of(offer.name) in (None, block_size())]
+        offers = [offer for offer in offers if form_of(offer.name) in (None, device_form())]
         _check_offers(offers)
         # First, so that unfinished downloads of rounds that closed do not fill the disk.
         self._remove_other_files({offer.sha256 for offer in offers})

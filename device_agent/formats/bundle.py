@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from device_agent.formats.atomic_files import fingerprint, fingerprint_file
-from device_agent.formats.blocked_graphs import block_of
+from device_agent.formats.graph_forms import form_of
 from device_agent.formats.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -90,8 +90,8 @@ def open_bundle(folder: Path) -> Bundle:
     # First, because it refuses file names that lead out of the folder.
     check_consistent(manifest, path)
     for name, expected in manifest.files.items():
-        if block_of(name) is not None and not (folder / name).exists():
-            continue  # another processor's form of a graph
+        if form_of(name) is not None and not (folder / name).exists():
+            continue  # a form of a graph for other devices
         check_file(folder / name, expected.size, expected.sha256)
     return Bundle(folder, manifest, fingerprint(data).sha256)
 

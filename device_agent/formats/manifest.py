@@ -72,14 +72,17 @@ class Signature(Struct, frozen=True, kw_only=True):
 
     `graph` is the file that holds the graph. A TFLite file holds all signatures of a bundle, by
     name. `peak_bytes` is the predicted process peak of one run on one batch, above the idle agent:
-    session, tensors, inputs and outputs. It is None if there is no prediction. `in_place` names the
-    outputs that may be written over the input of the same tensor, so that it is in memory once.
+    session, tensors, inputs and outputs. It is None if there is no prediction.
+    `winograd_peak_bytes` is that of the graph's form by Winograd's method, if the bundle has one.
+    `in_place` names the outputs that may be written over the input of the same tensor, so that it
+    is in memory once.
     """
 
     graph: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     peak_bytes: Count | None = None
+    winograd_peak_bytes: Count | None = None
     in_place: tuple[str, ...] = ()
 
     def overwritten(self) -> dict[str, str]:

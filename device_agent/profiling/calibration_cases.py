@@ -8,7 +8,7 @@ cases that predictions need most come first, because later ones get fewer runs i
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from device_agent.formats.blocked_graphs import BLOCKS
+from device_agent.formats.graph_forms import BLOCKS
 
 Shape = tuple[int, ...]
 Case = tuple[str, Mapping[str, Shape]]

@@ -3,7 +3,7 @@
 No version or processor name says so for certain, and a graph of another block gives wrong numbers
 without an error. A probe is a graph with two outputs that are equal if its block is the runtime's:
 a row of convolutions, and the same convolutions in blocked form. The probes ship beside this
-module; `exporters/blocked_probes.py` writes them.
+module; `exporters/runtime_probes.py` writes them.
 """
 
 from functools import cache
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.formats.blocked_graphs import BLOCKS, blocked_name
+from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.runtime.onnx_runtime import open_model
 
-FOLDER = Path(__file__).with_name("blocked_probes")
+FOLDER = Path(__file__).with_name("probes")
 SHAPES = {
     "x": (2, 3, 9, 8),
     "few": (16, 3, 3, 3),
@@ -30,7 +30,7 @@ CLOSE = 1e-4
 @cache
 def block_size() -> int | None:
     """Channels in a block of this runtime; None if it has no blocked convolutions."""
-    return next((block for block in BLOCKS if runs(FOLDER / f"{block}.onnx")), None)
+    return next((block for block in BLOCKS if runs(FOLDER / f"{blocked_form(block)}.onnx")), None)
 
 
 def runs(probe: Path) -> bool:
@@ -47,5 +47,7 @@ def runs(probe: Path) -> bool:
 def best_form(graph: Path) -> Path:
     """The file to open for `graph`: its blocked form, if this runtime has that block."""
     block = block_size()
-    blocked = graph if block is None else graph.with_name(blocked_name(graph.name, block))
+    if block is None:
+        return graph
+    blocked = graph.with_name(form_file(graph.name, blocked_form(block)))
     return blocked if blocked.exists() else graph

@@ -9,7 +9,7 @@ as it needs (github.com/onnx/onnx/blob/main/onnx/onnx.proto).
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from device_agent.formats.blocked_graphs import block_of
+from device_agent.formats.graph_forms import WINOGRAD, form_of
 from profiles.errors import BundleError
 
 DEEPEST = 100
@@ -48,7 +48,7 @@ def check_graph(path: Path) -> None:
         BundleError: It holds something that no export holds, or is no ONNX file.
     """
     try:
-        domains = OWN if block_of(path.name) is None else BLOCKED
+        domains = OWN if form_of(path.name) in (None, WINOGRAD) else BLOCKED
         found = foreign(memoryview(path.read_bytes()), domains=domains)
     except (ValueError, IndexError):
         found = "bytes that are not ONNX"

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from device_agent.training.batching import held_out
 from device_agent.training.checkpoint import Checkpoints, training_key
 from device_agent.training.fastest_runtime import check_agrees, with_fastest_runtime, work_of
 from device_agent.training.memory_estimate import open_at_once
-from device_agent.training.memory_fit import check_fits, spare_bytes
+from device_agent.training.memory_fit import check_fits, fits, spare_bytes
 from device_agent.training.memory_limits import Usage, ceilings, enforce_memory_limit
 from device_agent.training.personal_model import personal_entries
 from device_agent.training.remembered_trials import default_trials
@@ -100,11 +101,12 @@ def train_bundle(
     out = Path(out)
     with _explain_system_errors(out):
         opened = open_bundle(Path(folder))
-        bundle = with_runtime(opened, options.runtime)
         map_large_blocks()
         idle = idle or Usage.now()
         validating = options.validation > 0
         limits = ceilings(options.max_memory, idle)
+        fitting = partial(fits, validating=validating, limits=limits)
+        bundle = with_runtime(opened, options.runtime, fitting)
         check_fits(bundle.manifest, validating, limits)
         with working_folder(out) as scratch:
             # A checkpoint of a finished training may stand beside the update that it wrote.
@@ -117,8 +119,8 @@ def train_bundle(
             where = (idle, trials or default_trials())
             if options.runtime == AUTO:
                 work = work_of(bundle, len(local), len(validated))
-                bundle = with_fastest_runtime(bundle, work, options, limits, *where, wait=on_batch)
-            elif bundle is not opened:
+                bundle = with_fastest_runtime(opened, work, options, limits, *where, wait=on_batch)
+            elif bundle.manifest.runtime != opened.manifest.runtime:
                 check_agrees(opened, bundle.manifest.runtime, options, *where, wait=on_batch)
             run = ScheduleRun(
                 *(bundle, local, scratch, options, dict(personal or {}), on_epoch),

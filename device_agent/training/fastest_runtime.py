@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from device_agent.runtime.runtime_choice import alternatives, describe
 from device_agent.system.process_memory import available_bytes
 from device_agent.training.batching import batches
 from device_agent.training.memory_estimate import batch_of
-from device_agent.training.memory_fit import check_fits
+from device_agent.training.memory_fit import check_fits, fits
 from device_agent.training.memory_limits import DATA, SPACE, Ceiling, Usage
 from device_agent.training.remembered_trials import Trials, key_of
 from device_agent.training.runtime_option import with_runtime
@@ -91,7 +92,7 @@ def with_fastest_runtime(
     own runtime. A trial runs beside the agent, so both have to fit.
 
     Args:
-        bundle: The bundle with its own runtime, which fits.
+        bundle: The bundle as it was opened, which fits.
         work: What the training runs.
         options: Threads, validation and memory limit of the training.
         limits: The memory limits of this process, as `ceilings` finds them.
@@ -102,6 +103,7 @@ def with_fastest_runtime(
     """
     own, validating = bundle.manifest.runtime, options.validation > 0
     trials = trials_of(bundle, options, idle, file, wait, measure)
+    fitting_here = partial(fits, validating=validating, limits=limits)
     limits = limits or [half_of_memory(idle)]
     seconds: dict[str, float] = {}
     for name in alternatives(own):
@@ -129,7 +131,7 @@ def with_fastest_runtime(
     times = [f"{format_seconds(took)} with {describe(name)}" for name, took in seconds.items()]
     why = f"; this training takes about {', '.join(times)}" if times else ""
     log.info("Runtime: %s%s", describe(fastest), why)
-    return with_runtime(bundle, fastest)
+    return with_runtime(bundle, fastest, fitting_here)
 
 
 def check_agrees(

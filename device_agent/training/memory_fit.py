@@ -70,6 +70,15 @@ def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> N
     )
 
 
+def fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> bool:
+    """Whether `check_fits` raises no error."""
+    try:
+        check_fits(manifest, validating, limits)
+    except DoesNotFitError:
+        return False
+    return True
+
+
 def spare_bytes(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> int:
     """Predict the memory that a training leaves free.
 

@@ -1,29 +1,44 @@
-"""A bundle as the runtime that the owner chose trains it."""
+"""A bundle as the runtime that the owner chose trains it on this device."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
 
 from device_agent.formats.bundle import Bundle
+from device_agent.formats.graph_forms import WINOGRAD, form_file
 from device_agent.formats.manifest import Manifest, Signature
+from device_agent.runtime.graph_form import device_form
 from device_agent.runtime.openvino_runtime import PACKAGE as OPENVINO
 from device_agent.training.memory_estimate import batch_of, size_of
 from profiles.cost_model.memory_rule import openvino_growth
 from profiles.errors import BundleError
 
+Fits = Callable[[Manifest], bool]
+"""Whether a training is predicted to fit into the memory of this device."""
 
-def with_runtime(bundle: Bundle, chosen: str | None) -> Bundle:
+
+def with_runtime(bundle: Bundle, chosen: str | None, fits: Fits = lambda manifest: True) -> Bundle:
     """`bundle` with the runtime `chosen`, and the memory that this one is predicted to need.
 
-    Only graphs in ONNX format have a choice: "openvino", otherwise ONNX Runtime.
+    Only graphs in ONNX format have a choice: "openvino", otherwise ONNX Runtime. That runs the
+    graphs in Winograd's form on devices that gain from it, unless this form does not fit.
+
+    Args:
+        bundle: The bundle as it was opened.
+        chosen: Name of the runtime; None means ONNX Runtime for graphs in ONNX format.
+        fits: Tells whether a form fits that needs more memory than the bundle's own.
 
     Raises:
         BundleError: The bundle has dropout. Its masks are hashes in 64-bit integers, of which
             OpenVINO keeps 32 bits: it would train with other masks, without an error.
     """
     manifest = bundle.manifest
-    if chosen != OPENVINO or manifest.runtime != "onnx":
+    if manifest.runtime != "onnx":
         return bundle
+    if chosen != OPENVINO:
+        other = in_winograd_form(bundle)
+        return other if fits(other.manifest) else bundle
     if any(port.kind == "seed" for one in manifest.signatures.values() for port in one.inputs):
         raise BundleError(
             f"{manifest.submodel} has dropout, whose masks need integers of 64 bits; OpenVINO "
@@ -35,8 +50,25 @@ def with_runtime(bundle: Bundle, chosen: str | None) -> Bundle:
         name: msgspec.structs.replace(one, peak_bytes=peak_bytes(manifest, one))
         for name, one in manifest.signatures.items()
     }
-    changed = msgspec.structs.replace(manifest, runtime=OPENVINO, signatures=signatures)
-    return replace(bundle, manifest=changed)
+    return changed(bundle, runtime=OPENVINO, signatures=signatures)
+
+
+def in_winograd_form(bundle: Bundle) -> Bundle:
+    """`bundle` with the graphs that it has in Winograd's form, if this device gains from them."""
+    forms = {
+        name: msgspec.structs.replace(one, graph=file, peak_bytes=one.winograd_peak_bytes)
+        for name, one in bundle.manifest.signatures.items()
+        if (file := form_file(one.graph, WINOGRAD)) in bundle.manifest.files
+        and (bundle.folder / file).exists()
+    }
+    if not forms or device_form() != WINOGRAD:
+        return bundle
+    return changed(bundle, signatures=bundle.manifest.signatures | forms)
+
+
+def changed(bundle: Bundle, **fields: object) -> Bundle:
+    """`bundle` with other fields in its manifest."""
+    return replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, **fields))
 
 
 def peak_bytes(manifest: Manifest, signature: Signature) -> int | None:

@@ -14,16 +14,14 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from onnx_ir import Node, Value
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from exporters.memory.onnx_footprint import Footprint, footprint
-from exporters.memory.overwritten_state import in_place
-from exporters.memory.static_shapes import with_shapes
 from exporters.onnx.blocked_weight_gradient import depthwise_weight_gradient
 from exporters.onnx.graph_reading import (
+    CHANNELS_LAST,
     DOMAIN,
     Dims,
     before_swap,
@@ -33,7 +31,7 @@ from exporters.onnx.graph_reading import (
     swapped_pads,
     whole_numbers,
 )
-from exporters.onnx.state_in_place import Order, know_shapes
+from exporters.onnx.graph_rewriting import GraphRewriting, rewritten
 
 UNARY = {
     *("Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Neg", "Abs", "Reciprocal", "Erf", "Sign"),
@@ -43,7 +41,6 @@ ELEMENTWISE = {
     *("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "Where", "And", "Or"),
     *("Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"),
 }
-CHANNELS_LAST = (0, 2, 3, 1)
 POINTWISE = {"kernel_shape": [1, 1], "strides": [1, 1], "pads": [0] * 4, "dilations": [1, 1]}
 FIRST = -(2**31)
 """The end of a slice that runs backwards to the first element."""
@@ -56,14 +53,7 @@ def blocked(graph: bytes, block: int) -> bytes | None:
     It has the inputs and outputs of `graph`, and may write the same outputs in place. It runs in a
     runtime whose blocks have `block` channels; any other computes wrong numbers.
     """
-    model = ir.from_proto(with_shapes(onnx.load_from_string(graph)))
-    know_shapes(model.graph)
-    if not rewrite(model, block) or not keeps_order(model):
-        return None
-    model.opset_imports[DOMAIN] = 1
-    result = ir.to_proto(model)
-    del result.graph.value_info[:]
-    return result.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+    return rewritten(graph, partial(rewrite, block=block))
 
 
 def blocked_footprint(graph: bytes, block: int, batch: int) -> Footprint:
@@ -75,18 +65,9 @@ def rewrite(model: ir.Model, block: int) -> bool:
     """Give `model` blocked convolutions; False if none fits. Shapes that are known stay known."""
     fits = BlockedLayout(model.graph, block).rewrite()
     RemoveUnusedNodesPass()(model)
+    if fits:
+        model.opset_imports[DOMAIN] = 1
     return fits
-
-
-def keeps_order(model: ir.Model) -> bool:
-    """Whether each output that may be written over its input still comes after all its readers."""
-    order = Order(model.graph)
-    old = {value.name: value for value in model.graph.inputs}
-    new = {value.name: value for value in model.graph.outputs}
-    return all(
-        order.late_readers(old[name.removesuffix("+")], new[name]) == []
-        for name in in_place(model.metadata_props)
-    )
 
 
 def computed_from_constants(graph: ir.Graph) -> set[Value]:
@@ -98,43 +79,23 @@ def computed_from_constants(graph: ir.Graph) -> set[Value]:
     return found
 
 
-class BlockedLayout:
+class BlockedLayout(GraphRewriting):
     """The rewriting of one graph; loops are left as they are.
 
     `images` has the blocked form of each value that has one, `dropped` the values whose plain form
-    nobody computes any more, `restored` the plain forms that were computed from blocked ones, and
-    `views` all reshapes.
+    nobody computes any more, and `restored` the plain forms that were computed from blocked ones.
     """
 
+    prefix = "blocked"
+
     def __init__(self, graph: ir.Graph, block: int) -> None:
-        self.graph, self.block = graph, block
+        super().__init__(graph)
+        self.block = block
         self.held = computed_from_constants(graph)
-        self.nodes: list[Node] = []
-        self.constants: dict[object, Node] = {}
         self.images: dict[Value, Value] = {}
         self.dropped: set[Value] = set()
         self.restored: dict[Value, Value] = {}
         self.filters: dict[tuple[Value, bool], Value] = {}
-        self.views: dict[tuple[Value, tuple[int, ...]], Value] = {}
-        self.made = 0
-
-    def rewrite(self) -> bool:
-        """Rewrite the graph; False if it has no convolution that fits, and stays as it is."""
-        nodes = list(self.graph)
-        if not any(self.convolves(node) for node in nodes):
-            return False
-        results = set(self.graph.outputs)
-        for node in nodes:
-            if not results.isdisjoint(node.outputs) or not self.convert(node):
-                self.keep(node)
-        for node in nodes:
-            self.graph.remove(node)
-        self.graph.extend([*self.constants.values(), *self.nodes])
-        for node in nodes:
-            if node.graph is None:  # it must not count as a reader of its inputs any more
-                for place in range(len(node.inputs)):
-                    node.replace_input_with(place, None)
-        return True
 
     def convert(self, node: Node) -> bool:
         """Add what computes `node` on blocked tensors; False if it has to stay."""
@@ -173,57 +134,9 @@ class BlockedLayout:
         maker = node.inputs[0].producer() if node.op_type == "Reshape" and node.inputs[0] else None
         if maker is not None and maker.op_type == "Reshape":
             node.replace_input_with(0, maker.inputs[0])
-        self.nodes.append(node)
+        super().keep(node)
 
     # Values
-
-    def add(
-        self,
-        operator: str,
-        inputs: Sequence[Value | None],
-        attributes: Mapping[str, object] | None = None,
-        *,
-        shape: Dims | ir.Shape | None,
-        dtype: ir.DataType | None = ir.DataType.FLOAT,
-        domain: str = "",
-    ) -> Value:
-        """Add a node; returns its output."""
-        node = ir.node(operator, inputs, attributes, domain=domain)  # type: ignore[arg-type]
-        (value,) = node.outputs
-        assert dtype is not None
-        value.name, value.type = f"blocked_{self.made}", ir.TensorType(dtype)
-        value.shape = ir.Shape(shape) if isinstance(shape, tuple) else shape
-        self.made += 1
-        self.nodes.append(node)
-        return value
-
-    def constant(self, value: Sequence[int] | np.ndarray) -> Value:
-        """A constant; whole numbers or an array of float32."""
-        key = tuple(value) if not isinstance(value, np.ndarray) else value.shape
-        known = self.constants.get((type(value), key))
-        if known is None:
-            array = value if isinstance(value, np.ndarray) else np.array(value, np.int64)
-            known = ir.node("Constant", [], {"value": ir.tensor(array)})
-            known.outputs[0].name = f"blocked_constant_{len(self.constants)}"
-            known.outputs[0].shape = ir.Shape(array.shape)
-            known.outputs[0].dtype = ir.DataType.from_numpy(array.dtype)
-            self.constants[type(value), key] = known
-        return known.outputs[0]
-
-    def reshaped(self, value: Value, *shape: int, dims: Dims | ir.Shape | None = None) -> Value:
-        """`value` in another shape, of which one size may be -1; `dims` says what it is then."""
-        found = dims or tuple(size if size >= 0 else None for size in shape)
-        given = self.constant(shape)
-        maker = value.producer()
-        if maker is not None and maker.op_type == "Reshape" and maker.inputs[0] is not None:
-            value = maker.inputs[0]  # no reshape of a reshape
-        if value.shape == found or dims_of(value) == shape:
-            return value
-        if (value, shape) not in self.views:
-            self.views[value, shape] = self.add(
-                "Reshape", [value, given], shape=found, dtype=value.dtype
-            )
-        return self.views[value, shape]
 
     def image(self, value: Value) -> Value:
         """The blocked form of `value`."""
@@ -261,12 +174,6 @@ class BlockedLayout:
         self.dropped.add(value)
         return True
 
-    def replaced(self, value: Value, by: Value) -> bool:
-        """Let the plain value `by` take the place of `value`."""
-        by.name = value.name
-        value.replace_all_uses_with(by)
-        return True
-
     def apart(self, value: Value, image: Value) -> Value:
         """The blocked form `image` of `value` as (N, C / b, H, W, b)."""
         batch, channels, rows, columns = dims_of(value)
@@ -289,6 +196,10 @@ class BlockedLayout:
         )
 
     # Convolutions
+
+    def gains_from(self, node: Node) -> bool:
+        """Whether `node` is a convolution with a blocked form."""
+        return self.convolves(node)
 
     def convolves(self, node: Node) -> bool:
         """Whether `node` is a convolution with a blocked form."""
@@ -367,12 +278,6 @@ class BlockedLayout:
             outer, inner = (second, first) if swap else (first, second)
             self.filters[weight, swap] = self.reshaped(found, outer, inner, *kernel)
         return self.filters[weight, swap]
-
-    def permuted(self, value: Value, *axes: int) -> Value:
-        """`value` with its axes in this order."""
-        old = dims_of(value)
-        shape = tuple(old[axis] for axis in axes)
-        return self.add("Transpose", [value], {"perm": axes}, shape=shape)
 
     def by_channel(self, value: Value, image: Value, *vectors: Value | None) -> Value:
         """Compute image * scale + shift for vectors (C,), as a depthwise convolution of one pixel.

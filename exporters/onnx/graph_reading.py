@@ -8,6 +8,7 @@ DOMAIN = "com.microsoft.nchwc"
 """The domain of ONNX Runtime's blocked operators."""
 Dims = tuple[int | None, ...]
 """The shape of a tensor; None for a size that is not known."""
+CHANNELS_LAST = (0, 2, 3, 1)
 SWAP = (1, 0, 2, 3)
 """The permutation that exchanges the input and output channels of a weight."""
 
@@ -56,7 +57,10 @@ def rows_of(node: Node) -> tuple[Value | None, list[int]]:
             return nothing
         pads = [pad + further for pad, further in zip(pads, more[2:4] + more[6:], strict=True)]
         maker = maker.inputs[0].producer() if maker.inputs[0] is not None else None
-    for operator, axes in (("Reshape", ()), ("Transpose", (1, 0, 3, 4, 2)), ("Reshape", ())):
+    operators: list[tuple[str, tuple[int, ...]]] = [("Reshape", ()), ("Transpose", CHANNELS_LAST)]
+    if numbers(node)["group"] != [1]:
+        operators = [("Reshape", ()), ("Transpose", (1, 0, 3, 4, 2)), ("Reshape", ())]
+    for operator, axes in operators:
         if maker is None or maker.op_type != operator:
             return nothing
         if axes and tuple(maker.attributes["perm"].as_ints()) != axes:

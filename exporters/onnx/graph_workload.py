@@ -2,23 +2,26 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 import onnx
-from onnx_ir import Graph, Node
+from onnx_ir import Graph, Model, Node
 
-from device_agent.formats.blocked_graphs import BLOCKS
+from device_agent.formats.graph_forms import BLOCKS
 from exporters.memory.liveness import bodies, execution_order, is_view, model_liveness
 from exporters.memory.onnx_arena import arena_bytes
 from exporters.memory.static_shapes import at_batch, shape_of
-from exporters.onnx.blocked_layout import rewrite
+from exporters.onnx import blocked_layout
+from exporters.onnx import winograd as winograd_form
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature
 from exporters.programs.tracing import DTYPES
 from profiles.cost_model.workload import (
     FREE,
     LOOP,
+    FormWork,
     Operation,
     SignatureWork,
     blocked_kind,
@@ -49,23 +52,35 @@ def signature_work(
     )
     data = graph or to_onnx(signature)
     work = graph_work(data, batch, signature.name, state, times)
+    winograd = form_work(data, batch, winograd_form.rewrite)
+    work = msgspec.structs.replace(work, winograd=winograd)
     return with_blocked(work, data, batch) if signature.trains else work
 
 
 def with_blocked(work: SignatureWork, graph: bytes, batch: int) -> SignatureWork:
     """`work` with that of the blocked form of its `graph`, if there is one."""
+    blocked = form_work(graph, batch, partial(blocked_layout.rewrite, block=BLOCKS[0]))
+    if blocked is not None:
+        work = msgspec.structs.replace(
+            work,
+            blocked=blocked.operations,
+            arena=max(work.arena, blocked.arena),
+            nodes=max(work.nodes, blocked.nodes),
+        )
+    return work
+
+
+def form_work(graph: bytes, batch: int, rewrite: Callable[[Model], bool]) -> FormWork | None:
+    """The work of the form of `graph` that `rewrite` makes; None if it has no such form."""
     model = at_batch(onnx.load_from_string(graph), batch)
-    folded = work.nodes - len(model.graph)
-    if not rewrite(model, BLOCKS[0]):
-        return work
+    folded = len(onnx.load_from_string(graph).graph.node) - len(model.graph)
+    if not rewrite(model):
+        return None
     results = {value.name for value in model.graph.outputs}
     buffers = model_liveness(model).buffers
     arena = arena_bytes(buffer for buffer in buffers if buffer.name not in results)
-    return msgspec.structs.replace(
-        work,
-        blocked=operations(model.graph),
-        arena=max(work.arena, arena),
-        nodes=max(work.nodes, folded + len(model.graph)),
+    return FormWork(
+        operations=operations(model.graph), nodes=folded + len(model.graph), arena=arena
     )
 
 

@@ -4,7 +4,7 @@
 2. Each operator in the runtime with the same operator of the traced graph: the file says what was
    traced, and the runtime computes it.
 3. Whole steps in the runtime with autograd, with a wide tolerance: the file as a device runs it,
-   in plain and in blocked form.
+   in each form that this machine's runtime computes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from device_agent.formats.graph_forms import WINOGRAD, blocked_form
 from device_agent.runtime.blocked_probe import block_size
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.traced_graph import TracedGraph
@@ -82,9 +83,8 @@ class SignatureCheck:
     def verdicts(self, values: Mapping[str, Tensor], trace: Trace) -> Iterator[Verdict]:
         """The verdicts of all comparisons."""
         right: dict[str, Tensor] = {}
-        blocked = self.graph.blocked.get(block_size() or 0)
-        if blocked is not None:
-            for _, verdict in self.whole_steps(values, right, blocked):
+        for form in {blocked_form(block_size() or 0), WINOGRAD}.intersection(self.graph.forms):
+            for _, verdict in self.whole_steps(values, right, form):
                 yield verdict
         for step, verdict in self.whole_steps(values, right):
             yield verdict
@@ -99,10 +99,10 @@ class SignatureCheck:
             yield found
 
     def whole_steps(
-        self, values: Mapping[str, Tensor], right: dict[str, Tensor], blocked: bytes | None = None
+        self, values: Mapping[str, Tensor], right: dict[str, Tensor], form: str | None = None
     ) -> Iterator[tuple[Run, Verdict]]:
         """Every run of consecutive steps with its verdict; PyTorch's outputs come in `right`."""
-        runs = run_steps(self.signature, self.graph, self.program, values, self.generator, blocked)
+        runs = run_steps(self.signature, self.graph, self.program, values, self.generator, form)
         steps = len(runs)
         # Each of these is as large as the model, so each is released as soon as it is compared.
         while runs:

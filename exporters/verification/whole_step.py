@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device_agent.formats.blocked_graphs import blocked_name
-from device_agent.runtime.blocked_probe import block_size
+from device_agent.formats.graph_forms import form_file
 from device_agent.runtime.runtime_choice import open_session
 from exporters.programs.program import Program, ProgramSignature
 from exporters.runtime_graph import Graph
@@ -54,20 +53,18 @@ def run_steps(
     program: Program,
     values: Tensors,
     generator: torch.Generator,
-    blocked: bytes | None = None,
+    form: str | None = None,
 ) -> list[Run]:
     """Run a signature in its runtime on random samples; once, or two steps if it trains.
 
-    The second step runs on new samples and on the state after the first. With `blocked`, the
-    runtime opens the blocked form of `graph`.
+    The second step runs on new samples and on the state after the first. With `form`, the runtime
+    opens this form of `graph`.
     """
     state = {port.name for port in signature.inputs if port.state is not None}
     batches = BATCHES if signature.trains else BATCHES[:1]
     with TemporaryDirectory() as folder:
-        file = Path(folder, graph.file)
-        file.write_bytes(graph.data)
-        if blocked is not None:
-            file.with_name(blocked_name(graph.file, block_size() or 0)).write_bytes(blocked)
+        file = Path(folder, form_file(graph.file, form) if form else graph.file)
+        file.write_bytes(graph.forms[form] if form else graph.data)
         session = open_session(graph.runtime, file, signature.name, THREADS)
     runs: list[Run] = []
     feeds: dict[str, Tensor] = {}

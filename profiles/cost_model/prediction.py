@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from profiles.cost_model.memory_rule import (
     IN_BROWSER,
     UNCALIBRATED,
@@ -35,6 +37,8 @@ from profiles.errors import InputError
 
 TIME_ERROR = 0.5
 """A step may take this share longer than predicted; of 37 steps, at most four took longer."""
+LEAST_GAIN = 0.05
+"""A device runs Winograd's form, which takes more memory, if it is faster by this share."""
 TIMED = {*KINDS.values(), "scaling", "broadcast", "accumulated"} - {FREE, LOOP}
 """Kinds of operations that a calibration must have timed."""
 
@@ -47,13 +51,17 @@ class Prediction:
     step: Figure | None
 
 
-def predict(work: Workload, calibration: Calibration | None) -> Prediction:
+def predict(
+    work: Workload, calibration: Calibration | None, budget: float | None = None
+) -> Prediction:
     """Predict memory and time of `work`.
 
     Args:
         work: The workload of a submodel.
         calibration: The calibration of the device. Without one, the memory overhead is that of
             x86-64 and the time is unknown.
+        budget: Process peak in bytes that the device allows. The agent uses no form of a graph that
+            may need more. A page knows no limit.
 
     Raises:
         InputError: The calibration has not timed every kind of operation.
@@ -61,8 +69,12 @@ def predict(work: Workload, calibration: Calibration | None) -> Prediction:
     if calibration is None:
         return Prediction(memory=predict_memory(work, UNCALIBRATED), step=None)
     assumed = IN_BROWSER if in_browser(calibration) else UNCALIBRATED
-    step = TimeModel(calibration).batch(work.training)
-    return Prediction(memory=predict_memory(work, calibration.memory or assumed), step=step)
+    model, overhead = TimeModel(calibration), calibration.memory or assumed
+    faster = model.fastest(work)
+    limit = math.inf if budget is None or in_browser(calibration) else budget
+    if predict_memory(faster, overhead).upper <= limit:
+        work = faster
+    return Prediction(memory=predict_memory(work, overhead), step=model.batch(work.training))
 
 
 def in_browser(calibration: Calibration) -> bool:
@@ -141,10 +153,22 @@ class TimeModel:
         )
         return Figure(total, total + doubt)
 
+    def fastest(self, work: Workload) -> Workload:
+        """`work` with the graphs in Winograd's form, if the device gains from it."""
+        if self.has_blocks:
+            return work
+        other = in_winograd_form(work)
+        own_s, other_s = (self.batch(one.training).value for one in (work, other))
+        return other if other_s < (1 - LEAST_GAIN) * own_s else work
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether the device has blocked convolutions."""
+        return self.rates.keys() >= set(BLOCKED)
+
     def operations(self, work: SignatureWork) -> tuple[Operation, ...]:
         """The operations of the form of `work` that the device runs."""
-        has_blocks = self.rates.keys() >= set(BLOCKED)
-        return work.blocked if work.blocked and has_blocks else work.operations
+        return work.blocked if work.blocked and self.has_blocks else work.operations
 
     def seconds(self, operation: Operation) -> float:
         """Time of all runs of one operation in seconds."""
@@ -157,3 +181,18 @@ class TimeModel:
     def doubt(self, kind: str) -> float:
         """Relative error of a rate of this kind between its timings."""
         return 0.0 if kind in (FREE, LOOP) else self.rates[kind].doubt
+
+
+def in_winograd_form(work: Workload) -> Workload:
+    """`work` with the graphs that have a form by Winograd's method in this form."""
+
+    def form(one: SignatureWork) -> SignatureWork:
+        if one.winograd is None:
+            return one
+        return msgspec.structs.replace(one, **msgspec.structs.asdict(one.winograd), winograd=None)
+
+    return msgspec.structs.replace(
+        work,
+        recording=tuple(map(form, work.recording)),
+        training=tuple(map(form, work.training)),
+    )

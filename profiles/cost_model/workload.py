@@ -163,6 +163,14 @@ def blocked_kind(operator: str, kernel: Shape) -> str:
     return "scaled" if math.prod(kernel[1:]) == 1 else "blocked"
 
 
+class FormWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What another form of a graph needs instead; see SignatureWork."""
+
+    operations: tuple[Operation, ...]
+    nodes: int
+    arena: int
+
+
 class SignatureWork(msgspec.Struct, frozen=True, kw_only=True):
     """The operations and the memory of one graph of a bundle.
 
@@ -171,7 +179,8 @@ class SignatureWork(msgspec.Struct, frozen=True, kw_only=True):
     and `arena` is the runtime arena for the tensors between inputs and outputs.
 
     `blocked` are the operations of its blocked form, which a device with blocked convolutions runs;
-    empty if it has none. `nodes` and `arena` are the larger ones of both forms.
+    empty if it has none. `nodes` and `arena` are the larger ones of both forms. `winograd` is its
+    form by Winograd's method, for devices that gain from it.
     """
 
     name: str
@@ -184,6 +193,7 @@ class SignatureWork(msgspec.Struct, frozen=True, kw_only=True):
     outputs: int
     arena: int
     blocked: tuple[Operation, ...] = ()
+    winograd: FormWork | None = None
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,21 +18,30 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.formats.blocked_graphs import BLOCKS
+from device_agent.formats.bundle import open_bundle
+from device_agent.formats.graph_forms import BLOCKS, WINOGRAD
 from device_agent.formats.update import read_update
 from device_agent.profiling.calibration import calibrate
 from device_agent.profiling.profiler import profile_bundle
 from device_agent.runtime.blocked_probe import best_form, block_size
+from device_agent.runtime.graph_form import device_form
 from device_agent.runtime.openvino_probe import keeps_kernels
 from device_agent.training import schedule_interpreter
 from device_agent.training.remembered_trials import default_trials
+from device_agent.training.runtime_option import with_runtime
 from device_agent.training.schedule_interpreter import OnEpoch, ignore_epoch
 from device_agent.training.standalone_training import train
 from profiles.cost_model.prediction import TimeModel
 from refusals import refused
 
-FORMATS = {"onnx": ("onnx", None), "tflite": ("tflite", None), "dense": ("onnx", "openvino")}
-"""Format and runtime of the bundles by their suffix; the model of `dense` has no convolutions."""
+FORMATS = {
+    "onnx": ("onnx", None),
+    "wide": ("onnx", None),
+    "tflite": ("tflite", None),
+    "dense": ("onnx", "openvino"),
+}
+"""Format and runtime of the bundles by their suffix. The model of `dense` has no convolutions, that
+of `wide` so many channels that graphs have a form by Winograd's method."""
 SPECS = {
     "full": "full",
     "low-rank": "low-rank:0.5",
@@ -75,7 +84,7 @@ def write(folder: Path) -> None:
     x = order.standard_normal((18, *INPUT_SHAPE), dtype=np.float32)
     np.savez(folder / "local.npz", x=x, y=order.integers(CLASSES, size=18))
     for suffix, (format, _) in FORMATS.items():
-        model = dense if suffix == "dense" else cnn
+        model = {"dense": dense, "wide": smooth_cnn(16, 32, 32)}.get(suffix, cnn)
         source = from_model(model)
         for name, spec in SPECS.items():
             submodel = split(model, spec, INPUT_SHAPE, TRAINING)
@@ -109,6 +118,9 @@ def check(folder: Path) -> None:
     form = folder / "full.onnx" / "train.onnx"
     assert len(list(form.parent.glob("train.nchwc*.onnx"))) == len(BLOCKS)
     assert (block_size(), best_form(form)) == (None, form)
+    wide = with_runtime(open_bundle(folder / "full.wide"), None)
+    assert device_form() == WINOGRAD
+    assert wide.graph("train").name == "train.winograd.onnx"
     for suffix, (_, runtime) in FORMATS.items():
         for name in SPECS:
             compare(folder / f"{name}.{suffix}", runtime)

@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from bench_step import PLAIN_FORM, Peer, check_losses, take_turns, write_graph
+from bench_step import WINOGRAD, Peer, check_losses, take_turns, write_graph
 from step_cases import CASES, Case, eager
 
 from profiles.errors import ExportError
 
 BATCH = 8
-TITLES = {PLAIN_FORM: "ONNX Runtime", "litert": "LiteRT", "openvino": "OpenVINO"}
-"""The runtimes; none has blocked convolutions on 64-bit ARM."""
+TITLES = {WINOGRAD: "ONNX Runtime", "litert": "LiteRT", "openvino": "OpenVINO"}
+"""The runtimes. None has blocked convolutions on 64-bit ARM, so convolutions are Winograd's."""
 
 
 def write_eager(case: Case, folder: Path) -> Path:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import edgetailor
-from device_agent.formats.blocked_graphs import BLOCKS, blocked_name
+from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.formats.manifest import Port, Train
 from device_agent.profiling.calibration import calibrate
 from exporters.memory.overwritten_state import in_place_of
@@ -167,7 +167,7 @@ def write_graphs(model: Model, spec: str, folder: Path) -> Workload:
         file.write_bytes(graph)
         for block in BLOCKS:
             if form := blocked(graph, block):
-                file.with_name(blocked_name(file.name, block)).write_bytes(form)
+                file.with_name(form_file(file.name, blocked_form(block))).write_bytes(form)
         names = [port.name for port in signature.inputs]
         over = {name: name.removesuffix("+") for name in in_place_of(graph)}
         (folder / f"{signature.name}.json").write_text(json.dumps([names, over]))

@@ -26,11 +26,12 @@ import torch
 from retired_graph import write_retired
 from step_cases import CASES, PLAIN, RATE, Case
 
-from device_agent.formats.blocked_graphs import BLOCKS, blocked_name
+from device_agent.formats.graph_forms import BLOCKS, WINOGRAD, blocked_form, form_file
 from device_agent.formats.manifest import Port
 from exporters.memory.overwritten_state import in_place_of
 from exporters.onnx.blocked_layout import blocked
 from exporters.onnx.onnx_writer import to_onnx
+from exporters.onnx.winograd import winograd
 from exporters.programs.program import ProgramSignature
 from exporters.tflite.tflite_writer import to_tflite
 from profiles.errors import ExportError
@@ -43,8 +44,8 @@ WORKER = Path(__file__).with_name("step_worker.py")
 WARM_UP = 2
 """Steps after the first one that are not timed."""
 COMPILED = "torch.compile"
-RUNTIMES = ("onnx", PLAIN_FORM, "litert", "openvino", COMPILED)
-RUNS = {PLAIN_FORM: "onnx"}
+RUNTIMES = ("onnx", PLAIN_FORM, WINOGRAD, "litert", "openvino", COMPILED)
+RUNS = {PLAIN_FORM: "onnx", WINOGRAD: "onnx"}
 """The agent's runtime for a peer, where the names differ."""
 RETIRED = "ort-training"
 PAUSE_S = 0.01
@@ -136,11 +137,13 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> Path:
     data = to_tflite([chosen]) if runtime == "litert" else to_onnx(chosen)
     if runtime == "openvino" and b"Scan" in data:
         raise ExportError("OpenVINO does not run this graph: it has loops", code="bench.loops")
+    if runtime == WINOGRAD:
+        data = winograd(data) or data
     graph.write_bytes(data)
     if runtime == "onnx" and chosen.trains:
         for block in BLOCKS:
             if form := blocked(data, block):
-                graph.with_name(blocked_name(graph.name, block)).write_bytes(form)
+                graph.with_name(form_file(graph.name, blocked_form(block))).write_bytes(form)
     fed = arrays(case, submodel, chosen.inputs)
     fed["in place"] = np.array(() if runtime == "litert" else in_place_of(data), str)
     np.savez(graph.with_suffix(".npz"), **fed)  # type: ignore[arg-type]

@@ -97,15 +97,19 @@ def decide(
     return Planned(
         device=device,
         budgets=budgets,
-        plan=plan([candidate(one, device) for one in known], budgets),
+        plan=plan([candidate(one, device, budgets.memory) for one in known], budgets),
         impossible=impossible,
         notes=(*notes, *doubts(device, budgets, today), *runtime_notes(device)),
     )
 
 
-def candidate(known: Known, device: DeviceProfile) -> Candidate:
-    """`known` with the memory and time that the agent needs on `device` to train it."""
-    found = predict(known.work, device.calibration)
+def candidate(known: Known, device: DeviceProfile, budget: float | None = None) -> Candidate:
+    """`known` with the memory and time that the agent needs on `device` to train it.
+
+    The agent uses no form of its graphs that may need more memory than the `budget`, in bytes.
+    """
+    left = None if budget is None else budget - RESERVE
+    found = predict(known.work, device.calibration, left)
     memory = Figure(found.memory.value + RESERVE, found.memory.upper + RESERVE)
     return Candidate(
         submodel=known.submodel,

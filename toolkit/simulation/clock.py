@@ -49,6 +49,7 @@ class SimulatedDevice:
         Raises InputError if the calibration has not timed every kind of operation.
         """
         model = TimeModel(self.calibration)
+        work = model.fastest(work)
         stages = sum(model.batch([stage]).value for stage in work.recording)
         return Cost(
             transfer_s=8 * work.down / self.down_bits_per_s + 8 * work.up / self.up_bits_per_s,

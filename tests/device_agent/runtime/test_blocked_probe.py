@@ -11,19 +11,20 @@ from torch import nn
 
 from device_agent.federation.device_state import DeviceState
 from device_agent.formats.atomic_files import fingerprint_file
-from device_agent.formats.blocked_graphs import BLOCKS, block_of, blocked_name
 from device_agent.formats.bundle import open_bundle
+from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file, form_of
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol import FileOffer
 from device_agent.formats.update import read_update
-from device_agent.runtime import blocked_probe
+from device_agent.runtime import blocked_probe, graph_form
 from device_agent.runtime.blocked_probe import FOLDER, best_form, block_size, runs
 from device_agent.runtime.graph_check import check_graph
+from device_agent.runtime.graph_form import device_form
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.training_options import TrainingOptions
 from edgetailor import TrainingConfig, split
-from exporters.blocked_probes import probe
 from exporters.export import export
+from exporters.runtime_probes import probe
 from profiles.errors import BundleError
 from refusals import refused
 from toolkit.submodels.global_model import from_model
@@ -49,28 +50,31 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """For tests that say which block the runtime has."""
     yield monkeypatch
     block_size.cache_clear()
+    device_form.cache_clear()
 
 
 def say(told: pytest.MonkeyPatch, block: int | None) -> None:
     block_size.cache_clear()
-    told.setattr(blocked_probe, "runs", lambda file: file.stem == str(block))
+    device_form.cache_clear()
+    told.setattr(blocked_probe, "runs", lambda file: file.stem == blocked_form(block or 0))
+    told.setattr(graph_form, "multiplies_faster", lambda: False)
 
 
 def test_the_probes_are_what_the_program_writes() -> None:
     for block in BLOCKS:
-        assert (FOLDER / f"{block}.onnx").read_bytes() == probe(block)
+        assert (FOLDER / f"{blocked_form(block)}.onnx").read_bytes() == probe(block)
 
 
 def test_at_most_one_block_is_right() -> None:
     """A probe of another block runs and gives other numbers, or is refused."""
-    assert sum(runs(FOLDER / f"{block}.onnx") for block in BLOCKS) <= 1
+    assert sum(runs(FOLDER / f"{blocked_form(block)}.onnx") for block in BLOCKS) <= 1
 
 
 @NO_BLOCKS
 def test_a_wrong_block_runs_and_gives_wrong_numbers() -> None:
     """Why the processor's name or the runtime's version is never asked."""
     wrong = next(block for block in BLOCKS if block != block_size())
-    path = FOLDER / f"{wrong}.onnx"
+    path = FOLDER / f"{blocked_form(wrong)}.onnx"
     draw = np.random.default_rng(0)
     shapes = blocked_probe.SHAPES
     given = {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
@@ -87,8 +91,8 @@ def test_a_probe_that_cannot_be_opened_means_no_block(tmp_path: Path) -> None:
 
 def test_a_bundle_has_a_form_for_every_block(bundle: Path) -> None:
     names = {path.name for path in bundle.iterdir()}
-    assert {name for name in names if block_of(name)} == {
-        blocked_name(f"{name}.onnx", block)
+    assert {name for name in names if form_of(name)} == {
+        form_file(f"{name}.onnx", blocked_form(block))
         for name in ("train", "predict", "evaluate")
         for block in BLOCKS
     }
@@ -121,7 +125,9 @@ def test_other_forms_are_not_fetched(
 
     state = DeviceState(tmp_path)
     state.collect(offers, fetch)
-    assert {block_of(name) for name in fetched} == {None, block}
+    assert {form_of(name) for name in fetched} - {None} == (
+        {blocked_form(block)} if block else set()
+    )
     assert sorted(fetched) == sorted(path.name for path in state.bundle.iterdir())
     assert MANIFEST in fetched
     assert open_bundle(state.bundle).manifest.submodel == "full"

@@ -23,13 +23,13 @@ SHAPE, CLASSES = (3, 9, 8), 4
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from device_agent.formats.blocked_graphs import BLOCKS
+from device_agent.formats.graph_forms import BLOCKS, blocked_form
 from device_agent.runtime.blocked_probe import FOLDER, best_form, block_size, runs
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.training_options import TrainingOptions
 bundle, data, out = map(Path, sys.argv[1:])
 train_bundle(bundle, str(data), out, TrainingOptions(threads=1))
-right = [block for block in BLOCKS if runs(FOLDER / f"{block}.onnx")]
+right = [block for block in BLOCKS if runs(FOLDER / f"{blocked_form(block)}.onnx")]
 print(json.dumps([block_size(), right, best_form(bundle / "train.onnx").name]))
 """
 

@@ -6,7 +6,6 @@ this machine's runtime has blocked convolutions, they run there, too.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +17,12 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from torch import Tensor, nn
 
-from device_agent.formats.blocked_graphs import BLOCKS, blocked_name
+from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.runtime.blocked_probe import block_size
-from device_agent.runtime.onnx_runtime import OnnxSession
 from edgetailor import TrainingConfig, split
-from exporters.memory.overwritten_state import in_place_of
 from exporters.onnx.blocked_layout import DOMAIN, blocked, blocked_footprint
 from exporters.onnx.onnx_writer import to_onnx
-from exporters.programs.program import Program, ProgramSignature
-from exporters.verification.double_precision import reference
-from exporters.verification.errors import relative_error
-from exporters.verification.example_inputs import examples
-from toolkit.submodels.global_model import from_model
+from form_cases import Case, check, check_in_runtime
 
 CLASSES = 4
 CLOSE = 2e-5
@@ -158,31 +151,9 @@ def drawn(draw: random.Random) -> nn.Module:
     return nn.Sequential(*layers, *tail(channels))
 
 
-@dataclass
-class Case:
-    """The training step of a model, and inputs for it."""
-
-    signature: ProgramSignature
-    program: Program
-    values: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, name: str) -> "Case":
-        build, shape, _ = MODELS[name]
-        return cls.training(build(), shape)
-
-    @classmethod
-    def training(cls, model: nn.Module, shape: tuple[int, ...]) -> "Case":
-        training = TrainingConfig(batch_size=5, momentum=0.9, weight_decay=0.01)
-        submodel = split(model, "full", shape, training)
-        signatures = submodel.program.signatures
-        train = next(one for one in signatures if one.name == "train")
-        return cls(train, submodel.program, submodel.cut(from_model(model)))
-
-    def feeds(self, seed: int, batch: int, *, state: bool = True) -> dict[str, Tensor]:
-        ports = [port for port in self.signature.inputs if state or port.state is None]
-        generator = torch.Generator().manual_seed(seed + batch)
-        return examples(ports, self.program, self.values, generator, batch)
+def case_of(name: str) -> Case:
+    build, shape, _ = MODELS[name]
+    return Case.of(build(), shape)
 
 
 def in_order(blocks: np.ndarray, block: int) -> np.ndarray:
@@ -251,20 +222,10 @@ def operators(block: int) -> list[type[OpRun]]:
     return [ReorderInput, ReorderOutput, Conv, Pad]
 
 
-def check(
-    signature: ProgramSignature, came: dict[str, np.ndarray], feeds: dict, close: float = CLOSE
-) -> None:
-    right = reference(signature, feeds)
-    for port in signature.outputs:
-        found = torch.from_numpy(np.asarray(came[port.name]))
-        error = relative_error(found, right[port.name], feeds.get(str(port.state)))
-        assert error <= close, f"{port.name}: {error:.1e}"
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_blocked_forms_by_definition(name: str, seed: int) -> None:
     torch.manual_seed(seed)
-    case = Case.of(name)
+    case = case_of(name)
     signature = case.signature
     graph = to_onnx(signature)
     for block in BLOCKS:
@@ -284,7 +245,7 @@ def test_blocked_forms_by_definition(name: str, seed: int) -> None:
 @pytest.mark.parametrize("number", range(4))
 def test_convolutions_of_any_sizes(number: int, seed: int) -> None:
     torch.manual_seed(seed + number)
-    case = Case.training(drawn(random.Random(seed + number)), (3, 8, 9))
+    case = Case.of(drawn(random.Random(seed + number)), (3, 8, 9))
     graph, feeds = to_onnx(case.signature), case.feeds(seed, 5)
     for block in BLOCKS:
         form = blocked(graph, block)
@@ -308,28 +269,13 @@ def is_convolution(node: onnx.NodeProto) -> bool:
 def test_blocked_forms_in_the_runtime(name: str, seed: int, tmp_path: Path) -> None:
     """Two steps in a row, with new state written over the old."""
     torch.manual_seed(seed)
-    case = Case.of(name)
-    signature = case.signature
-    graph, block = to_onnx(signature), block_size() or 0
+    case, block = case_of(name), block_size() or 0
+    graph = to_onnx(case.signature)
     form = blocked(graph, block)
     assert form is not None
-    file = tmp_path / blocked_name("train.onnx", block)
-    file.write_bytes(form)
-    session = OnnxSession(file, threads=1)
-    states = {port.state: port.name for port in signature.inputs if port.state is not None}
-    assert in_place_of(form) == in_place_of(graph)
-    over = {n: states[n.removesuffix("+")] for n in in_place_of(form)}
-    feeds = case.feeds(seed, 5)
-    for batch in (5, 3):
-        feeds |= case.feeds(seed, batch, state=False)
-        given = {key: value.numpy().copy() for key, value in feeds.items()}
-        came = {key: value.copy() for key, value in session.run(given, over).items()}
-        check(signature, came, feeds)
-        feeds |= {
-            states[port.state]: torch.from_numpy(came[port.name])
-            for port in signature.outputs
-            if port.state is not None
-        }
+    check_in_runtime(
+        case, graph, form, tmp_path / form_file("train.onnx", blocked_form(block)), seed
+    )
 
 
 def test_a_graph_without_a_fitting_convolution_has_no_blocked_form(seed: int) -> None:
@@ -343,7 +289,7 @@ def test_a_graph_without_a_fitting_convolution_has_no_blocked_form(seed: int) ->
 def test_the_memory_of_a_blocked_form(seed: int) -> None:
     """Reordered images and filters are counted, the patches of plain convolutions are not."""
     torch.manual_seed(seed)
-    graph = to_onnx(Case.of("residual").signature)
+    graph = to_onnx(case_of("residual").signature)
     found = blocked_footprint(graph, 16, 8)
     names = {buffer.name for buffer in found.alive}
     assert any(name.startswith("blocked_") for name in names)

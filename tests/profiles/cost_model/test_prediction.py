@@ -9,7 +9,7 @@ from made_calibration import CALIBRATION, NODE_S, PORT_S, RUN_S, STEP_S
 from profiles.cost_model.memory_rule import IN_BROWSER, RELATIVE_ERROR, UNCALIBRATED
 from profiles.cost_model.operation_rates import Rates
 from profiles.cost_model.prediction import TIME_ERROR, TimeModel, predict
-from profiles.cost_model.workload import Operation, SignatureWork, Workload
+from profiles.cost_model.workload import FormWork, Operation, SignatureWork, Workload
 from profiles.documents.calibration_record import MemoryOverhead, Timing
 from refusals import refused
 
@@ -63,6 +63,33 @@ def test_a_device_with_blocked_convolutions_runs_the_blocked_form() -> None:
     # A submodel without a blocked form runs as it is.
     same = TimeModel(with_blocks).batch([signature(*plain)]).value
     assert same == pytest.approx(around + macs * 1e-9, rel=1e-3)
+
+
+def test_a_device_that_gains_runs_winograds_form() -> None:
+    """Also its memory is that of this form, unless it may exceed the budget."""
+    product = Operation("product", (16, 32, 64, 64))
+    faster = FormWork(operations=(product,), nodes=7, arena=500 * KB)
+    slower = msgspec.structs.replace(faster, operations=(Operation("product", (160, 32, 64, 64)),))
+    convolution = Operation("convolution", (32, 16, 64, 16, 9))
+    plain = workload(signature(convolution))
+    work = workload(signature(convolution, winograd=faster))
+    own, found = (predict(one, CALIBRATION) for one in (plain, work))
+    assert own.step is not None
+    assert found.step is not None
+    assert found.step.value == pytest.approx(RUN_S + 5 * PORT_S + 16 * 32 * 64 * 64e-9, rel=1e-3)
+    more = (500 - 300) * KB + 5 * UNCALIBRATED.node_bytes
+    assert found.memory.value - own.memory.value == more
+    assert predict(work, CALIBRATION, found.memory.upper) == found
+    assert predict(work, CALIBRATION, found.memory.upper - 1) == own
+    assert predict(workload(signature(convolution, winograd=slower)), CALIBRATION) == own
+    # A page has no limit to its memory, and devices with blocked convolutions run those.
+    web = msgspec.structs.replace(CALIBRATION, memory=None, runtime="onnxruntime-web 1.30.0")
+    assert predict(work, web, 1.0) == predict(work, web)
+    timed = [one for one in CALIBRATION.timings if one.kind == "convolution"]
+    extra = [Timing("blocked", one.sizes, one.seconds) for one in timed]
+    extra += [Timing("scaled", (n,), n * 1e-9) for n in (1, 1000)]
+    blocked = msgspec.structs.replace(CALIBRATION, timings=(*CALIBRATION.timings, *extra))
+    assert predict(work, blocked) == predict(plain, blocked)
 
 
 def test_repetitions_views_and_loops() -> None:

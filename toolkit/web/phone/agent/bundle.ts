@@ -5,13 +5,15 @@ import { Failure } from "./failure.js";
 import { readManifest, WEIGHTS, type Manifest } from "./manifest.js";
 import { folderOf, names, OpenFile, remove, sha256, type Bytes } from "./storage.js";
 import { readPlaces, readTensor, zeros, type Place, type Tensors } from "./tensors.js";
+import { multipliesFaster } from "./winograd_probe.js";
 
 const FOLDER = "bundle";
 const MANIFEST = "manifest.json";
 /** The most bytes of a manifest: several times that of a model of 1,000 layers. */
 const LONGEST_MANIFEST = 32 << 20;
-/** Graphs in a form that only native runtimes have (device_agent/formats/blocked_graphs.py). */
-const FOR_OTHERS = /\.nchwc\d+\.onnx$/;
+/** Graphs in other forms, which only some devices run (device_agent/formats/graph_forms.py). */
+const FORM = /\.(nchwc\d+|winograd)\.onnx$/;
+const WINOGRAD = ".winograd.onnx";
 
 /** Fetches the files of `offers` that the page lacks, and removes those of earlier rounds. */
 export async function fetchBundle(client: CoordinatorClient, offers: FileOffer[]): Promise<Bundle> {
@@ -19,8 +21,9 @@ export async function fetchBundle(client: CoordinatorClient, offers: FileOffer[]
   const wanted = new Set(offers.flatMap(({ sha256 }) => [sha256, `${sha256}.part`]));
   for (const name of await names(folder)) if (!wanted.has(name)) await remove(folder, name);
   const have = new Set(await names(folder));
+  const winograd = offers.some(({ name }) => name.endsWith(WINOGRAD)) && (await multipliesFaster());
   for (const offer of offers) {
-    if (FOR_OTHERS.test(offer.name)) continue;
+    if (FORM.test(offer.name) && !(winograd && offer.name.endsWith(WINOGRAD))) continue;
     if (!have.has(offer.sha256)) await fetchFile(client, folder, offer);
   }
   return Bundle.open(offers);
@@ -98,10 +101,11 @@ export class Bundle {
     return new Bundle(manifest, offer.sha256, byName, places);
   }
 
-  /** The bytes of the graph of `signature`. */
+  /** The bytes of the graph of `signature`, in Winograd's form where that is faster. */
   async graph(signature: string): Promise<Bytes> {
     const file = this.manifest.signatures[signature]!.graph;
-    return content(this.offers.get(file)!);
+    const other = this.offers.get(file.replace(/\.onnx$/, WINOGRAD));
+    return content(other !== undefined && (await multipliesFaster()) ? other : this.offers.get(file)!);
   }
 
   /** The values of `wanted` at the start of a round: those in the bundle, or zeros. */

@@ -34,9 +34,9 @@ export function memoryBytes(): number | null {
 export type Graph = ort.InferenceSession;
 export type Feeds = Record<string, ort.Tensor>;
 
-/** Opens a graph of this page's own, to be run as it is written. */
-export async function openGraph(graph: Bytes): Promise<Graph> {
-  return ort.InferenceSession.create(graph, { graphOptimizationLevel: "disabled" });
+/** Opens a graph of this page's own, to be run as it is written or `optimized` like that of a bundle. */
+export async function openGraph(graph: Bytes, optimized = false): Promise<Graph> {
+  return ort.InferenceSession.create(graph, { graphOptimizationLevel: optimized ? "all" : "disabled" });
 }
 
 /** Inputs of ones of these shapes; the input `mask` holds truth values. */

@@ -1,0 +1,42 @@
+"""Names of the graphs in a bundle that only some devices run.
+
+Beside a graph, `train.onnx`, a bundle may hold other forms of it with the same results:
+
+- `train.nchwc16.onnx`, for ONNX Runtime's blocked convolutions: its images have blocks of 16
+  channels. The number has to be that of the device's runtime.
+- `train.winograd.onnx`, for runtimes without blocked convolutions: it multiplies less, and needs
+  more memory.
+
+A device neither needs nor fetches the forms that it does not run.
+"""
+
+import re
+
+BLOCKS = (16, 8)
+"""The numbers of channels in a block: with AVX-512, and with older processors of x86-64."""
+WINOGRAD = "winograd"
+PATTERN = re.compile(r"\.(nchwc\d+|winograd)\.onnx$")
+
+
+def blocked_form(block: int) -> str:
+    """The name of the form with blocks of `block` channels.
+
+    >>> blocked_form(16)
+    'nchwc16'
+    """
+    return f"nchwc{block}"
+
+
+def form_file(graph: str, form: str) -> str:
+    """The name of the file that holds a form of the graph in the file `graph`.
+
+    >>> form_file("train.onnx", "nchwc16")
+    'train.nchwc16.onnx'
+    """
+    return f"{graph.removesuffix('.onnx')}.{form}.onnx"
+
+
+def form_of(file: str) -> str | None:
+    """The form of the graph in a file of this name; None if every device may need the file."""
+    found = PATTERN.search(file)
+    return found[1] if found else None

@@ -1,0 +1,59 @@
+"""Finds out by tiny runs whether this ONNX Runtime gains from Winograd's method.
+
+Its transforms cost passes over memory, and how fast those are beside products depends on the
+processor. A probe is a small training step of two layers; it ships beside this module in both
+forms, which `exporters/runtime_probes.py` writes.
+"""
+
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.formats.graph_forms import WINOGRAD, form_file
+from device_agent.runtime.onnx_runtime import open_model
+
+PROBE = Path(__file__).with_name("probes") / "convolutions.onnx"
+SHAPES = {
+    "x32": (2, 32, 16, 16),
+    "w32": (32, 32, 3, 3),
+    "x64": (2, 64, 8, 8),
+    "w64": (64, 64, 3, 3),
+}
+"""The inputs of the probe: images and weights of two layers."""
+CLOSE = 1e-4
+RUNS = 5
+"""Timed runs of each form, in turns. The shortest counts: other programs only make a run longer."""
+LEAST_GAIN = 0.05
+"""Winograd's form takes more memory, so it has to be faster by this share."""
+
+
+@cache
+def multiplies_faster() -> bool:
+    """Whether convolutions by Winograd's method are right and faster here; measured once."""
+    return gains(PROBE)
+
+
+def gains(probe: Path, clock: Callable[[], float] = time.perf_counter) -> bool:
+    """Whether the Winograd form of the graph in `probe` is right and faster by `clock`."""
+    draw = np.random.default_rng(0)
+    given = {name: draw.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+    seconds: dict[str, list[float]] = {"plain": [], WINOGRAD: []}
+    try:
+        files = {"plain": probe, WINOGRAD: probe.with_name(form_file(probe.name, WINOGRAD))}
+        sessions = {form: open_model(str(file), 1) for form, file in files.items()}
+        results = {form: session.run(None, given) for form, session in sessions.items()}
+        for _ in range(RUNS):
+            for form, session in sessions.items():
+                start = clock()
+                session.run(None, given)
+                seconds[form].append(clock() - start)
+    except Exception:  # the exceptions of onnxruntime have no public base class
+        return False
+    right = all(
+        float(np.abs(one - other).max()) <= CLOSE * float(np.abs(one).max())
+        for one, other in zip(results["plain"], results[WINOGRAD], strict=True)
+    )
+    return right and min(seconds[WINOGRAD]) < (1 - LEAST_GAIN) * min(seconds["plain"])

@@ -1,0 +1,144 @@
+"""Rewrites a graph into another form with the same inputs, outputs and results."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir import Node, Value
+
+from exporters.memory.overwritten_state import in_place
+from exporters.memory.static_shapes import with_shapes
+from exporters.onnx.graph_reading import Dims, dims_of
+from exporters.onnx.state_in_place import Order, know_shapes
+
+
+def rewritten(graph: bytes, rewrite: Callable[[ir.Model], bool]) -> bytes | None:
+    """The serialized ONNX `graph` after `rewrite`; None if that finds nothing to change.
+
+    The result may write the same outputs in place. If it cannot, it is None.
+    """
+    model = ir.from_proto(with_shapes(onnx.load_from_string(graph)))
+    know_shapes(model.graph)
+    if not rewrite(model) or not keeps_order(model):
+        return None
+    result = ir.to_proto(model)
+    del result.graph.value_info[:]
+    return result.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def keeps_order(model: ir.Model) -> bool:
+    """Whether each output that may be written over its input still comes after all its readers."""
+    order = Order(model.graph)
+    old = {value.name: value for value in model.graph.inputs}
+    new = {value.name: value for value in model.graph.outputs}
+    return all(
+        order.late_readers(old[name.removesuffix("+")], new[name]) == []
+        for name in in_place(model.metadata_props)
+    )
+
+
+class GraphRewriting(ABC):
+    """The rewriting of one graph; loops are left as they are.
+
+    A form of a graph derives from this class. The names of new values begin with `prefix`.
+    """
+
+    prefix: str
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph = graph
+        self.nodes: list[Node] = []
+        self.constants: dict[object, Node] = {}
+        self.views: dict[tuple[Value, tuple[int, ...]], Value] = {}
+        self.made = 0
+
+    @abstractmethod
+    def gains_from(self, node: Node) -> bool:
+        """Whether `node` is a reason to rewrite the graph."""
+
+    @abstractmethod
+    def convert(self, node: Node) -> bool:
+        """Add what computes `node` in this form; False if it has to stay."""
+
+    def keep(self, node: Node) -> None:
+        """Leave `node` as it is."""
+        self.nodes.append(node)
+
+    def rewrite(self) -> bool:
+        """Rewrite the graph; False if no node of it is a reason to, and it stays as it is."""
+        nodes = list(self.graph)
+        if not any(self.gains_from(node) for node in nodes):
+            return False
+        results = set(self.graph.outputs)
+        for node in nodes:
+            if not results.isdisjoint(node.outputs) or not self.convert(node):
+                self.keep(node)
+        for node in nodes:
+            self.graph.remove(node)
+        self.graph.extend([*self.constants.values(), *self.nodes])
+        for node in nodes:
+            if node.graph is None:  # it must not count as a reader of its inputs any more
+                for place in range(len(node.inputs)):
+                    node.replace_input_with(place, None)
+        return True
+
+    def add(
+        self,
+        operator: str,
+        inputs: Sequence[Value | None],
+        attributes: Mapping[str, object] | None = None,
+        *,
+        shape: Dims | ir.Shape | None,
+        dtype: ir.DataType | None = ir.DataType.FLOAT,
+        domain: str = "",
+    ) -> Value:
+        """Add a node; returns its output."""
+        node = ir.node(operator, inputs, attributes, domain=domain)  # type: ignore[arg-type]
+        (value,) = node.outputs
+        assert dtype is not None
+        value.name, value.type = f"{self.prefix}_{self.made}", ir.TensorType(dtype)
+        value.shape = ir.Shape(shape) if isinstance(shape, tuple) else shape
+        self.made += 1
+        self.nodes.append(node)
+        return value
+
+    def constant(self, value: Sequence[int] | np.ndarray) -> Value:
+        """A constant; whole numbers or an array of float32."""
+        array = value if isinstance(value, np.ndarray) else np.array(value, np.int64)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self.constants:
+            known = ir.node("Constant", [], {"value": ir.tensor(array)})
+            known.outputs[0].name = f"{self.prefix}_constant_{len(self.constants)}"
+            known.outputs[0].shape = ir.Shape(array.shape)
+            known.outputs[0].dtype = ir.DataType.from_numpy(array.dtype)
+            self.constants[key] = known
+        return self.constants[key].outputs[0]
+
+    def reshaped(self, value: Value, *shape: int, dims: Dims | ir.Shape | None = None) -> Value:
+        """`value` in another shape, of which one size may be -1; `dims` says what it is then."""
+        found = dims or tuple(size if size >= 0 else None for size in shape)
+        given = self.constant(shape)
+        maker = value.producer()
+        if maker is not None and maker.op_type == "Reshape" and maker.inputs[0] is not None:
+            value = maker.inputs[0]  # no reshape of a reshape
+        if value.shape == found or dims_of(value) == shape:
+            return value
+        if (value, shape) not in self.views:
+            self.views[value, shape] = self.add(
+                "Reshape", [value, given], shape=found, dtype=value.dtype
+            )
+        return self.views[value, shape]
+
+    def permuted(self, value: Value, *axes: int) -> Value:
+        """`value` with its axes in this order."""
+        old = dims_of(value)
+        shape = tuple(old[axis] for axis in axes)
+        return self.add("Transpose", [value], {"perm": axes}, shape=shape)
+
+    def replaced(self, value: Value, by: Value) -> bool:
+        """Let the value `by` take the place of `value`."""
+        by.name = value.name
+        value.replace_all_uses_with(by)
+        return True

@@ -1,0 +1,257 @@
+"""Rewrites 3 x 3 convolutions by Winograd's method, which multiplies less.
+
+F(2 x 2, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016): an
+image is cut into tiles of 4 x 4 pixels that overlap by two, and each tile d gives 2 x 2 results,
+
+    y = A^T [(G g G^T) * (B^T d B)] A,
+
+for a kernel g. The products of one of the 16 positions, summed over channels, are one product of
+matrices for all tiles. It takes 16 multiplications instead of 36. The gradient of the weight is
+
+    dg = G^T [(A dy A^T) * (B^T d B)] G,
+
+summed over tiles, with as few.
+
+The transforms cost passes over memory, so this pays where a convolution takes long and has many
+channels: on devices without blocked convolutions, see `blocked_layout.py`.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import Node, Value
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from exporters.memory.onnx_footprint import Footprint, footprint
+from exporters.onnx.graph_reading import (
+    before_swap,
+    dims_of,
+    numbers,
+    rows_of,
+    swapped,
+    swapped_pads,
+)
+from exporters.onnx.graph_rewriting import GraphRewriting, rewritten
+
+B = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], np.float32).T
+G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
+A = np.array([[1, 1, 1, 0], [0, 1, -1, -1]], np.float32).T
+"""The matrices of the method, in the notation above."""
+LEAST_CHANNELS = 32
+"""With fewer input or output channels, the transforms cost what the products save. In WebAssembly,
+this limit makes whole steps faster than one of 16 or of 64."""
+LEAST_PIXELS = 4
+"""The smallest height and width of a result. Tiles would mostly lie outside of smaller ones."""
+POSITIONS = 16
+"""The pixels of a tile."""
+
+
+@lru_cache(maxsize=32)
+def winograd(graph: bytes) -> bytes | None:
+    """The serialized ONNX `graph` with convolutions by Winograd's method; None if none fits.
+
+    It has the inputs and outputs of `graph`, and may write the same outputs in place.
+    """
+    return rewritten(graph, rewrite)
+
+
+def winograd_footprint(graph: bytes, batch: int) -> Footprint:
+    """The memory that `winograd(graph)` needs; arguments and errors as of `footprint`."""
+    return footprint(graph, batch, rewrite)
+
+
+def rewrite(model: ir.Model) -> bool:
+    """Rewrite the convolutions of `model`; False if none fits. Known shapes stay known."""
+    fits = Winograd(model.graph).rewrite()
+    RemoveUnusedNodesPass()(model)
+    return fits
+
+
+class Tiles:
+    """How a result of `rows` x `columns` pixels is covered by tiles of 2 x 2."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.high, self.wide = -(-rows // 2), -(-columns // 2)
+        self.below, self.right = rows % 2, columns % 2
+        self.count = self.high * self.wide
+
+
+class Winograd(GraphRewriting):
+    """The rewriting of one graph."""
+
+    prefix = "winograd"
+
+    def gains_from(self, node: Node) -> bool:
+        """Whether `node` is a convolution of this form, or the gradient of one's weight."""
+        return self.convolves(node) or self.weighs(node)
+
+    def convert(self, node: Node) -> bool:
+        """Add what computes `node` in this form; False if it has to stay."""
+        if self.convolves(node):
+            return self.convolution(node)
+        return self.weighs(node) and self.weight_gradient(node)
+
+    def convolves(self, node: Node) -> bool:
+        """Whether `node` is a convolution that this form computes."""
+        if node.op_type not in ("Conv", "ConvTranspose") or node.domain:
+            return False
+        image, weight, result = map(dims_of, (*node.inputs[:2], node.outputs[0]))
+        window = numbers(node)
+        return (
+            plain(window)
+            and weight[2:] == (3, 3)
+            and window["dilations"] == [1, 1]
+            and enough(image, result)
+            and min(pads_of(node)) >= 0
+            and max(pads_of(node)) <= 2
+        )
+
+    def weighs(self, node: Node) -> bool:
+        """Whether `node` is the gradient of a weight that this form computes.
+
+        `decompositions/convolution.py` writes it as a convolution of the image, with channels last
+        and the batch among the channels, by the gradient of the result.
+        """
+        if node.op_type != "Conv" or node.domain or dims_of(node.inputs[0])[:1] != (1,):
+            return False
+        image, pads = rows_of(node)
+        grad, window = swapped(node.inputs[1]), numbers(node)
+        inputs, outputs = dims_of(image), dims_of(grad)
+        return (
+            plain(window)
+            and enough(inputs, outputs)
+            and window["dilations"] == [1, inputs[1]]
+            and dims_of(node.outputs[0])[2:] == (3, 3 * (inputs[1] or 0))
+            and min(pads) >= 0
+        )
+
+    def convolution(self, node: Node) -> bool:
+        """A convolution; one that is transposed becomes a plain one, with its weight swapped."""
+        image, weight, *bias = node.inputs
+        assert image is not None
+        assert weight is not None
+        result = node.outputs[0]
+        batch, channels, rows, columns = dims_of(result)
+        assert channels is not None
+        tiles = Tiles(rows or 0, columns or 0)
+        kernels = self.kernels(weight, node.op_type == "ConvTranspose")
+        found = self.products(kernels, self.tiles(image, pads_of(node), tiles))
+        found = self.reshaped(found, POSITIONS, -1, dims=(POSITIONS, count(channels, batch, tiles)))
+        found = self.products(self.constant(np.kron(A, A).T.copy()), found)
+        shape = (2, 2, channels, -1, tiles.high, tiles.wide)
+        found = self.reshaped(found, *shape, dims=(2, 2, channels, batch, tiles.high, tiles.wide))
+        found = self.permuted(found, 3, 2, 4, 0, 5, 1)
+        whole = (channels, 2 * tiles.high, 2 * tiles.wide)
+        found = self.reshaped(found, -1, *whole, dims=(batch, *whole))
+        if tiles.below or tiles.right:
+            ends = [[0, 0], [rows or 0, columns or 0], [2, 3]]
+            found = self.add("Slice", [found, *map(self.constant, ends)], shape=result.shape)
+        if bias and bias[0] is not None:
+            per_channel = self.reshaped(bias[0], 1, channels, 1, 1)
+            found = self.add("Add", [found, per_channel], shape=result.shape)
+        return self.replaced(result, found)
+
+    def weight_gradient(self, node: Node) -> bool:
+        """The gradient of a weight, with its columns and input channels in one axis."""
+        image, (top, left, bottom, right) = rows_of(node)
+        grad = swapped(node.inputs[1])
+        assert image is not None
+        assert grad is not None
+        _, outputs, rows, columns = dims_of(grad)
+        inputs = dims_of(image)[1]
+        assert outputs is not None
+        assert inputs is not None
+        tiles = Tiles(rows or 0, columns or 0)
+        pads = [top, left // inputs, bottom, right // inputs]
+        images = self.tiles(image, pads, tiles)
+        grads = self.transformed(grad, A, [0, 0, 0, 0], tiles)
+        found = self.products(images, self.permuted(grads, 0, 2, 1))
+        found = self.reshaped(found, POSITIONS, inputs * outputs)
+        found = self.products(self.constant(np.kron(G, G).T.copy()), found)
+        found = self.permuted(self.reshaped(found, 3, 3, inputs, outputs), 3, 0, 1, 2)
+        return self.replaced(node.outputs[0], self.reshaped(found, 1, outputs, 3, 3 * inputs))
+
+    def kernels(self, weight: Value, swap: bool) -> Value:
+        """G g G^T for all kernels of the weight (O, I, 3, 3), as (16, O, I).
+
+        With `swap` the weight is (I, O, 3, 3), and its kernels are turned around.
+        """
+        inside = None if swap else before_swap(weight)
+        if inside is not None:
+            weight, swap = inside, True
+        first, second = (size or 0 for size in dims_of(weight)[:2])
+        turned = G[:, ::-1] if swap else G
+        flat = self.reshaped(weight, first * second, 9)
+        found = self.products(flat, self.constant(np.kron(turned, turned).T.copy()))
+        if swap:
+            return self.permuted(self.reshaped(found, first, second, POSITIONS), 2, 1, 0)
+        return self.reshaped(self.permuted(found, 1, 0), POSITIONS, first, second)
+
+    def tiles(self, image: Value, pads: Sequence[int], tiles: Tiles) -> Value:
+        """B^T d B for all tiles d of the `image` (N, C, H, W) with padding: (16, C, N * tiles)."""
+        return self.transformed(image, B.T.copy(), pads, tiles)
+
+    def transformed(
+        self, image: Value, matrix: np.ndarray, pads: Sequence[int], tiles: Tiles
+    ) -> Value:
+        """The transform of all tiles of `image`, as (16, C, N * tiles).
+
+        `matrix` transforms one axis of a tile. The padding includes pixels that no result needs, so
+        that all tiles are whole.
+        """
+        batch, channels, rows, columns = dims_of(image)
+        assert channels is not None
+        size = matrix.shape[1]
+        top, left, bottom, right = pads
+        single = count(channels, batch)
+        flat = self.reshaped(image, -1, 1, rows or 0, columns or 0, dims=(single, 1, rows, columns))
+        kernel = np.kron(matrix, matrix).reshape(POSITIONS, 1, size, size)
+        found = self.add(
+            "Conv",
+            [flat, self.constant(kernel)],
+            {
+                "kernel_shape": [size, size],
+                "strides": [2, 2],
+                "pads": [top, left, bottom + tiles.below, right + tiles.right],
+            },
+            shape=(single, POSITIONS, tiles.high, tiles.wide),
+        )
+        shape = (channels, POSITIONS, tiles.count)
+        found = self.reshaped(found, -1, *shape, dims=(batch, *shape))
+        found = self.permuted(found, 2, 1, 0, 3)
+        sizes = (POSITIONS, channels)
+        return self.reshaped(found, *sizes, -1, dims=(*sizes, count(1, batch, tiles)))
+
+    def products(self, left: Value, right: Value) -> Value:
+        """The product of matrices in the last two axes."""
+        shape = (*dims_of(left)[:-1], dims_of(right)[-1])
+        return self.add("MatMul", [left, right], shape=shape)
+
+
+def plain(window: dict[str, list[int]]) -> bool:
+    """Whether a convolution has stride 1 and one group."""
+    strides, more = set(window["strides"]), window.get("output_padding", [0])
+    return strides == {1} and window["group"] == [1] and not any(more)
+
+
+def enough(image: Sequence[int | None], result: Sequence[int | None]) -> bool:
+    """Whether the images on both sides have enough channels and pixels."""
+    known = len(image) == len(result) == 4 and None not in (*image[1:], *result[1:])
+    return (
+        known
+        and min(image[1] or 0, result[1] or 0) >= LEAST_CHANNELS
+        and min(*map(int, result[2:])) >= LEAST_PIXELS  # type: ignore[arg-type]
+    )
+
+
+def pads_of(node: Node) -> list[int]:
+    """The padding of the plain convolution that equals `node`: top, left, bottom, right."""
+    transposed = node.op_type == "ConvTranspose"
+    return swapped_pads(node) if transposed else numbers(node).get("pads", [0] * 4)
+
+
+def count(channels: int, batch: int | None, tiles: Tiles | None = None) -> int | None:
+    """The number of channels (and tiles) of a whole batch; None if its size is open."""
+    return None if batch is None else batch * channels * (tiles.count if tiles else 1)

@@ -1,0 +1,179 @@
+"""A device without blocked convolutions runs Winograd's form of a graph if that is faster there."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from device_agent.federation.device_state import DeviceState
+from device_agent.formats.atomic_files import fingerprint_file
+from device_agent.formats.bundle import Bundle, open_bundle
+from device_agent.formats.graph_forms import WINOGRAD, form_of
+from device_agent.formats.protocol import FileOffer
+from device_agent.formats.update import read_update
+from device_agent.runtime import graph_form, winograd_probe
+from device_agent.runtime.blocked_probe import block_size
+from device_agent.runtime.graph_form import device_form
+from device_agent.runtime.winograd_probe import PROBE, RUNS, gains, multiplies_faster
+from device_agent.training.bundle_training import train_bundle
+from device_agent.training.memory_fit import fits, needed_bytes
+from device_agent.training.memory_limits import Ceiling
+from device_agent.training.runtime_option import with_runtime
+from device_agent.training.training_options import TrainingOptions
+from edgetailor import TrainingConfig, split
+from exporters.export import export
+from exporters.runtime_probes import write
+from toolkit.submodels.global_model import from_model
+
+SHAPE, CLASSES = (3, 9, 8), 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose graphs have a form by Winograd's method."""
+    torch.manual_seed(3)
+    layers = [nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.Tanh(), nn.Conv2d(32, 32, 3)]
+    end = [nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, CLASSES)]
+    model = nn.Sequential(*layers, *end)
+    submodel = split(model, "full", SHAPE, TrainingConfig(batch_size=4, epochs=2))
+    out, base = tmp_path_factory.mktemp("winograd") / "bundle", from_model(model)
+    export(submodel.program, submodel.cut(base), out, base=base.fingerprint())
+    return out
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None, bool], None]]:
+    """Tells the agent the block of its runtime, and whether Winograd's form is faster."""
+
+    def told(block: int | None, faster: bool) -> None:
+        device_form.cache_clear()
+        monkeypatch.setattr(graph_form, "block_size", lambda: block)
+        monkeypatch.setattr(graph_form, "multiplies_faster", lambda: faster)
+
+    yield told
+    device_form.cache_clear()
+
+
+def graph_of(bundle: Bundle) -> str:
+    return bundle.graph("train").name
+
+
+def test_the_probes_are_what_the_program_writes(tmp_path: Path) -> None:
+    write(tmp_path)
+    written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert written == {path.name: path.read_bytes() for path in PROBE.parent.iterdir()}
+
+
+@pytest.mark.parametrize(("other_s", "faster"), [(0.5, True), (0.94, True), (0.96, False)])
+def test_the_faster_form_by_the_clock(other_s: float, faster: bool) -> None:
+    """The two forms take turns; of each, the shortest run counts."""
+    took = [value for run in range(RUNS) for value in (1.0 + run, other_s + 2 * run)]
+    edges = [edge for seconds in took for edge in (0.0, seconds)]
+    assert gains(PROBE, iter(edges).__next__) is faster
+
+
+@pytest.mark.parametrize("content", [None, b"no graph", PROBE.read_bytes()])
+def test_a_form_that_is_missing_or_wrong_is_not_used(tmp_path: Path, content: bytes | None) -> None:
+    plain = tmp_path / PROBE.name
+    if content == PROBE.read_bytes():  # the plain graph passes for the other, which is wrong
+        shutil.copy(PROBE.with_name("convolutions.winograd.onnx"), tmp_path)
+        plain.write_bytes(content.replace(b"pads", b"padz"))
+    else:
+        shutil.copy(PROBE, tmp_path)
+        if content is not None:
+            (tmp_path / "convolutions.winograd.onnx").write_bytes(content)
+    assert not gains(plain, iter([0.0, 1.0, 0.0, 0.1] * RUNS).__next__)
+
+
+def test_the_probe_is_not_made_where_convolutions_are_blocked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device_form.cache_clear()
+    monkeypatch.setattr(graph_form, "multiplies_faster", lambda: pytest.fail("was asked"))
+    if block_size() is not None:
+        assert device_form() == f"nchwc{block_size()}"
+    device_form.cache_clear()
+
+
+def test_the_graphs_that_are_opened(
+    folder: Path, say: Callable[[int | None, bool], None], tmp_path: Path
+) -> None:
+    opened = open_bundle(folder)
+    cases = [(None, True, WINOGRAD), (None, False, None), (16, True, None), (8, False, None)]
+    for block, faster, form in cases:
+        say(block, faster)
+        assert form_of(graph_of(with_runtime(opened, None))) == form
+    say(None, True)
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "train.winograd.onnx").unlink()
+    assert graph_of(with_runtime(open_bundle(tmp_path / "copy"), None)) == "train.onnx"
+
+
+def test_other_forms_are_not_fetched(
+    folder: Path, say: Callable[[int | None, bool], None], tmp_path: Path
+) -> None:
+    offers, sources = [], {}
+    for path in folder.iterdir():
+        found = fingerprint_file(path)
+        offers.append(FileOffer(name=path.name, size=found.size, sha256=found.sha256))
+        sources[found.sha256] = path
+    for faster, expected in ((True, {None, WINOGRAD}), (False, {None})):
+        say(None, faster)
+        state = DeviceState(tmp_path / str(faster))
+        (tmp_path / str(faster) / "files").mkdir(parents=True)
+        state.collect(offers, lambda offer, to: to.write_bytes(sources[offer.sha256].read_bytes()))
+        assert {form_of(path.name) for path in state.bundle.iterdir()} == expected
+
+
+def test_a_form_that_does_not_fit_is_not_used(
+    folder: Path, say: Callable[[int | None, bool], None]
+) -> None:
+    say(None, True)
+    opened = open_bundle(folder)
+    faster = with_runtime(opened, None)
+    plain_need, need = (needed_bytes(one.manifest, False) for one in (opened, faster))
+    assert plain_need is not None
+    assert need is not None
+    assert plain_need[0] < need[0]
+    for allowed, form in ((need[0], WINOGRAD), (need[0] - 1, None)):
+        limits = [Ceiling("a limit", allowed, 0)]
+        fitting = partial(fits, validating=False, limits=limits)
+        assert form_of(graph_of(with_runtime(opened, None, fitting))) == form
+
+
+def test_both_forms_train_to_the_same_update(
+    folder: Path, say: Callable[[int | None, bool], None], tmp_path: Path, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(11, *SHAPE)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=draw.integers(CLASSES, size=11))
+    updates = []
+    for faster in (True, False):
+        say(None, faster)
+        out = tmp_path / str(faster)
+        options = TrainingOptions(threads=1, validation=0.2)
+        train_bundle(folder, str(tmp_path / "data.npz"), out, options)
+        updates.append(read_update(out)[1])
+    ours, plain = updates
+    assert any((ours[name] != plain[name]).any() for name in plain)  # two forms, indeed
+    for name, value in plain.items():
+        np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_the_probe_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def measured(probe: Path) -> bool:
+        made.append(probe)
+        return True
+
+    monkeypatch.setattr(winograd_probe, "gains", measured)
+    multiplies_faster.cache_clear()
+    assert [multiplies_faster(), multiplies_faster()] == [True, True]
+    multiplies_faster.cache_clear()
+    assert made == [PROBE]

@@ -1,0 +1,72 @@
+"""Training steps for tests of the forms of graphs, beside float64 autograd."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from device_agent.runtime.onnx_runtime import OnnxSession
+from edgetailor import TrainingConfig, split
+from exporters.memory.overwritten_state import in_place_of
+from exporters.programs.program import Program, ProgramSignature
+from exporters.verification.double_precision import reference
+from exporters.verification.errors import relative_error
+from exporters.verification.example_inputs import examples
+from toolkit.submodels.global_model import from_model
+
+CLOSE = 2e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """The training step of a model, and inputs for it."""
+
+    signature: ProgramSignature
+    program: Program
+    values: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, model: nn.Module, shape: tuple[int, ...]) -> "Case":
+        training = TrainingConfig(batch_size=5, momentum=0.9, weight_decay=0.01)
+        submodel = split(model, "full", shape, training)
+        signatures = submodel.program.signatures
+        train = next(one for one in signatures if one.name == "train")
+        return cls(train, submodel.program, submodel.cut(from_model(model)))
+
+    def feeds(self, seed: int, batch: int, *, state: bool = True) -> dict[str, Tensor]:
+        ports = [port for port in self.signature.inputs if state or port.state is None]
+        generator = torch.Generator().manual_seed(seed + batch)
+        return examples(ports, self.program, self.values, generator, batch)
+
+
+def check(
+    signature: ProgramSignature, came: dict[str, np.ndarray], feeds: dict, close: float = CLOSE
+) -> None:
+    right = reference(signature, feeds)
+    for port in signature.outputs:
+        found = torch.from_numpy(np.asarray(came[port.name]))
+        error = relative_error(found, right[port.name], feeds.get(str(port.state)))
+        assert error <= close, f"{port.name}: {error:.1e}"
+
+
+def check_in_runtime(case: Case, graph: bytes, form: bytes, file: Path, seed: int) -> None:
+    """Run two steps of a form of `graph`, written to `file`, with new state over the old."""
+    signature = case.signature
+    file.write_bytes(form)
+    session = OnnxSession(file, threads=1)
+    states = {port.state: port.name for port in signature.inputs if port.state is not None}
+    assert in_place_of(form) == in_place_of(graph)
+    over = {n: states[n.removesuffix("+")] for n in in_place_of(form)}
+    feeds = case.feeds(seed, 5)
+    for batch in (5, 3):
+        feeds |= case.feeds(seed, batch, state=False)
+        given = {key: value.numpy().copy() for key, value in feeds.items()}
+        came = {key: value.copy() for key, value in session.run(given, over).items()}
+        check(signature, came, feeds)
+        feeds |= {
+            states[port.state]: torch.from_numpy(came[port.name])
+            for port in signature.outputs
+            if port.state is not None
+        }

@@ -1,0 +1,55 @@
+/**
+ * Whether graphs are faster in this browser in Winograd's form, found out by tiny runs
+ * (device_agent/runtime/winograd_probe.py).
+ */
+
+import { probe } from "./calibration_cases.json";
+import { ones, openGraph, type Graph } from "./runtime.js";
+
+const RUNS = 5;
+/** Runs that are timed together, because clocks of browsers count in steps of 0.1 ms. */
+const TOGETHER = 4;
+const LEAST_GAIN = 0.05;
+const CLOSE = 1e-4;
+
+let found: Promise<boolean> | undefined;
+
+/** Whether convolutions by Winograd's method are right and faster here. Measures once, for some 0.2 s. */
+export function multipliesFaster(): Promise<boolean> {
+  return (found ??= measure());
+}
+
+async function measure(): Promise<boolean> {
+  const feeds = ones(probe.inputs);
+  const [plain, other] = [await open(probe.graphs.plain), await open(probe.graphs.winograd)];
+  try {
+    const [expected, came] = [await plain.run(feeds), await other.run(feeds)];
+    const right = plain.outputNames.every((name) => {
+      const [one, two] = [expected[name]!.data as Float32Array, came[name]!.data as Float32Array];
+      const most = one.reduce((high, value) => Math.max(high, Math.abs(value)), 0);
+      return one.every((value, i) => Math.abs(value - two[i]!) <= CLOSE * most);
+    });
+    let [plainMs, otherMs] = [Infinity, Infinity];
+    for (let run = 0; run < RUNS; run++) {
+      plainMs = Math.min(plainMs, await milliseconds(plain));
+      otherMs = Math.min(otherMs, await milliseconds(other));
+    }
+    return right && otherMs < (1 - LEAST_GAIN) * plainMs;
+  } finally {
+    await plain.release();
+    await other.release();
+  }
+
+  async function milliseconds(graph: Graph): Promise<number> {
+    const begun = performance.now();
+    for (let run = 0; run < TOGETHER; run++) await graph.run(feeds);
+    return performance.now() - begun;
+  }
+}
+
+async function open(base64: string): Promise<Graph> {
+  return openGraph(
+    Uint8Array.from(atob(base64), (sign) => sign.charCodeAt(0)),
+    true,
+  );
+}
