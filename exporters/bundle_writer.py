@@ -1,12 +1,12 @@
 """Combines graphs, weights and manifest into the files of a bundle."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from safetensors.torch import save
 from torch import Tensor
 
 from device_agent.formats.atomic_files import fingerprint
-from device_agent.formats.graph_forms import BLOCKS, WINOGRAD, blocked_form, form_file
+from device_agent.formats.graph_forms import WINOGRAD, form_file
 from device_agent.formats.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -16,8 +16,7 @@ from device_agent.formats.manifest import (
     Train,
     encode,
 )
-from exporters.onnx.blocked_layout import blocked_footprint
-from exporters.onnx.winograd import winograd_footprint
+from exporters.memory.onnx_footprint import Footprint
 from exporters.programs.program import Program
 from exporters.programs.tracing import DTYPES
 from exporters.runtime_graph import Graph, Graphs
@@ -69,7 +68,7 @@ def bundle_files(
             stored[entry.name] = value.detach().contiguous()
     files = {graph.file: graph.data for graph in graphs.values()}
     for graph in graphs.values():
-        files |= {form_file(graph.file, form): data for form, data in graph.forms.items()}
+        files |= {form_file(graph.file, name): form.data for name, form in graph.forms.items()}
     files[WEIGHTS] = save(stored)
     # The largest batch decides how much memory the device needs.
     batch = max((i.batch_size for i in program.schedule if isinstance(i, Train)), default=1)
@@ -106,20 +105,19 @@ def peak_bytes(graph: Graph, batch: int) -> int | None:
 
     It is that of the plain or blocked form that takes the most.
     """
-    try:
-        plain = graph.footprint(batch).process
-        blocks = [block for block in BLOCKS if blocked_form(block) in graph.forms]
-        blocked = (blocked_footprint(graph.data, block, batch).process for block in blocks)
-        return max([plain, *blocked])
-    except ExportError:
-        return None
+    blocked = [form.footprint for name, form in graph.forms.items() if name != WINOGRAD]
+    return most((graph.footprint, *blocked), batch)
 
 
 def winograd_peak_bytes(graph: Graph, batch: int) -> int | None:
-    """The same of its Winograd form; None also if it has none."""
-    if WINOGRAD not in graph.forms:
-        return None
+    """The same of its form by Winograd's method; None also if it has none."""
+    form = graph.forms.get(WINOGRAD)
+    return None if form is None else most([form.footprint], batch)
+
+
+def most(footprints: Iterable[Callable[[int], Footprint]], batch: int) -> int | None:
+    """The largest process peak of `footprints`; None if shapes depend on the data."""
     try:
-        return winograd_footprint(graph.data, batch).process
+        return max(of_batch(batch).process for of_batch in footprints)
     except ExportError:
         return None

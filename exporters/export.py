@@ -1,8 +1,8 @@
 """Exports a program as a bundle folder: lower, verify, write."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -12,17 +12,17 @@ from device_agent.formats.atomic_files import write_folder
 from device_agent.formats.bundle_place import check_bundle_place
 from device_agent.formats.graph_forms import BLOCKS, WINOGRAD, blocked_form
 from exporters.bundle_writer import bundle_files
-from exporters.embedded_weights import with_constants
+from exporters.embedded_weights import read_alone, with_constants
 from exporters.graph_cache import GraphCache, default_cache
 from exporters.onnx import onnx_writer
-from exporters.onnx.blocked_layout import blocked
-from exporters.onnx.winograd import winograd
+from exporters.onnx.blocked_layout import blocked, blocked_footprint
+from exporters.onnx.winograd import winograd, winograd_footprint
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.program import Program, ProgramSignature, Report, silent
 from exporters.programs.program_identity import graphs_key
 from exporters.programs.source_lines import first_line
 from exporters.programs.traced_graph import TracedGraph
-from exporters.runtime_graph import Graph, Graphs
+from exporters.runtime_graph import Form, Graph, Graphs
 from exporters.verification.verdict import Verdict, worst
 from exporters.verification.verify import verify
 from profiles.errors import EdgeTailorError, ExportError, InputError, VerificationError
@@ -204,7 +204,7 @@ def export(
     store = default_cache() if cache else None
     units = compile_units(program, report, format, store)
     compiled = {name: graph for unit in units for name, graph in unit.graphs.items()}
-    graphs = with_forms(with_constants(program, compiled, values))
+    graphs = with_constants(program, with_forms(program, compiled), values)
     files = bundle_files(program, graphs, values, base)
     earlier = [None if check else earlier_verdict(unit, store) for unit in units]
     verdicts = [verdict for verdict in earlier if verdict is not None]
@@ -239,19 +239,31 @@ def export(
     )
 
 
-def with_forms(graphs: Graphs) -> dict[str, Graph]:
-    """The same graphs with their other forms."""
+def with_forms(program: Program, graphs: Graphs) -> dict[str, Graph]:
+    """The same graphs with their other forms.
+
+    Graphs that will hold constants have none, so that no weight is sent twice.
+
+    Args:
+        program: Of a submodel.
+        graphs: Of its signatures, as `compile_graphs` returns them.
+    """
+    constants = read_alone(program)
     return {
-        name: replace(graph, forms=other_forms(graph)) if graph.runtime == "onnx" else graph
+        name: graph
+        if graph.runtime != "onnx" or constants[name]
+        else replace(graph, forms=dict(forms(graph.data)))
         for name, graph in graphs.items()
     }
 
 
-def other_forms(graph: Graph) -> dict[str, bytes]:
+def forms(graph: bytes) -> Iterator[tuple[str, Form]]:
     """The other forms of an ONNX graph, by name."""
-    forms = {blocked_form(block): blocked(graph.data, block) for block in BLOCKS}
-    forms[WINOGRAD] = winograd(graph.data)
-    return {form: data for form, data in forms.items() if data is not None}
+    for block in BLOCKS:
+        if (blocks := blocked(graph, block)) is not None:
+            yield blocked_form(block), Form(blocks, cache(partial(blocked_footprint, graph, block)))
+    if (faster := winograd(graph)) is not None:
+        yield WINOGRAD, Form(faster, cache(partial(winograd_footprint, graph)))
 
 
 def earlier_verdict(unit: GraphUnit, cache: GraphCache | None) -> Verdict | None:

@@ -12,6 +12,19 @@ from exporters.programs.traced_graph import TracedGraph
 
 
 @dataclass(frozen=True)
+class Form:
+    """Another form of an ONNX graph, for some devices.
+
+    Attributes:
+        data: Content of its file.
+        footprint: Memory of a run, as of Graph.
+    """
+
+    data: bytes = field(repr=False)
+    footprint: Callable[[int], Footprint] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
 class Graph:
     """One signature, lowered for one runtime.
 
@@ -27,8 +40,7 @@ class Graph:
             `embedded_weights.py`.
         dropped: Values of the traced graph that the file does not compute.
         plan: Source of the footprint of a TFLite graph; None for ONNX.
-        forms: Other forms of an ONNX graph by name, for some devices; see
-            `device_agent/formats/graph_forms.py`.
+        forms: Other forms by name, see `device_agent/formats/graph_forms.py`.
         traced: What the file was made from; None if the graph comes from the cache.
     """
 
@@ -41,7 +53,7 @@ class Graph:
     held: frozenset[str] = frozenset()
     dropped: frozenset[str] = frozenset()
     plan: MemoryPlan | None = field(default=None, compare=False, repr=False)
-    forms: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)
+    forms: Mapping[str, Form] = field(default_factory=dict, compare=False, repr=False)
     traced: TracedGraph | None = field(default=None, compare=False, repr=False)
 
     @cached_property

@@ -44,6 +44,11 @@ def smooth_cnn(first: int = 6, second: int = 8, third: int = 8, fourth: int = 12
     )
 
 
+def wide_cnn() -> nn.Sequential:
+    """As many channels as convolutions by Winograd's method need."""
+    return smooth_cnn(16, 32, 32)
+
+
 def staged_cnn(first: int = 2, second: int = 3) -> nn.Sequential:
     """Two stages of residual blocks in one `nn.Sequential`; a stage may have fewer blocks."""
     names = [*("a", "b")[:first], *("c", "d", "e")[:second]]

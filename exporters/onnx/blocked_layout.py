@@ -11,7 +11,7 @@ is. Others see it as (N, C / b, H, W, b), which costs nothing.
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -46,7 +46,6 @@ FIRST = -(2**31)
 """The end of a slice that runs backwards to the first element."""
 
 
-@lru_cache(maxsize=32)
 def blocked(graph: bytes, block: int) -> bytes | None:
     """The serialized ONNX `graph` with blocked convolutions; None if no convolution fits.
 

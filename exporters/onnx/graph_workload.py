@@ -13,8 +13,7 @@ from device_agent.formats.graph_forms import BLOCKS
 from exporters.memory.liveness import bodies, execution_order, is_view, model_liveness
 from exporters.memory.onnx_arena import arena_bytes
 from exporters.memory.static_shapes import at_batch, shape_of
-from exporters.onnx import blocked_layout
-from exporters.onnx import winograd as winograd_form
+from exporters.onnx import blocked_layout, winograd
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature
 from exporters.programs.tracing import DTYPES
@@ -52,13 +51,11 @@ def signature_work(
     )
     data = graph or to_onnx(signature)
     work = graph_work(data, batch, signature.name, state, times)
-    winograd = form_work(data, batch, winograd_form.rewrite)
-    work = msgspec.structs.replace(work, winograd=winograd)
-    return with_blocked(work, data, batch) if signature.trains else work
+    return with_forms(work, data, batch) if signature.trains else work
 
 
-def with_blocked(work: SignatureWork, graph: bytes, batch: int) -> SignatureWork:
-    """`work` with that of the blocked form of its `graph`, if there is one."""
+def with_forms(work: SignatureWork, graph: bytes, batch: int) -> SignatureWork:
+    """`work` with that of the other forms of its `graph`."""
     blocked = form_work(graph, batch, partial(blocked_layout.rewrite, block=BLOCKS[0]))
     if blocked is not None:
         work = msgspec.structs.replace(
@@ -67,7 +64,7 @@ def with_blocked(work: SignatureWork, graph: bytes, batch: int) -> SignatureWork
             arena=max(work.arena, blocked.arena),
             nodes=max(work.nodes, blocked.nodes),
         )
-    return work
+    return msgspec.structs.replace(work, winograd=form_work(graph, batch, winograd.rewrite))
 
 
 def form_work(graph: bytes, batch: int, rewrite: Callable[[Model], bool]) -> FormWork | None:

@@ -17,7 +17,6 @@ channels: on devices without blocked convolutions, see `blocked_layout.py`.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 import onnx_ir as ir
@@ -48,7 +47,6 @@ POSITIONS = 16
 """The pixels of a tile."""
 
 
-@lru_cache(maxsize=32)
 def winograd(graph: bytes) -> bytes | None:
     """The serialized ONNX `graph` with convolutions by Winograd's method; None if none fits.
 

@@ -64,7 +64,7 @@ def run_steps(
     batches = BATCHES if signature.trains else BATCHES[:1]
     with TemporaryDirectory() as folder:
         file = Path(folder, form_file(graph.file, form) if form else graph.file)
-        file.write_bytes(graph.forms[form] if form else graph.data)
+        file.write_bytes(graph.forms[form].data if form else graph.data)
         session = open_session(graph.runtime, file, signature.name, THREADS)
     runs: list[Run] = []
     feeds: dict[str, Tensor] = {}

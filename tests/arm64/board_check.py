@@ -65,7 +65,7 @@ def write(folder: Path) -> None:
     from bundles import TRAINING
     from edgetailor import split
     from exporters.export import export
-    from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
+    from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn, wide_cnn
     from toolkit.submodels.global_model import from_model
 
     torch.manual_seed(0)
@@ -84,7 +84,7 @@ def write(folder: Path) -> None:
     x = order.standard_normal((18, *INPUT_SHAPE), dtype=np.float32)
     np.savez(folder / "local.npz", x=x, y=order.integers(CLASSES, size=18))
     for suffix, (format, _) in FORMATS.items():
-        model = {"dense": dense, "wide": smooth_cnn(16, 32, 32)}.get(suffix, cnn)
+        model = {"dense": dense, "wide": wide_cnn()}.get(suffix, cnn)
         source = from_model(model)
         for name, spec in SPECS.items():
             submodel = split(model, spec, INPUT_SHAPE, TRAINING)

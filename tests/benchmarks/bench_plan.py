@@ -31,7 +31,7 @@ from device_agent.formats.manifest import Port, Train
 from device_agent.profiling.calibration import calibrate
 from exporters.memory.overwritten_state import in_place_of
 from exporters.onnx.blocked_layout import blocked
-from exporters.onnx.graph_workload import graph_work, with_blocked
+from exporters.onnx.graph_workload import graph_work, with_forms
 from exporters.onnx.onnx_writer import to_onnx
 from profiles.cost_model.prediction import predict
 from profiles.cost_model.workload import SignatureWork, Workload
@@ -175,7 +175,7 @@ def write_graphs(model: Model, spec: str, folder: Path) -> Workload:
         state |= fed
         held = sum(fed[p.name].nbytes for p in signature.inputs if p.kind == "state")
         work = graph_work(graph, BATCH, signature.name, held, step.times)
-        works.append(with_blocked(work, graph, BATCH))
+        works.append(with_forms(work, graph, BATCH))
     np.savez(folder / "state.npz", **state)  # type: ignore[arg-type]
     own = {p.name for s in steps for p in signatures[s.signature].inputs if p.kind == "state"}
     return Workload(

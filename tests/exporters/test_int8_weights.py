@@ -17,7 +17,7 @@ from device_agent.runtime.runtime_choice import open_session
 from edgetailor import TrainingConfig, split
 from exporters.bundle_writer import peak_bytes
 from exporters.embedded_weights import with_constants
-from exporters.export import blocked_forms, compile_graphs, traced
+from exporters.export import compile_graphs, traced, with_forms
 from exporters.int8_weights import int8_bytes, rounded, to_int8
 from exporters.programs.program import Program
 from exporters.programs.program_identity import graphs_key
@@ -193,8 +193,12 @@ def test_small_weights_take_the_memory_of_float32(
     assert peak_bytes(eight[1][name], 4) == peak_bytes(plain[1][name], 4)
 
 
-def test_no_blocked_form_repeats_the_weights(eight: tuple[Submodel, Graphs]) -> None:
-    assert [blocked_forms(graph) for graph in eight[1].values()] == [{}] * len(eight[1])
+@pytest.mark.parametrize("kind", ["plain", "eight"])
+def test_no_other_form_repeats_the_weights(kind: str, request: pytest.FixtureRequest) -> None:
+    submodel, graphs = request.getfixturevalue(kind)
+    found = with_forms(submodel.program, graphs)
+    assert any(graph.held for graph in found.values())
+    assert not any(graph.held and graph.forms for graph in found.values())
 
 
 def test_a_wrong_scale_does_not_pass(

@@ -115,12 +115,12 @@ def gradients(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
 def step_gradients(
     session: Session, state: Mapping[str, np.ndarray], x: Tensor, y: Tensor
 ) -> dict[str, np.ndarray]:
-    """What one step with momentum from zero leaves as momentum is the gradient."""
+    """What one step with momentum from zero leaves as momentum is the rate times the gradient."""
     feeds = {"x": x.numpy(), "y": y.numpy(), "rate": np.asarray(RATE, np.float32), **state}
     results = session.run(feeds)
     prefix = "momentum:"
     return {
-        name.removeprefix(prefix).removesuffix("+"): value
+        name.removeprefix(prefix).removesuffix("+"): value / RATE
         for name, value in results.items()
         if name.startswith(prefix)
     }

@@ -11,7 +11,7 @@ from torch import Tensor
 from device_agent.formats.preprocessing import Preprocessing
 from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import with_constants
-from exporters.export import compile_graphs
+from exporters.export import compile_graphs, with_forms
 from exporters.programs.program import with_preprocessing
 from exporters.runtime_graph import Graphs
 from profiles.errors import InputError
@@ -105,7 +105,7 @@ class Federation:
         """The files of the bundle for `spec` in round `round_` (from 1): name to content."""
         submodel = in_round(self.submodel(spec), round_)
         if spec not in self._graphs:
-            self._graphs[spec] = compile_graphs(submodel.program)
+            self._graphs[spec] = with_forms(submodel.program, compile_graphs(submodel.program))
         program = scale_learning_rates(submodel.program, self.training.rate_factor(round_))
         values = submodel.cut(self.model)
         graphs = with_constants(program, self._graphs[spec], values)

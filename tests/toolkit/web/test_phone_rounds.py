@@ -102,6 +102,8 @@ def numbers(folder: Path, seed: int, number: int, shape: tuple[int, ...]) -> Pat
     [
         pytest.param("foreign_models:Recurrent", (7, 6), id="lstm"),
         pytest.param("dropping_model:Dropping", DROPPING_SHAPE, id="dropout"),
+        # The page trains Winograd's form, if it finds that it is faster there.
+        pytest.param("models_for_tests:wide_cnn", INPUT_SHAPE, id="wide"),
     ],
 )
 def test_other_models_beside_a_native_agent(
