@@ -46,7 +46,19 @@ def smooth_cnn(first: int = 6, second: int = 8, third: int = 8, fourth: int = 12
 
 def wide_cnn() -> nn.Sequential:
     """As many channels as convolutions by Winograd's method need."""
-    return smooth_cnn(16, 32, 32)
+    return nn.Sequential(
+        OrderedDict(
+            conv=nn.Conv2d(2, 32, 3, padding=1, bias=False),
+            bn=nn.BatchNorm2d(32),
+            act=nn.GELU(),
+            second=nn.Conv2d(32, 32, 3, padding=1),
+            bend=nn.Tanh(),
+            residual=Residual(32, 32),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flat=nn.Flatten(),
+            classifier=nn.Linear(32, CLASSES),
+        )
+    )
 
 
 def staged_cnn(first: int = 2, second: int = 3) -> nn.Sequential:
