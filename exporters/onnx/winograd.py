@@ -138,11 +138,19 @@ class Winograd(GraphRewriting):
         found = self.products(kernels, self.tiles(image, pads_of(node), tiles))
         found = self.reshaped(found, POSITIONS, -1, dims=(POSITIONS, count(channels, batch, tiles)))
         found = self.products(self.constant(np.kron(A, A).T.copy()), found)
-        shape = (2, 2, channels, -1, tiles.high, tiles.wide)
-        found = self.reshaped(found, *shape, dims=(2, 2, channels, batch, tiles.high, tiles.wide))
-        found = self.permuted(found, 3, 2, 4, 0, 5, 1)
-        whole = (channels, 2 * tiles.high, 2 * tiles.wide)
-        found = self.reshaped(found, -1, *whole, dims=(batch, *whole))
+        found = self.reshaped(
+            found, 4, channels, -1, tiles.count, dims=(4, channels, batch, tiles.count)
+        )
+        found = self.permuted(found, 2, 1, 0, 3)
+        shape = (4 * channels, tiles.high, tiles.wide)
+        found = self.reshaped(found, -1, *shape, dims=(batch, *shape))
+        # Takes two thirds of the time of a permutation of six axes.
+        found = self.add(
+            "DepthToSpace",
+            [found],
+            {"blocksize": 2, "mode": "CRD"},
+            shape=(batch, channels, 2 * tiles.high, 2 * tiles.wide),
+        )
         if tiles.below or tiles.right:
             ends = [[0, 0], [rows or 0, columns or 0], [2, 3]]
             found = self.add("Slice", [found, *map(self.constant, ends)], shape=result.shape)
@@ -181,11 +189,11 @@ class Winograd(GraphRewriting):
             weight, swap = inside, True
         first, second = (size or 0 for size in dims_of(weight)[:2])
         turned = G[:, ::-1] if swap else G
-        flat = self.reshaped(weight, first * second, 9)
-        found = self.products(flat, self.constant(np.kron(turned, turned).T.copy()))
-        if swap:
-            return self.permuted(self.reshaped(found, first, second, POSITIONS), 2, 1, 0)
-        return self.reshaped(self.permuted(found, 1, 0), POSITIONS, first, second)
+        # The runtime makes these transpositions a part of the products.
+        flat = self.permuted(self.reshaped(weight, first * second, 9), 1, 0)
+        found = self.products(self.constant(np.kron(turned, turned)), flat)
+        found = self.reshaped(found, POSITIONS, first, second)
+        return self.permuted(found, 0, 2, 1) if swap else found
 
     def tiles(self, image: Value, pads: Sequence[int], tiles: Tiles) -> Value:
         """B^T d B for all tiles d of the `image` (N, C, H, W) with padding: (16, C, N * tiles)."""
