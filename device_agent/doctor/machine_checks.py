@@ -36,7 +36,9 @@ RUN_TINY = (
     "import sys, numpy, onnxruntime; "
     "s = onnxruntime.InferenceSession(sys.stdin.buffer.read(), "
     "providers=['CPUExecutionProvider']); "
-    "print(onnxruntime.__version__, s.run(None, {'x': numpy.ones(1, numpy.float32)})[0][0])"
+    "y = s.run(None, {'x': numpy.ones(1, numpy.float32)})[0][0]; "
+    "from device_agent.runtime.graph_form import device_form; "
+    "print(onnxruntime.__version__, device_form() or 'plain', y)"
 )
 LOAD_LITERT = "from ai_edge_litert.interpreter import Interpreter"
 LOAD_OPENVINO = (
@@ -103,7 +105,8 @@ def _onnx() -> Finding:
     # In a child process: a build for another processor crashes the process instead of raising.
     code, said = _python(RUN_TINY, TINY_GRAPH)
     if code == 0 and said.endswith(" 2.0"):
-        return Finding.ok("onnxruntime", f"{said.split()[0]} runs graphs")
+        found, form, _ = said.split()
+        return Finding.ok("onnxruntime", f"{found} runs graphs; form of convolutions: {form}")
     return Finding.fail(
         "onnxruntime",
         f"running a graph ended with exit code {code}: {said or 'no output'}",
