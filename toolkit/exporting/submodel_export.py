@@ -44,7 +44,7 @@ def export(
         >>> state = et.GlobalModel(model.state_dict())
         >>> bundle = et.export(submodel, state, f"{folder}/bundle", verify=False)
         >>> sorted(path.name for path in bundle.out.glob("train*"))
-        ['train.nchwc16.onnx', 'train.nchwc8.onnx', 'train.onnx']
+        ['train.nchwc16.onnx', 'train.nchwc8.onnx', 'train.onnx', 'train.winograd.onnx']
     """
     return export_program(
         submodel.program,

@@ -20,7 +20,7 @@ from toolkit.submodels.global_model import from_model
 
 
 def spoiled(data: bytes) -> bytes:
-    """The graph `data` with negative constant kernels, and without biases in blocked convolutions."""
+    """The graph `data` with negative constant kernels, and blocked convolutions without biases."""
     model = onnx.load_from_string(data)
     for node in model.graph.node:
         if node.op_type == "Constant":
