@@ -203,14 +203,16 @@ class Search:
         before: dict[int, int] = {}
         end = len(self.forward.nodes)
         for cut in (*self.narrow, end):
-            segments = (
-                (bytes_, start)
-                for start, bytes_ in held.items()
-                if bytes_ + self.needed[cut] - self.needed[start] <= budget
-            )
-            least, start = min(segments, default=(0, end))
-            if start < end:
-                held[cut], before[cut] = least + self.widths[cut], start
+            ways = []
+            for start in reversed(held):
+                inside = self.needed[cut] - self.needed[start]
+                if inside > budget:
+                    break  # still earlier starts need more
+                if held[start] + inside <= budget:
+                    ways.append((held[start], start))
+            if ways:
+                least, before[cut] = min(ways)
+                held[cut] = least + self.widths[cut]
         cuts, cut = [], before.get(end, 0)
         while cut:
             cuts.append(cut)
@@ -219,10 +221,10 @@ class Search:
 
     @cached_property
     def narrow(self) -> list[int]:
-        """Places where fewer bytes cross than at the next one, and not more than at the last."""
+        """Places that fewer bytes cross than the places beside them, or as many."""
         places = range(1, len(self.forward.nodes))
         widths = self.widths
-        return [n for n in places if widths[n] < widths[n + 1] and widths[n] <= widths[n - 1]]
+        return [n for n in places if widths[n - 1] >= widths[n] <= widths[n + 1]]
 
     @cached_property
     def widths(self) -> list[int]:
