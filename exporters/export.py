@@ -80,7 +80,8 @@ def compile_graphs(
 
     Raises:
         ExportError: A signature cannot be lowered (the message names signature and operator), the
-            writer's library is not installed, or the format cannot hold 8-bit weights.
+            writer's library is not installed, or the format cannot hold 8-bit weights or compute
+            activations again.
 
     Examples:
         >>> submodel = split(model, "low-rank:0.25", (3, 32, 32))
@@ -107,6 +108,14 @@ def compile_units(
             format=format,
         )
     signatures = program.signatures
+    if format != "onnx" and any(signature.recompute for signature in signatures):
+        raise ExportError(
+            f"{program.submodel} computes activations again, which only ONNX graphs can do. Export "
+            "it with --format onnx, or without recompute=yes.",
+            code="export.recomputation-needs-onnx",
+            submodel=program.submodel,
+            format=format,
+        )
     together = [signatures] if format == "tflite" else [(one,) for one in signatures]
     return [compile_unit(program, part, report, format, cache) for part in together]
 
@@ -185,7 +194,7 @@ def export(
         The bundle, what verification found and which graphs were reused.
 
     Raises:
-        ExportError: A signature cannot be lowered, or the format cannot hold the program's weights.
+        ExportError: A signature cannot be lowered, or the format has no form for the program.
         VerificationError: Graph and PyTorch disagree. The bundle is kept as
             `OUT.failed-verification`; any other error leaves nothing behind.
         InputError: The bundle cannot be written to `out`.

@@ -1,17 +1,20 @@
 """Cutting a model by any family."""
 
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
 from exporters.programs.interrupts import raise_if_interrupted
+from exporters.programs.program import with_recomputation
 from exporters.programs.source_lines import first_line
 from profiles.errors import EdgeTailorError, ModelError
 from toolkit.families import check_spec, family_named
 from toolkit.submodels.class_rows import mark_class_rows
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.spec import Spec
+from toolkit.submodels.spec_form import recomputes
 from toolkit.submodels.submodel import Submodel
 
 
@@ -61,4 +64,6 @@ def split(
             family=parsed.family,
             error=type(error).__name__,
         ) from error
+    if recomputes(parsed):
+        submodel = replace(submodel, program=with_recomputation(submodel.program))
     return mark_class_rows(submodel)

@@ -21,12 +21,7 @@ def at_batch(model: ModelProto, batch: int) -> ir.Model:
     fixed.CopyFrom(model)
     shapes = [value.type.tensor_type.shape for value in fixed.graph.input]
     fix_sizes(fixed.graph, {n.dim_param: batch for s in shapes for n in s.dim if n.dim_param})
-    found = ir.from_proto(with_shapes(fixed))
-    for node in found.graph:
-        same = node.inputs[1] if node.op_type == "Where" else None
-        # A choice between equal values only makes nodes wait; see `onnx/state_in_place.py`.
-        if same is not None and same is node.inputs[2]:
-            node.outputs[0].replace_all_uses_with(same)
+    found = without_waits(ir.from_proto(with_shapes(fixed)))
     unknown = -1
     while True:
         # Folding turns shapes that the graph computes into constants, from which more shapes
@@ -36,6 +31,16 @@ def at_batch(model: ModelProto, batch: int) -> ir.Model:
         if left in (0, unknown):
             return found
         unknown = left
+
+
+def without_waits(model: ir.Model) -> ir.Model:
+    """`model` without the nodes that only make others wait; see `onnx/state_in_place.py`."""
+    for node in model.graph:
+        same = node.inputs[1] if node.op_type == "Where" else None
+        if same is not None and same is node.inputs[2]:
+            node.outputs[0].replace_all_uses_with(same)
+    RemoveUnusedNodesPass()(model)
+    return model
 
 
 def folded(model: ir.Model) -> ir.Model:

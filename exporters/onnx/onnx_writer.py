@@ -29,6 +29,7 @@ from exporters.decompositions.multiply_add import SYMBOLIC_FACTORS
 from exporters.memory.in_place_operators import IN_PLACE
 from exporters.memory.onnx_footprint import footprint
 from exporters.memory.overwritten_state import note_in_place
+from exporters.onnx.checkpoints import KeepCheckpoints
 from exporters.onnx.exported_program import exported
 from exporters.onnx.exposed_values import exposed_values, places_of
 from exporters.onnx.graph_passes import shorten
@@ -118,6 +119,7 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
         CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),
         # Common subexpressions must be gone: they would merge the second copies again.
+        *([KeepCheckpoints(signature)] if signature.recompute else []),
         *(RecomputeActivations(p.name) for p in signature.outputs if p.kind == "metric"),
     )(lowered.model)
     raise_numbers(lowered.model.graph)

@@ -48,6 +48,10 @@ def update_in_place(model: ir.Model, signature: ProgramSignature) -> list[str]:
                 continue
             if not late or order.run_after(values[port.name], late):
                 found.append(port.name)
+    labels = [values[port.name] for port in signature.inputs if port.kind == "labels"]
+    order.finish_layer_by_layer(
+        [values[port.name] for port in signature.outputs if port.state in old], labels
+    )
     return found
 
 
@@ -78,6 +82,30 @@ class Order:
     def needs(self, node: ir.Node, other: ir.Node) -> bool:
         """Whether `node` is `other` or runs after it."""
         return bool(self.needed[node] >> self.number[other] & 1)
+
+    def finish_layer_by_layer(
+        self, results: Sequence[ir.Value], labels: Sequence[ir.Value]
+    ) -> None:
+        """Let the nodes that make `results` run as soon as the gradients that they need are known.
+
+        ONNX Runtime begins with the last node of the file that no other node reads, and with all
+        that this one needs. So the updates of the last layers, whose gradients are known first,
+        have to be last in the file. Otherwise large tensors wait for the updates of small biases.
+        An update comes later if it needs more of the gradients that updates share. Gradients are
+        what depends on `labels`.
+        """
+        first = sum(1 << self.number[node] for v in labels for node in set(self.readers.get(v, ())))
+        gradients = sum(1 << self.number[n] for n, needed in self.needed.items() if needed & first)
+        makers = (value.producer() for value in results if not value.uses())
+        needed = {n: self.needed[n] & gradients for n in makers if n is not None}
+        once = shared = 0
+        for bits in needed.values():
+            once, shared = once | bits, shared | (once & bits)
+        ends = [node for node, bits in needed.items() if bits]
+        ends.sort(key=lambda node: -(needed[node] & shared).bit_count())
+        for node in ends:
+            self.graph.remove(node)
+        self.graph.extend(ends)
 
     def late_readers(self, old: ir.Value, new: ir.Value) -> list[ir.Node] | None:
         """Nodes that read the memory of `old` and may run after the node that makes `new`.

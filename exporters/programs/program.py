@@ -38,6 +38,9 @@ class ProgramSignature:
             into forward operators. It must not keep state between calls.
         source: The recorded model that the function runs, if any. Error messages use it to name
             the user's line that an operator comes from.
+        recompute: Whether the backward pass computes activations again instead of reading those of
+            the forward pass, which saves memory and takes time. Only ONNX graphs can do it; see
+            `exporters/onnx/checkpoints.py`.
 
     Raises:
         ModelError: Two ports have one name, for example because a parameter of the model is called
@@ -49,6 +52,7 @@ class ProgramSignature:
     outputs: tuple[Port, ...]
     function: Function
     source: GraphModule | None = None
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         # A shared name would feed one value to both ports, for example the parameter `rate` as
@@ -105,6 +109,12 @@ class Program:
         """The labels that the program takes."""
         ports = (port for signature in self.signatures for port in signature.inputs)
         return rule_of(next((port for port in ports if port.kind == "labels"), None), self.classes)
+
+
+def with_recomputation(program: Program) -> Program:
+    """`program` whose training steps compute activations again for the backward pass."""
+    signatures = tuple(replace(one, recompute=one.trains) for one in program.signatures)
+    return replace(program, signatures=signatures)
 
 
 def with_preprocessing(program: Program, preprocessing: Preprocessing | None) -> Program:

@@ -98,7 +98,7 @@ class Walk:
     def signature(self, signature: ProgramSignature) -> Iterator[str]:
         """Everything that determines the graph; `signature.source` only serves error messages."""
         yield signature.name
-        yield from self.parts((signature.inputs, signature.outputs))
+        yield from self.parts((signature.inputs, signature.outputs, signature.recompute))
         yield from self.parts(signature.function)
 
     def parts(self, value: Any) -> Iterator[str]:

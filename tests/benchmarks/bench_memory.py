@@ -3,16 +3,20 @@
 Every measurement is a process of its own on one thread: its resident set once all is imported, some
 steps, the kernel's peak set back (/proc/self/clear_refs), more steps, the peak above the first
 figure. Linux only. Run `make bench-memory`; options: --case NAME, --runtime NAME, --alive N.
+
+With --recompute: steps of ONNX that compute activations again, beside those that keep them.
 """
 
 import argparse
+import statistics
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from bench_step import Peer, arrays, signature
+from bench_step import PLAIN_FORM, Peer, arrays, signature, take_turns
+from bench_step import write_graph as step_graph
 from step_cases import BATCH, CASES, Case, whole
 
 from exporters.export import compile_graphs
@@ -27,6 +31,8 @@ PERSONAL = {
 RUNTIMES = ("onnx", "litert")
 """Those whose memory is predicted from the graph alone."""
 MB = 1e6
+STEPS = 15
+"""Steps of each peer that are timed."""
 
 
 def memory(kind: str, name: str, graph: Path) -> float:
@@ -54,6 +60,35 @@ def report(name: str, runtime: str, alive: int) -> None:
         print(f"  {buffer.size / MB:8.2f}  {buffer.name}")
 
 
+def report_recomputed(name: str) -> None:
+    """Print the row of one case with `recompute=yes`: memory, and time beside the plain step's."""
+    cases = {"again": replace(CASES[name], spec=f"{CASES[name].spec},recompute=yes")}
+    cases["kept"] = CASES[name]
+    with tempfile.TemporaryDirectory() as scratch:
+        peaks, predicted, ratios = {}, {}, {}
+        for kind, case in cases.items():
+            graph, found = write_graph(case, "train", "onnx", Path(scratch))
+            peaks[kind], predicted[kind] = memory("onnx", name, graph), found.process
+        for form in (PLAIN_FORM, "onnx"):
+            peers = {}
+            for kind, case in cases.items():
+                folder = Path(scratch, kind)
+                folder.mkdir(exist_ok=True)
+                peers[kind] = Peer(form, name, step_graph(case, "train", form, folder), 1)
+            seconds = take_turns(peers, STEPS, "processor")
+            pairs = zip(seconds["again"], seconds["kept"], strict=True)
+            ratios[form] = statistics.median(again / kept for again, kept in pairs)
+            for peer in peers.values():
+                peer.stop()
+    eager = memory("pytorch", name, graph)
+    off = 100 * (predicted["again"] / peaks["again"] - 1)
+    row = [f"{bytes_ / MB:.1f}" for bytes_ in (predicted["again"], peaks["again"])]
+    row += [f"{off:+.1f}%", f"{peaks['kept'] / MB:.1f}", f"{peaks['again'] / peaks['kept']:.2f}"]
+    row += [f"{eager / MB:.1f}", f"{peaks['again'] / eager:.2f}"]
+    row += [f"{ratio:.2f}" for ratio in ratios.values()]
+    print(f"| {name} | {' | '.join(row)} |", flush=True)
+
+
 def write_graph(case: Case, name: str, runtime: str, folder: Path) -> tuple[Path, Footprint]:
     """The signature `name` of `case` as a graph, beside it what it is fed, and its memory."""
     submodel = case.submodel()
@@ -72,7 +107,14 @@ def main() -> None:
     options.add_argument("--case", action="append", choices=[*CASES, *PERSONAL])
     options.add_argument("--runtime", action="append", choices=RUNTIMES)
     options.add_argument("--alive", type=int, default=0, help="list N tensors of the planned peak")
+    options.add_argument("--recompute", action="store_true", help="compute activations again")
     chosen = options.parse_args()
+    if chosen.recompute:
+        print("| MB, batch 32 | predicted | peak | off | kept | left | PyTorch | ratio | time | |")
+        print("|---|---|---|---|---|---|---|---|---|---|")
+        for name in chosen.case or CASES:
+            report_recomputed(name)
+        return
     print("| MB, batch 32 | in | planned | arena | predicted peak | peak | off | PyTorch | ratio |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name in chosen.case or [*CASES, *PERSONAL]:

@@ -116,6 +116,11 @@ def test_training_options_that_change_the_step_change_its_key(training: dict[str
     assert keys(program_of())["train"] != keys(program_of(**training))["train"]
 
 
+def test_recomputation_changes_the_key_of_training_alone() -> None:
+    plain, again = keys(program_of()), keys(program_of("full,recompute=yes"))
+    assert [name for name in plain if plain[name] != again[name]] == ["train"]
+
+
 @pytest.mark.parametrize(
     "training", [{"learning_rate": 0.3}, {"epochs": 7}, {"batch_size": 5}, {"round_decay": 0.5}]
 )

@@ -43,6 +43,8 @@ def main_group() -> None:
         depth:0.5                 share of the blocks of each stage
         pfedme                    the whole model and a personal one; penalty=,
                                   personal-steps=, local-rate=, personal-start=
+
+    Every family takes recompute=yes: training takes less memory and more time.
     """
 
 

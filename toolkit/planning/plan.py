@@ -3,7 +3,7 @@
 import datetime
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from profiles.cost_model.memory_rule import AGENT_RESERVE_BYTES as RESERVE
 from profiles.cost_model.prediction import in_browser, predict
@@ -13,6 +13,7 @@ from profiles.documents.device_profile import DeviceProfile
 from profiles.text_formatting import counted
 from toolkit.planning.default_budget import with_memory
 from toolkit.planning.measured_runtimes import runtime_notes
+from toolkit.planning.recomputed_variants import saving, trades, worth_recomputing
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,9 @@ def plan_for(
 ) -> Planned:
     """Choose the strongest submodel that fits a device.
 
+    If memory alone excludes stronger submodels, they are also tried with `recompute=yes`, and what
+    then needs less memory becomes a candidate.
+
     Args:
         device: The device's profile.
         workloads: The workloads of the model's submodels.
@@ -62,7 +66,15 @@ def plan_for(
         SpecError: A spec is wrong for every model.
     """
     known, impossible = find_workloads(workloads, specs)
-    return decide(device, known, impossible, budgets or Budgets(), today or datetime.date.today())
+    limits, day = budgets or Budgets(), today or datetime.date.today()
+    planned = decide(device, known, impossible, limits, day)
+    again, _ = find_workloads(workloads, worth_recomputing(planned.plan))
+    lighter = saving(planned.plan, [candidate(one, device) for one in again])
+    if not lighter:
+        return planned
+    known += [one for one in again if one.submodel in {c.submodel for c in lighter}]
+    planned = decide(device, known, impossible, limits, day)
+    return replace(planned, notes=(*trades(planned.plan), *planned.notes))
 
 
 def find_workloads(

@@ -111,6 +111,11 @@ class Choice:
         return word
 
 
+RECOMPUTE = Choice("recompute", ("no", "yes"))
+COMMON = (RECOMPUTE,)
+"""Options that every family has: they say how a device trains the submodel, not what it trains."""
+
+
 @dataclass(frozen=True)
 class SpecForm:
     """The specs that one family accepts.
@@ -120,7 +125,7 @@ class SpecForm:
         usage: How its spec is written, for help texts.
         summary: One line about the family and its options, for help texts.
         size: What follows the colon, or None if the family takes no size.
-        options: What may follow after commas.
+        options: What may follow after commas, apart from COMMON.
         selects_layers: Whether a second family may follow after a plus sign. That family then
             exchanges the layers that this one selects.
         exchanges_layers: Whether the family can be that second family.
@@ -170,18 +175,22 @@ class SpecForm:
         return int(self.number(spec, name, default))
 
     def _option(self, name: str, spec: Spec) -> Option | Choice:
-        known = {option.name: option for option in self.options}
+        known = {option.name: option for option in (*self.options, *COMMON)}
         if name not in known:
-            choice = f"Use one of {', '.join(known)}." if known else "It has no options."
             raise SpecError(
                 f"Unknown option {name!r} of {self.family} in {str(spec)!r}"
-                f"{did_you_mean(name, known)} {choice}",
+                f"{did_you_mean(name, known)} Use one of {', '.join(known)}.",
                 code="spec.unknown-option",
                 spec=str(spec),
                 family=self.family,
                 option=name,
             )
         return known[name]
+
+
+def recomputes(spec: Spec) -> bool:
+    """Whether `spec`, or the spec after its plus sign, says `recompute=yes`."""
+    return any(one.options.get(RECOMPUTE.name) == RECOMPUTE.words[1] for one in spec.nested())
 
 
 def _missing_size(spec: Spec, meaning: str, example: str) -> SpecError:

@@ -12,9 +12,10 @@ from torch import nn
 from device_agent.formats.manifest import Port
 from device_agent.runtime.onnx_runtime import OnnxSession
 from edgetailor import TrainingConfig, split
-from exporters.memory.liveness import VIEWS
+from exporters.memory.liveness import VIEWS, execution_order
 from exporters.memory.onnx_footprint import footprint
 from exporters.memory.overwritten_state import METADATA, in_place_of
+from exporters.memory.static_shapes import at_batch
 from exporters.onnx import state_in_place
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature
@@ -23,6 +24,7 @@ from parameters import some_long
 from toolkit.submodels.hyperparameters import Optimizer
 
 BATCH = 4
+KINDS = ("weight", "bias")
 
 
 def attention() -> nn.Module:
@@ -134,6 +136,17 @@ def test_new_state_over_the_old_changes_no_number(
             assert port.name in found, port.name
             assert missed_readers(graph, port.name, states[port.state]) == []
     check_the_same_numbers(signature, graph, tmp_path)
+
+
+def test_layers_are_updated_one_after_the_other() -> None:
+    """The gradient of a small bias is an activation that must not wait for the other layers."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(128, 128), nn.Tanh()) for _ in range(4)]
+    graph = to_onnx(train_signature(nn.Sequential(*layers), (3, 128)))
+    order = execution_order(at_batch(onnx.load_from_string(graph), BATCH).graph)
+    names = [value.name for node in order for value in node.outputs]
+    updates = [name for name in names if name in {f"{n}.0.{p}+" for n in range(4) for p in KINDS}]
+    assert [int(name[0]) for name in updates] == [3, 3, 2, 2, 1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("optimizer", ["nesterov", "adam", "adamw"])

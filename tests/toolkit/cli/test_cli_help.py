@@ -8,6 +8,7 @@ import pytest
 from commands import EXIT_CODES, ROOT, edgetailor, run
 from toolkit.families import spec_forms
 from toolkit.submodels.spec import parse_spec
+from toolkit.submodels.spec_form import COMMON
 
 
 def test_help_lists_commands_and_exit_codes(tmp_path: Path) -> None:
@@ -36,6 +37,7 @@ def test_help_lists_families_and_their_options(tmp_path: Path) -> None:
     assert {parse_spec(spec).family for spec in specs} == {form.family for form in spec_forms()}
     assert "slice:0.42+low-rank:0.25" in specs
     options = {word for form in spec_forms() for word in re.findall(r"\S+=", form.summary)}
+    options |= {f"{option.name}=" for option in COMMON}
     assert options == set(re.findall(r"[a-z-]+=", done.stdout))
 
 

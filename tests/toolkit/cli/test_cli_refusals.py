@@ -58,7 +58,11 @@ def test_models_that_cannot_be_used(folder: Path, model: str, message: str) -> N
         ("", r"^Invalid spec '': write for example full, low-rank:0\.25 or slice:0\.42"),
         ("full:", r"^Invalid spec 'full:'"),
         ("full:1", r"^Invalid spec 'full:1': full takes no size\. Write 'full'"),
-        ("full,depth=2", r"^Unknown option 'depth' of full in 'full,depth=2'\. It has no options"),
+        (
+            "full,depth=2",
+            r"^Unknown option 'depth' of full in 'full,depth=2'\. Use one of recompute",
+        ),
+        ("full,recompute=1", r"'full,recompute=1': recompute must be one of no, yes\."),
         (
             "low-rank",
             r"^Missing size in 'low-rank': write the rank ratio, for example low-rank:0\.25",

@@ -1,0 +1,78 @@
+"""Plans that try a submodel with `recompute=yes` where memory alone excludes it."""
+
+import re
+
+import pytest
+from torch import nn
+
+import edgetailor as et
+from made_calibration import DEVICE
+from profiles.cost_model.submodel_choice import Budgets, Candidate, Figure
+from profiles.cost_model.submodel_choice import plan as choose
+from toolkit.planning.plan import Planned
+from toolkit.planning.recomputed_variants import saving, worth_recomputing
+
+SHAPE = (3, 32, 32)
+MB = 10**6
+
+
+@pytest.fixture(scope="module")
+def deep() -> nn.Module:
+    layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Tanh()) for _ in range(8)]
+    end = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *layers, *end)
+
+
+def planned(model: nn.Module, memory: float) -> Planned:
+    return et.plan(model, SHAPE, DEVICE, memory=round(memory), specs=["full"])
+
+
+def test_what_fits_only_with_recomputation_is_chosen_with_its_price(deep: nn.Module) -> None:
+    plenty = planned(deep, 1000 * MB)
+    assert [row.candidate.submodel for row in plenty.plan.rows] == ["full"]
+    full = plenty.plan.rows[0].candidate
+    found = planned(deep, full.memory.upper - 1)
+    assert found.plan.chosen is not None
+    assert found.plan.chosen.submodel == "full,recompute=yes"
+    assert [row.candidate.submodel for row in found.plan.rows] == ["full,recompute=yes", "full"]
+    assert found.plan.chosen.strength == 1
+    note = re.fullmatch(
+        r"full,recompute=yes trains what full trains, with ([\d.]+) MB less memory and "
+        r"(\d+)% more time",
+        found.notes[0],
+    )
+    assert note is not None
+    saved = full.memory.value - found.plan.chosen.memory.value
+    assert saved / MB == pytest.approx(float(note[1]), abs=0.06)
+    assert full.step is not None
+    assert found.plan.chosen.step is not None
+    share = found.plan.chosen.step.value / full.step.value - 1
+    assert 100 * share == pytest.approx(float(note[2]), abs=0.6)
+    assert 0 < share < 1 / 3
+    # Far below, it is not even tried.
+    assert [row.candidate.submodel for row in planned(deep, 30 * MB).plan.rows] == ["full"]
+
+
+def made(submodel: str, strength: float, memory: float, traffic: int = 1) -> Candidate:
+    figure = Figure(memory, memory)
+    return Candidate(
+        submodel=submodel, strength=strength, memory=figure, step=None, traffic=traffic
+    )
+
+
+def test_only_stronger_submodels_that_memory_alone_excludes_are_tried() -> None:
+    rows = [
+        made("full", 1.0, 190),
+        made("low-rank:0.9", 0.9, 210),  # more than twice the budget
+        made("width:0.8", 0.8, 150, traffic=9),  # sends too much
+        made("slice:0.7,recompute=yes", 0.7, 120),
+        made("slice:0.6+low-rank:0.5", 0.6, 110),
+        made("width:0.5", 0.5, 90),
+        made("width:0.4", 0.4, 110),
+    ]
+    plan = choose(rows, Budgets(memory=100, traffic=5))
+    assert plan.chosen is rows[5]
+    found = ["full,recompute=yes", "slice:0.6+low-rank:0.5,recompute=yes"]
+    assert worth_recomputing(plan) == found
+    variants = [made(found[0], 1.0, 190), made(found[1], 0.6, 100)]
+    assert saving(plan, variants) == variants[1:]

@@ -1,0 +1,55 @@
+"""Submodels that fit only if training computes activations again, and what that costs.
+
+They are looked at only where memory alone excludes a submodel that is stronger than the chosen one.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from profiles.cost_model.submodel_choice import Candidate, Plan, Row
+from profiles.text_formatting import format_bytes
+from toolkit.submodels.spec import parse_spec
+from toolkit.submodels.spec_form import RECOMPUTE, recomputes
+
+MOST = 2.0
+"""A submodel that exceeds the memory budget this many times is not looked at: no step of the
+benchmarks shrinks to less than half."""
+SUFFIX = f",{RECOMPUTE.name}={RECOMPUTE.words[1]}"
+
+
+def worth_recomputing(plan: Plan) -> list[str]:
+    """The specs with `recompute=yes` that may be better than the chosen submodel of `plan`."""
+    return [
+        row.candidate.submodel + SUFFIX
+        for row in plan.rows
+        if is_excluded_by_memory_alone(row)
+        and (plan.chosen is None or row.candidate.strength > plan.chosen.strength)
+        and not recomputes(parse_spec(row.candidate.submodel))
+    ]
+
+
+def is_excluded_by_memory_alone(row: Row) -> bool:
+    """Whether a candidate exceeds the budget of memory, not by much, and no other."""
+    if [excess.resource for excess in row.excesses] != ["memory"]:
+        return False
+    return row.excesses[0].needed <= MOST * row.excesses[0].budget
+
+
+def saving(plan: Plan, variants: Sequence[Candidate]) -> list[Candidate]:
+    """The `variants` that need less memory than the same submodel in `plan`."""
+    plain = {row.candidate.submodel + SUFFIX: row.candidate for row in plan.rows}
+    return [one for one in variants if one.memory.upper < plain[one.submodel].memory.upper]
+
+
+def trades(plan: Plan) -> Iterator[str]:
+    """A note on each variant in `plan`: what it saves and what it costs."""
+    rows = {row.candidate.submodel: row.candidate for row in plan.rows}
+    for name, variant in rows.items():
+        plain = rows.get(name.removesuffix(SUFFIX))
+        if plain is None or plain is variant:
+            continue
+        less = f"{format_bytes(plain.memory.value - variant.memory.value)} less memory"
+        cost = ""
+        if plain.step is not None and variant.step is not None:
+            longer = 100 * (variant.step.value / plain.step.value - 1)
+            cost = f" and {longer:.0f}% more time" if longer >= 0.5 else " and no more time"
+        yield f"{name} trains what {plain.submodel} trains, with {less}{cost}"
