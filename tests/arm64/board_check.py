@@ -12,6 +12,7 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -160,7 +161,8 @@ def refuse_convolutions(bundle: Path) -> None:
 
 def try_runtimes(bundle: Path, kept: bool) -> None:
     """`--runtime auto` passes OpenVINO over if it would keep the first weights, else tries both."""
-    os.environ["XDG_CACHE_HOME"] = str(bundle.with_name(f"{bundle.name}.cache"))
+    # Another board's trials must not be remembered.
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(dir=bundle.parent)
     trained(bundle, bundle.with_name(f"{bundle.name}.auto"), "auto")
     [trials] = json.loads(default_trials().read_bytes())["trials"].values()
     assert ("weights of the first step" in (trials["openvino"]["refused"] or "")) == kept

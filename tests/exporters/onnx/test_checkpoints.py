@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
-from device_agent.formats.blocked_graphs import BLOCKS, blocked_name
+from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.formats.manifest import Port
 from device_agent.runtime.blocked_probe import block_size
 from device_agent.runtime.onnx_runtime import OnnxSession, open_model
@@ -200,7 +200,7 @@ def test_blocked_forms_keep_the_gain(
     assert peaks[1] <= MODELS[name][2] * peaks[0]
     if block_size() != block:
         return  # this machine computes other numbers with such blocks
-    file = tmp_path / blocked_name("train.onnx", block)
+    file = tmp_path / form_file("train.onnx", blocked_form(block))
     found = [
         after_three_steps(signature, form or b"", in_place_of(graph), file, seed)
         for form, graph in zip(forms, (plain, again), strict=True)
