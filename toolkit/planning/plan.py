@@ -69,7 +69,9 @@ def plan_for(
     limits, day = budgets or Budgets(), today or datetime.date.today()
     planned = decide(device, known, impossible, limits, day)
     again, _ = find_workloads(workloads, worth_recomputing(planned.plan))
-    lighter = saving(planned.plan, [candidate(one, device) for one in again])
+    lighter = saving(
+        planned.plan, [candidate(one, device, planned.budgets.memory) for one in again]
+    )
     if not lighter:
         return planned
     known += [one for one in again if one.submodel in {c.submodel for c in lighter}]
