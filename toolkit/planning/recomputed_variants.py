@@ -11,8 +11,8 @@ from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.spec_form import RECOMPUTE, recomputes
 
 MOST = 2.0
-"""A submodel that exceeds the memory budget this many times is not looked at: no step of the
-benchmarks shrinks to less than half."""
+"""A submodel that needs more than this many times the memory budget is not looked at: no step of
+the benchmarks shrinks to less than half."""
 SUFFIX = f",{RECOMPUTE.name}={RECOMPUTE.words[1]}"
 
 
