@@ -60,6 +60,8 @@ def in_winograd_form(bundle: Bundle) -> Bundle:
         for name, one in bundle.manifest.signatures.items()
         if (file := form_file(one.graph, WINOGRAD)) in bundle.manifest.files
         and (bundle.folder / file).exists()
+        # A form of unknown size cannot be checked against limits that the plain one is checked by.
+        and (one.winograd_peak_bytes is not None or one.peak_bytes is None)
     }
     if not forms or device_form() != WINOGRAD:
         return bundle

@@ -20,10 +20,9 @@ from exporters.onnx.recomputation import RecomputeActivations
 from exporters.onnx.scan_loops import separate_outputs
 from exporters.onnx.state_in_place import update_in_place
 from exporters.programs.program import ProgramSignature
+from profiles.cost_model.memory_rule import ONNX
 from profiles.errors import ExportError
 
-BATCH = 32
-"""The batch for which checkpoints are chosen. What is best depends little on it."""
 SMALL = 64
 """A value is always kept if this many of its size are at most as large as the largest value."""
 PARTS = 32
@@ -48,9 +47,10 @@ class KeepCheckpoints(InPlacePass):
     has reached it. The numbers are the same, because the copies compute the same from the same
     values.
 
-    The segments are those with the smallest planned peak (`exporters/memory/liveness.py`) for BATCH
-    samples. If none has a smaller peak than the graph has without them, or if a size is not known,
-    the graph stays as it is.
+    The segments are those with the smallest peak for a batch of `signature.recompute` samples:
+    planned tensors (`exporters/memory/liveness.py`) and what a session takes for its nodes. If none
+    has a smaller peak than the graph has without them, or if a size is not known, the graph stays
+    as it is.
     """
 
     def __init__(self, signature: ProgramSignature) -> None:
@@ -140,7 +140,7 @@ class Search:
         Raises ExportError if the size of a value does not follow from the batch.
         """
         self.signature, self.metrics = signature, metrics_of(signature)
-        sized = at_batch(model, BATCH)
+        sized = at_batch(model, signature.recompute)
         separate_outputs(sized.graph, [port.name for port in signature.outputs])
         self.sized = ir.to_proto(sized)  # each trial changes a copy
         self.forward = ForwardPass(ir.from_proto(self.sized).graph, self.metrics)
@@ -160,13 +160,14 @@ class Search:
         return min(fitting, key=lambda names: (self.cost(names), sorted(names)))
 
     def peak(self, names: Collection[str]) -> int:
-        """The planned peak in bytes, without inputs, if `names` are computed twice."""
+        """Bytes of planned tensors and nodes, without inputs, if `names` are computed twice."""
         model = ir.from_proto(self.sized)
         repeat(ForwardPass(model.graph, self.metrics), names)
         for metric in self.metrics:
             RecomputeActivations(metric)(model)
         overwritten = update_in_place(model, self.signature)
-        return graph_liveness(without_waits(model).graph, overwritten).planned
+        nodes = ONNX.node_bytes * len(model.graph)
+        return nodes + graph_liveness(without_waits(model).graph, overwritten).planned
 
     def cost(self, names: Collection[str]) -> int:
         """Bytes that are written a second time."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from device_agent.formats.label_rule import LabelRule, rule_of
-from device_agent.formats.manifest import Dtype, Instruction, Port, TensorEntry
+from device_agent.formats.manifest import Dtype, Instruction, Port, TensorEntry, Train
 from device_agent.formats.preprocessing import Preprocessing, misfit
 from profiles.errors import InputError, ModelError
 
@@ -38,9 +38,9 @@ class ProgramSignature:
             into forward operators. It must not keep state between calls.
         source: The recorded model that the function runs, if any. Error messages use it to name
             the user's line that an operator comes from.
-        recompute: Whether the backward pass computes activations again instead of reading those of
-            the forward pass, which saves memory and takes time. Only ONNX graphs can do it; see
-            `exporters/onnx/checkpoints.py`.
+        recompute: If above 0, the backward pass computes activations again instead of reading those
+            of the forward pass, which saves memory and takes time. It is the batch size for which
+            they are chosen. Only ONNX graphs can do it; see `exporters/onnx/checkpoints.py`.
 
     Raises:
         ModelError: Two ports have one name, for example because a parameter of the model is called
@@ -52,7 +52,7 @@ class ProgramSignature:
     outputs: tuple[Port, ...]
     function: Function
     source: GraphModule | None = None
-    recompute: bool = False
+    recompute: int = 0
 
     def __post_init__(self) -> None:
         # A shared name would feed one value to both ports, for example the parameter `rate` as
@@ -113,7 +113,10 @@ class Program:
 
 def with_recomputation(program: Program) -> Program:
     """`program` whose training steps compute activations again for the backward pass."""
-    signatures = tuple(replace(one, recompute=one.trains) for one in program.signatures)
+    batch = max(one.batch_size for one in program.schedule if isinstance(one, Train))
+    signatures = tuple(
+        replace(one, recompute=batch if one.trains else 0) for one in program.signatures
+    )
     return replace(program, signatures=signatures)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from profiles.cost_model.submodel_choice import Candidate, Plan, Row
 from profiles.text_formatting import format_bytes
 from toolkit.submodels.spec import parse_spec
-from toolkit.submodels.spec_form import RECOMPUTE, recomputes
+from toolkit.submodels.spec_form import RECOMPUTE
 
 MOST = 2.0
 """A submodel that needs more than this many times the memory budget is not looked at: no step of
@@ -23,8 +23,13 @@ def worth_recomputing(plan: Plan) -> list[str]:
         for row in plan.rows
         if is_excluded_by_memory_alone(row)
         and (plan.chosen is None or row.candidate.strength > plan.chosen.strength)
-        and not recomputes(parse_spec(row.candidate.submodel))
+        and not decides(row.candidate.submodel)
     ]
+
+
+def decides(spec: str) -> bool:
+    """Whether `spec` says itself if activations are computed again."""
+    return any(RECOMPUTE.name in one.options for one in parse_spec(spec).nested())
 
 
 def is_excluded_by_memory_alone(row: Row) -> bool:
@@ -48,7 +53,7 @@ def trades(plan: Plan) -> Iterator[str]:
         if plain is None or plain is variant:
             continue
         less = f"{format_bytes(plain.memory.value - variant.memory.value)} less memory"
-        cost = ""
+        cost = " and more time"
         if plain.step is not None and variant.step is not None:
             longer = 100 * (variant.step.value / plain.step.value - 1)
             cost = f" and {longer:.0f}% more time" if longer >= 0.5 else " and no more time"

@@ -2,9 +2,11 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -144,6 +146,21 @@ def test_a_form_that_does_not_fit_is_not_used(
         limits = [Ceiling("a limit", allowed, 0)]
         fitting = partial(fits, validating=False, limits=limits)
         assert form_of(graph_of(with_runtime(opened, None, fitting))) == form
+
+
+def test_a_form_of_unknown_size_is_not_used(
+    folder: Path, say: Callable[[int | None, bool], None]
+) -> None:
+    """Limits that the plain form is checked by must hold for the other one, too."""
+    say(None, True)
+    opened = open_bundle(folder)
+    signatures = {
+        name: msgspec.structs.replace(one, winograd_peak_bytes=None)
+        for name, one in opened.manifest.signatures.items()
+    }
+    manifest = msgspec.structs.replace(opened.manifest, signatures=signatures)
+    found = with_runtime(replace(opened, manifest=manifest), None)
+    assert form_of(graph_of(found)) is None
 
 
 def test_both_forms_train_to_the_same_update(

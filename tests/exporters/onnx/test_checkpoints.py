@@ -26,7 +26,7 @@ from exporters.memory.onnx_footprint import footprint
 from exporters.memory.overwritten_state import in_place_of
 from exporters.memory.static_shapes import at_batch
 from exporters.onnx.blocked_layout import blocked, blocked_footprint
-from exporters.onnx.checkpoints import BATCH, KeepCheckpoints
+from exporters.onnx.checkpoints import KeepCheckpoints
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.onnx.recomputation import RecomputeActivations
 from exporters.programs.program import ProgramSignature
@@ -35,7 +35,8 @@ from refusals import refused
 from toolkit.submodels.global_model import from_model
 
 CLASSES = 4
-SAMPLES = 6
+BATCH, SAMPLES = 32, 6
+"""What checkpoints are chosen for, and what the graphs run on."""
 
 
 class Residual(nn.Module):
@@ -113,7 +114,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float, int]] =
 
 def steps(model: nn.Module, shape: tuple[int, ...], **training: object) -> list[ProgramSignature]:
     """The training step of `model` without and with recomputation."""
-    config = TrainingConfig(batch_size=SAMPLES, weight_decay=0.01, **training)  # type: ignore[arg-type]
+    config = TrainingConfig(batch_size=BATCH, weight_decay=0.01, **training)  # type: ignore[arg-type]
     specs = ("full", "full,recompute=yes")
     return [split(model, spec, shape, config).program.signatures[0] for spec in specs]
 
@@ -262,6 +263,7 @@ def chain_signature(model: ModelProto) -> ProgramSignature:
             Port(name=result.name, kind="samples", dtype="float32", shape=(None, ROW)),
         ),
         function=dict,
+        recompute=BATCH,
     )
 
 
@@ -289,6 +291,19 @@ def test_any_chain_has_the_same_results_and_no_higher_peak(
 def test_a_step_that_gains_nothing_stays_as_it_is() -> None:
     plain, again = steps(nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, CLASSES)), (8,))
     assert to_onnx(plain) == to_onnx(again)
+
+
+def test_checkpoints_are_chosen_for_the_batch_of_the_schedule() -> None:
+    """In small batches the nodes that run again take more memory than they save."""
+    graphs = {}
+    for batch in (2, BATCH):
+        config = TrainingConfig(batch_size=batch)
+        specs = ("full", "full,recompute=yes")
+        models = [split(residual(), spec, (3, 8, 8), config).program for spec in specs]
+        graphs[batch] = [to_onnx(program.signatures[0]) for program in models]
+    assert graphs[2][0] == graphs[2][1]
+    plain, again = (footprint(graph, BATCH).process for graph in graphs[BATCH])
+    assert again < plain
 
 
 def test_only_training_steps_change() -> None:

@@ -69,6 +69,7 @@ def test_only_stronger_submodels_that_memory_alone_excludes_are_tried() -> None:
         made("slice:0.6+low-rank:0.5", 0.6, 110),
         made("width:0.5", 0.5, 90),
         made("width:0.4", 0.4, 110),
+        made("slice:0.65,recompute=no", 0.65, 120),
     ]
     plan = choose(rows, Budgets(memory=100, traffic=5))
     assert plan.chosen is rows[5]
