@@ -8,6 +8,7 @@ import msgspec
 from device_agent.formats.bundle import Bundle
 from device_agent.formats.graph_forms import WINOGRAD, form_file
 from device_agent.formats.manifest import Manifest, Signature
+from device_agent.runtime.blocked_probe import block_size
 from device_agent.runtime.graph_form import device_form
 from device_agent.runtime.openvino_runtime import PACKAGE as OPENVINO
 from device_agent.training.memory_estimate import batch_of, size_of
@@ -37,6 +38,7 @@ def with_runtime(bundle: Bundle, chosen: str | None, fits: Fits = lambda manifes
     if manifest.runtime != "onnx":
         return bundle
     if chosen != OPENVINO:
+        block_size()  # Asked now: when memory is limited, the probe may fail and find no blocks.
         other = in_winograd_form(bundle)
         return other if fits(other.manifest) else bundle
     if any(port.kind == "seed" for one in manifest.signatures.values() for port in one.inputs):
