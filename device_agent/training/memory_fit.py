@@ -35,9 +35,11 @@ def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> N
     Raises:
         DoesNotFitError: The predicted peak exceeds a limit.
     """
-    need = needed_bytes(manifest, validating)
-    if need is None or not limits:
+    if not limits:
         return
+    # onnxruntime may abort the process if memory runs out while it opens its first session, so even
+    # without a prediction there has to be room for that.
+    need = needed_bytes(manifest, validating) or (session_bytes(manifest), "any graph")
     peak, running = need
     tightest = min(limits, key=lambda ceiling: ceiling.left)
     if peak <= tightest.left:

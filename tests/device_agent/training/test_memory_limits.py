@@ -205,18 +205,29 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
     assert not (tmp_path / "killed" / "update").exists()
 
 
-@pytest.mark.parametrize("allowed", [1, 16 << 20])
+@pytest.mark.parametrize(
+    ("allowed", "sentence"),
+    [
+        (
+            1,
+            rf"full does not fit: running any graph needs {MB} in addition to the {MB} of the idle "
+            rf"agent, but --max-memory allows only {MB}\. Allow at least {MB}\.",
+        ),
+        (
+            16 << 20,
+            r"Memory ran out while training update: [^:].*\. Allow more memory or take a smaller "
+            r"submodel\. The same command continues the training\.",
+        ),
+    ],
+)
 def test_running_out_of_memory_early_prints_one_sentence(
-    wide: Path, tmp_path: Path, allowed: int
+    wide: Path, tmp_path: Path, allowed: int, sentence: str
 ) -> None:
+    """Also without a prediction there must be room for the runtime, which may abort otherwise."""
     blind = unpredicted(wide / "full", tmp_path / "blind")
     done = train(blind, wide / "local.npz", tmp_path / "out", allowed=allowed)
     assert done.code == 5, done.stderr
-    assert_sentence(
-        done.stderr,
-        r"Memory ran out while training update: [^:].*\. Allow more memory or take a smaller "
-        r"submodel\. The same command continues the training\.",
-    )
+    assert_sentence(done.stderr, sentence)
     assert everything(tmp_path / "out") == {}
 
 
