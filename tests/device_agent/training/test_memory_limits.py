@@ -210,8 +210,8 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
     [
         (
             1,
-            rf"full does not fit: (running any graph needs {MB} in addition to the {MB} of the idle "
-            rf"agent|the idle agent alone uses {MB}), but --max-memory allows only {MB}\. "
+            rf"full does not fit: (running any graph needs {MB} in addition to the {MB} of the "
+            rf"idle agent|the idle agent alone uses {MB}), but --max-memory allows only {MB}\. "
             rf"Allow at least {MB}\.",
         ),
         (
