@@ -13,7 +13,6 @@ from device_agent.formats.manifest import (
     WEIGHTS,
     Manifest,
     Signature,
-    Train,
     encode,
 )
 from exporters.memory.onnx_footprint import Footprint
@@ -70,8 +69,7 @@ def bundle_files(
     for graph in graphs.values():
         files |= {form_file(graph.file, name): form.data for name, form in graph.forms.items()}
     files[WEIGHTS] = save(stored)
-    # The largest batch decides how much memory the device needs.
-    batch = max((i.batch_size for i in program.schedule if isinstance(i, Train)), default=1)
+    batch = program.largest_batch
     manifest = Manifest(
         version=FORMAT_VERSION,
         submodel=program.submodel,

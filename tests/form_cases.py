@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 import torch
+from onnx import numpy_helper
 from torch import Tensor, nn
 
 from device_agent.runtime.onnx_runtime import OnnxSession
@@ -17,6 +19,23 @@ from exporters.verification.example_inputs import examples
 from toolkit.submodels.global_model import from_model
 
 CLOSE = 2e-5
+CLASSES = 4
+
+
+def tail(channels: int) -> list[nn.Module]:
+    """From images with so many channels to classes."""
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES)]
+
+
+def with_negative_kernels(data: bytes) -> bytes:
+    """The graph `data` with constant kernels of the other sign: it computes wrong numbers."""
+    model = onnx.load_from_string(data)
+    for node in model.graph.node:
+        held = next((one.t for one in node.attribute if one.name == "value"), None)
+        numbers = np.empty(0) if held is None else numpy_helper.to_array(held)
+        if held is not None and numbers.ndim == 4:
+            held.CopyFrom(numpy_helper.from_array(-numbers, held.name))
+    return model.SerializeToString()
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,7 @@ PRODUCTS: dict[str, dict[str, Row]] = {
         "conv2d few inputs": Row(conv2d(3, 7, (2, 3), padding=1), (3, 8, 8)),
         "conv2d even kernel": Row(conv2d(3, 4, (2, 4), padding=(1, 2)), (3, 6, 7)),
         "conv2d kernel of the image": Row(conv2d(2, 4, (4, 5)), (2, 4, 5)),
-        # A single bias may have a gradient of zero but for rounding.
-        "conv2d one channel": Row(conv2d(1, 1, 3, padding=1, bias=False), (1, 4, 4)),
+        "conv2d one channel": Row(conv2d(1, 1, 3, padding=1), (1, 4, 4)),
         "conv1d": Row(conv1d(3, 4, 3, padding=1), (3, 9)),
         "conv1d stride, dilation": Row(conv1d(3, 4, 3, stride=2, padding=2, dilation=2), (3, 10)),
         "conv1d groups, even kernel": Row(conv1d(4, 6, 4, groups=2), (4, 9)),

@@ -15,6 +15,7 @@ import numpy as np
 from device_agent.formats.graph_forms import WINOGRAD, form_file
 from device_agent.runtime.onnx_runtime import open_model
 from device_agent.system.process_memory import release_unused
+from profiles.cost_model.workload import WINOGRAD_GAIN
 
 PROBE = Path(__file__).with_name("probes") / "convolutions.onnx"
 SHAPES = {
@@ -27,8 +28,6 @@ SHAPES = {
 CLOSE = 1e-4
 RUNS = 5
 """Timed runs of each form, in turns. The shortest counts: other work only makes a run longer."""
-LEAST_GAIN = 0.05
-"""Winograd's form takes more memory, so it has to be faster by this share."""
 
 
 @cache
@@ -63,4 +62,4 @@ def gains(probe: Path, clock: Callable[[], float] = time.thread_time) -> bool:
         float(np.abs(one - other).max()) <= CLOSE * float(np.abs(one).max())
         for one, other in zip(results["plain"], results[WINOGRAD], strict=True)
     )
-    return right and min(seconds[WINOGRAD]) < (1 - LEAST_GAIN) * min(seconds["plain"])
+    return right and min(seconds[WINOGRAD]) < (1 - WINOGRAD_GAIN) * min(seconds["plain"])

@@ -33,7 +33,8 @@ def check_fits(manifest: Manifest, validating: bool, limits: list[Ceiling]) -> N
         limits: The limits as `ceilings` finds them.
 
     Raises:
-        DoesNotFitError: The predicted peak exceeds a limit.
+        DoesNotFitError: The predicted peak exceeds a limit, or without a prediction, what the
+            runtime's first session takes.
     """
     if not limits:
         return

@@ -69,8 +69,9 @@ def with_forms(work: SignatureWork, graph: bytes, batch: int) -> SignatureWork:
 
 def form_work(graph: bytes, batch: int, rewrite: Callable[[Model], bool]) -> FormWork | None:
     """The work of the form of `graph` that `rewrite` makes; None if it has no such form."""
-    model = at_batch(onnx.load_from_string(graph), batch)
-    folded = len(onnx.load_from_string(graph).graph.node) - len(model.graph)
+    whole = onnx.load_from_string(graph)
+    model = at_batch(whole, batch)
+    folded = len(whole.graph.node) - len(model.graph)
     if not rewrite(model):
         return None
     results = {value.name for value in model.graph.outputs}

@@ -110,10 +110,15 @@ class Program:
         ports = (port for signature in self.signatures for port in signature.inputs)
         return rule_of(next((port for port in ports if port.kind == "labels"), None), self.classes)
 
+    @property
+    def largest_batch(self) -> int:
+        """The batch size that decides how much memory the device needs."""
+        return max((i.batch_size for i in self.schedule if isinstance(i, Train)), default=1)
+
 
 def with_recomputation(program: Program) -> Program:
     """`program` whose training steps compute activations again for the backward pass."""
-    batch = max(one.batch_size for one in program.schedule if isinstance(one, Train))
+    batch = program.largest_batch
     signatures = tuple(
         replace(one, recompute=batch if one.trains else 0) for one in program.signatures
     )

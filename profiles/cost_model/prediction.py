@@ -28,6 +28,7 @@ from profiles.cost_model.workload import (
     FREE,
     KINDS,
     LOOP,
+    WINOGRAD_GAIN,
     Operation,
     SignatureWork,
     Workload,
@@ -37,8 +38,6 @@ from profiles.errors import InputError
 
 TIME_ERROR = 0.5
 """A step may take this share longer than predicted; of 37 steps, at most four took longer."""
-LEAST_GAIN = 0.05
-"""A device runs Winograd's form, which takes more memory, if it is faster by this share."""
 TIMED = {*KINDS.values(), "scaling", "broadcast", "accumulated"} - {FREE, LOOP}
 """Kinds of operations that a calibration must have timed."""
 
@@ -159,7 +158,7 @@ class TimeModel:
             return work
         other = in_winograd_form(work)
         own_s, other_s = (self.batch(one.training).value for one in (work, other))
-        return other if other_s < (1 - LEAST_GAIN) * own_s else work
+        return other if other_s < (1 - WINOGRAD_GAIN) * own_s else work
 
     @property
     def has_blocks(self) -> bool:

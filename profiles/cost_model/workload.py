@@ -52,6 +52,8 @@ OPERATORS = {
 BLOCKED = ("blocked", "scaled")
 """Kinds of blocked convolutions, which only some devices have: others, and those of single pixels
 and channels, which scale an image."""
+WINOGRAD_GAIN = 0.05
+"""A device runs Winograd's form, which takes more memory, if it is faster by this share."""
 KINDS = {operator: kind for kind, operators in OPERATORS.items() for operator in operators}
 OTHER = "selection"
 """The kind assumed for unknown operators: the slowest pass over numbers."""

@@ -1,5 +1,6 @@
 """A device without blocked convolutions runs Winograd's form of a graph if that is faster there."""
 
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,21 +16,22 @@ from torch import nn
 from device_agent.federation.device_state import DeviceState
 from device_agent.formats.atomic_files import fingerprint_file
 from device_agent.formats.bundle import Bundle, open_bundle
-from device_agent.formats.graph_forms import WINOGRAD, form_of
+from device_agent.formats.graph_forms import BLOCKS, WINOGRAD, form_of
 from device_agent.formats.protocol import FileOffer
 from device_agent.formats.update import read_update
-from device_agent.runtime import graph_form, winograd_probe
+from device_agent.runtime import blocked_probe, graph_form, winograd_probe
 from device_agent.runtime.blocked_probe import block_size
 from device_agent.runtime.graph_form import device_form
 from device_agent.runtime.winograd_probe import PROBE, RUNS, gains, multiplies_faster
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.memory_fit import fits, needed_bytes
-from device_agent.training.memory_limits import Ceiling
+from device_agent.training.memory_limits import Ceiling, Usage
 from device_agent.training.runtime_option import with_runtime
 from device_agent.training.training_options import TrainingOptions
 from edgetailor import TrainingConfig, split
 from exporters.export import export
 from exporters.runtime_probes import write
+from form_cases import with_negative_kernels
 from toolkit.submodels.global_model import from_model
 
 SHAPE, CLASSES = (3, 9, 8), 4
@@ -79,17 +81,28 @@ def test_the_faster_form_by_the_clock(other_s: float, faster: bool) -> None:
     assert gains(PROBE, iter(edges).__next__) is faster
 
 
-@pytest.mark.parametrize("content", [None, b"no graph", PROBE.read_bytes()])
-def test_a_form_that_is_missing_or_wrong_is_not_used(tmp_path: Path, content: bytes | None) -> None:
-    plain = tmp_path / PROBE.name
-    if content == PROBE.read_bytes():  # the plain graph passes for the other, which is wrong
-        shutil.copy(PROBE.with_name("convolutions.winograd.onnx"), tmp_path)
-        plain.write_bytes(content.replace(b"pads", b"padz"))
-    else:
-        shutil.copy(PROBE, tmp_path)
-        if content is not None:
-            (tmp_path / "convolutions.winograd.onnx").write_bytes(content)
-    assert not gains(plain, iter([0.0, 1.0, 0.0, 0.1] * RUNS).__next__)
+FORM = PROBE.with_name("convolutions.winograd.onnx")
+
+
+@pytest.mark.parametrize(
+    ("content", "gained"),
+    [
+        (FORM.read_bytes(), True),
+        (with_negative_kernels(FORM.read_bytes()), False),
+        (b"no graph", False),
+        (None, False),
+    ],
+    ids=["right", "wrong", "no graph", "missing"],
+)
+def test_a_form_that_is_wrong_or_missing_is_not_used(
+    tmp_path: Path, content: bytes | None, gained: bool
+) -> None:
+    """However fast it is by the clock."""
+    shutil.copy(PROBE, tmp_path)
+    if content is not None:
+        (tmp_path / FORM.name).write_bytes(content)
+    clock = iter([0.0, 1.0, 0.0, 0.1] * RUNS).__next__
+    assert gains(tmp_path / PROBE.name, clock) is gained
 
 
 def test_the_probe_is_not_made_where_convolutions_are_blocked(
@@ -161,6 +174,29 @@ def test_a_form_of_unknown_size_is_not_used(
     manifest = msgspec.structs.replace(opened.manifest, signatures=signatures)
     found = with_runtime(replace(opened, manifest=manifest), None)
     assert form_of(graph_of(found)) is None
+
+
+def test_probes_are_made_before_memory_is_limited(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Under a limit they may fail, and the agent would train the plain form."""
+    bundle, limits = tmp_path / "bundle", []
+    shutil.copytree(folder, bundle, ignore=shutil.ignore_patterns("*.winograd.onnx"))
+
+    def asked(probe: Path) -> bool:
+        limits.append(resource.getrlimit(resource.RLIMIT_DATA)[0])
+        return False
+
+    block_size.cache_clear()
+    monkeypatch.setattr(blocked_probe, "runs", asked)
+    monkeypatch.setattr(graph_form, "multiplies_faster", lambda: False)
+    data = tmp_path / "samples.npz"
+    np.savez(data, x=np.zeros((4, *SHAPE), np.float32), y=np.zeros(4, np.int64))
+    options = TrainingOptions(threads=1, max_memory=Usage.now().resident + 2**30)
+    train_bundle(bundle, str(data), tmp_path / "limited", options)
+    block_size.cache_clear()
+    device_form.cache_clear()
+    assert limits == [resource.RLIM_INFINITY] * len(BLOCKS)
 
 
 def test_both_forms_train_to_the_same_update(

@@ -22,14 +22,9 @@ from device_agent.runtime.blocked_probe import block_size
 from edgetailor import TrainingConfig, split
 from exporters.onnx.blocked_layout import DOMAIN, blocked, blocked_footprint
 from exporters.onnx.onnx_writer import to_onnx
-from form_cases import Case, check, check_in_runtime
+from form_cases import Case, check, check_in_runtime, tail
 
-CLASSES = 4
 CLOSE = 2e-5
-
-
-def tail(channels: int) -> list[nn.Module]:
-    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES)]
 
 
 class Residual(nn.Module):

@@ -16,14 +16,8 @@ from edgetailor import split
 from exporters.memory.onnx_footprint import footprint
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.onnx.winograd import A, B, G, winograd, winograd_footprint
-from form_cases import Case, check, check_in_runtime
+from form_cases import Case, check, check_in_runtime, tail
 from toolkit import models
-
-CLASSES = 4
-
-
-def tail(channels: int) -> list[nn.Module]:
-    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES)]
 
 
 class Residual(nn.Module):

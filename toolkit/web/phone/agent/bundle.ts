@@ -21,12 +21,24 @@ export async function fetchBundle(client: CoordinatorClient, offers: FileOffer[]
   const wanted = new Set(offers.flatMap(({ sha256 }) => [sha256, `${sha256}.part`]));
   for (const name of await names(folder)) if (!wanted.has(name)) await remove(folder, name);
   const have = new Set(await names(folder));
-  const winograd = offers.some(({ name }) => name.endsWith(WINOGRAD)) && (await multipliesFaster());
-  for (const offer of offers) {
-    if (FORM.test(offer.name) && !(winograd && offer.name.endsWith(WINOGRAD))) continue;
+  const winograd = await runsWinograd(offers, have);
+  const wantedHere = offers.filter(({ name }) => !FORM.test(name) || (winograd && name.endsWith(WINOGRAD)));
+  for (const offer of wantedHere) {
     if (!have.has(offer.sha256)) await fetchFile(client, folder, offer);
   }
-  return Bundle.open(offers);
+  return Bundle.open(offers, winograd);
+}
+
+/**
+ * Whether the page runs graphs in Winograd's form. It goes on with the form of which it has files: after a reload,
+ * a training must continue with the same numbers.
+ */
+async function runsWinograd(offers: FileOffer[], have: Set<string>): Promise<boolean> {
+  const graphs = offers.filter(({ name }) => name.endsWith(".onnx"));
+  const forms = graphs.filter(({ name }) => name.endsWith(WINOGRAD));
+  if (forms.length === 0) return false;
+  const begun = graphs.some(({ sha256 }) => have.has(sha256));
+  return begun ? forms.some(({ sha256 }) => have.has(sha256)) : multipliesFaster();
 }
 
 async function fetchFile(
@@ -70,10 +82,11 @@ export class Bundle {
     readonly manifest: Manifest,
     readonly sha256: string,
     private readonly offers: Map<string, FileOffer>,
+    private readonly winograd: boolean,
     private readonly places: Map<string, Place>,
   ) {}
 
-  static async open(offers: FileOffer[]): Promise<Bundle> {
+  static async open(offers: FileOffer[], winograd: boolean): Promise<Bundle> {
     const byName = new Map(offers.map((offer) => [offer.name, offer]));
     const offer = byName.get(MANIFEST);
     if (offer === undefined || offer.size > LONGEST_MANIFEST) {
@@ -98,14 +111,14 @@ export class Bundle {
         throw new Failure("bundle.malformed", `${WEIGHTS} lacks the tensor ${entry.name}.`);
       }
     }
-    return new Bundle(manifest, offer.sha256, byName, places);
+    return new Bundle(manifest, offer.sha256, byName, winograd, places);
   }
 
-  /** The bytes of the graph of `signature`, in Winograd's form where that is faster. */
+  /** The bytes of the graph of `signature`, in the form that the page runs. */
   async graph(signature: string): Promise<Bytes> {
     const file = this.manifest.signatures[signature]!.graph;
-    const other = this.offers.get(file.replace(/\.onnx$/, WINOGRAD));
-    return content(other !== undefined && (await multipliesFaster()) ? other : this.offers.get(file)!);
+    const other = this.winograd ? this.offers.get(file.replace(/\.onnx$/, WINOGRAD)) : undefined;
+    return content(other ?? this.offers.get(file)!);
   }
 
   /** The values of `wanted` at the start of a round: those in the bundle, or zeros. */
