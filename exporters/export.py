@@ -261,15 +261,15 @@ def with_forms(program: Program, graphs: Graphs) -> dict[str, Graph]:
     return {
         name: graph
         if graph.runtime != "onnx" or constants[name]
-        else replace(graph, forms=dict(forms(graph.data)))
+        else replace(graph, forms=dict(forms(graph.data, program.largest_batch)))
         for name, graph in graphs.items()
     }
 
 
-def forms(graph: bytes) -> Iterator[tuple[str, Form]]:
-    """The other forms of an ONNX graph, by name."""
+def forms(graph: bytes, batch: int) -> Iterator[tuple[str, Form]]:
+    """The other forms of an ONNX graph, by name, made for `batch` samples."""
     for block in BLOCKS:
-        if (blocks := blocked(graph, block)) is not None:
+        if (blocks := blocked(graph, block, batch)) is not None:
             yield blocked_form(block), Form(blocks, cache(partial(blocked_footprint, graph, block)))
     if (faster := winograd(graph)) is not None:
         yield WINOGRAD, Form(faster, cache(partial(winograd_footprint, graph)))

@@ -72,7 +72,7 @@ def write(folder: Path) -> None:
     def keep(name: str, signature: ProgramSignature, feeds: dict[str, np.ndarray]) -> None:
         data = to_onnx(signature)
         keep_graph(name, data, feeds)
-        form = blocked(data, block_size() or 0) if block_size() else None
+        form = blocked(data, block_size() or 0, 32) if block_size() else None
         if form is not None:
             keep_graph(f"{name}_blocked", form, feeds)
         form = winograd(data)

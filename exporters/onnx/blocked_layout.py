@@ -19,7 +19,7 @@ from onnx_ir import Node, Value
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from exporters.memory.onnx_footprint import Footprint, footprint
-from exporters.onnx.blocked_weight_gradient import depthwise_weight_gradient
+from exporters.onnx.blocked_weight_gradient import gradient_of, weight_gradient
 from exporters.onnx.graph_reading import (
     CHANNELS_LAST,
     DOMAIN,
@@ -46,23 +46,24 @@ FIRST = -(2**31)
 """The end of a slice that runs backwards to the first element."""
 
 
-def blocked(graph: bytes, block: int) -> bytes | None:
+def blocked(graph: bytes, block: int, batch: int) -> bytes | None:
     """The serialized ONNX `graph` with blocked convolutions; None if no convolution fits.
 
     It has the inputs and outputs of `graph`, and may write the same outputs in place. It runs in a
-    runtime whose blocks have `block` channels; any other computes wrong numbers.
+    runtime whose blocks have `block` channels; any other computes wrong numbers. It takes batches
+    of any size, and is made for those of `batch` samples.
     """
-    return rewritten(graph, partial(rewrite, block=block))
+    return rewritten(graph, partial(rewrite, block=block, batch=batch))
 
 
 def blocked_footprint(graph: bytes, block: int, batch: int) -> Footprint:
-    """The memory that `blocked(graph, block)` needs; arguments and errors as of `footprint`."""
-    return footprint(graph, batch, partial(rewrite, block=block))
+    """The memory that `blocked(graph, block, batch)` needs; errors as of `footprint`."""
+    return footprint(graph, batch, partial(rewrite, block=block, batch=batch))
 
 
-def rewrite(model: ir.Model, block: int) -> bool:
+def rewrite(model: ir.Model, block: int, batch: int) -> bool:
     """Give `model` blocked convolutions; False if none fits. Shapes that are known stay known."""
-    fits = BlockedLayout(model.graph, block).rewrite()
+    fits = BlockedLayout(model.graph, block, batch).rewrite()
     RemoveUnusedNodesPass()(model)
     if fits:
         model.opset_imports[DOMAIN] = 1
@@ -87,21 +88,27 @@ class BlockedLayout(GraphRewriting):
 
     prefix = "blocked"
 
-    def __init__(self, graph: ir.Graph, block: int) -> None:
+    def __init__(self, graph: ir.Graph, block: int, batch: int) -> None:
         super().__init__(graph)
         self.block = block
+        self.batch = batch
         self.held = computed_from_constants(graph)
         self.images: dict[Value, Value] = {}
         self.dropped: set[Value] = set()
         self.restored: dict[Value, Value] = {}
         self.filters: dict[tuple[Value, bool], Value] = {}
+        self.orders: dict[object, Value] = {}
+        self.lengths = {length for value in graph.inputs for length in value.shape or ()}
+        # Read before the nodes between an image and the gradient are rewritten.
+        self.gradients = {node: gradient_of(node) for node in graph}
 
     def convert(self, node: Node) -> bool:
         """Add what computes `node` on blocked tensors; False if it has to stay."""
         if self.convolves(node):
             return self.convolution(node)
-        if node.op_type == "Conv" and not node.domain:
-            return depthwise_weight_gradient(self, node)
+        gradient = self.gradients.get(node)
+        if gradient is not None:
+            return weight_gradient(self, node, gradient)
         if not any(value in self.images for value in node.inputs):
             return False
         match node.op_type:

@@ -1,16 +1,289 @@
-"""Gradients of depthwise convolutions' weights by blocked convolutions."""
+"""Gradients of convolutions' weights by blocked convolutions."""
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import onnx_ir as ir
 from onnx_ir import Node, Value
 
-from exporters.onnx.graph_reading import DOMAIN, dims_of, numbers, rows_of, swapped
+from exporters.onnx.graph_reading import DOMAIN, Dims, dims_of, numbers, rows_of, swapped
 
 if TYPE_CHECKING:
     from exporters.onnx.blocked_layout import BlockedLayout
 
+LARGEST_KERNEL = 2**14
+"""Most numbers of a sample in a part of the kernel: with more, 16 samples do not stay in a cache of
+1 MB, from which the runtime reads them again and again."""
+PART = 4
+"""Blocks of outputs that the runtime computes at a time."""
+MOST_OUTPUTS = 256
+"""With more outputs, the plain convolution makes up for the copies that it makes."""
+SHARED_ROWS = 4
+"""Rows of results that threads can share; with fewer, each half of the batch has its own."""
+WHOLE = ir.DataType.INT64
 
-def depthwise_weight_gradient(layout: "BlockedLayout", node: Node) -> bool:
+
+class Gradient(NamedTuple):
+    """The gradient of a weight: `moved` (N, O, H', W') is moved over `image` (N, C, H, W).
+
+    Lengths are pixels: `pads` around the image, steps of `moved` over it and of its elements, and
+    the `size` of the result (O, C / groups, *size).
+    """
+
+    image: Value
+    moved: Value
+    pads: list[int]
+    strides: list[int]
+    dilations: list[int]
+    size: tuple[int, int]
+    groups: int
+
+
+def gradient_of(node: Node) -> Gradient | None:
+    """The gradient that `node` computes as `convolution.py` writes it; None for other nodes."""
+    if node.op_type != "Conv" or node.domain:
+        return None
+    image, (top, left, bottom, right) = rows_of(node)
+    moved, window, size = swapped(node.inputs[1]), numbers(node), dims_of(node.outputs[0])[2:]
+    if image is None or moved is None or None in size or None in dims_of(image)[1:]:
+        return None
+    (groups,), (down, along) = window["group"], window["dilations"]
+    pixel = int(dims_of(image)[1] or 0) // groups
+    return Gradient(
+        image=image,
+        moved=moved,
+        pads=[top, left // pixel, bottom, right // pixel],
+        strides=window["strides"],
+        dilations=[down, along // pixel],
+        size=(int(size[0] or 0), int(size[1] or 0) // pixel),
+        groups=groups,
+    )
+
+
+def weight_gradient(layout: "BlockedLayout", node: Node, gradient: Gradient) -> bool:
+    """Let a blocked convolution compute the `gradient` of `node`; False if none fits."""
+    if gradient.groups == 1:
+        found = dense_gradient(layout, gradient)
+    else:
+        found = depthwise_gradient(layout, gradient, dims_of(node.outputs[0]))
+    return found is not None and layout.replaced(node.outputs[0], found)
+
+
+def dense_gradient(layout: "BlockedLayout", gradient: Gradient) -> Value | None:
+    """The gradient of a weight with one group as (1, O, H, W * C).
+
+    None if it has no blocked form, or if the plain convolution is faster.
+    """
+    image, moved = gradient.image, gradient.moved
+    point = gradient.size == (1, 1) and dims_of(image)[2:] == dims_of(moved)[2:]
+    if not point:
+        return sliding_gradient(layout, gradient) if fast(layout, moved) else None
+    channels, outputs = int(dims_of(image)[1] or 0), int(dims_of(moved)[1] or 0)
+    if channels >= outputs:
+        return point_gradient(layout, image, moved)
+    # The same sums with the smaller tensor as the kernel.
+    found = point_gradient(layout, moved, image)
+    if found is None:
+        return None
+    found = layout.permuted(layout.reshaped(found, channels, outputs), 1, 0)
+    return layout.reshaped(found, 1, outputs, 1, channels)
+
+
+def fast(layout: "BlockedLayout", kernel: Value) -> bool:
+    """Whether a blocked convolution with this kernel is faster than a plain one."""
+    outputs, high, wide = (int(size or 0) for size in dims_of(kernel)[1:])
+    part = min(outputs, PART * layout.block) * high * wide
+    return layout.fits(kernel) and part <= LARGEST_KERNEL and outputs <= MOST_OUTPUTS
+
+
+def point_gradient(layout: "BlockedLayout", image: Value, kernel: Value) -> Value | None:
+    """The gradient of a layer with one pixel: products of the two images, (1, O, 1, C).
+
+    The channels that the convolution sums over are b parts of each sample's pixels.
+    """
+    b, (batch, channels, high, wide) = layout.block, dims_of(image)
+    pixels, outputs = int(high or 0) * int(wide or 0), int(dims_of(kernel)[1] or 0)
+    if image not in layout.images or not fast(layout, kernel) or pixels % b:
+        return None
+    known = None if batch is None else batch * b
+    rows, pixel = in_rows(layout, image)
+    parts, column = int(channels or 0) // pixel, pixels // b
+    rows = layout.reshaped(rows, parts, -1, column, pixel, dims=(parts, known, column, pixel))
+    apart = layout.reshaped(
+        layout.image(kernel),
+        *(-1, outputs // b, b, column, b),
+        dims=(batch, outputs // b, b, column, b),
+    )
+    apart = layout.permuted(apart, 1, 0, 3, 2, 4)
+    filters = layout.reshaped(apart, outputs, -1, column, 1, dims=(outputs, known, column, 1))
+    found = correlation(layout, rows, filters, (parts, outputs, 1, pixel))
+    return joined(layout, found, outputs, 1, pixel)
+
+
+def sliding_gradient(layout: "BlockedLayout", gradient: Gradient) -> Value:
+    """The gradient of a layer with a window, as `convolution.py` writes it.
+
+    The channels that the convolution sums over are the samples. An image of C / b blocks becomes
+    C / b images (N, H, W * b), which threads can share.
+    """
+    outputs, (high, wide) = int(dims_of(gradient.moved)[1] or 0), gradient.size
+    rows, pixel = in_rows(layout, gradient.image)
+    parts = int(dims_of(rows)[0] or 0)
+    few = parts * -(-outputs // (PART * layout.block)) * high < SHARED_ROWS
+    halves = 2 if few and layout.batch % (2 * layout.block) == 0 else 1
+    rows = padded_rows(layout, rows, gradient.pads, pixel, halves)
+    filters = as_filters(layout, gradient, halves)
+    down, along = gradient.dilations
+    found = correlation(
+        layout,
+        rows,
+        filters,
+        (parts, halves * outputs, high, wide * pixel),
+        strides=gradient.strides,
+        dilations=[down, along * pixel],
+        group=halves,
+    )
+    if halves > 1:
+        apart = layout.reshaped(found, parts, halves, outputs * high * wide * pixel)
+        axes, sizes = layout.constant([1]), (parts, outputs * high * wide * pixel)
+        found = layout.add("ReduceSum", [apart, axes], {"keepdims": 0}, shape=sizes)
+    return joined(layout, found, outputs, high, pixel)
+
+
+def correlation(
+    layout: "BlockedLayout",
+    rows: Value,
+    filters: Value,
+    shape: tuple[int, ...],
+    strides: Sequence[int] = (1, 1),
+    dilations: Sequence[int] = (1, 1),
+    group: int = 1,
+) -> Value:
+    """The convolution of plain `rows` by blocked `filters`, in plain layout."""
+    image = layout.add("ReorderInput", [rows], shape=rows.shape, domain=DOMAIN)
+    window = {"pads": [0] * 4, "strides": strides, "dilations": dilations, "group": group}
+    found = layout.add("Conv", [image, filters], window, shape=shape, domain=DOMAIN)
+    count = {"channels": shape[1]}
+    return layout.add("ReorderOutput", [found], count, shape=shape, domain=DOMAIN)
+
+
+def joined(layout: "BlockedLayout", found: Value, outputs: int, high: int, pixel: int) -> Value:
+    """The parts (C / c, O * H * W * c) of a gradient as (1, O, H, W * C)."""
+    count = math.prod(int(size or 0) for size in dims_of(found))
+    parts = int(dims_of(found)[0] or 0)
+    if parts > 1:
+        apart = layout.reshaped(found, parts, outputs, count // (parts * outputs * pixel), pixel)
+        found = layout.permuted(apart, 1, 2, 0, 3)
+    return layout.reshaped(found, 1, outputs, high, count // (outputs * high))
+
+
+def in_rows(layout: "BlockedLayout", image: Value) -> tuple[Value, int]:
+    """The `image` as (C / c, N, H, W * c), with the c channels of a pixel in a row; and c."""
+    batch, channels, high, wide = dims_of(image)
+    pixel, parts = int(channels or 0), 1
+    if image in layout.images:
+        pixel, parts = layout.block, pixel // layout.block
+        rows = layout.apart(image, layout.images[image])
+        if parts > 1:
+            rows = layout.permuted(rows, 1, 0, 2, 3, 4)
+    else:
+        rows = layout.permuted(image, 0, 2, 3, 1)
+    sizes = (int(high or 0), int(wide or 0) * pixel)
+    return layout.reshaped(rows, parts, -1, *sizes, dims=(parts, batch, *sizes)), pixel
+
+
+def padded_rows(
+    layout: "BlockedLayout", rows: Value, pads: list[int], pixel: int, halves: int
+) -> Value:
+    """The `rows` (C / c, N, H, W * c) with padding, and with zeros that fill blocks of samples.
+
+    The runtime computes a result whose window reaches over an edge several times more slowly.
+    """
+    top, left, bottom, right = pads
+    parts, batch, high, wide = dims_of(rows)
+    before, after = [0, 0, top, left * pixel], [bottom, right * pixel]
+    less = layout.add("Neg", [count_of(layout, rows, 1)], shape=(1,), dtype=WHOLE)
+    unit = layout.constant([halves * layout.block])
+    more = layout.add("Mod", [less, unit], shape=(1,), dtype=WHOLE)
+    ends = [layout.constant([*before, 0]), more, layout.constant(after)]
+    around = layout.add("Concat", ends, {"axis": 0}, shape=(8,), dtype=WHOLE)
+    size = (int(high or 0) + top + bottom, int(wide or 0) + (left + right) * pixel)
+    shape = (parts, filled(batch, halves * layout.block), *size)
+    return layout.add("Pad", [rows, around], shape=shape)
+
+
+def as_filters(layout: "BlockedLayout", gradient: Gradient, halves: int) -> Value:
+    """What moves over the image, (N, O, H, W), as filters (halves * O, N / halves, H, W).
+
+    Its rows of b channels are gathered: one pass, which threads share. The last sample stands for
+    those that the blocks of a half lack; the image has zeros there.
+    """
+    moved = gradient.moved
+    b, (batch, outputs, high, wide) = layout.block, dims_of(moved)
+    count = int(outputs or 0) // b * int(high or 0) * int(wide or 0)
+    known = None if batch is None else batch * count
+    rows = layout.reshaped(layout.image(moved), -1, b, dims=(known, b))
+    samples = filled(batch, halves * b)
+    size = (samples and samples * count, b)
+    found = layout.add("Gather", [rows, order(layout, gradient, halves)], {"axis": 0}, shape=size)
+    dims = (halves * int(outputs or 0), samples and samples // halves, high, wide)
+    sizes = [-1 if place == 1 else int(size or 0) for place, size in enumerate(dims)]
+    return layout.reshaped(found, *sizes, dims=dims)
+
+
+def order(layout: "BlockedLayout", gradient: Gradient, halves: int) -> Value:
+    """The numbers of the rows of what moves in the order of filters, for each half.
+
+    A blocked tensor (N, O / b, H * W, b) becomes filters (O / b, N / b, H * W, b, b).
+    """
+    moved = gradient.moved
+    b, (batch, outputs, high, wide) = layout.block, dims_of(moved)
+    blocks, pixels = int(outputs or 0) // b, int(high or 0) * int(wide or 0)
+    lengths = [value.shape[0] for value in (gradient.image, moved) if value.shape is not None]
+    # Two lengths are known to be equal if they are those of the same input.
+    length = next((one for one in lengths if one in layout.lengths), moved)
+    key = (length, blocks, pixels, halves)
+    if key in layout.orders:
+        return layout.orders[key]
+
+    def whole(operator: str, inputs: list[Value], *shape: int | None) -> Value:
+        return layout.add(operator, inputs, shape=shape, dtype=WHOLE)
+
+    zero, one = layout.constant(np.array(0)), layout.constant(np.array(1))
+    unit, samples = layout.constant(np.array(halves * b)), filled(batch, halves * b)
+    count = whole("Squeeze", [count_of(layout, layout.image(moved), 0)])
+    missing = whole("Mod", [whole("Neg", [count]), unit])
+    places = whole("Range", [zero, whole("Add", [count, missing]), one], samples)
+    numbers = whole("Min", [places, whole("Sub", [count, one])], samples)
+    firsts = whole("Mul", [numbers, layout.constant(np.array(blocks * pixels))], samples)
+    firsts = layout.reshaped(
+        *(firsts, halves, 1, -1, 1, b), dims=(halves, 1, samples and samples // (halves * b), 1, b)
+    )
+    rows = layout.constant(np.arange(blocks * pixels).reshape(1, blocks, 1, pixels, 1))
+    shape = (halves, blocks, samples and samples // (halves * b), pixels, b)
+    found = layout.reshaped(
+        whole("Add", [firsts, rows], *shape),
+        -1,
+        dims=(samples and samples * blocks * pixels,),
+    )
+    layout.orders[key] = found
+    return found
+
+
+def count_of(layout: "BlockedLayout", value: Value, axis: int) -> Value:
+    """The length of `value` along `axis`, (1,)."""
+    part = {"start": axis, "end": axis + 1}
+    return layout.add("Shape", [value], part, shape=(1,), dtype=WHOLE)
+
+
+def filled(count: int | None, unit: int) -> int | None:
+    """The next multiple of `unit`; None if the `count` is not known."""
+    return None if count is None else -(-count // unit) * unit
+
+
+def depthwise_gradient(layout: "BlockedLayout", gradient: Gradient, result: Dims) -> Value | None:
     """The gradient of a depthwise convolution's weight: each channel's dot products.
 
     `convolution.py` writes it as a convolution of the image by the gradient, with the batch
@@ -18,21 +291,18 @@ def depthwise_weight_gradient(layout: "BlockedLayout", node: Node) -> bool:
     between them, and so do the gradients: one depthwise convolution whose kernel is as high as
     all of them. It computes K results for each channel, of whole blocks at a time.
     """
-    image, pads = rows_of(node)
-    grad = swapped(node.inputs[1])
-    window, result = numbers(node), node.outputs[0]
-    channels = window["group"][0]
-    if image is None or grad is None or not (layout.fits(image) and layout.fits(grad)):
-        return False
+    image, grad, channels = gradient.image, gradient.moved, gradient.groups
+    if not (layout.fits(image) and layout.fits(grad)):
+        return None
     _, _, height, width = (size or 0 for size in dims_of(image))
     _, count, rows, columns = (size or 0 for size in dims_of(grad))
-    step, kernel = window["dilations"][0], int(dims_of(result)[2] or 0)
-    top, left, bottom, right = pads
+    step, (kernel, _) = gradient.dilations[0], gradient.size
+    top, left, bottom, right = gradient.pads
     # So far apart that no row of one image meets the gradient of the next one.
     apart = -(-max(height + max(top, bottom), step * rows) // step) * step
     below = kernel - top - step
     if dims_of(image)[1] != channels or count != channels or below < 0 or top < 0:
-        return False
+        return None
     strips = [
         strip(layout, image, height, apart, (1, channels, -1, width)),
         strip(layout, grad, rows, apart // step, (channels, 1, -1, columns)),
@@ -43,15 +313,14 @@ def depthwise_weight_gradient(layout: "BlockedLayout", node: Node) -> bool:
         {
             "pads": [top, left, below, right],
             "strides": [1, 1],
-            "dilations": window["dilations"],
+            "dilations": gradient.dilations,
             "group": channels,
         },
-        shape=result.shape,
+        shape=result,
         domain=DOMAIN,
     )
     plain = {"channels": channels}
-    back = layout.add("ReorderOutput", [found], plain, shape=result.shape, domain=DOMAIN)
-    return layout.replaced(result, back)
+    return layout.add("ReorderOutput", [found], plain, shape=result, domain=DOMAIN)
 
 
 def strip(
@@ -59,11 +328,9 @@ def strip(
 ) -> Value:
     """The images of a batch below each other, one every `apart` rows, in this shape."""
     found = layout.permuted(layout.apart(value, layout.image(value)), 1, 0, 2, 3, 4)
-    blocks, batch, _, columns, block = dims_of(found)
+    batch = dims_of(found)[1]
     if apart > rows:
-        more = [0] * 7 + [apart - rows, 0, 0]
-        padded = (blocks, batch, apart, columns, block)
-        found = layout.add("Pad", [found, layout.constant(more)], shape=padded)
+        found = layout.padded(found, *[0] * 7, apart - rows, 0, 0)
     high = batch and batch * apart
     dims = tuple(high if size == -1 else size for size in shape)
     return layout.reshaped(found, *shape, dims=dims)

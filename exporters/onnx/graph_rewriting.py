@@ -137,6 +137,15 @@ class GraphRewriting(ABC):
         shape = tuple(old[axis] for axis in axes)
         return self.add("Transpose", [value], {"perm": axes}, shape=shape)
 
+    def padded(self, value: Value, *pads: int) -> Value:
+        """`value` with zeros in front of each axis, then behind each; `value` itself for none."""
+        if not any(pads):
+            return value
+        sizes = dims_of(value)
+        around = zip(sizes, pads[: len(sizes)], pads[len(sizes) :], strict=True)
+        shape = tuple(None if size is None else size + sum(more) for size, *more in around)
+        return self.add("Pad", [value, self.constant(pads)], shape=shape)
+
     def replaced(self, value: Value, by: Value) -> bool:
         """Let the value `by` take the place of `value`."""
         by.name = value.name

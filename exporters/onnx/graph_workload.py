@@ -56,7 +56,7 @@ def signature_work(
 
 def with_forms(work: SignatureWork, graph: bytes, batch: int) -> SignatureWork:
     """`work` with that of the other forms of its `graph`."""
-    blocked = form_work(graph, batch, partial(blocked_layout.rewrite, block=BLOCKS[0]))
+    blocked = form_work(graph, batch, partial(blocked_layout.rewrite, block=BLOCKS[0], batch=batch))
     if blocked is not None:
         work = msgspec.structs.replace(
             work,

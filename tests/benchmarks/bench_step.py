@@ -142,7 +142,7 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> Path:
     graph.write_bytes(data)
     if runtime == "onnx" and chosen.trains:
         for block in BLOCKS:
-            if form := blocked(data, block):
+            if form := blocked(data, block, case.batch):
                 graph.with_name(form_file(graph.name, blocked_form(block))).write_bytes(form)
     fed = arrays(case, submodel, chosen.inputs)
     fed["in place"] = np.array(() if runtime == "litert" else in_place_of(data), str)

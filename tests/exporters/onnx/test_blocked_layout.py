@@ -4,6 +4,7 @@ The blocked operators are computed here by their definition, on arrays, for both
 this machine's runtime has blocked convolutions, they run there, too.
 """
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -78,19 +79,19 @@ def rectified() -> nn.Module:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     # model, sample shape, at least so many blocked convolutions with block 16
-    "residual": (lambda: nn.Sequential(nn.Conv2d(3, 16, 3), Residual(16), *tail(16)), (3, 7, 6), 5),
+    "residual": (lambda: nn.Sequential(nn.Conv2d(3, 16, 3), Residual(16), *tail(16)), (3, 7, 6), 8),
     "strided": (
         lambda: nn.Sequential(
             *(nn.Conv2d(2, 32, 3, 2, 1), nn.Softplus(), nn.Conv2d(32, 16, (3, 2), (2, 1), (1, 0))),
             *(nn.Sigmoid(), nn.Conv2d(16, 32, 3, padding=2, dilation=2), nn.Tanh(), *tail(32)),
         ),
         (2, 11, 9),
-        4,
+        7,
     ),
     "depthwise": (
         lambda: nn.Sequential(nn.Conv2d(16, 32, 1), Squeezed(32), nn.Conv2d(32, 16, 1), *tail(16)),
         (16, 5, 6),
-        7,
+        10,
     ),
     "depthwise, strided": (
         lambda: nn.Sequential(
@@ -98,18 +99,18 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
             *(nn.Conv2d(32, 32, (3, 5), padding=(0, 1), groups=32), nn.Tanh(), *tail(32)),
         ),
         (3, 13, 15),
-        5,
+        6,
     ),
     "joined": (
         lambda: nn.Sequential(nn.Conv2d(3, 16, 3), Joined(16), nn.Conv2d(32, 16, 3), *tail(16)),
         (3, 9, 8),
-        4,
+        8,
     ),
-    "rectified": (rectified, (3, 8, 7), 3),
+    "rectified": (rectified, (3, 8, 7), 5),
     "few outputs": (
         lambda: nn.Sequential(nn.Conv2d(3, 64, 3), nn.Tanh(), nn.Conv2d(64, 16, 3), *tail(16)),
         (3, 14, 13),
-        3,
+        5,
     ),
     "narrow between": (
         lambda: nn.Sequential(
@@ -118,12 +119,20 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
             *(nn.Conv2d(4, 16, 1), *tail(16)),
         ),
         (3, 9, 8),
-        4,
+        7,
     ),
     "fits in part": (
         lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.GELU(), nn.Conv2d(16, 20, 3), *tail(20)),
         (3, 8, 8),
-        1,
+        2,
+    ),
+    "points": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 16, 1), nn.Tanh(), nn.Conv2d(16, 48, 1), nn.Tanh()),
+            *(nn.Conv2d(48, 32, 1), nn.Tanh(), nn.Conv2d(32, 32, 1, 2), *tail(32)),
+        ),
+        (3, 8, 6),
+        9,
     ),
 }
 
@@ -171,7 +180,8 @@ def operators(block: int) -> list[type[OpRun]]:
         op_domain = DOMAIN
 
         def _run(self, x):
-            return (in_blocks(x, block),)
+            missing = -x.shape[1] % block
+            return (in_blocks(np.pad(x, ((0, 0), (0, missing), (0, 0), (0, 0))), block),)
 
     class ReorderOutput(OpRun):
         op_domain = DOMAIN
@@ -223,14 +233,14 @@ def test_blocked_forms_by_definition(name: str, seed: int) -> None:
     case = case_of(name)
     signature = case.signature
     graph = to_onnx(signature)
-    for block in BLOCKS:
-        form = blocked(graph, block)
+    for block, halves in itertools.product(BLOCKS, (1, 2)):
+        form = blocked(graph, block, halves * block)
         assert form is not None
         model = onnx.load_from_string(form)
         onnx.checker.check_model(model)
         assert sum(map(is_convolution, model.graph.node)) >= MODELS[name][2]
         assert [v.name for v in model.graph.output] == [p.name for p in signature.outputs]
-        for batch in (5, 3):
+        for batch in (5, block + 3):
             feeds = case.feeds(seed, batch)
             runtime = ReferenceEvaluator(model, new_ops=operators(block))
             outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
@@ -243,7 +253,7 @@ def test_convolutions_of_any_sizes(number: int, seed: int) -> None:
     case = Case.of(drawn(random.Random(seed + number)), (3, 8, 9))
     graph, feeds = to_onnx(case.signature), case.feeds(seed, 5)
     for block in BLOCKS:
-        form = blocked(graph, block)
+        form = blocked(graph, block, 2 * block)
         if form is not None:
             runtime = ReferenceEvaluator(onnx.load_from_string(form), new_ops=operators(block))
             outputs = runtime.run(None, {key: value.numpy() for key, value in feeds.items()})
@@ -266,7 +276,7 @@ def test_blocked_forms_in_the_runtime(name: str, seed: int, tmp_path: Path) -> N
     torch.manual_seed(seed)
     case, block = case_of(name), block_size() or 0
     graph = to_onnx(case.signature)
-    form = blocked(graph, block)
+    form = blocked(graph, block, 2 * block)
     assert form is not None
     check_in_runtime(
         case, graph, form, tmp_path / form_file("train.onnx", blocked_form(block)), seed
@@ -278,7 +288,7 @@ def test_a_graph_without_a_fitting_convolution_has_no_blocked_form(seed: int) ->
     model = nn.Sequential(nn.Conv2d(3, 12, 3), nn.Tanh(), *tail(12))
     program = split(model, "full", (3, 6, 6), TrainingConfig(batch_size=4)).program
     graph = to_onnx(next(one for one in program.signatures if one.name == "train"))
-    assert [blocked(graph, block) for block in BLOCKS] == [None, None]
+    assert [blocked(graph, block, 4) for block in BLOCKS] == [None, None]
 
 
 def test_the_memory_of_a_blocked_form(seed: int) -> None:

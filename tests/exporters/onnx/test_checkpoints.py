@@ -193,7 +193,7 @@ def test_blocked_forms_keep_the_gain(
     graphs: tuple[str, ProgramSignature, list[bytes]], block: int, seed: int, tmp_path: Path
 ) -> None:
     name, signature, (plain, again) = graphs
-    forms = [blocked(graph, block) for graph in (plain, again)]
+    forms = [blocked(graph, block, BATCH) for graph in (plain, again)]
     if name == "attention":
         assert forms == [None, None]
         return
