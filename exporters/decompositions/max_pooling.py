@@ -66,7 +66,8 @@ def max_pool_backward(
     out = [int(size) for size in grad.shape[2:]]
     spans = [(out[a] - 1) * stride[a] + dilation[a] * (kernel[a] - 1) + 1 for a in (0, 1)]
     behind = [spans[a] - int(x.shape[2 + a]) - padding[a] for a in (0, 1)]
-    framed = aten.constant_pad_nd(x, [padding[1], behind[1], padding[0], behind[0]], LOWEST)
+    edges = [padding[1], behind[1], padding[0], behind[0]]
+    framed = aten.constant_pad_nd(x, edges, LOWEST) if any(edges) else x
     starts = [
         (i * dilation[0], j * dilation[1]) for i in range(kernel[0]) for j in range(kernel[1])
     ]
@@ -81,7 +82,9 @@ def max_pool_backward(
         total = torch.zeros_like(framed)
         for share, start in zip(split_gradient(grad, slices), starts, strict=True):
             total = total + scatter_slice(share, start, stride, spans)
-    return aten.constant_pad_nd(total, [-padding[1], -behind[1], -padding[0], -behind[0]])  # type: ignore[no-any-return]
+    if not any(edges):
+        return total
+    return aten.constant_pad_nd(total, [-edge for edge in edges])  # type: ignore[no-any-return]
 
 
 def pair(sizes: list[int]) -> list[int]:
@@ -112,13 +115,14 @@ def interleave(parts: list[Tensor], kernel: list[int]) -> Tensor:
     """Put the positions of windows that do not overlap together: (N, C, H', W') to an image."""
     rows, columns = kernel
     batch, channels, high, wide = parts[0].shape
+    # With four axes throughout, an image stays one in the runtime's blocked layout.
     bands = [
-        torch.stack(parts[row * columns : (row + 1) * columns], 4).reshape(
-            batch, channels, high, wide * columns
-        )
-        for row in range(rows)
+        torch.cat(
+            [p.reshape(batch, channels, high * wide, 1) for p in parts[row : row + columns]], 3
+        ).reshape(batch, channels, high, wide * columns)
+        for row in range(0, rows * columns, columns)
     ]
-    return torch.stack(bands, 3).reshape(batch, channels, high * rows, wide * columns)
+    return torch.cat(bands, 3).reshape(batch, channels, high * rows, wide * columns)
 
 
 def scatter_slice(

@@ -19,9 +19,9 @@ from onnx_ir import Node, Value
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from exporters.memory.onnx_footprint import Footprint, footprint
+from exporters.onnx.blocked_pixels import PIXELS
 from exporters.onnx.blocked_weight_gradient import gradient_of, weight_gradient
 from exporters.onnx.graph_reading import (
-    CHANNELS_LAST,
     DOMAIN,
     Dims,
     before_swap,
@@ -120,12 +120,8 @@ class BlockedLayout(GraphRewriting):
                 return True
             case "ReduceMean" | "ReduceSum":
                 return self.reduction(node)
-            case "Transpose":
-                return self.channels_last(node)
-            case "Concat":
-                return self.concatenation(node)
-            case "Reshape":
-                return self.first_element(node)
+            case kind if kind in PIXELS:
+                return PIXELS[kind](self, node)
             case kind if kind in UNARY:
                 return self.unary(node)
             case kind if kind in ELEMENTWISE:
@@ -440,35 +436,4 @@ class BlockedLayout(GraphRewriting):
                 node.op_type, [found, self.constant([0])], {"keepdims": 0}, shape=(channels,)
             )
         found.shape = node.outputs[0].shape
-        return self.replaced(node.outputs[0], found)
-
-    def channels_last(self, node: Node) -> bool:
-        """The permutation to (N, H, W, C); its last axis stays a row of b channels."""
-        (value,) = node.inputs
-        axes = tuple(node.attributes["perm"].as_ints())
-        if value is None or value not in self.images or axes != CHANNELS_LAST:
-            return False
-        rows = self.permuted(self.apart(value, self.images[value]), 0, 2, 3, 1, 4)
-        shape = [int(size or 0) for size in dims_of(node.outputs[0])[1:]]
-        found = self.reshaped(rows, -1, *shape, dims=node.outputs[0].shape)
-        return self.replaced(node.outputs[0], found)
-
-    def concatenation(self, node: Node) -> bool:
-        """Images side by side by their channels."""
-        if node.attributes["axis"].as_int() != 1 or not all(map(self.fits, node.inputs)):
-            return False
-        given = [self.image(value) for value in node.inputs if value is not None]
-        return self.computed(node.outputs[0], self.like(node, given, node.outputs[0].shape))
-
-    def first_element(self, node: Node) -> bool:
-        """A value that only a choice between equal values reads; see `state_in_place.py`."""
-        value, shape = node.inputs
-        flat = whole_numbers(shape) == [-1]
-        if (
-            value is None
-            or not flat
-            or {n.op_type for n in node.outputs[0].consumers()} != {"Gather"}
-        ):
-            return False
-        found = self.reshaped(self.images[value], -1, dims=node.outputs[0].shape)
         return self.replaced(node.outputs[0], found)
