@@ -20,12 +20,18 @@ PLACES = {2, 3}
 def max_pool(layout: "BlockedLayout", node: Node) -> bool:
     """Max pooling, if nobody reads where the maxima are."""
     value, result = node.inputs[0], node.outputs[0]
-    fits = len(node.outputs) == 1 and value in layout.images and layout.fits(result)
-    if not fits or node.attributes["ceil_mode"].as_int() != 0:
+    if (
+        value is None
+        or value not in layout.images
+        or not layout.fits(result)
+        or len(node.outputs) > 1
+    ):
+        return False
+    if node.attributes["ceil_mode"].as_int() != 0:
         return False
     kinds = ("kernel_shape", "strides", "pads", "dilations")
     window = {kind: node.attributes[kind].as_ints() for kind in kinds}
-    found = layout.add("MaxPool", [layout.images[value]], window, shape=result.shape, domain=DOMAIN)
+    found = layout.add("MaxPool", [layout.image(value)], window, shape=result.shape, domain=DOMAIN)
     return layout.computed(result, found)
 
 
@@ -77,6 +83,18 @@ def other_rows(layout: "BlockedLayout", node: Node) -> bool:
     if not layout.fits(result) or sizes[0] != channels or sizes[1] * sizes[2] != pixels:
         return False
     return layout.computed(result, layout.reshaped(image, -1, *sizes, dims=result.shape))
+
+
+def with_zeros_between(layout: "BlockedLayout", image: Value, steps: Sequence[int]) -> Value:
+    """The blocked `image` (N, C, H, W) with zeros behind each pixel: (N, C, H * step, W * step)."""
+    batch, channels, high, wide = (size and int(size) for size in dims_of(image))
+    block, (down, along) = layout.block, steps
+    count = batch and batch * int(channels or 0) // block * int(high or 0)
+    columns = int(wide or 0)
+    apart = layout.reshaped(image, -1, 1, columns, 1, block, dims=(count, 1, columns, 1, block))
+    wider = layout.padded(apart, *[0] * 6, down - 1, 0, along - 1, 0)
+    sizes = (int(channels or 0), int(high or 0) * down, columns * along)
+    return layout.reshaped(wider, -1, *sizes, dims=(batch, *sizes))
 
 
 def moved(

@@ -33,6 +33,7 @@ from exporters.onnx.checkpoints import KeepCheckpoints
 from exporters.onnx.exported_program import exported
 from exporters.onnx.exposed_values import exposed_values, places_of
 from exporters.onnx.graph_passes import shorten
+from exporters.onnx.large_factors import put_large_factors_first
 from exporters.onnx.onnx_translations import TRANSLATIONS
 from exporters.onnx.operator_table import OPSET, missing_translations
 from exporters.onnx.recomputation import RecomputeActivations
@@ -122,6 +123,7 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
         *([KeepCheckpoints(signature)] if signature.recompute else []),
         *(RecomputeActivations(p.name) for p in signature.outputs if p.kind == "metric"),
     )(lowered.model)
+    put_large_factors_first(lowered.model.graph)
     raise_numbers(lowered.model.graph)
     RemoveUnusedNodesPass()(lowered.model)
     finish_scans(lowered.model)
