@@ -160,6 +160,8 @@ def blocked_kind(operator: str, kernel: Shape) -> str:
     >>> blocked_kind("Conv", (64, 1, 1, 1)), blocked_kind("Conv", (64, 1, 3, 3))
     ('scaled', 'blocked')
     """
+    if operator == "MaxPool":
+        return kind_of(operator, (), ())
     if operator != "Conv":
         return "transposition"
     return "scaled" if math.prod(kernel[1:]) == 1 else "blocked"

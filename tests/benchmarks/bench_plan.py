@@ -166,7 +166,7 @@ def write_graphs(model: Model, spec: str, folder: Path) -> Workload:
         file = folder / f"{signature.name}.onnx"
         file.write_bytes(graph)
         for block in BLOCKS:
-            if form := blocked(graph, block, case.batch):
+            if form := blocked(graph, block, BATCH):
                 file.with_name(form_file(file.name, blocked_form(block))).write_bytes(form)
         names = [port.name for port in signature.inputs]
         over = {name: name.removesuffix("+") for name in in_place_of(graph)}

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.runtime.blocked_probe import block_size
 from edgetailor import TrainingConfig, split
+from exporters.onnx import blocked_weight_gradient
 from exporters.onnx.blocked_layout import DOMAIN, blocked, blocked_footprint
 from exporters.onnx.onnx_writer import to_onnx
 from form_cases import Case, check, check_in_runtime, tail
@@ -99,7 +100,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
             *(nn.Conv2d(32, 32, (3, 5), padding=(0, 1), groups=32), nn.Tanh(), *tail(32)),
         ),
         (3, 13, 15),
-        6,
+        8,
     ),
     "joined": (
         lambda: nn.Sequential(nn.Conv2d(3, 16, 3), Joined(16), nn.Conv2d(32, 16, 3), *tail(16)),
@@ -125,6 +126,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
         lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.GELU(), nn.Conv2d(16, 20, 3), *tail(20)),
         (3, 8, 8),
         2,
+    ),
+    "pooled": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 16, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1)),
+            *(nn.Tanh(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(32, 16, 1), nn.Tanh(), *tail(16)),
+        ),
+        (3, 12, 11),
+        7,
     ),
     "points": (
         lambda: nn.Sequential(
@@ -218,18 +227,34 @@ def operators(block: int) -> list[type[OpRun]]:
                 result = result + summand
             return (np.maximum(result, 0) if given.get("activation") == "Relu" else result,)
 
+    class MaxPool(OpRun):
+        op_domain = DOMAIN
+
+        def _run(self, x, kernel_shape=None, strides=None, pads=None, dilations=None, **_):
+            images, (top, left, bottom, right) = torch.tensor(in_order(x, block)), pads
+            framed = F.pad(images, (left, right, top, bottom), value=-np.inf)
+            found = F.max_pool2d(framed, kernel_shape, strides, 0, dilations)
+            return (in_blocks(found.numpy(), block),)
+
     class Pad(OpRun):  # the reference has none that crops
         def _run(self, x, pads, value=None, axes=None, mode=None):
             assert axes is None
             ends = pads.reshape(2, -1).T[::-1].reshape(-1).tolist()
-            return (F.pad(torch.tensor(x), ends).numpy(),)
+            number = 0.0 if value is None else float(value)
+            return (F.pad(torch.tensor(x), ends, value=number).numpy(),)
 
-    return [ReorderInput, ReorderOutput, Conv, Pad]
+    return [ReorderInput, ReorderOutput, Conv, MaxPool, Pad]
+
+
+def cut_into_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let also batches of small images be cut into several strips."""
+    monkeypatch.setattr(blocked_weight_gradient, "LONGEST_STRIP", 500)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_blocked_forms_by_definition(name: str, seed: int) -> None:
+def test_blocked_forms_by_definition(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(seed)
+    cut_into_strips(monkeypatch)
     case = case_of(name)
     signature = case.signature
     graph = to_onnx(signature)
@@ -239,6 +264,7 @@ def test_blocked_forms_by_definition(name: str, seed: int) -> None:
         model = onnx.load_from_string(form)
         onnx.checker.check_model(model)
         assert sum(map(is_convolution, model.graph.node)) >= MODELS[name][2]
+        assert all(n.domain == DOMAIN for n in model.graph.node if n.op_type == "MaxPool")
         assert [v.name for v in model.graph.output] == [p.name for p in signature.outputs]
         for batch in (5, block + 3):
             feeds = case.feeds(seed, batch)
@@ -271,8 +297,11 @@ def is_convolution(node: onnx.NodeProto) -> bool:
 
 @pytest.mark.skipif(block_size() is None, reason="this ONNX Runtime has no blocked convolutions")
 @pytest.mark.parametrize("name", MODELS)
-def test_blocked_forms_in_the_runtime(name: str, seed: int, tmp_path: Path) -> None:
+def test_blocked_forms_in_the_runtime(
+    name: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two steps in a row, with new state written over the old."""
+    cut_into_strips(monkeypatch)
     torch.manual_seed(seed)
     case, block = case_of(name), block_size() or 0
     graph = to_onnx(case.signature)
