@@ -24,7 +24,7 @@ RESULTS = ("plain", "blocked")
 def probe(block: int) -> bytes:
     """A graph with the outputs `plain` and `blocked`, equal in a runtime with this block."""
     plain, other = (model(name) for name in RESULTS)
-    form = blocked(other.SerializeToString(deterministic=True), block, batch=1)
+    form = blocked(other.SerializeToString(deterministic=True), block, SHAPES["x"][0])
     assert form is not None
     both = onnx.load_from_string(form)
     both.graph.node.extend(plain.graph.node)
@@ -34,7 +34,7 @@ def probe(block: int) -> bytes:
 
 
 def model(result: str) -> ModelProto:
-    """Every kind of convolution that the blocked forms of training steps have, in a row."""
+    """Every kind of operator that the blocked forms of training steps have, in a row."""
     return checked(graph(result))
 
 
@@ -52,7 +52,7 @@ def checked(graph: GraphProto) -> ModelProto:
 
 def graph(result: str) -> GraphProto:
     """The graph of `model`; the names of its values begin with `result`."""
-    a, b, c, d, e, f, g = (f"{result}-{letter}" for letter in "abcdefg")
+    a, b, c, d, e, f, g, h = (f"{result}-{letter}" for letter in "abcdefgh")
     nodes = [
         window("x few", a, 3),
         window(f"{a} dense bias", b, 3),
@@ -61,7 +61,8 @@ def graph(result: str) -> GraphProto:
         helper.make_node("Identity", [d], [e]),  # stays plain, so that the layout changes twice
         window(f"{e} depthwise", f, 3, group=SHAPES["depthwise"][0]),
         window(f"{f} point", g, 1, stride=2),
-        helper.make_node("Identity", [g], [result]),
+        helper.make_node("MaxPool", [g], [h], kernel_shape=[2, 2]),
+        helper.make_node("Identity", [h], [result]),
     ]
     given = [helper.make_tensor_value_info(k, TensorProto.FLOAT, s) for k, s in SHAPES.items()]
     found = helper.make_tensor_value_info(result, TensorProto.FLOAT, [None] * 4)

@@ -27,10 +27,11 @@ def max_pool(layout: "BlockedLayout", node: Node) -> bool:
         or len(node.outputs) > 1
     ):
         return False
-    if node.attributes["ceil_mode"].as_int() != 0:
+    ceil = node.attributes.get("ceil_mode")
+    if ceil is not None and ceil.as_int() != 0:
         return False
     kinds = ("kernel_shape", "strides", "pads", "dilations")
-    window = {kind: node.attributes[kind].as_ints() for kind in kinds}
+    window = {kind: node.attributes[kind].as_ints() for kind in kinds if kind in node.attributes}
     found = layout.add("MaxPool", [layout.image(value)], window, shape=result.shape, domain=DOMAIN)
     return layout.computed(result, found)
 

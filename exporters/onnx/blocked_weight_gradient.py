@@ -20,6 +20,8 @@ PART = 4
 """Blocks of outputs that the runtime computes at a time."""
 MOST_OUTPUTS = 256
 """With more outputs, the plain convolution makes up for the copies that it makes."""
+MOST_WASTED = 0.25
+"""With more zeros for each sample in the last block of samples, the plain convolution is faster."""
 SHARED_ROWS = 4
 """Rows of results that threads can share; with fewer, each half of the batch has its own."""
 LONGEST_STRIP = 2**13
@@ -81,7 +83,9 @@ def dense_gradient(layout: "BlockedLayout", gradient: Gradient) -> Value | None:
     image, moved = gradient.image, gradient.moved
     point = gradient.size == (1, 1) and dims_of(image)[2:] == dims_of(moved)[2:]
     if not point:
-        return sliding_gradient(layout, gradient) if fast(layout, moved) else None
+        wasted = -layout.batch % layout.block > layout.batch * MOST_WASTED
+        fits = fast(layout, moved) and not wasted
+        return sliding_gradient(layout, gradient) if fits else None
     channels, outputs = int(dims_of(image)[1] or 0), int(dims_of(moved)[1] or 0)
     if channels >= outputs:
         return point_gradient(layout, image, moved)
