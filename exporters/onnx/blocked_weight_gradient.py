@@ -13,9 +13,9 @@ from exporters.onnx.graph_reading import DOMAIN, Dims, dims_of, numbers, rows_of
 if TYPE_CHECKING:
     from exporters.onnx.blocked_layout import BlockedLayout
 
-LARGEST_KERNEL = 2**14
-"""Most numbers of a sample in a part of the kernel: with more, 16 samples do not stay in a cache of
-1 MB, from which the runtime reads them again and again."""
+LARGEST_KERNEL = 2**18
+"""Most numbers in a part of the kernel: more do not stay in a cache of 1 MB, from which the runtime
+reads them again and again."""
 PART = 4
 """Blocks of outputs that the runtime computes at a time."""
 MOST_OUTPUTS = 256
@@ -84,12 +84,12 @@ def dense_gradient(layout: "BlockedLayout", gradient: Gradient) -> Value | None:
     point = gradient.size == (1, 1) and dims_of(image)[2:] == dims_of(moved)[2:]
     if not point:
         wasted = -layout.batch % layout.block > layout.batch * MOST_WASTED
-        fits = fast(layout, moved) and not wasted
+        fits = fast(layout, moved, layout.block) and not wasted
         return sliding_gradient(layout, gradient) if fits else None
     channels, outputs = int(dims_of(image)[1] or 0), int(dims_of(moved)[1] or 0)
-    if channels >= outputs:
+    if channels <= outputs:
         return point_gradient(layout, image, moved)
-    # The same sums with the smaller tensor as the kernel.
+    # The same sums with the larger tensor as the kernel, of which fewer copies are made.
     found = point_gradient(layout, moved, image)
     if found is None:
         return None
@@ -97,35 +97,43 @@ def dense_gradient(layout: "BlockedLayout", gradient: Gradient) -> Value | None:
     return layout.reshaped(found, 1, outputs, 1, channels)
 
 
-def fast(layout: "BlockedLayout", kernel: Value) -> bool:
-    """Whether a blocked convolution with this kernel is faster than a plain one."""
+def fast(layout: "BlockedLayout", kernel: Value, samples: int) -> bool:
+    """Whether a blocked convolution with this kernel is faster than a plain one.
+
+    The runtime multiplies by `samples` at a time.
+    """
     outputs, high, wide = (int(size or 0) for size in dims_of(kernel)[1:])
-    part = min(outputs, PART * layout.block) * high * wide
+    part = min(outputs, PART * layout.block) * high * wide * samples
     return layout.fits(kernel) and part <= LARGEST_KERNEL and outputs <= MOST_OUTPUTS
 
 
 def point_gradient(layout: "BlockedLayout", image: Value, kernel: Value) -> Value | None:
     """The gradient of a layer with one pixel: products of the two images, (1, O, 1, C).
 
-    The channels that the convolution sums over are b parts of each sample's pixels.
+    The channels that the convolution sums over are b parts of each sample's pixels, or of each
+    half of its pixels.
     """
     b, (batch, channels, high, wide) = layout.block, dims_of(image)
     pixels, outputs = int(high or 0) * int(wide or 0), int(dims_of(kernel)[1] or 0)
-    if image not in layout.images or not fast(layout, kernel) or pixels % b:
+    parts = int(channels or 0) // b
+    few = parts * -(-outputs // (PART * b)) < SHARED_ROWS
+    halves = 2 if few and pixels % (2 * b) == 0 else 1
+    if image not in layout.images or not fast(layout, kernel, 1) or pixels % b:
         return None
-    known = None if batch is None else batch * b
-    rows, pixel = in_rows(layout, image)
-    parts, column = int(channels or 0) // pixel, pixels // b
-    rows = layout.reshaped(rows, parts, -1, column, pixel, dims=(parts, known, column, pixel))
-    apart = layout.reshaped(
-        layout.image(kernel),
-        *(-1, outputs // b, b, column, b),
-        dims=(batch, outputs // b, b, column, b),
-    )
-    apart = layout.permuted(apart, 1, 0, 3, 2, 4)
-    filters = layout.reshaped(apart, outputs, -1, column, 1, dims=(outputs, known, column, 1))
-    found = correlation(layout, rows, filters, (parts, outputs, 1, pixel))
-    return joined(layout, found, outputs, 1, pixel)
+    column, known = pixels // (halves * b), None if batch is None else batch * b
+    apart = (parts, halves, pixels // halves, b)
+    rows = layout.reshaped(layout.images[image], -1, *apart, dims=(batch, *apart))
+    if parts * halves > 1:
+        rows = layout.permuted(rows, 1, 2, 0, 3, 4)
+    sizes = (parts, known and known * halves, column, b)
+    rows = layout.reshaped(rows, parts, -1, column, b, dims=sizes)
+    cut = (outputs // b, halves, b, column, b)
+    filters = layout.reshaped(layout.image(kernel), -1, *cut, dims=(batch, *cut))
+    filters = layout.permuted(filters, 2, 1, 0, 4, 3, 5)
+    sizes = (halves * outputs, known, column, 1)
+    filters = layout.reshaped(filters, halves * outputs, -1, column, 1, dims=sizes)
+    found = correlation(layout, rows, filters, (parts, halves * outputs, 1, b), group=halves)
+    return joined(layout, found, halves, outputs, 1, b)
 
 
 def sliding_gradient(layout: "BlockedLayout", gradient: Gradient) -> Value:
@@ -151,11 +159,7 @@ def sliding_gradient(layout: "BlockedLayout", gradient: Gradient) -> Value:
         dilations=[down, along * pixel],
         group=halves,
     )
-    if halves > 1:
-        apart = layout.reshaped(found, parts, halves, outputs * high * wide * pixel)
-        axes, sizes = layout.constant([1]), (parts, outputs * high * wide * pixel)
-        found = layout.add("ReduceSum", [apart, axes], {"keepdims": 0}, shape=sizes)
-    return joined(layout, found, outputs, high, pixel)
+    return joined(layout, found, halves, outputs, high, pixel)
 
 
 def correlation(
@@ -175,14 +179,19 @@ def correlation(
     return layout.add("ReorderOutput", [found], count, shape=shape, domain=DOMAIN)
 
 
-def joined(layout: "BlockedLayout", found: Value, outputs: int, high: int, pixel: int) -> Value:
-    """The parts (C / c, O * H * W * c) of a gradient as (1, O, H, W * C)."""
-    count = math.prod(int(size or 0) for size in dims_of(found))
-    parts = int(dims_of(found)[0] or 0)
+def joined(
+    layout: "BlockedLayout", found: Value, halves: int, outputs: int, high: int, pixel: int
+) -> Value:
+    """The gradients (C / c, halves * O, H, W * c) of parts and halves as one, (1, O, H, W * C)."""
+    parts, _, _, wide = (int(size or 0) for size in dims_of(found))
+    if halves > 1:
+        apart = layout.reshaped(found, parts, halves, outputs * high * wide)
+        axes, sizes = layout.constant([1]), (parts, outputs * high * wide)
+        found = layout.add("ReduceSum", [apart, axes], {"keepdims": 0}, shape=sizes)
     if parts > 1:
-        apart = layout.reshaped(found, parts, outputs, count // (parts * outputs * pixel), pixel)
+        apart = layout.reshaped(found, parts, outputs, high * wide // pixel, pixel)
         found = layout.permuted(apart, 1, 2, 0, 3)
-    return layout.reshaped(found, 1, outputs, high, count // (outputs * high))
+    return layout.reshaped(found, 1, outputs, high, wide * parts)
 
 
 def in_rows(layout: "BlockedLayout", image: Value) -> tuple[Value, int]:
