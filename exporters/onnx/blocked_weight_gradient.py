@@ -68,6 +68,9 @@ def gradient_of(node: Node) -> Gradient | None:
 
 def weight_gradient(layout: "BlockedLayout", node: Node, gradient: Gradient) -> bool:
     """Let a blocked convolution compute the `gradient` of `node`; False if none fits."""
+    # Another value has taken the place of one that is neither blocked nor read.
+    if any(v not in layout.images and not v.uses() for v in (gradient.image, gradient.moved)):
+        return False
     if gradient.groups == 1:
         found = dense_gradient(layout, gradient)
     else:

@@ -69,6 +69,18 @@ class Joined(nn.Module):
         return torch.cat([x, torch.tanh(self.more(x))], 1)
 
 
+class Scaled(nn.Module):
+    """The gradient of the second layer's result is a sum over pixels that nothing else reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Conv2d(3, 16, 3, padding=1)
+        self.scale = nn.Conv2d(3, 16, (6, 5), bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.image(x)) * self.scale(x)
+
+
 def rectified() -> nn.Module:
     """Every second channel of the ReLU is far above zero and the others far below: no kinks."""
     first, second = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 16, 3)
@@ -127,6 +139,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
         (3, 8, 8),
         2,
     ),
+    "summed": (lambda: nn.Sequential(Scaled(), *tail(16)), (3, 6, 5), 1),
     "pooled": (
         lambda: nn.Sequential(
             *(nn.Conv2d(3, 16, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1)),
