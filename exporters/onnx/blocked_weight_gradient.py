@@ -47,7 +47,7 @@ class Gradient(NamedTuple):
 
 def gradient_of(node: Node) -> Gradient | None:
     """The gradient that `node` computes as `convolution.py` writes it; None for other nodes."""
-    if node.op_type != "Conv" or node.domain:
+    if node.op_type != "Conv" or node.domain or len(dims_of(node.outputs[0])) != 4:
         return None
     image, (top, left, bottom, right) = rows_of(node)
     moved, window, size = swapped(node.inputs[1]), numbers(node), dims_of(node.outputs[0])[2:]

@@ -114,6 +114,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
         (3, 13, 15),
         8,
     ),
+    "one dimension behind two": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 16, 3), nn.Tanh(), nn.Conv2d(16, 32, 3), nn.Tanh()),
+            *(nn.Flatten(2), nn.Conv1d(32, 16, 3), nn.Unflatten(2, (2, 5)), *tail(16)),
+        ),
+        (3, 7, 8),
+        4,
+    ),
     "joined": (
         lambda: nn.Sequential(nn.Conv2d(3, 16, 3), Joined(16), nn.Conv2d(32, 16, 3), *tail(16)),
         (3, 9, 8),
@@ -331,6 +339,14 @@ def test_a_graph_without_a_fitting_convolution_has_no_blocked_form(seed: int) ->
     program = split(model, "full", (3, 6, 6), TrainingConfig(batch_size=4)).program
     graph = to_onnx(next(one for one in program.signatures if one.name == "train"))
     assert [blocked(graph, block, 4) for block in BLOCKS] == [None, None]
+
+
+def test_one_dimension_has_no_blocked_form(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv1d(16, 32, 3), nn.Tanh(), nn.Flatten(), nn.Linear(128, 3))
+    program = split(model, "full", (16, 6), TrainingConfig(batch_size=16)).program
+    graph = to_onnx(next(one for one in program.signatures if one.name == "train"))
+    assert [blocked(graph, block, 16) for block in BLOCKS] == [None, None]
 
 
 def test_the_memory_of_a_blocked_form(seed: int) -> None:
