@@ -3,15 +3,86 @@
 A pass changes a graph in place. The results of the graph stay the same except for rounding.
 """
 
+import operator
 from collections.abc import Callable
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 
+from exporters.onnx.part_passes import (
+    concatenate_parts,
+    cut_before_moving,
+    move_before_concatenating,
+)
+from exporters.onnx.traced_nodes import Size, add_before, same_sizes, shape_of
+
 aten = torch.ops.aten
 
 Pass = Callable[[GraphModule], None]
+
+
+def read_sizes_of_inputs(graph: GraphModule) -> None:
+    """Read the batch size from an input only.
+
+    A runtime may read the size of a large value late, and keep the value in memory until then.
+    """
+    batches = {
+        size.node.expr: (node, axis)
+        for node in graph.graph.find_nodes(op="placeholder")
+        for axis, size in enumerate(shape_of(node))
+        if isinstance(size, torch.SymInt) and size.node.expr.is_symbol
+    }
+    known: dict[object, Node] = {}
+    for node in graph.graph.find_nodes(op="call_function", target=aten.sym_size.int):
+        size = node.meta["val"]
+        for symbol, (given, axis) in batches.items() if isinstance(size, torch.SymInt) else ():
+            times = size.node.expr / symbol
+            if times.is_Integer:
+                if symbol not in known:
+                    known[symbol] = add_before(node, aten.sym_size.int, given, axis)
+                batch = known[symbol]
+                same = batch if times == 1 else add_before(node, operator.mul, batch, int(times))
+                node.replace_all_uses_with(same)
+
+
+def drop_copies(graph: GraphModule) -> None:
+    """Remove copies and changes of shape that change nothing: they hide what other passes look for.
+
+    PyTorch copies a tensor before a view of it that needs a copy, so without copies all views are
+    reshapes.
+    """
+    results = graph.graph.output_node()
+    for view in graph.graph.find_nodes(op="call_function", target=aten.view.default):
+        view.target = aten.reshape.default
+    for target in (aten.clone.default, aten.expand.default, aten.reshape.default):
+        for node in graph.graph.find_nodes(op="call_function", target=target):
+            given = node.args[0]
+            if results not in node.users and same_sizes(shape_of(given), shape_of(node)):
+                node.replace_all_uses_with(given)
+
+
+def multiply_in_batches(graph: GraphModule) -> None:
+    """Let a product of batches of matrices read them with all their axes.
+
+    PyTorch makes one axis of several first. The runtime needs no such view, and it reads a matrix
+    in place of its transpose only where nothing stands between the transposition and the product.
+    """
+    for node in graph.graph.find_nodes(op="call_function", target=aten.bmm.default):
+        first, second = node.args
+        if first.target is not aten.reshape.default or second.target is not first.target:
+            continue
+        a, b = first.args[0], second.args[0]
+        rows, columns = shape_of(a), shape_of(b)
+        high, wide = shape_of(node)[1:]
+        # The last two axes must be the matrices themselves, not joined with the batch.
+        whole = same_sizes(rows[-2:], shape_of(first)[1:])
+        whole = whole and same_sizes(columns[-2:], shape_of(second)[1:])
+        if not whole or not same_sizes(rows[:-2], columns[:-2]) or not is_known(high, wide):
+            continue
+        product = add_before(node, aten.matmul.default, a, b)
+        sizes = [first.args[1][0], high, wide]
+        node.replace_all_uses_with(add_before(node, aten.reshape.default, product, sizes))
 
 
 def cancel_permutations(graph: GraphModule) -> None:
@@ -28,11 +99,31 @@ def cancel_permutations(graph: GraphModule) -> None:
 
 
 def join_views(graph: GraphModule) -> None:
-    """Replace view(view(x, a), b) by view(x, b)."""
-    for node in graph.graph.find_nodes(op="call_function", target=aten.view.default):
+    """Replace reshape(reshape(x, a), b) by reshape(x, b)."""
+    for node in graph.graph.find_nodes(op="call_function", target=aten.reshape.default):
         inner = node.args[0]
-        if inner.target is aten.view.default:
+        if inner.target is aten.reshape.default:
             node.args = (inner.args[0], node.args[1])
+
+
+def scale_smaller_factors(graph: GraphModule) -> None:
+    """Multiply a matrix of known size by a number, instead of its larger product."""
+    for node in graph.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+        product, number = node.args
+        views = []
+        while product.target is aten.reshape.default and len(product.users) == 1:
+            views.append(product)
+            product = product.args[0]
+        if not isinstance(number, int | float) or not is_matrix_product(product):
+            continue
+        rows, matrix = product.args
+        if is_known(*shape_of(rows)) or not is_known(*shape_of(matrix)):
+            continue
+        scaled = add_before(node, aten.mul.Tensor, matrix, number)
+        found = add_before(node, aten.mm.default, rows, scaled)
+        for view in reversed(views):
+            found = add_before(node, aten.reshape.default, found, view.args[1])
+        node.replace_all_uses_with(found)
 
 
 def accumulate_products(graph: GraphModule) -> None:
@@ -83,7 +174,24 @@ def is_matrix_product(node: object) -> bool:
     return isinstance(node, Node) and node.target is aten.mm.default and len(node.users) == 1
 
 
-PASSES: tuple[Pass, ...] = (cancel_permutations, join_views, accumulate_products)
+def is_known(*sizes: Size) -> bool:
+    """Whether no size depends on the batch."""
+    return all(isinstance(size, int) for size in sizes)
+
+
+PASSES: tuple[Pass, ...] = (
+    read_sizes_of_inputs,
+    drop_copies,
+    multiply_in_batches,
+    concatenate_parts,
+    move_before_concatenating,
+    cut_before_moving,
+    cancel_permutations,
+    join_views,
+    drop_copies,
+    scale_smaller_factors,
+    accumulate_products,
+)
 
 
 def shorten(graph: GraphModule) -> GraphModule:

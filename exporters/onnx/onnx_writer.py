@@ -23,7 +23,7 @@ from onnxscript.optimizer import fold_constants
 from torch.export import ExportedProgram
 from torch.onnx import OnnxExporterError, ONNXProgram
 
-from exporters.decompositions.activation import HARD_SIGMOID
+from exporters.decompositions.activation import GELU, HARD_SIGMOID
 from exporters.decompositions.convolution_choice import ONNX_RUNTIME
 from exporters.decompositions.multiply_add import SYMBOLIC_FACTORS
 from exporters.memory.in_place_operators import IN_PLACE
@@ -104,7 +104,7 @@ def lower(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
 def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
     """Lower `signature`. Errors of torch and onnx reach the caller."""
     quieten()
-    forms = {**missing_translations(), **ONNX_RUNTIME, **HARD_SIGMOID, **SYMBOLIC_FACTORS}
+    forms = {**missing_translations(), **ONNX_RUNTIME, **HARD_SIGMOID, **GELU, **SYMBOLIC_FACTORS}
     graph = shorten(trace(signature, forms))
     traced = in_double_precision(graph)
     try:

@@ -28,7 +28,7 @@ def raise_numbers(graph: ir.Graph) -> None:
             if attribute.type == ir.AttributeType.GRAPH:
                 raise_numbers(attribute.as_graph())
         shapes = [value.shape for value in node.inputs if value is not None]
-        if node.op_type not in BROADCASTING or node.domain or None in shapes:
+        if node.op_type not in BROADCASTING or node.domain or None in shapes or is_of_gelu(node):
             continue
         rank = max(len(shape) for shape in shapes if shape is not None)
         for place, value in enumerate(node.inputs):
@@ -40,6 +40,25 @@ def raise_numbers(graph: ir.Graph) -> None:
                     continue
                 raised[value, rank] = same
             node.replace_input_with(place, raised[value, rank])
+
+
+def is_of_gelu(node: ir.Node) -> bool:
+    """Whether `node` reads a number of x (erf(x / sqrt 2) + 1) / 2.
+
+    ONNX Runtime computes the whole as one operator, if its numbers have no axes.
+    """
+    makers = [value.producer() for value in node.inputs if value is not None]
+    if node.op_type == "Mul":  # by a half: what is multiplied is x times the sum
+        products = [maker for maker in makers if maker is not None and maker.op_type == "Mul"]
+        makers = [value.producer() for one in products for value in one.inputs if value is not None]
+        return any(maker is not None and adds_to_erf(maker) for maker in makers)
+    return adds_to_erf(node) or any(user.op_type == "Erf" for user in node.outputs[0].consumers())
+
+
+def adds_to_erf(node: ir.Node) -> bool:
+    """Whether `node` adds a number to an error function."""
+    makers = [value.producer() for value in node.inputs if value is not None]
+    return node.op_type == "Add" and any(one is not None and one.op_type == "Erf" for one in makers)
 
 
 def is_number(value: ir.Value) -> bool:

@@ -57,6 +57,12 @@ class Mean(nn.Module):
 ROWS = {
     **GROUPED["convolution"],
     **GROUPED["batch norm"],
+    "layer norm": Row(partial(nn.LayerNorm, 5), (3, 4, 5)),
+    "layer norm over two axes": Row(partial(nn.LayerNorm, (4, 5)), (3, 4, 5)),
+    "layer norm without a shift": Row(partial(nn.LayerNorm, 5, bias=False), (3, 4, 5)),
+    "layer norm without weights": Row(
+        partial(nn.LayerNorm, (3, 4, 5), elementwise_affine=False), (3, 4, 5)
+    ),
     "relu": Row(nn.ReLU, (3, 4, 5)),
     "gelu": Row(nn.GELU, (3, 4, 5)),
     "gelu by tanh": Row(partial(nn.GELU, approximate="tanh"), (3, 4, 5)),
@@ -145,6 +151,7 @@ LOWERED = {
         "conv1d stride, dilation",
     ),
     "normalisation": ("batch norm 2d", "batch norm 1d over time", "batch norm 1d, predicting"),
+    "layer norm": ("layer norm", "layer norm over two axes", "layer norm without weights"),
     "smooth activations": ("gelu", "gelu by tanh", "tanh", "sigmoid", "log-softmax"),
     "relu and pooling": ("relu", "max pooling, overlapping", "adaptive mean", "linear"),
     "silu": ("silu",),

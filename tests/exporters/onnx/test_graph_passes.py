@@ -77,3 +77,30 @@ def test_a_product_that_is_read_twice_stays(seed: int) -> None:
     graph = traced(function, a, b, c)
     accumulate_products(graph)
     assert "aten::addmm" not in set(operators(graph))
+
+
+class Rows(nn.Module):
+    """The gradient of the first layer's result is a product times a half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) * 0.5).mean(1)
+
+
+def test_the_smaller_factor_is_scaled(seed: int) -> None:
+    torch.manual_seed(seed)
+    program = edgetailor.split(Rows(), "full", (5, 6), edgetailor.TrainingConfig()).program
+    signature = next(one for one in program.signatures if one.name == "train")
+    graph, feeds = trace(signature), drawn(signature)
+    before = graph(*feeds)
+    for ours, theirs in zip(shorten(graph)(*feeds), before, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    halves = [
+        node.args[0].meta["val"].shape
+        for node in graph.graph.find_nodes(op="call_function", target=aten.mul.Tensor)
+        if node.args[1] == 0.5
+    ]
+    assert sorted(map(len, halves)) == [2, 3]  # the weight (3, 4), and rows of the forward pass

@@ -1,5 +1,7 @@
 """Numbers in graphs get the rank of the tensors beside them; no value changes."""
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -118,3 +120,14 @@ def test_training_steps_have_no_other_numbers() -> None:
             and len(node.outputs[0].shape or ()) > 1
         ]
         assert wrong == [], signature.name
+
+
+def test_the_runtime_computes_a_gelu_as_one_operator(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 2))
+    program = split(model, "full", (4, 6), TrainingConfig()).program
+    for signature in (one for one in program.signatures if one.name in ("train", "predict")):
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(tmp_path / signature.name)
+        onnxruntime.InferenceSession(to_onnx(signature), options)
+        nodes = onnx.load(tmp_path / signature.name).graph.node
+        assert "Gelu" in [node.op_type.removeprefix("Bias") for node in nodes], signature.name

@@ -1,0 +1,37 @@
+"""Reads and adds nodes of a traced graph, whose sizes may depend on the batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import Argument, map_arg
+
+Size = int | torch.SymInt
+
+
+def shape_of(node: object) -> Sequence[Size]:
+    """The shape of the tensor `node`."""
+    assert isinstance(node, Node)
+    shape: Sequence[Size] = node.meta["val"].shape
+    return shape
+
+
+def same_sizes(first: Sequence[Size], second: Sequence[Size]) -> bool:
+    """Whether the sizes are equal for every batch.
+
+    A plain comparison would compare with the size of the example and then fix the batch to it.
+    """
+    return len(first) == len(second) and all(
+        statically_known_true(one == other) for one, other in zip(first, second, strict=True)
+    )
+
+
+def add_before(reader: Node, target: Any, *arguments: Argument, **options: Argument) -> Node:
+    """Add the operator `target` before `reader`, with the shape and type that the export reads."""
+    with reader.graph.inserting_before(reader):
+        node = reader.graph.call_function(target, arguments, options)
+    known = map_arg((arguments, options), lambda given: given.meta["val"])
+    node.meta["val"] = target(*known[0], **known[1])
+    return node
