@@ -136,3 +136,17 @@ def test_parts_of_moved_tensors(name: str, seed: int) -> None:
     found = shorten(graph)(x)
     assert all(map(torch.equal, found, expected))
     assert [one.shape for one in found] == [one.shape for one in expected]
+
+
+def test_windows_of_a_moved_tensor_stay(seed: int) -> None:
+    """Together they are larger than the tensor, whose axes move once."""
+    x = torch.rand(5, 6, 4, generator=torch.Generator().manual_seed(seed))
+
+    def function(x: Tensor) -> list[Tensor]:
+        moved = x.permute(2, 0, 1)
+        return [moved.narrow(1, first, 3) + 1 for first in range(3)]
+
+    graph = make_fx(function, tracing_mode="fake")(x)
+    expected = graph(x)
+    assert all(map(torch.equal, shorten(graph)(x), expected))
+    assert Counter(operators(graph))["aten::permute"] == 1
