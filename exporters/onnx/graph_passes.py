@@ -15,7 +15,7 @@ from exporters.onnx.part_passes import (
     cut_before_moving,
     move_before_concatenating,
 )
-from exporters.onnx.traced_nodes import Size, add_before, same_sizes, shape_of
+from exporters.onnx.traced_nodes import add_before, is_known, same_sizes, shape_of
 
 aten = torch.ops.aten
 
@@ -144,16 +144,14 @@ def accumulate_products(graph: GraphModule) -> None:
 
 def replace_sum(node: Node, added: Node, product: Node, factors: dict[str, Argument]) -> None:
     """Let one addmm with `factors` take the place of `node`."""
-    with node.graph.inserting_before(node):
-        fused = node.graph.call_function(aten.addmm.default, (added, *product.args), factors)
-    # Later passes and the export read shape and type from `meta`.
-    fused.meta = dict(node.meta)
-    node.replace_all_uses_with(fused)
+    node.replace_all_uses_with(
+        add_before(node, aten.addmm.default, added, *product.args, **factors)
+    )
 
 
 def is_like(node: object, other: Node) -> bool:
     """Whether `node` is a tensor of the shape of `other`."""
-    return isinstance(node, Node) and node.meta["val"].shape == other.meta["val"].shape
+    return isinstance(node, Node) and same_sizes(shape_of(node), shape_of(other))
 
 
 def is_scaled(node: object) -> bool:
@@ -172,11 +170,6 @@ def is_scaled(node: object) -> bool:
 def is_matrix_product(node: object) -> bool:
     """Whether `node` is a product of two matrices and has one reader."""
     return isinstance(node, Node) and node.target is aten.mm.default and len(node.users) == 1
-
-
-def is_known(*sizes: Size) -> bool:
-    """Whether no size depends on the batch."""
-    return all(isinstance(size, int) for size in sizes)
 
 
 PASSES: tuple[Pass, ...] = (

@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 import torch
 from torch.fx import GraphModule, Node
 
-from exporters.onnx.traced_nodes import Size, add_before, same_sizes, shape_of
+from exporters.onnx.traced_nodes import Size, add_before, is_known, same_sizes, shape_of
 
 aten = torch.ops.aten
 
@@ -48,7 +48,7 @@ def cut_before_moving(graph: GraphModule) -> None:
         axis = order[dim]
         lengths = [shape_of(p)[dim] if p.target is aten.slice.Tensor else 1 for p in parts]
         # Parts that overlap, as windows do, would be larger than the whole.
-        if source is whole or axis is None or not less_than(lengths, shape_of(whole)[dim]):
+        if source is whole or axis is None or not fit_into(lengths, shape_of(whole)[dim]):
             continue
         for part in parts:
             cut = add_before(part, part.target, source, axis, *part.args[2:])
@@ -138,9 +138,9 @@ def long_axes(shape: Sequence[Size]) -> list[int]:
     return [axis for axis, size in enumerate(shape) if not is_one(size)]
 
 
-def less_than(lengths: Sequence[Size], whole: Size) -> bool:
+def fit_into(lengths: Sequence[Size], whole: Size) -> bool:
     """Whether `lengths` are known and together at most `whole`."""
-    return all(isinstance(n, int) for n in (*lengths, whole)) and sum(lengths) <= whole
+    return is_known(*lengths, whole) and sum(lengths) <= whole
 
 
 def is_one(size: Size) -> bool:

@@ -28,6 +28,11 @@ def same_sizes(first: Sequence[Size], second: Sequence[Size]) -> bool:
     )
 
 
+def is_known(*sizes: Size) -> bool:
+    """Whether no size depends on the batch."""
+    return all(isinstance(size, int) for size in sizes)
+
+
 def add_before(reader: Node, target: Any, *arguments: Argument, **options: Argument) -> Node:
     """Add the operator `target` before `reader`, with the shape and type that the export reads."""
     with reader.graph.inserting_before(reader):
