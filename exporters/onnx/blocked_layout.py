@@ -42,6 +42,8 @@ ELEMENTWISE = {
     *("Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"),
 }
 POINTWISE = {"kernel_shape": [1, 1], "strides": [1, 1], "pads": [0] * 4, "dilations": [1, 1]}
+LONGEST_RUN = 32
+"""Most pixels for which a vector is repeated."""
 FIRST = -(2**31)
 """The end of a slice that runs backwards to the first element."""
 
@@ -431,24 +433,35 @@ class BlockedLayout(GraphRewriting):
                 flat = self.add("Neg", [flat], shape=flat.shape)
             given = [flat] if node.op_type == "Mul" else [None, flat]
             return self.computed(result, self.by_channel(result, self.image(first), *given))
-        apart = [self.beside(value, images, vectors) for value in node.inputs]
-        batch, _, rows, columns = dims_of(result)
-        blocks = int(channels or 0) // self.block
-        found = self.like(node, apart, (batch, blocks, rows, columns, self.block))
-        sizes = [int(size or 0) for size in dims_of(result)[1:]]
+        batch, *sizes = (size and int(size) for size in dims_of(result))
+        blocks, pixels = (channels or 0) // self.block, math.prod(sizes[1:])
+        run = next(count for count in range(min(pixels, LONGEST_RUN), 0, -1) if pixels % count == 0)
+        shape = (blocks, pixels // run, run * self.block)
+        apart = [
+            self.reshaped(self.image(v), -1, *shape, dims=(batch, *shape))
+            if v in images and v
+            else self.repeated(v, run)
+            if v in vectors and v
+            else v
+            for v in node.inputs
+        ]
+        found = self.like(node, apart, (batch, *shape))
         return self.computed(result, self.reshaped(found, -1, *sizes, dims=result.shape))
 
-    def beside(
-        self, value: Value | None, images: Sequence[Value | None], vectors: Sequence[Value | None]
-    ) -> Value | None:
-        """An input of an operator on (N, C / b, H, W, b)."""
-        if value is None or value not in (*images, *vectors):
-            return value
-        if value in images:
-            return self.apart(value, self.image(value))
-        *batch, channels, _, _ = dims_of(value)
-        shape = (int(channels or 0) // self.block, 1, 1, self.block)
-        return self.reshaped(self.plain(value), -1, *shape, dims=(batch[0] if batch else 1, *shape))
+    def repeated(self, vector: Value, pixels: int) -> Value:
+        """A `vector` (N, C, 1, 1) for as many `pixels` side by side: (N, C / b, 1, pixels * b).
+
+        The runtime computes with rows, and those of b numbers are too short for it.
+        """
+        *batch, channels, _, _ = (size and int(size) for size in dims_of(vector))
+        known, blocks = batch[0] if batch else 1, (channels or 0) // self.block
+        each, rows = (blocks, 1, self.block), (blocks, pixels, self.block)
+        found = self.reshaped(self.plain(vector), -1, *each, dims=(known, *each))
+        if pixels > 1:
+            times = self.constant([1, 1, pixels, 1])
+            found = self.add("Expand", [found, times], shape=(known, *rows))
+        row = (blocks, 1, pixels * self.block)
+        return self.reshaped(found, -1, *row, dims=(known, *row))
 
     def reduction(self, node: Node) -> bool:
         """A sum or mean over pixels, or over pixels and samples."""
