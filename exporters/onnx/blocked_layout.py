@@ -29,6 +29,7 @@ from exporters.onnx.graph_reading import (
     is_all,
     numbers,
     swapped_pads,
+    value_of,
     whole_numbers,
 )
 from exporters.onnx.graph_rewriting import GraphRewriting, rewritten
@@ -121,6 +122,8 @@ class BlockedLayout(GraphRewriting):
             case "Relu" if self.activation(node):
                 return True
             case "Add" if self.sum(node):
+                return True
+            case "Mul" if self.scaled_summand(node):
                 return True
             case "ReduceMean" | "ReduceSum":
                 return self.reduction(node)
@@ -380,6 +383,18 @@ class BlockedLayout(GraphRewriting):
                 inputs = [*maker.inputs, *missing, self.images[other]]
                 return self.computed(result, self.convolved(result, inputs, numbers(maker)))
         return False
+
+    def scaled_summand(self, node: Node) -> bool:
+        """A product by a number that is then added: as one convolution with the sum."""
+        value, result, readers = node.inputs[0], node.outputs[0], list(node.outputs[0].uses())
+        number = value_of(node.inputs[1])
+        if value not in self.images or number is None or number.size != 1 or len(readers) != 1:
+            return False
+        if readers[0].node.op_type != "Add" or not self.fits(result):
+            return False
+        scale = self.constant(np.full(int(dims_of(result)[1] or 0), number, np.float32))
+        assert value is not None
+        return self.computed(result, self.by_channel(result, self.images[value], scale))
 
     # Other operators
 

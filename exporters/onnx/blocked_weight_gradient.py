@@ -113,8 +113,8 @@ def fast(layout: "BlockedLayout", kernel: Value, samples: int) -> bool:
 def point_gradient(layout: "BlockedLayout", image: Value, kernel: Value) -> Value | None:
     """The gradient of a layer with one pixel: products of the two images, (1, O, 1, C).
 
-    The channels that the convolution sums over are b parts of each sample's pixels, or of each
-    half of its pixels.
+    The channels that the convolution sums over are b pixels side by side, of each sample or of each
+    half of a sample. So the kernel's numbers have the order of filters already, but for the batch.
     """
     b, (batch, channels, high, wide) = layout.block, dims_of(image)
     pixels, outputs = int(high or 0) * int(wide or 0), int(dims_of(kernel)[1] or 0)
@@ -124,15 +124,18 @@ def point_gradient(layout: "BlockedLayout", image: Value, kernel: Value) -> Valu
     if image not in layout.images or not fast(layout, kernel, 1) or pixels % b:
         return None
     column, known = pixels // (halves * b), None if batch is None else batch * b
-    apart = (parts, halves, pixels // halves, b)
-    rows = layout.reshaped(layout.images[image], -1, *apart, dims=(batch, *apart))
+    runs = batch and batch * parts * halves * column
+    rows = layout.reshaped(layout.images[image], -1, b, 1, b, dims=(runs, b, 1, b))
+    rows = in_blocks(layout, rows)
+    apart = (parts, halves, column * b, b)
+    rows = layout.reshaped(rows, -1, *apart, dims=(batch, *apart))
     if parts * halves > 1:
         rows = layout.permuted(rows, 1, 2, 0, 3, 4)
     sizes = (parts, known and known * halves, column, b)
     rows = layout.reshaped(rows, parts, -1, column, b, dims=sizes)
-    cut = (outputs // b, halves, b, column, b)
+    cut = (outputs // b, halves, column * b, b)
     filters = layout.reshaped(layout.image(kernel), -1, *cut, dims=(batch, *cut))
-    filters = layout.permuted(filters, 2, 1, 0, 4, 3, 5)
+    filters = layout.permuted(filters, 2, 1, 0, 3, 4)
     sizes = (halves * outputs, known, column, 1)
     filters = layout.reshaped(filters, halves * outputs, -1, column, 1, dims=sizes)
     found = correlation(layout, rows, filters, (parts, halves * outputs, 1, b), group=halves)
@@ -155,7 +158,7 @@ def sliding_gradient(layout: "BlockedLayout", gradient: Gradient) -> Value:
     down, along = gradient.dilations
     found = correlation(
         layout,
-        rows,
+        in_blocks(layout, rows),
         filters,
         (parts, halves * outputs, high, wide * pixel),
         strides=gradient.strides,
@@ -174,12 +177,16 @@ def correlation(
     dilations: Sequence[int] = (1, 1),
     group: int = 1,
 ) -> Value:
-    """The convolution of plain `rows` by blocked `filters`, in plain layout."""
-    image = layout.add("ReorderInput", [rows], shape=rows.shape, domain=DOMAIN)
+    """The convolution of blocked `rows` by blocked `filters`, in plain layout."""
     window = {"pads": [0] * 4, "strides": strides, "dilations": dilations, "group": group}
-    found = layout.add("Conv", [image, filters], window, shape=shape, domain=DOMAIN)
+    found = layout.add("Conv", [rows, filters], window, shape=shape, domain=DOMAIN)
     count = {"channels": shape[1]}
     return layout.add("ReorderOutput", [found], count, shape=shape, domain=DOMAIN)
+
+
+def in_blocks(layout: "BlockedLayout", rows: Value) -> Value:
+    """The blocked form of plain `rows`."""
+    return layout.add("ReorderInput", [rows], shape=rows.shape, domain=DOMAIN)
 
 
 def joined(
@@ -242,34 +249,44 @@ def with_whole_samples(
 def as_filters(layout: "BlockedLayout", gradient: Gradient, halves: int) -> Value:
     """What moves over the image, (N, O, H, W), as filters (halves * O, N / halves, H, W).
 
-    Its rows of b channels are gathered: one pass, which threads share. The last sample stands for
-    those that the blocks of a half lack; the image has zeros there.
+    The parts of the samples, (N, O / b, H * W * b), are gathered by halves and blocks, and then b
+    parts are merged row by row as the runtime would merge b blocks of channels: two passes, which
+    threads share. The last sample stands for those that the blocks of a half lack; the image has
+    zeros there.
     """
     moved = gradient.moved
     b, (batch, outputs, high, wide) = layout.block, dims_of(moved)
-    count = int(outputs or 0) // b * int(high or 0) * int(wide or 0)
-    known = None if batch is None else batch * count
-    rows = layout.reshaped(layout.image(moved), -1, b, dims=(known, b))
+    blocks, rows, columns = (int(size or 0) for size in (outputs, high, wide))
+    blocks //= b
+    known = batch and batch * blocks
+    length = rows * columns * b
+    parts = layout.reshaped(layout.image(moved), -1, length, dims=(known, length))
     samples = filled(batch, halves * b)
-    size = (samples and samples * count, b)
-    found = layout.add("Gather", [rows, order(layout, gradient, halves)], {"axis": 0}, shape=size)
-    dims = (halves * int(outputs or 0), samples and samples // halves, high, wide)
-    sizes = [-1 if place == 1 else int(size or 0) for place, size in enumerate(dims)]
-    return layout.reshaped(found, *sizes, dims=dims)
+    size = (samples and samples * blocks, length)
+    found = layout.add("Gather", [parts, order(layout, gradient, halves)], {"axis": 0}, shape=size)
+    groups = samples and samples * blocks // b
+    sizes = (b * b, rows, columns)
+    found = layout.reshaped(found, -1, *sizes, dims=(groups, *sizes))
+    merge = {"channels": b * b, "channels_last": 1}
+    found = layout.add(
+        "ReorderOutput", [found], merge, shape=(groups, rows, columns, b * b), domain=DOMAIN
+    )
+    dims = (halves * blocks * b, samples and samples // halves, rows, columns)
+    return layout.reshaped(found, dims[0], -1, rows, columns, dims=dims)
 
 
 def order(layout: "BlockedLayout", gradient: Gradient, halves: int) -> Value:
-    """The numbers of the rows of what moves in the order of filters, for each half.
+    """The numbers of the parts of what moves in the order of filters, for each half.
 
-    A blocked tensor (N, O / b, H * W, b) becomes filters (O / b, N / b, H * W, b, b).
+    Part o of sample n is part n * O / b + o.
     """
     moved = gradient.moved
-    b, (batch, outputs, high, wide) = layout.block, dims_of(moved)
-    blocks, pixels = int(outputs or 0) // b, int(high or 0) * int(wide or 0)
+    b, (batch, outputs, _, _) = layout.block, dims_of(moved)
+    blocks = int(outputs or 0) // b
     lengths = [value.shape[0] for value in (gradient.image, moved) if value.shape is not None]
     # Two lengths are known to be equal if they are those of the same input.
     length = next((one for one in lengths if one in layout.lengths), moved)
-    key = (length, blocks, pixels, halves)
+    key = (length, blocks, halves)
     if key in layout.orders:
         return layout.orders[key]
 
@@ -282,19 +299,13 @@ def order(layout: "BlockedLayout", gradient: Gradient, halves: int) -> Value:
     missing = whole("Mod", [whole("Neg", [count]), unit])
     places = whole("Range", [zero, whole("Add", [count, missing]), one], samples)
     numbers = whole("Min", [places, whole("Sub", [count, one])], samples)
-    firsts = whole("Mul", [numbers, layout.constant(np.array(blocks * pixels))], samples)
-    firsts = layout.reshaped(
-        *(firsts, halves, 1, -1, 1, b), dims=(halves, 1, samples and samples // (halves * b), 1, b)
-    )
-    rows = layout.constant(np.arange(blocks * pixels).reshape(1, blocks, 1, pixels, 1))
-    shape = (halves, blocks, samples and samples // (halves * b), pixels, b)
-    found = layout.reshaped(
-        whole("Add", [firsts, rows], *shape),
-        -1,
-        dims=(samples and samples * blocks * pixels,),
-    )
-    layout.orders[key] = found
-    return found
+    firsts = whole("Mul", [numbers, layout.constant(np.array(blocks))], samples)
+    each = samples and samples // halves
+    firsts = layout.reshaped(firsts, halves, 1, -1, dims=(halves, 1, each))
+    others = layout.constant(np.arange(blocks).reshape(1, blocks, 1))
+    found = whole("Add", [firsts, others], halves, blocks, each)
+    layout.orders[key] = layout.reshaped(found, -1, dims=(samples and samples * blocks,))
+    return layout.orders[key]
 
 
 def count_of(layout: "BlockedLayout", value: Value, axis: int) -> Value:
