@@ -43,7 +43,7 @@ ELEMENTWISE = {
     *("Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"),
 }
 POINTWISE = {"kernel_shape": [1, 1], "strides": [1, 1], "pads": [0] * 4, "dilations": [1, 1]}
-LONGEST_RUN = 32
+LONGEST_RUN = 64
 """Most pixels for which a vector is repeated."""
 FIRST = -(2**31)
 """The end of a slice that runs backwards to the first element."""
@@ -450,7 +450,8 @@ class BlockedLayout(GraphRewriting):
             return self.computed(result, self.by_channel(result, self.image(first), *given))
         batch, *sizes = (size and int(size) for size in dims_of(result))
         blocks, pixels = (channels or 0) // self.block, math.prod(sizes[1:])
-        run = next(count for count in range(min(pixels, LONGEST_RUN), 0, -1) if pixels % count == 0)
+        longest = min(max(1, pixels // 2), LONGEST_RUN)
+        run = next(count for count in range(longest, 0, -1) if pixels % count == 0)
         shape = (blocks, pixels // run, run * self.block)
         apart = [
             self.reshaped(self.image(v), -1, *shape, dims=(batch, *shape))

@@ -26,6 +26,8 @@ SHARED_ROWS = 4
 """Rows of results that threads can share; with fewer, each half of the batch has its own."""
 LONGEST_STRIP = 2**13
 """Pixels of a strip of images that stay, with 16 channels, in a cache of 1 MB beside another's."""
+LONG_ROW = 16
+"""Numbers of a row of channels from which gathering single rows takes no longer than merging."""
 WHOLE = ir.DataType.INT64
 
 
@@ -249,36 +251,36 @@ def with_whole_samples(
 def as_filters(layout: "BlockedLayout", gradient: Gradient, halves: int) -> Value:
     """What moves over the image, (N, O, H, W), as filters (halves * O, N / halves, H, W).
 
-    The parts of the samples, (N, O / b, H * W * b), are gathered by halves and blocks, and then b
-    parts are merged row by row as the runtime would merge b blocks of channels: two passes, which
-    threads share. The last sample stands for those that the blocks of a half lack; the image has
-    zeros there.
+    Its rows of b channels are gathered: one pass, which threads share. If they are short, whole
+    parts (N, O / b, H * W * b) are gathered, and the runtime merges b of them row by row, as it
+    does with blocks of channels: two passes in less time. The last sample stands for those that
+    the blocks of a half lack; the image has zeros there.
     """
     moved = gradient.moved
     b, (batch, outputs, high, wide) = layout.block, dims_of(moved)
     blocks, rows, columns = (int(size or 0) for size in (outputs, high, wide))
-    blocks //= b
-    known = batch and batch * blocks
-    length = rows * columns * b
+    blocks, merged = blocks // b, b < LONG_ROW
+    pixels, length = (1, rows * columns * b) if merged else (rows * columns, b)
+    known = batch and batch * blocks * pixels
     parts = layout.reshaped(layout.image(moved), -1, length, dims=(known, length))
     samples = filled(batch, halves * b)
-    size = (samples and samples * blocks, length)
-    found = layout.add("Gather", [parts, order(layout, gradient, halves)], {"axis": 0}, shape=size)
-    groups = samples and samples * blocks // b
-    sizes = (b * b, rows, columns)
-    found = layout.reshaped(found, -1, *sizes, dims=(groups, *sizes))
-    merge = {"channels": b * b, "channels_last": 1}
-    found = layout.add(
-        "ReorderOutput", [found], merge, shape=(groups, rows, columns, b * b), domain=DOMAIN
-    )
+    size = (samples and samples * blocks * pixels, length)
+    places = order(layout, gradient, halves, pixels)
+    found = layout.add("Gather", [parts, places], {"axis": 0}, shape=size)
+    if merged:
+        groups, sizes = samples and samples * blocks // b, (rows, columns)
+        found = layout.reshaped(found, -1, b * b, *sizes, dims=(groups, b * b, *sizes))
+        merge = {"channels": b * b, "channels_last": 1}
+        shape = (groups, *sizes, b * b)
+        found = layout.add("ReorderOutput", [found], merge, shape=shape, domain=DOMAIN)
     dims = (halves * blocks * b, samples and samples // halves, rows, columns)
     return layout.reshaped(found, dims[0], -1, rows, columns, dims=dims)
 
 
-def order(layout: "BlockedLayout", gradient: Gradient, halves: int) -> Value:
-    """The numbers of the parts of what moves in the order of filters, for each half.
+def order(layout: "BlockedLayout", gradient: Gradient, halves: int, pixels: int) -> Value:
+    """The numbers of the rows of what moves in the order of filters, for each half.
 
-    Part o of sample n is part n * O / b + o.
+    A blocked tensor (N, O / b, pixels, ...) becomes filters (O / b, N / b, pixels, b, ...).
     """
     moved = gradient.moved
     b, (batch, outputs, _, _) = layout.block, dims_of(moved)
@@ -286,7 +288,7 @@ def order(layout: "BlockedLayout", gradient: Gradient, halves: int) -> Value:
     lengths = [value.shape[0] for value in (gradient.image, moved) if value.shape is not None]
     # Two lengths are known to be equal if they are those of the same input.
     length = next((one for one in lengths if one in layout.lengths), moved)
-    key = (length, blocks, halves)
+    key = (length, blocks, pixels, halves)
     if key in layout.orders:
         return layout.orders[key]
 
@@ -299,13 +301,19 @@ def order(layout: "BlockedLayout", gradient: Gradient, halves: int) -> Value:
     missing = whole("Mod", [whole("Neg", [count]), unit])
     places = whole("Range", [zero, whole("Add", [count, missing]), one], samples)
     numbers = whole("Min", [places, whole("Sub", [count, one])], samples)
-    firsts = whole("Mul", [numbers, layout.constant(np.array(blocks))], samples)
-    each = samples and samples // halves
-    firsts = layout.reshaped(firsts, halves, 1, -1, dims=(halves, 1, each))
-    others = layout.constant(np.arange(blocks).reshape(1, blocks, 1))
-    found = whole("Add", [firsts, others], halves, blocks, each)
-    layout.orders[key] = layout.reshaped(found, -1, dims=(samples and samples * blocks,))
-    return layout.orders[key]
+    firsts = whole("Mul", [numbers, layout.constant(np.array(blocks * pixels))], samples)
+    firsts = layout.reshaped(
+        *(firsts, halves, 1, -1, 1, b), dims=(halves, 1, samples and samples // (halves * b), 1, b)
+    )
+    rows = layout.constant(np.arange(blocks * pixels).reshape(1, blocks, 1, pixels, 1))
+    shape = (halves, blocks, samples and samples // (halves * b), pixels, b)
+    found = layout.reshaped(
+        whole("Add", [firsts, rows], *shape),
+        -1,
+        dims=(samples and samples * blocks * pixels,),
+    )
+    layout.orders[key] = found
+    return found
 
 
 def count_of(layout: "BlockedLayout", value: Value, axis: int) -> Value:

@@ -62,6 +62,24 @@ def drop_copies(graph: GraphModule) -> None:
                 node.replace_all_uses_with(given)
 
 
+def repeat_while_computing(graph: GraphModule) -> None:
+    """Let operators repeat a small tensor, instead of writing its copies into memory first.
+
+    Copies come from gradients of means.
+    """
+    for node in graph.graph.find_nodes(op="call_function", target=aten.expand.default):
+        for user in [*node.users] if len(node.users) == 1 else []:
+            if user.target is aten.div.Scalar:
+                small = add_before(node, aten.div.Scalar, node.args[0], user.args[1])
+                user.replace_all_uses_with(add_before(node, aten.expand.default, small, node.args[1]))
+    for node in graph.graph.find_nodes(op="call_function", target=aten.expand.default):
+        for user in [*node.users]:
+            if user.target in (aten.add.Tensor, aten.mul.Tensor):
+                others = [one for one in user.args if isinstance(one, Node) and one is not node]
+                if any(same_sizes(shape_of(other), shape_of(user)) for other in others):
+                    user.replace_input_with(node, node.args[0])
+
+
 def multiply_in_batches(graph: GraphModule) -> None:
     """Let a product of batches of matrices read them with all their axes.
 
@@ -175,6 +193,7 @@ def is_matrix_product(node: object) -> bool:
 PASSES: tuple[Pass, ...] = (
     read_sizes_of_inputs,
     drop_copies,
+    repeat_while_computing,
     multiply_in_batches,
     concatenate_parts,
     move_before_concatenating,

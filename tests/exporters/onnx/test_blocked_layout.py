@@ -216,9 +216,10 @@ def operators(block: int) -> list[type[OpRun]]:
     class ReorderOutput(OpRun):
         op_domain = DOMAIN
 
-        def _run(self, x, channels=None):
+        def _run(self, x, channels=None, channels_last=0):
             assert x.shape[1] == channels
-            return (in_order(x, block),)
+            found = in_order(x, block)
+            return (np.moveaxis(found, 1, -1) if channels_last else found,)
 
     class Conv(OpRun):
         op_domain = DOMAIN
