@@ -21,8 +21,8 @@ def compute_masks_at_once(graph: ir.Graph) -> None:
     onnxruntime 1.31.1, x86-64). Bodies of loops stay as they are.
     """
     for node in list(graph):
-        (*inputs,) = node.inputs
-        choice = inputs[0].producer() if node.op_type == "Cast" and inputs[0] is not None else None
+        given = node.inputs[0] if node.op_type == "Cast" else None
+        choice = None if given is None else given.producer()
         if choice is None or choice.op_type not in SIGNS or choice.domain:
             continue
         x, threshold = choice.inputs
@@ -34,7 +34,7 @@ def compute_masks_at_once(graph: ir.Graph) -> None:
         (result,), (old,) = step.outputs, node.outputs
         result.name, result.shape, result.type = old.name, old.shape, old.type
         graph.insert_before(node, step)
-        old.replace_all_uses_with(result)
+        old.replace_all_uses_with(result, replace_graph_outputs=True)
         graph.remove(node, safe=True)
 
 

@@ -21,6 +21,9 @@ aten = torch.ops.aten
 
 Pass = Callable[[GraphModule], None]
 
+SCALINGS = (aten.div.Scalar, aten.div.Tensor, aten.mul.Tensor)
+"""Operators that multiply by a number or divide by it."""
+
 
 def read_sizes_of_inputs(graph: GraphModule) -> None:
     """Read the batch size from an input only.
@@ -69,9 +72,10 @@ def repeat_while_computing(graph: GraphModule) -> None:
     """
     for node in graph.graph.find_nodes(op="call_function", target=aten.expand.default):
         for user in [*node.users] if len(node.users) == 1 else []:
-            if user.target is aten.div.Scalar:
-                small = add_before(node, aten.div.Scalar, node.args[0], user.args[1])
-                user.replace_all_uses_with(add_before(node, aten.expand.default, small, node.args[1]))
+            if user.target in SCALINGS and not isinstance(user.args[1], Node):
+                small = add_before(node, user.target, node.args[0], user.args[1])
+                again = add_before(node, aten.expand.default, small, node.args[1])
+                user.replace_all_uses_with(again)
     for node in graph.graph.find_nodes(op="call_function", target=aten.expand.default):
         for user in [*node.users]:
             if user.target in (aten.add.Tensor, aten.mul.Tensor):

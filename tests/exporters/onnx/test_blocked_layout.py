@@ -156,6 +156,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
         (3, 12, 11),
         7,
     ),
+    "hard": (  # far from the kinks of the activation
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 32, 3), nn.Hardswish(), nn.Conv2d(32, 16, 3), nn.Hardswish(), *tail(16)),
+        ),
+        (3, 9, 8),
+        5,
+    ),
     "points": (
         lambda: nn.Sequential(
             *(nn.Conv2d(3, 16, 1), nn.Tanh(), nn.Conv2d(16, 48, 1), nn.Tanh()),

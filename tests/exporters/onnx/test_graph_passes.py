@@ -9,7 +9,12 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import edgetailor
-from exporters.onnx.graph_passes import accumulate_products, cancel_permutations, shorten
+from exporters.onnx.graph_passes import (
+    accumulate_products,
+    cancel_permutations,
+    repeat_while_computing,
+    shorten,
+)
 from exporters.programs.program import ProgramSignature
 from exporters.programs.tracing import operators, trace
 
@@ -77,6 +82,28 @@ def test_a_product_that_is_read_twice_stays(seed: int) -> None:
     graph = traced(function, a, b, c)
     accumulate_products(graph)
     assert "aten::addmm" not in set(operators(graph))
+
+
+@pytest.mark.parametrize(
+    ("function", "copies"),
+    [
+        (lambda x, y: x.expand(3, 4) / 4 + y, 0),
+        (lambda x, y: y * x.expand(3, 4), 0),
+        (lambda x, y: torch.tanh(x.expand(3, 4) / 4) + y, 1),
+        (lambda x, y: x.expand(3, 4) + x.expand(3, 4), 1),  # the sum needs the larger shape
+        (lambda x, y: torch.stack([x.expand(3, 4), x.expand(3, 4) / 4 - y]), 2),
+    ],
+)
+def test_operators_repeat_small_tensors(function: object, copies: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    x, y = torch.rand(3, 1, generator=draw), torch.rand(3, 4, generator=draw)
+    graph = traced(function, x, y)
+    expected = graph(x, y)
+    repeat_while_computing(graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    torch.testing.assert_close(graph(x, y), expected)
+    assert Counter(operators(graph))["aten::expand"] == copies
 
 
 class Rows(nn.Module):
