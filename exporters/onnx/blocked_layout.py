@@ -448,20 +448,21 @@ class BlockedLayout(GraphRewriting):
                 flat = self.add("Neg", [flat], shape=flat.shape)
             given = [flat] if node.op_type == "Mul" else [None, flat]
             return self.computed(result, self.by_channel(result, self.image(first), *given))
-        batch, *sizes = (size and int(size) for size in dims_of(result))
+        batch, *sizes = (int(size or 0) for size in dims_of(result))
         blocks, pixels = (channels or 0) // self.block, math.prod(sizes[1:])
+        known = batch or None
         longest = min(max(1, pixels // 2), LONGEST_RUN)
         run = next(count for count in range(longest, 0, -1) if pixels % count == 0)
         shape = (blocks, pixels // run, run * self.block)
         apart = [
-            self.reshaped(self.image(v), -1, *shape, dims=(batch, *shape))
+            self.reshaped(self.image(v), -1, *shape, dims=(known, *shape))
             if v in images and v
             else self.repeated(v, run)
             if v in vectors and v
             else v
             for v in node.inputs
         ]
-        found = self.like(node, apart, (batch, *shape))
+        found = self.like(node, apart, (known, *shape))
         return self.computed(result, self.reshaped(found, -1, *sizes, dims=result.shape))
 
     def repeated(self, vector: Value, pixels: int) -> Value:
