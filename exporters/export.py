@@ -15,8 +15,8 @@ from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import read_alone, with_constants
 from exporters.graph_cache import GraphCache, default_cache
 from exporters.onnx import onnx_writer
-from exporters.onnx.blocked_layout import blocked, blocked_footprint
-from exporters.onnx.winograd import winograd, winograd_footprint
+from exporters.onnx.forms.blocked_layout import blocked, blocked_footprint
+from exporters.onnx.forms.winograd import winograd, winograd_footprint
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.program import Program, ProgramSignature, Report, silent
 from exporters.programs.program_identity import graphs_key

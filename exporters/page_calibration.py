@@ -24,7 +24,7 @@ from device_agent.formats.graph_forms import WINOGRAD
 from device_agent.profiling.calibration_cases import IMAGES, POINTWISE, Shape, all_cases
 from device_agent.runtime.winograd_probe import SHAPES
 from exporters.calibration_graphs import graph, graphs, node
-from exporters.onnx.winograd import winograd
+from exporters.onnx.forms.winograd import winograd
 from exporters.runtime_probes import checked, step
 from profiles.cost_model.workload import kind_of, sizes_of
 

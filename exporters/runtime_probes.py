@@ -12,11 +12,11 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, checker, helper
 from device_agent.formats.graph_forms import BLOCKS, WINOGRAD, blocked_form, form_file
 from device_agent.runtime import winograd_probe
 from device_agent.runtime.blocked_probe import FOLDER, SHAPES
-from exporters.onnx.blocked_layout import blocked
+from exporters.onnx.forms.blocked_layout import blocked
+from exporters.onnx.forms.winograd import winograd
 from exporters.onnx.graph_reading import CHANNELS_LAST, SWAP
 from exporters.onnx.onnx_writer import IR_VERSION
 from exporters.onnx.operator_table import OPSET
-from exporters.onnx.winograd import winograd
 
 RESULTS = ("plain", "blocked")
 

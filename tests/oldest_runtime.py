@@ -57,9 +57,9 @@ def write(folder: Path) -> None:
     import edgetailor
     from device_agent.formats.graph_forms import BLOCKS, blocked_form
     from device_agent.runtime.blocked_probe import FOLDER, block_size
-    from exporters.onnx.blocked_layout import blocked
+    from exporters.onnx.forms.blocked_layout import blocked
+    from exporters.onnx.forms.winograd import winograd
     from exporters.onnx.onnx_writer import to_onnx
-    from exporters.onnx.winograd import winograd
     from exporters.programs.program import ProgramSignature
     from layer_cases import Case, combined_signature
     from operator_rows import ROWS

@@ -13,7 +13,7 @@ from device_agent.formats.graph_forms import BLOCKS
 from exporters.memory.liveness import bodies, execution_order, is_view, model_liveness
 from exporters.memory.onnx_arena import arena_bytes
 from exporters.memory.static_shapes import at_batch, shape_of
-from exporters.onnx import blocked_layout, winograd
+from exporters.onnx.forms import blocked_layout, winograd
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature
 from exporters.programs.tracing import DTYPES

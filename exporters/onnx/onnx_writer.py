@@ -33,7 +33,6 @@ from exporters.onnx.checkpoints import KeepCheckpoints
 from exporters.onnx.exported_program import exported
 from exporters.onnx.exposed_values import exposed_values, places_of
 from exporters.onnx.float_masks import compute_masks_at_once
-from exporters.onnx.graph_passes import shorten
 from exporters.onnx.large_factors import put_large_factors_first
 from exporters.onnx.onnx_translations import TRANSLATIONS
 from exporters.onnx.operator_table import OPSET, missing_translations
@@ -41,6 +40,7 @@ from exporters.onnx.recomputation import RecomputeActivations
 from exporters.onnx.scalar_ranks import raise_numbers
 from exporters.onnx.scan_loops import finish_scans, separate_outputs
 from exporters.onnx.state_in_place import update_in_place
+from exporters.onnx.traced_passes.graph_passes import shorten
 from exporters.programs import source_lines
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.operator_support import suggest_alternative

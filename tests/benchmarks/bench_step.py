@@ -29,9 +29,9 @@ from step_cases import CASES, PLAIN, RATE, Case
 from device_agent.formats.graph_forms import BLOCKS, WINOGRAD, blocked_form, form_file
 from device_agent.formats.manifest import Port
 from exporters.memory.overwritten_state import in_place_of
-from exporters.onnx.blocked_layout import blocked
+from exporters.onnx.forms.blocked_layout import blocked
+from exporters.onnx.forms.winograd import winograd
 from exporters.onnx.onnx_writer import to_onnx
-from exporters.onnx.winograd import winograd
 from exporters.programs.program import ProgramSignature
 from exporters.tflite.tflite_writer import to_tflite
 from profiles.errors import ExportError

@@ -25,8 +25,8 @@ from exporters.memory.liveness import execution_order, liveness
 from exporters.memory.onnx_footprint import footprint
 from exporters.memory.overwritten_state import in_place_of
 from exporters.memory.static_shapes import at_batch
-from exporters.onnx.blocked_layout import blocked, blocked_footprint
 from exporters.onnx.checkpoints import KeepCheckpoints
+from exporters.onnx.forms.blocked_layout import blocked, blocked_footprint
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.onnx.recomputation import RecomputeActivations
 from exporters.programs.program import ProgramSignature

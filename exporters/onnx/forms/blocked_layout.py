@@ -19,32 +19,27 @@ from onnx_ir import Node, Value
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from exporters.memory.onnx_footprint import Footprint, footprint
-from exporters.onnx.blocked_pixels import PIXELS, with_zeros_between
-from exporters.onnx.blocked_weight_gradient import gradient_of, weight_gradient
+from exporters.onnx.forms.blocked_elements import (
+    ELEMENTWISE,
+    UNARY,
+    elementwise,
+    reduction,
+    unary,
+)
+from exporters.onnx.forms.blocked_pixels import PIXELS, with_zeros_between
+from exporters.onnx.forms.blocked_weight_gradient import gradient_of, weight_gradient
+from exporters.onnx.forms.graph_rewriting import GraphRewriting, rewritten
 from exporters.onnx.graph_reading import (
     DOMAIN,
-    Dims,
     before_swap,
     dims_of,
     is_all,
     numbers,
     swapped_pads,
     value_of,
-    whole_numbers,
 )
-from exporters.onnx.graph_rewriting import GraphRewriting, rewritten
 
-UNARY = {
-    *("Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Neg", "Abs", "Reciprocal", "Erf", "Sign"),
-    *("Cast", "Clip", "HardSigmoid", "HardSwish", "Not"),
-}
-ELEMENTWISE = {
-    *("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "Where", "And", "Or"),
-    *("Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"),
-}
 POINTWISE = {"kernel_shape": [1, 1], "strides": [1, 1], "pads": [0] * 4, "dilations": [1, 1]}
-LONGEST_RUN = 64
-"""Most pixels for which a vector is repeated."""
 FIRST = -(2**31)
 """The end of a slice that runs backwards to the first element."""
 
@@ -126,13 +121,13 @@ class BlockedLayout(GraphRewriting):
             case "Mul" if self.scaled_summand(node):
                 return True
             case "ReduceMean" | "ReduceSum":
-                return self.reduction(node)
+                return reduction(self, node)
             case kind if kind in PIXELS:
                 return PIXELS[kind](self, node)
             case kind if kind in UNARY:
-                return self.unary(node)
+                return unary(self, node)
             case kind if kind in ELEMENTWISE:
-                return self.elementwise(node)
+                return elementwise(self, node)
         return False
 
     def keep(self, node: Node) -> None:
@@ -395,118 +390,3 @@ class BlockedLayout(GraphRewriting):
         scale = self.constant(np.full(int(dims_of(result)[1] or 0), number, np.float32))
         assert value is not None
         return self.computed(result, self.by_channel(result, self.images[value], scale))
-
-    # Other operators
-
-    def unary(self, node: Node) -> bool:
-        """An operator on single elements of its first input."""
-        value, *rest = node.inputs
-        result = node.outputs[0]
-        if value not in self.images or not self.fits(result):
-            return False
-        copy = self.like(node, [self.images[value], *rest], result.shape)
-        return self.computed(result, copy)
-
-    def like(
-        self, node: Node, inputs: Sequence[Value | None], shape: ir.Shape | Dims | None
-    ) -> Value:
-        """A copy of `node` with other inputs."""
-        attributes = {key: one.value for key, one in node.attributes.items()}
-        return self.add(node.op_type, inputs, attributes, shape=shape, dtype=node.outputs[0].dtype)
-
-    def elementwise(self, node: Node) -> bool:
-        """An operator on the elements of images, numbers and vectors that repeat over pixels."""
-        result = node.outputs[0]
-        if not self.fits(result):
-            return False
-        channels = dims_of(result)[1]
-        vectors, images = [], []
-        for value in node.inputs:
-            shape = dims_of(value)
-            assert value is not None
-            if shape[1:] == dims_of(result)[1:] and self.fits(value):
-                if value not in self.images and value.dtype != ir.DataType.FLOAT:
-                    return False
-                images.append(value)
-            elif shape[-3:] == (channels, 1, 1):
-                vectors.append(value)
-            elif math.prod(size or 0 for size in shape) != 1:
-                return False
-        if not any(value in self.images for value in images):
-            return False
-        if not vectors:
-            given = [self.image(v) if v in images and v else v for v in node.inputs]
-            return self.computed(result, self.like(node, given, result.shape))
-        (first, *_), vector = images, vectors[0]
-        assert first is not None
-        assert vector is not None
-        whole = dims_of(vector)[:-3] in ((), (1,)) and len(node.inputs) == 2
-        ordered = first is node.inputs[0] and node.op_type == "Sub"
-        if whole and (ordered or node.op_type in ("Mul", "Add")):
-            flat = self.reshaped(self.plain(vector), int(channels or 0))
-            if node.op_type == "Sub":
-                flat = self.add("Neg", [flat], shape=flat.shape)
-            given = [flat] if node.op_type == "Mul" else [None, flat]
-            return self.computed(result, self.by_channel(result, self.image(first), *given))
-        batch, *sizes = (int(size or 0) for size in dims_of(result))
-        blocks, pixels = (channels or 0) // self.block, math.prod(sizes[1:])
-        known = batch or None
-        longest = min(max(1, pixels // 2), LONGEST_RUN)
-        run = next(count for count in range(longest, 0, -1) if pixels % count == 0)
-        shape = (blocks, pixels // run, run * self.block)
-        apart = [
-            self.reshaped(self.image(v), -1, *shape, dims=(known, *shape))
-            if v in images and v
-            else self.repeated(v, run)
-            if v in vectors and v
-            else v
-            for v in node.inputs
-        ]
-        found = self.like(node, apart, (known, *shape))
-        return self.computed(result, self.reshaped(found, -1, *sizes, dims=result.shape))
-
-    def repeated(self, vector: Value, pixels: int) -> Value:
-        """A `vector` (N, C, 1, 1) for as many `pixels` side by side: (N, C / b, 1, pixels * b).
-
-        The runtime computes with rows, and those of b numbers are too short for it.
-        """
-        *batch, channels, _, _ = (size and int(size) for size in dims_of(vector))
-        known, blocks = batch[0] if batch else 1, (channels or 0) // self.block
-        each, rows = (blocks, 1, self.block), (blocks, pixels, self.block)
-        found = self.reshaped(self.plain(vector), -1, *each, dims=(known, *each))
-        if pixels > 1:
-            times = self.constant([1, 1, pixels, 1])
-            found = self.add("Expand", [found, times], shape=(known, *rows))
-        row = (blocks, 1, pixels * self.block)
-        return self.reshaped(found, -1, *row, dims=(known, *row))
-
-    def reduction(self, node: Node) -> bool:
-        """A sum or mean over pixels, or over pixels and samples."""
-        value, axes = (*node.inputs, None)[:2]
-        if value not in self.images or value is None:
-            return False
-        over, keep = whole_numbers(axes), node.attributes["keepdims"].as_int()
-        batch, channels, rows, columns = (size or 0 for size in dims_of(value))
-        if over not in ([0, 2, 3], [2, 3]) or (keep and over == [0, 2, 3]):
-            return False
-        known = batch or None
-        # Two reductions of one axis each: the runtime has no fast kernel for axes with gaps.
-        pixels = self.reshaped(
-            self.images[value],
-            *(-1, rows * columns, self.block),
-            dims=(known and known * channels // self.block, rows * columns, self.block),
-        )
-        sums = self.add(
-            node.op_type,
-            [pixels, self.constant([1])],
-            {"keepdims": 0},
-            shape=(known and known * channels // self.block, self.block),
-        )
-        tail = (1, 1) if keep else ()
-        found = self.reshaped(sums, -1, channels, *tail, dims=(known, channels, *tail))
-        if over == [0, 2, 3]:
-            found = self.add(
-                node.op_type, [found, self.constant([0])], {"keepdims": 0}, shape=(channels,)
-            )
-        found.shape = node.outputs[0].shape
-        return self.replaced(node.outputs[0], found)

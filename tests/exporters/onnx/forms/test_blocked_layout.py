@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.runtime.blocked_probe import block_size
 from edgetailor import TrainingConfig, split
-from exporters.onnx import blocked_weight_gradient
-from exporters.onnx.blocked_layout import DOMAIN, blocked, blocked_footprint
+from exporters.onnx.forms import blocked_weight_gradient
+from exporters.onnx.forms.blocked_layout import DOMAIN, blocked, blocked_footprint
 from exporters.onnx.onnx_writer import to_onnx
 from form_cases import Case, check, check_in_runtime, tail
 

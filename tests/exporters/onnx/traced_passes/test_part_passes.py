@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import edgetailor
-from exporters.onnx.graph_passes import shorten
+from exporters.onnx.traced_passes.graph_passes import shorten
 from exporters.programs.program import ProgramSignature
 from exporters.programs.tracing import operators, trace
 

@@ -10,12 +10,12 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 
-from exporters.onnx.part_passes import (
+from exporters.onnx.traced_passes.part_passes import (
     concatenate_parts,
     cut_before_moving,
     move_before_concatenating,
 )
-from exporters.onnx.traced_nodes import add_before, is_known, same_sizes, shape_of
+from exporters.onnx.traced_passes.traced_nodes import add_before, is_known, same_sizes, shape_of
 
 aten = torch.ops.aten
 

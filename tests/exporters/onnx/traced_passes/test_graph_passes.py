@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import edgetailor
-from exporters.onnx.graph_passes import (
+from exporters.onnx.traced_passes.graph_passes import (
     accumulate_products,
     cancel_permutations,
     repeat_while_computing,

@@ -11,7 +11,13 @@ from typing import NamedTuple, cast
 import torch
 from torch.fx import GraphModule, Node
 
-from exporters.onnx.traced_nodes import Size, add_before, is_known, same_sizes, shape_of
+from exporters.onnx.traced_passes.traced_nodes import (
+    Size,
+    add_before,
+    is_known,
+    same_sizes,
+    shape_of,
+)
 
 aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ from onnx_ir import Node, Value
 from exporters.onnx.graph_reading import DOMAIN, Dims, dims_of, numbers, rows_of, swapped
 
 if TYPE_CHECKING:
-    from exporters.onnx.blocked_layout import BlockedLayout
+    from exporters.onnx.forms.blocked_layout import BlockedLayout
 
 LARGEST_KERNEL = 2**18
 """Most numbers in a part of the kernel: more do not stay in a cache of 1 MB, from which the runtime

@@ -11,7 +11,7 @@ from onnx_ir import Node, Value
 from exporters.onnx.graph_reading import CHANNELS_LAST, DOMAIN, dims_of, whole_numbers
 
 if TYPE_CHECKING:
-    from exporters.onnx.blocked_layout import BlockedLayout
+    from exporters.onnx.forms.blocked_layout import BlockedLayout
 
 PLACES = {2, 3}
 """The axes of rows and columns, in plain and in blocked form."""

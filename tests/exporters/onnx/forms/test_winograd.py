@@ -14,8 +14,8 @@ from device_agent.formats.graph_forms import WINOGRAD, form_file
 from device_agent.runtime.onnx_runtime import OnnxSession
 from edgetailor import split
 from exporters.memory.onnx_footprint import footprint
+from exporters.onnx.forms.winograd import A, B, G, winograd, winograd_footprint
 from exporters.onnx.onnx_writer import to_onnx
-from exporters.onnx.winograd import A, B, G, winograd, winograd_footprint
 from form_cases import Case, check, check_in_runtime, tail
 from toolkit import models
 

@@ -24,6 +24,7 @@ from onnx_ir import Node, Value
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from exporters.memory.onnx_footprint import Footprint, footprint
+from exporters.onnx.forms.graph_rewriting import GraphRewriting, rewritten
 from exporters.onnx.graph_reading import (
     before_swap,
     dims_of,
@@ -32,7 +33,6 @@ from exporters.onnx.graph_reading import (
     swapped,
     swapped_pads,
 )
-from exporters.onnx.graph_rewriting import GraphRewriting, rewritten
 
 B = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], np.float32).T
 G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)

@@ -1,0 +1,1 @@
+"""Passes that shorten a traced step before it becomes an ONNX graph."""
