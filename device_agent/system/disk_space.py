@@ -163,19 +163,26 @@ class Written(msgspec.Struct, frozen=True):
     def still_in(self, path: Path) -> bool:
         """Whether the file at `path` begins with these bytes."""
         try:
-            return digest_of(path, self.size).hexdigest() == self.digest
+            return FileDigest(path).up_to(self.size) == self
         except OSError:
             return False
 
 
-def digest_of(path: Path, size: int) -> "hashlib.blake2b":
-    """BLAKE2b of the first `size` bytes of the file at `path`; more data can be added to it."""
-    digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while size and (piece := file.read(min(size, 1 << 20))):
-            digest.update(piece)
-            size -= len(piece)
-    return digest
+class FileDigest:
+    """The BLAKE2b digest of the first `size` bytes of the file at `path`, which grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.size = path, 0
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def up_to(self, size: int) -> Written:
+        """Read on until `size` bytes, or to the end of the file if it is shorter."""
+        with self.path.open("rb") as file:
+            file.seek(self.size)
+            while piece := file.read(min(size - self.size, 1 << 20)):
+                self._digest.update(piece)
+                self.size += len(piece)
+        return Written(self.size, self._digest.hexdigest())
 
 
 class NpyWriter:
@@ -199,30 +206,23 @@ class NpyWriter:
             else:
                 read_header(self._file)
                 self._file.seek(done * self._row, os.SEEK_CUR)
-            self._digest = digest_of(path, self._file.tell())
-
-    @property
-    def written(self) -> Written:
-        """Size and digest of the data written so far."""
-        return Written(self._file.tell(), self._digest.hexdigest())
 
     def append(self, rows: np.ndarray) -> None:
         """Append `rows`."""
         data = np.ascontiguousarray(rows).data
         with naming(self.path):
             self._file.write(data)
-        self._digest.update(data)
 
-    def sync(self) -> None:
-        """Flush the appended rows to the disk."""
+    def flush(self) -> int:
+        """Give the appended rows to the system; returns the size of the file so far."""
         with naming(self.path):
             self._file.flush()
-            os.fsync(self._file.fileno())
+        return self._file.tell()
 
     def close(self) -> None:
-        """Flush all data to the disk and close the file."""
+        """Give all data to the system and close the file."""
         try:
-            self.sync()
+            self.flush()
         finally:
             self._file.close()
 

@@ -5,12 +5,21 @@ disk has too little free space but memory has enough, the recording is kept in m
 """
 
 import math
+import os
 from pathlib import Path
 
 import numpy as np
 
+from device_agent.formats.atomic_files import naming
 from device_agent.formats.manifest import RecordedDtype
-from device_agent.system.disk_space import MappedArray, NpyWriter, Written, open_npy, room
+from device_agent.system.disk_space import (
+    FileDigest,
+    MappedArray,
+    NpyWriter,
+    Written,
+    open_npy,
+    room,
+)
 from profiles.errors import StorageError, UpdateError
 from profiles.text_formatting import format_bytes
 
@@ -48,7 +57,6 @@ class Recording:
 
     Attributes:
         path: The .npy file. It does not exist if the recording is in memory.
-        written: Size and digest of the file when it was last flushed to disk; None before that.
     """
 
     def __init__(
@@ -81,7 +89,7 @@ class Recording:
         self._writer: NpyWriter | None = None
         self._mapped: MappedArray | None = None
         self._in_memory: np.ndarray | None = None
-        self.written: Written | None = None
+        self._digest = FileDigest(path)
         size = self._dtype.itemsize * samples * math.prod(shape)
         free = room(path.parent)
         if done == samples:
@@ -127,16 +135,23 @@ class Recording:
             self._in_memory[self._done : self._done + len(values)] = values
         self._done += len(values)
 
-    def sync(self) -> None:
-        """Flush the appended samples to disk."""
-        if self._writer is not None:
-            self._writer.sync()
-            self.written = self._writer.written
+    def stored(self) -> Written | None:
+        """Flush the samples to the disk; returns how much of the file is there, with its digest.
+
+        None if the recording is in memory. Only checkpoints need this, and most recordings are read
+        and deleted before the first one.
+        """
+        if not self.kept:
+            return None
+        size = self.path.stat().st_size if self._writer is None else self._writer.flush()
+        if size > self._digest.size:
+            with naming(self.path), self.path.open("rb+") as file:
+                os.fsync(file.fileno())
+        return self._digest.up_to(size)
 
     def close(self) -> None:
-        """Finish writing. Only `read` and `remove` may follow."""
+        """Finish writing. `append` may not follow."""
         if self._writer is not None:
-            self.written = self._writer.written
             self._writer.close()
             self._writer = None
 
@@ -163,7 +178,7 @@ class RecordingInMemory(Recording):
     """A recording without a file, for trainings without a folder."""
 
     def __init__(self, samples: int, shape: tuple[int, ...], dtype: RecordedDtype) -> None:
-        self.written = self._writer = self._mapped = None
+        self._writer = self._mapped = None
         self._dtype, self._done = np.dtype(dtype), 0
         self._in_memory = np.empty((samples, *shape), self._dtype)
 

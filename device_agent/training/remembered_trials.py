@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.formats.atomic_files import fingerprint, write_file
+from device_agent.formats.atomic_files import fingerprint, fingerprint_file, write_file
 from device_agent.formats.bundle import Bundle, structure, training_of
 from device_agent.formats.manifest import Struct
 from device_agent.runtime.runtime_choice import alternatives, describe, versions
@@ -38,12 +38,13 @@ def default_trials() -> Path:
 def key_of(bundle: Bundle, options: TrainingOptions) -> str:
     """SHA-256 of what a trial depends on: the bundle, threads, memory limit, software and machine.
 
-    It is the same in all rounds of one submodel.
+    It is the same in all rounds of one submodel, as long as the server writes the same graphs.
     """
-    own = bundle.manifest.runtime
+    own, training = bundle.manifest.runtime, training_of(bundle)
     about = (
         structure(bundle.manifest),
-        training_of(bundle).batch_size,
+        [fingerprint_file(bundle.graph(step.signature)).sha256 for step in training.steps],
+        training.batch_size,
         options.threads,
         options.max_memory,  # a trial that ran out of memory may have enough with another limit
         [describe(name) for name in (own, *alternatives(own))],

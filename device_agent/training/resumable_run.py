@@ -20,17 +20,18 @@ class ResumableRun(SignatureRuns):
         checkpoints: Where checkpoints are stored; None to store none.
         spare_bytes: Memory in bytes for recordings that do not fit on the disk.
         position: How far the training has come.
+        has_checkpoint: Whether a checkpoint of this training has been stored.
     """
 
     checkpoints: Checkpoints | None = field(default=None, kw_only=True)
     spare_bytes: int = field(default=0, kw_only=True)
     position: Position = field(default_factory=Position, init=False)
+    has_checkpoint: bool = field(default=False, init=False)
 
     def advance(self) -> None:
-        """Move to the next instruction and store a checkpoint."""
+        """Move to the next instruction."""
         self.position.instruction += 1
         self.position.epoch = self.position.batch = 0
-        self.save_checkpoint()
 
     def save_checkpoint(self) -> None:
         """Store a checkpoint of the current position."""
@@ -39,9 +40,9 @@ class ResumableRun(SignatureRuns):
         # A recording that no later instruction reads is deleted after this checkpoint.
         needed = self.sources_from(self.position.instruction)
         self.position.recorded = {
-            name: made.written
+            name: stored
             for name, made in self.recordings.items()
-            if made.written is not None and name in needed
+            if name in needed and (stored := made.stored()) is not None
         }
         self.position.dropout = json.dumps(self.dropout.bit_generator.state)
         # Frozen tensors never change, so a resumed training reads them from the bundle.
@@ -50,6 +51,7 @@ class ResumableRun(SignatureRuns):
         if self.position.recording is not None:
             state = {}  # a recording only reads its tensors, which are in the bundle
         self.checkpoints.save(Checkpoint(self.position, state, {} if state else self.personal))
+        self.has_checkpoint = True
 
     def sources_from(self, instruction: int) -> set[str]:
         """Names of the data sets that `instruction` and later instructions read."""
@@ -58,12 +60,12 @@ class ResumableRun(SignatureRuns):
 
     def reopen_recordings(self, position: Position) -> None:
         """Open the recordings that are complete on disk at `position`."""
-        for name, written in position.recorded.items():
+        for name in position.recorded:
             self.recordings[name] = self.open_recording(name, len(self.local))
-            self.recordings[name].written = written
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take position, tensors and the dropout generator from a checkpoint."""
+        self.has_checkpoint = True
         self.position, self.state = checkpoint.position, checkpoint.state
         self.personal.update(checkpoint.personal)
         self.dropout.bit_generator.state = json.loads(self.position.dropout)

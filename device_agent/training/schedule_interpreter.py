@@ -111,9 +111,8 @@ class ScheduleRun(ResumableRun):
             target.append(session.run(feeds)[signature.outputs[0].name])
             self.report_progress(f"recording {instruction.target}", number, len(parts))
             if target.kept and self.checkpoint_timer.due():
-                target.sync()
                 self.position.batch = number
-                self.position.recording, self.position.begun = instruction.target, target.written
+                self.position.recording, self.position.begun = instruction.target, target.stored()
                 self.save_checkpoint()
         target.close()
         # The session holds the weights of this stage. Without it the next one would need memory
@@ -124,7 +123,9 @@ class ScheduleRun(ResumableRun):
         source = self.recordings.pop(instruction.source, None)
         self.recordings[instruction.target] = target
         self.advance()
-        # The source is deleted after the checkpoint, which until then refers to it.
+        # The last checkpoint may refer to the source, which is deleted now.
+        if self.has_checkpoint or self.checkpoint_timer.due():
+            self.save_checkpoint()
         if source is not None:
             source.remove()
 
@@ -149,6 +150,7 @@ class ScheduleRun(ResumableRun):
             self.personal = {name: self.state[name] for name in wanted if name is not None}
             self.release()
         self.advance()
+        self.save_checkpoint()
 
     def train(self, instruction: Train) -> None:
         """Run the remaining epochs of a training."""
@@ -164,6 +166,7 @@ class ScheduleRun(ResumableRun):
                 self.save_checkpoint()
             self.report_epoch(instruction)
         self.advance()
+        self.save_checkpoint()
 
     def epochs(self, instruction: Train) -> int:
         """The number of epochs; the last one may end early, see `Train`."""

@@ -13,6 +13,9 @@ LEAST = -126
 DIGITS = 24
 """Binary digits of a number of float32."""
 
+NOTHING = 2.0**-60
+"""It changes no result, but OpenVINO 2026.4 takes a beta of 0 for one that is not given."""
+
 
 def compute_masks_at_once(graph: ir.Graph) -> None:
     """Replace Cast(x > c) and Cast(x < c) by a hard sigmoid that is too steep to have a slope.
@@ -30,7 +33,8 @@ def compute_masks_at_once(graph: ir.Graph) -> None:
         if steep is None or node.attributes["to"].as_int() != ir.DataType.FLOAT:
             continue
         slope, number = SIGNS[choice.op_type] * steep[0], steep[1]
-        step = ir.node("HardSigmoid", [x], {"alpha": slope, "beta": -slope * number})
+        beta = -slope * number or -NOTHING
+        step = ir.node("HardSigmoid", [x], {"alpha": slope, "beta": beta})
         (result,), (old,) = step.outputs, node.outputs
         result.name, result.shape, result.type = old.name, old.shape, old.type
         graph.insert_before(node, step)

@@ -170,6 +170,35 @@ def interrupted(job: Job, folder: Path, **options: object) -> Path:
     return out
 
 
+@pytest.mark.parametrize("due_at", [0, 38], ids=["never", "in the second stage"])
+def test_stages_that_a_kill_repeats(
+    jobs: dict[str, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, due_at: int
+) -> None:
+    """None behind a checkpoint: its source is gone when a stage ends, so there is a newer one."""
+    job, begun, opened = jobs["slice"], [], []
+
+    def stop() -> None:
+        begun.append(1)
+        if len(begun) == 69:  # each of two stages has 33 batches
+            raise Stopped
+
+    original = ScheduleRun.open
+    with monkeypatch.context() as patched:
+        due = lambda timer: len(begun) == due_at  # noqa: E731 - a method in the place of another
+        patched.setattr(schedule_interpreter.IntervalTimer, "due", due)
+        with pytest.raises(Stopped):
+            train_bundle(job.bundle, job.data, tmp_path / "out", threads=1, on_batch=stop)
+    assert (training_folder(tmp_path / "out") / CHECKPOINT).exists() == (due_at > 0)
+    monkeypatch.setattr(
+        ScheduleRun, "open", lambda run, name: (opened.append(name), original(run, name))[1]
+    )
+    train_bundle(job.bundle, job.data, tmp_path / "out", threads=1)
+    stages = [name for name in opened if name.startswith("forward_")]
+    assert stages == ([] if due_at else ["forward_0", "forward_1"])
+    train_bundle(job.bundle, job.data, tmp_path / "whole", threads=1)
+    assert everything(tmp_path / "out") == everything(tmp_path / "whole")
+
+
 def test_a_resumed_training_does_not_repeat_finished_epochs(
     jobs: dict[str, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
