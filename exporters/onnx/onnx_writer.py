@@ -32,7 +32,6 @@ from exporters.memory.overwritten_state import note_in_place
 from exporters.onnx.checkpoints import KeepCheckpoints
 from exporters.onnx.exported_program import exported
 from exporters.onnx.exposed_values import exposed_values, places_of
-from exporters.onnx.float_masks import compute_masks_at_once
 from exporters.onnx.large_factors import put_large_factors_first
 from exporters.onnx.onnx_translations import TRANSLATIONS
 from exporters.onnx.operator_table import OPSET, missing_translations
@@ -124,7 +123,6 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
         *([KeepCheckpoints(signature)] if signature.recompute else []),
         *(RecomputeActivations(p.name) for p in signature.outputs if p.kind == "metric"),
     )(lowered.model)
-    compute_masks_at_once(lowered.model.graph)
     put_large_factors_first(lowered.model.graph)
     raise_numbers(lowered.model.graph)
     RemoveUnusedNodesPass()(lowered.model)

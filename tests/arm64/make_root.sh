@@ -8,7 +8,7 @@ dir=$(cd "$1" && pwd) python=$2 apt=$dir/apt
 command -v qemu-aarch64 >/dev/null || {
   echo "The tests on emulated ARM need qemu-aarch64: apt-get install qemu-user" >&2; exit 1; }
 
-mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/debs" "$apt/parts" "$dir/root"
+mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/debs" "$apt/parts" "$dir/sysroot"
 : > "$apt/status"
 mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
   awk '$2 == "bookworm" {print $1; exit}')
@@ -31,7 +31,7 @@ apt-get -qq update
   libpython3.11-stdlib libc6 libgcc-s1 libstdc++6 zlib1g libssl3 libffi8 libexpat1 libbz2-1.0 \
   liblzma5 libsqlite3-0 libcrypt1 libuuid1 libreadline8 libtinfo6)
 unset APT_CONFIG
-for package in "$apt"/debs/*.deb; do dpkg-deb -x "$package" "$dir/root"; done
+for package in "$apt"/debs/*.deb; do dpkg-deb -x "$package" "$dir/sysroot"; done
 
 wanted=$("$python" -c '
 import tomllib
@@ -60,9 +60,9 @@ cat > "$dir/board" <<'EOF'
 set -eu
 here=$(cd "$(dirname "$0")" && pwd) cpu=$(basename "$0")
 case $cpu in cortex-a53) part=0xd03 midr=0x410fd034;; cortex-a72) part=0xd08 midr=0x410fd083;; esac
-system=$here/root/sys/devices/system/cpu
-if [ ! -e "$here/root/proc/$cpu" ]; then
-  mkdir -p "$here/root/proc" "$system"
+system=$here/sysroot/sys/devices/system/cpu
+if [ ! -e "$here/sysroot/proc/$cpu" ]; then
+  mkdir -p "$here/sysroot/proc" "$system"
   for file in possible present online; do echo 0-3 > "$system/$file"; done
   echo 255 > "$system/kernel_max"
   for core in 0 1 2 3; do
@@ -83,13 +83,13 @@ if [ ! -e "$here/root/proc/$cpu" ]; then
         echo $level > "$set_of/level"; echo $type > "$set_of/type"; echo $size > "$set_of/size"
         echo $shared > "$set_of/shared_cpu_list"; echo 64 > "$set_of/coherency_line_size"; }
     done
-  done > "$here/root/proc/cpuinfo"
-  rm -f "$here"/root/proc/cortex-*
-  touch "$here/root/proc/$cpu"
+  done > "$here/sysroot/proc/cpuinfo"
+  rm -f "$here"/sysroot/proc/cortex-*
+  touch "$here/sysroot/proc/$cpu"
 fi
-export BOARD_PYTHON="$here/$cpu" PYTHONHOME="$here/root/usr" PYTHONDONTWRITEBYTECODE=1
+export BOARD_PYTHON="$here/$cpu" PYTHONHOME="$here/sysroot/usr" PYTHONDONTWRITEBYTECODE=1
 export PYTHONPATH="$here/site:${PYTHONPATH:-.}:$here/torch"
-exec qemu-aarch64 -L "$here/root" -cpu "$cpu" "$here/root/usr/bin/python3.11" "$@"
+exec qemu-aarch64 -L "$here/sysroot" -cpu "$cpu" "$here/sysroot/usr/bin/python3.11" "$@"
 EOF
 chmod +x "$dir/board"
 for cpu in cortex-a72 cortex-a53; do ln -sf board "$dir/$cpu"; done
