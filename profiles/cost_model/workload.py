@@ -160,7 +160,7 @@ def blocked_kind(operator: str, kernel: Shape) -> str:
     >>> blocked_kind("Conv", (64, 1, 1, 1)), blocked_kind("Conv", (64, 1, 3, 3))
     ('scaled', 'blocked')
     """
-    if operator == "MaxPool":
+    if operator in ("MaxPool", "GlobalAveragePool"):
         return kind_of(operator, (), ())
     if operator != "Conv":
         return "transposition"

@@ -92,6 +92,7 @@ class BlockedLayout(GraphRewriting):
         self.batch = batch
         self.held = computed_from_constants(graph)
         self.images: dict[Value, Value] = {}
+        self.made_again: dict[Value, Value] = {}
         self.dropped: set[Value] = set()
         self.restored: dict[Value, Value] = {}
         self.filters: dict[tuple[Value, bool], Value] = {}
@@ -147,6 +148,19 @@ class BlockedLayout(GraphRewriting):
         if value not in self.images:
             self.images[value] = self.add("ReorderInput", [value], shape=value.shape, domain=DOMAIN)
         return self.images[value]
+
+    def read_again(self, value: Value) -> Value:
+        """The blocked form of `value` for the backward pass.
+
+        An input of the graph is in memory anyway, so its blocked form is made a second time instead
+        of being kept.
+        """
+        if not value.is_graph_input():
+            return self.images[value]
+        if value not in self.made_again:
+            shape = value.shape
+            self.made_again[value] = self.add("ReorderInput", [value], shape=shape, domain=DOMAIN)
+        return self.made_again[value]
 
     def plain(self, value: Value) -> Value:
         """The plain form of `value`."""

@@ -127,7 +127,7 @@ def point_gradient(layout: "BlockedLayout", image: Value, kernel: Value) -> Valu
         return None
     column, known = pixels // (halves * b), None if batch is None else batch * b
     runs = batch and batch * parts * halves * column
-    rows = layout.reshaped(layout.images[image], -1, b, 1, b, dims=(runs, b, 1, b))
+    rows = layout.reshaped(layout.read_again(image), -1, b, 1, b, dims=(runs, b, 1, b))
     rows = in_blocks(layout, rows)
     apart = (parts, halves, column * b, b)
     rows = layout.reshaped(rows, -1, *apart, dims=(batch, *apart))
@@ -155,7 +155,7 @@ def sliding_gradient(layout: "BlockedLayout", gradient: Gradient) -> Value:
     parts = int(dims_of(rows)[0] or 0)
     few = parts * -(-outputs // (PART * layout.block)) * high < SHARED_ROWS
     halves = 2 if few and layout.batch % (2 * layout.block) == 0 else 1
-    rows = padded_rows(layout, rows, gradient.pads, pixel, halves)
+    rows = padded_rows(layout, rows, gradient, pixel, halves)
     filters = as_filters(layout, gradient, halves)
     down, along = gradient.dilations
     found = correlation(
@@ -212,7 +212,7 @@ def in_rows(layout: "BlockedLayout", image: Value) -> tuple[Value, int]:
     pixel, parts = int(channels or 0), 1
     if image in layout.images:
         pixel, parts = layout.block, pixel // layout.block
-        rows = layout.apart(image, layout.images[image])
+        rows = layout.apart(image, layout.read_again(image))
         if parts > 1:
             rows = layout.permuted(rows, 1, 0, 2, 3, 4)
     else:
@@ -222,26 +222,35 @@ def in_rows(layout: "BlockedLayout", image: Value) -> tuple[Value, int]:
 
 
 def padded_rows(
-    layout: "BlockedLayout", rows: Value, pads: list[int], pixel: int, halves: int
+    layout: "BlockedLayout", rows: Value, gradient: Gradient, pixel: int, halves: int
 ) -> Value:
     """The `rows` (C / c, N, H, W * c) with padding, and with zeros that fill blocks of samples.
 
     The runtime computes a result whose window reaches over an edge several times more slowly.
     """
-    top, left, bottom, right = pads
-    before, after = [0, 0, top, left * pixel], [0, bottom, right * pixel]
-    return with_whole_samples(layout, rows, 1, [*before, 0, *after], halves * layout.block)
+    top, left, bottom, right = gradient.pads
+    pads = [0, 0, top, left * pixel, 0, 0, bottom, right * pixel]
+    batch = batch_of(layout, gradient.image, gradient.moved)
+    return with_whole_samples(layout, rows, 1, pads, halves * layout.block, batch)
 
 
 def with_whole_samples(
-    layout: "BlockedLayout", value: Value, axis: int, pads: Sequence[int], unit: int
+    layout: "BlockedLayout", value: Value, axis: int, pads: Sequence[int], unit: int, batch: object
 ) -> Value:
-    """`value` with zeros around it as in `padded`, and so many behind `axis` as fill a `unit`."""
+    """`value` with zeros around it as in `padded`, and so many behind `axis` as fill a `unit`.
+
+    The length of `axis` is that of `batch`, see `batch_of`.
+    """
     place, size = len(pads) // 2 + axis, dims_of(value)
-    less = layout.add("Neg", [count_of(layout, value, axis)], shape=(1,), dtype=WHOLE)
-    more = layout.add("Mod", [less, layout.constant([unit])], shape=(1,), dtype=WHOLE)
-    ends = [layout.constant(pads[:place]), more, layout.constant(pads[place + 1 :])]
-    around = layout.add("Concat", ends, {"axis": 0}, shape=(len(pads),), dtype=WHOLE)
+    key = (batch, unit, place, *pads)
+    if key not in layout.orders:
+        less = layout.add("Neg", [count_of(layout, value, axis)], shape=(1,), dtype=WHOLE)
+        more = layout.add("Mod", [less, layout.constant([unit])], shape=(1,), dtype=WHOLE)
+        ends = [layout.constant(pads[:place]), more, layout.constant(pads[place + 1 :])]
+        layout.orders[key] = layout.add(
+            "Concat", ends, {"axis": 0}, shape=(len(pads),), dtype=WHOLE
+        )
+    around = layout.orders[key]
     edges = zip(size, pads[: len(size)], pads[len(size) :], strict=True)
     shape = [None if length is None else length + sum(ends) for length, *ends in edges]
     shape[axis] = filled(size[axis], unit)
@@ -285,10 +294,7 @@ def order(layout: "BlockedLayout", gradient: Gradient, halves: int, pixels: int)
     moved = gradient.moved
     b, (batch, outputs, _, _) = layout.block, dims_of(moved)
     blocks = int(outputs or 0) // b
-    lengths = [value.shape[0] for value in (gradient.image, moved) if value.shape is not None]
-    # Two lengths are known to be equal if they are those of the same input.
-    length = next((one for one in lengths if one in layout.lengths), moved)
-    key = (length, blocks, pixels, halves)
+    key = (batch_of(layout, gradient.image, moved), blocks, pixels, halves)
     if key in layout.orders:
         return layout.orders[key]
 
@@ -314,6 +320,15 @@ def order(layout: "BlockedLayout", gradient: Gradient, halves: int, pixels: int)
     )
     layout.orders[key] = found
     return found
+
+
+def batch_of(layout: "BlockedLayout", *values: Value) -> object:
+    """What stands for the number of samples of `values`, which have the same.
+
+    Two numbers are known to be equal if they are those of the same input.
+    """
+    lengths = [value.shape[0] for value in values if value.shape is not None]
+    return next((one for one in lengths if one in layout.lengths), values[0])
 
 
 def count_of(layout: "BlockedLayout", value: Value, axis: int) -> Value:
@@ -390,7 +405,7 @@ def strip(
     if strips == 1:
         found = layout.padded(layout.permuted(image, 1, 0, 2, 3, 4), *more)
     else:
-        whole = with_whole_samples(layout, image, 0, more, strips)
+        whole = with_whole_samples(layout, image, 0, more, strips, batch_of(layout, value))
         samples = dims_of(whole)[0]
         sizes = (strips, -1, int(blocks or 0), apart, int(columns or 0), int(block or 0))
         dims = (strips, samples and samples // strips, *sizes[2:])

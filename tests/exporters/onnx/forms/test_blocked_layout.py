@@ -6,11 +6,13 @@ this machine's runtime has blocked convolutions, they run there, too.
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file
 from device_agent.runtime.blocked_probe import block_size
 from edgetailor import TrainingConfig, split
+from exporters.memory.liveness import execution_order
 from exporters.onnx.forms import blocked_weight_gradient
 from exporters.onnx.forms.blocked_layout import DOMAIN, blocked, blocked_footprint
 from exporters.onnx.onnx_writer import to_onnx
@@ -265,6 +268,12 @@ def operators(block: int) -> list[type[OpRun]]:
             found = F.max_pool2d(framed, kernel_shape, strides, 0, dilations)
             return (in_blocks(found.numpy(), block),)
 
+    class GlobalAveragePool(OpRun):
+        op_domain = DOMAIN
+
+        def _run(self, x):
+            return (in_blocks(in_order(x, block).mean((2, 3), keepdims=True), block),)
+
     class Pad(OpRun):  # the reference has none that crops
         def _run(self, x, pads, value=None, axes=None, mode=None):
             assert axes is None
@@ -272,7 +281,7 @@ def operators(block: int) -> list[type[OpRun]]:
             number = 0.0 if value is None else float(value)
             return (F.pad(torch.tensor(x), ends, value=number).numpy(),)
 
-    return [ReorderInput, ReorderOutput, Conv, MaxPool, Pad]
+    return [ReorderInput, ReorderOutput, Conv, MaxPool, GlobalAveragePool, Pad]
 
 
 def cut_into_strips(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,3 +374,31 @@ def test_the_memory_of_a_blocked_form(seed: int) -> None:
     names = {buffer.name for buffer in found.alive}
     assert any(name.startswith("blocked_") for name in names)
     assert found.process > 0
+
+
+def test_the_blocked_form_of_an_input_is_not_kept_until_its_gradient(seed: int) -> None:
+    """The input is in memory anyway: forward and backward pass each bring it into blocks."""
+    torch.manual_seed(seed)
+    signature = Case.of(
+        nn.Sequential(nn.Conv2d(16, 16, 3), nn.Tanh(), *tail(16)), (16, 9, 8)
+    ).signature
+    samples = next(port.name for port in signature.inputs if port.kind == "samples")
+    form = blocked(to_onnx(signature), 8, 8)
+    assert form is not None
+    order = execution_order(ir.from_proto(onnx.load_from_string(form)).graph)
+    place = {node: number for number, node in enumerate(order)}
+    end = next(place[node] for node in order if node.op_type == "LogSoftmax")
+    reorders = [n for n in order if n.op_type == "ReorderInput" and n.inputs[0].name == samples]
+    behind = [{place[use] > end for use in node.outputs[0].consumers()} for node in reorders]
+    assert behind == [{False}, {True}]
+    assert [place[node] > end for node in reorders] == [False, True]
+
+
+def test_layers_share_what_fills_blocks_of_samples(seed: int) -> None:
+    torch.manual_seed(seed)
+    layers = [layer for _ in range(3) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.Tanh())]
+    form = blocked(to_onnx(Case.of(nn.Sequential(*layers, *tail(16)), (16, 6, 6)).signature), 8, 8)
+    assert form is not None
+    counts = Counter(node.op_type for node in onnx.load_from_string(form).graph.node)
+    assert counts["Pad"] == 3
+    assert counts["Mod"] == 2  # for the padding of images, and for the order of filters
