@@ -4,6 +4,8 @@ Every measurement is a process of its own on one thread: its resident set once a
 steps, the kernel's peak set back (/proc/self/clear_refs), more steps, the peak above the first
 figure. Linux only. Run `make bench-memory`; options: --case NAME, --runtime NAME, --alive N.
 
+`plain` is ONNX Runtime with the plain graph, `onnx` with the form that the agent runs here.
+
 With --recompute: steps of ONNX that compute activations again, beside those that keep them.
 """
 
@@ -16,11 +18,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from bench_step import PLAIN_FORM, Peer, arrays, signature, take_turns
-from bench_step import write_graph as step_graph
 from step_cases import BATCH, CASES, Case, whole
 
+from device_agent.formats.graph_forms import blocked_form, form_file
+from device_agent.runtime.blocked_probe import block_size
 from exporters.export import compile_graphs
 from exporters.memory.onnx_footprint import Footprint
+from exporters.onnx.forms.blocked_layout import blocked, blocked_footprint
 from toolkit import models
 
 DIGITS = (8, 8)
@@ -28,7 +32,8 @@ PERSONAL = {
     "digits_cnn cp:2.0": Case(models.digits_cnn, "cp:2.0", (1, *DIGITS), whole, (1, *DIGITS))
 }
 """Measured in their `personal_step`, which has no plain counterpart in PyTorch."""
-RUNTIMES = ("onnx", "litert")
+FORMS = (PLAIN_FORM, "onnx")
+RUNTIMES = (*FORMS, "litert")
 """Those whose memory is predicted from the graph alone."""
 MB = 1e6
 STEPS = 15
@@ -60,33 +65,27 @@ def report(name: str, runtime: str, alive: int) -> None:
         print(f"  {buffer.size / MB:8.2f}  {buffer.name}")
 
 
-def report_recomputed(name: str) -> None:
+def report_recomputed(name: str, form: str) -> None:
     """Print the row of one case with `recompute=yes`: memory, and time beside the plain step's."""
     cases = {"again": replace(CASES[name], spec=f"{CASES[name].spec},recompute=yes")}
     cases["kept"] = CASES[name]
     with tempfile.TemporaryDirectory() as scratch:
-        peaks, predicted, ratios = {}, {}, {}
+        peaks, predicted, peers = {}, {}, {}
         for kind, case in cases.items():
-            graph, found = write_graph(case, "train", "onnx", Path(scratch))
-            peaks[kind], predicted[kind] = memory("onnx", name, graph), found.process
-        for form in (PLAIN_FORM, "onnx"):
-            peers = {}
-            for kind, case in cases.items():
-                folder = Path(scratch, kind)
-                folder.mkdir(exist_ok=True)
-                peers[kind] = Peer(form, name, step_graph(case, "train", form, folder), 1)
-            seconds = take_turns(peers, STEPS, "processor")
-            pairs = zip(seconds["again"], seconds["kept"], strict=True)
-            ratios[form] = statistics.median(again / kept for again, kept in pairs)
-            for peer in peers.values():
-                peer.stop()
+            graph, found = write_graph(case, "train", form, Path(scratch, kind))
+            peaks[kind], predicted[kind] = memory(form, name, graph), found.process
+            peers[kind] = Peer(form, name, graph, 1)
+        seconds = take_turns(peers, STEPS, "processor")
+        for peer in peers.values():
+            peer.stop()
+    pairs = zip(seconds["again"], seconds["kept"], strict=True)
+    ratio = statistics.median(again / kept for again, kept in pairs)
     eager = memory("pytorch", name, graph)
     off = 100 * (predicted["again"] / peaks["again"] - 1)
     row = [f"{bytes_ / MB:.1f}" for bytes_ in (predicted["again"], peaks["again"])]
     row += [f"{off:+.1f}%", f"{peaks['kept'] / MB:.1f}", f"{peaks['again'] / peaks['kept']:.2f}"]
-    row += [f"{eager / MB:.1f}", f"{peaks['again'] / eager:.2f}"]
-    row += [f"{ratio:.2f}" for ratio in ratios.values()]
-    print(f"| {name} | {' | '.join(row)} |", flush=True)
+    row += [f"{eager / MB:.1f}", f"{peaks['again'] / eager:.2f}", f"{ratio:.2f}"]
+    print(f"| {name} | {form} | {' | '.join(row)} |", flush=True)
 
 
 def write_graph(case: Case, name: str, runtime: str, folder: Path) -> tuple[Path, Footprint]:
@@ -94,12 +93,19 @@ def write_graph(case: Case, name: str, runtime: str, folder: Path) -> tuple[Path
     submodel = case.submodel()
     chosen = signature(submodel, name)
     program = replace(submodel.program, signatures=(chosen,))
-    graph = compile_graphs(program, format="onnx" if runtime == "onnx" else "tflite")[name]
-    path = folder / f"{name}.{runtime}"
+    kind = "tflite" if runtime == "litert" else "onnx"
+    graph = compile_graphs(program, format=kind)[name]
+    folder.mkdir(exist_ok=True)
+    path, found = folder / f"{name}.{kind}", graph.footprint(BATCH)
     path.write_bytes(graph.data)
+    block = block_size()
+    form = blocked(graph.data, block, BATCH) if runtime == "onnx" and block else None
+    if form is not None and block is not None:
+        path.with_name(form_file(path.name, blocked_form(block))).write_bytes(form)
+        found = blocked_footprint(graph.data, block, BATCH)
     fed = arrays(case, submodel, chosen.inputs) | {"in place": np.array(graph.in_place, str)}
     np.savez(path.with_suffix(".npz"), **fed)  # type: ignore[arg-type]
-    return path, graph.footprint(BATCH)
+    return path, found
 
 
 def main() -> None:
@@ -110,10 +116,13 @@ def main() -> None:
     options.add_argument("--recompute", action="store_true", help="compute activations again")
     chosen = options.parse_args()
     if chosen.recompute:
-        print("| MB, batch 32 | predicted | peak | off | kept | left | PyTorch | ratio | time | |")
+        print(
+            "| MB, batch 32 | in | predicted | peak | off | kept | left | PyTorch | ratio | time |"
+        )
         print("|---|---|---|---|---|---|---|---|---|---|")
         for name in chosen.case or CASES:
-            report_recomputed(name)
+            for form in FORMS:
+                report_recomputed(name, form)
         return
     print("| MB, batch 32 | in | planned | arena | predicted peak | peak | off | PyTorch | ratio |")
     print("|---|---|---|---|---|---|---|---|---|")
