@@ -12,6 +12,8 @@ from pathlib import Path
 from device_agent.formats.graph_forms import WINOGRAD, form_of
 from profiles.errors import BundleError
 
+LARGEST_BYTE = 127
+"""The last byte of a whole number is at most this."""
 DEEPEST = 100
 """How far graphs may be nested in attributes of operators."""
 INSIDE = {
@@ -91,7 +93,10 @@ def fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
     """The fields of a message: their numbers, and their bytes or whole numbers."""
     place = 0
     while place < len(data):
-        key, place = varint(data, place)
+        # Nearly all keys and sizes are one byte, which takes half the time without a call.
+        key, place = data[place], place + 1
+        if key > LARGEST_BYTE:
+            key, place = varint(data, place - 1)
         match key & 7:
             case 0:
                 value, place = varint(data, place)
@@ -99,7 +104,9 @@ def fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
             case 1:
                 place += 8
             case 2:
-                size, place = varint(data, place)
+                size, place = data[place], place + 1
+                if size > LARGEST_BYTE:
+                    size, place = varint(data, place - 1)
                 if size > len(data) - place:
                     raise ValueError("a field ends after its message")
                 yield key >> 3, data[place : place + size]
@@ -116,7 +123,7 @@ def varint(data: memoryview, place: int) -> tuple[int, int]:
     for shift in range(0, 70, 7):
         byte = data[place]
         place += 1
-        number |= (byte & 127) << shift
-        if byte < 128:
+        number |= (byte & LARGEST_BYTE) << shift
+        if byte <= LARGEST_BYTE:
             return number, place
     raise ValueError("a whole number is too long")
