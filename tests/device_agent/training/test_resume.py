@@ -16,6 +16,7 @@ from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_folder import CHECKPOINT, training_folder
 from killing import Job, Trainer, training_process
 from log_messages import logged
+from parameters import some_long
 from profiles.errors import InputError
 from refusals import refused
 from trainings import train_bundle
@@ -135,7 +136,7 @@ def test_killed_at_every_write(
     assert stop > 10
 
 
-@pytest.mark.parametrize("family", ["slice", "cp"])
+@pytest.mark.parametrize("family", some_long(["slice", "cp"], "cp"))
 def test_killed_with_openvino(
     trainer: Trainer, jobs: dict[str, Job], tmp_path: Path, family: str
 ) -> None:

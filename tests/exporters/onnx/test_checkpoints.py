@@ -146,7 +146,7 @@ def after_three_steps(
     return {name: value.copy() for name, value in results.items()} | {"losses": np.array(losses)}
 
 
-@pytest.fixture(scope="module", params=some_long(MODELS, "without norms"))
+@pytest.fixture(scope="module", params=some_long(MODELS, "without norms", "attention"))
 def graphs(request: pytest.FixtureRequest) -> tuple[str, ProgramSignature, list[bytes]]:
     """A model by name, its training step, and its graph without and with recomputation."""
     make, shape, *_ = MODELS[request.param]

@@ -27,6 +27,7 @@ from edgetailor import (
     write_partial,
 )
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
+from parameters import some_long
 from refusals import refused
 from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.partial import decode_partial, encode_partial
@@ -134,6 +135,7 @@ mixtures = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(mixtures, st.sampled_from(POLICIES), st.booleans(), st.integers(0, 10**6))
 def test_any_order_and_tree_is_the_flat_result(
@@ -201,7 +203,7 @@ def test_factors_that_only_one_submodel_has_move_alike(seed: int) -> None:
         assert difference <= TOLERANCE * value.abs().max()
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", some_long([False, True], True))
 def test_the_size_does_not_depend_on_the_number_of_devices(masked: bool, seed: int) -> None:
     model, _ = submodels(masked)
     updates = [drawn(spec, seed + n, masked) for n, spec in enumerate(SPECS * 66)]

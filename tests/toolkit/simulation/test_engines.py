@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
+from parameters import long_one
 from refusals import refused
 from toolkit.aggregation.federation import Federation
 from toolkit.simulation import chunks, simulate
@@ -131,8 +132,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     ("specs", "options"),
     [
         (SPECS, ""),
-        (("width:0.5", SPECS[-1]), 'baseline = "local"'),
-        (("width:0.5",), 'baseline = "centralised"'),
+        long_one((("width:0.5", SPECS[-1]), 'baseline = "local"')),
+        long_one((("width:0.5",), 'baseline = "centralised"')),
     ],
     ids=["together", "local", "centralised"],
 )

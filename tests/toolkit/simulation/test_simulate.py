@@ -17,6 +17,7 @@ import pytest
 
 from commands import LIMIT_S, ROOT, command, edgetailor, environment, refusal
 from models_for_tests import CLASSES, INPUT_SHAPE
+from parameters import long_one
 from refusals import refused
 from toolkit.aggregation.federation import Federation
 from toolkit.simulation import results
@@ -109,7 +110,9 @@ class TornWrites:
 
 
 @pytest.mark.parametrize(
-    "kept", [f'"{PFEDME}"', '"width:0.5,window=rolling"'], ids=["personal", "local"]
+    "kept",
+    [f'"{PFEDME}"', long_one('"width:0.5,window=rolling"')],
+    ids=["personal", "local"],
 )
 def test_killed_in_every_write(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
