@@ -13,6 +13,7 @@ import argparse
 import statistics
 import tempfile
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ FORMS = (PLAIN_FORM, "onnx")
 RUNTIMES = (*FORMS, "litert")
 """Those whose memory is predicted from the graph alone."""
 MB = 1e6
+EAGER_RUNS = 5
 STEPS = 15
 """Steps of each peer that are timed."""
 
@@ -47,6 +49,12 @@ def memory(kind: str, name: str, graph: Path) -> float:
     return peak
 
 
+@cache
+def eager_memory(name: str) -> float:
+    """PyTorch's peak, which varies by a tenth from process to process: the median of some."""
+    return statistics.median(memory("pytorch", name, Path()) for _ in range(EAGER_RUNS))
+
+
 def report(name: str, runtime: str, alive: int) -> None:
     """Print the row of one case, and the `alive` largest tensors of its planned peak."""
     case, step = (CASES[name], "train") if name in CASES else (PERSONAL[name], "personal_step")
@@ -56,7 +64,7 @@ def report(name: str, runtime: str, alive: int) -> None:
         row = [f"{bytes_ / MB:.1f}" for bytes_ in (found.planned, found.arena, found.process, peak)]
         row.append(f"{100 * (found.process / peak - 1):+.1f}%")
         if name in CASES:
-            eager = memory("pytorch", name, graph)
+            eager = eager_memory(name)
             row += [f"{eager / MB:.1f}", f"{peak / eager:.2f}"]
         else:
             row += ["-", "-"]
@@ -80,7 +88,7 @@ def report_recomputed(name: str, form: str) -> None:
             peer.stop()
     pairs = zip(seconds["again"], seconds["kept"], strict=True)
     ratio = statistics.median(again / kept for again, kept in pairs)
-    eager = memory("pytorch", name, graph)
+    eager = eager_memory(name)
     off = 100 * (predicted["again"] / peaks["again"] - 1)
     row = [f"{bytes_ / MB:.1f}" for bytes_ in (predicted["again"], peaks["again"])]
     row += [f"{off:+.1f}%", f"{peaks['kept'] / MB:.1f}", f"{peaks['again'] / peaks['kept']:.2f}"]
