@@ -87,7 +87,8 @@ class OnnxSession:
             output.name: (output.shape, DTYPES[output.type])
             for output in self._session.get_outputs()
         }
-        self.inputs = frozenset(given.name for given in self._session.get_inputs())
+        self._inputs = {given.name: given.shape for given in self._session.get_inputs()}
+        self.inputs = frozenset(self._inputs)
         self.outputs = frozenset(self._outputs)
 
     def run(
@@ -100,7 +101,9 @@ class OnnxSession:
             binding.bind_cpu_input(name, array)
         # A result in the arena would keep the whole arena in memory, so results get their own.
         results = {out: inputs[name] for out, name in (over or {}).items()}
-        for name, (shape, dtype) in self._outputs.items():
+        lengths = self._lengths(inputs)
+        for name, (named, dtype) in self._outputs.items():
+            shape = [lengths.get(size, size) for size in named]
             if all(isinstance(size, int) for size in shape):
                 if name not in results:
                     results[name] = np.empty(shape, dtype)
@@ -116,3 +119,12 @@ class OnnxSession:
             if name not in results:
                 results[name] = value.numpy().copy()
         return results
+
+    def _lengths(self, inputs: Mapping[str, np.ndarray]) -> dict[object, int]:
+        """The lengths of open axes, such as the batch's, by their names in the graph."""
+        return {
+            name: length
+            for given, array in inputs.items()
+            for name, length in zip(self._inputs[given], array.shape, strict=False)
+            if isinstance(name, str)
+        }

@@ -100,9 +100,15 @@ class MappedArray:
         # Read from the file: if another program shortens it, access to a mapped page would end the
         # process.
         size = self.array.nbytes // len(self.array)
-        for place, index in enumerate(indices):
-            row, at = found[place : place + 1], self._offset + int(index) * size
-            if os.preadv(self._handle, [row.data], at) < size:
+        place = 0
+        # Rows that follow each other, as in a recording, are read at once.
+        for run in np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1):
+            part = found[place : place + len(run)]
+            place += len(run)
+            if not part.size:
+                continue
+            at = self._offset + int(run[0]) * size
+            if os.preadv(self._handle, [part.data], at) < part.nbytes:
                 raise DataError(
                     f"{self._path} became shorter while it was read: replace data files with a "
                     "rename, and run the same command again.",

@@ -246,6 +246,28 @@ def test_an_empty_array_is_mapped(tmp_path: Path) -> None:
     assert found.array.shape == (0, 3)
 
 
+def test_rows_in_any_order(tmp_path: Path, seed: int) -> None:
+    """None, one, a run, runs apart, backwards and twice, as numpy indexes them."""
+    draw = np.random.default_rng(seed)
+    x = draw.standard_normal((40, 3, 2), np.float32)
+    np.save(tmp_path / "a.npy", x)
+    mapped = open_npy(tmp_path / "a.npy")
+    runs = [np.arange(start, start + 5) for start in draw.integers(35, size=4)]
+    for indices in ([], [7], range(40), np.concatenate(runs), range(9, -1, -1), [3, 3, 4, 4]):
+        wanted = np.array(indices, np.int64)
+        np.testing.assert_array_equal(mapped.rows(wanted), x[wanted])
+
+
+def test_a_run_of_rows_in_a_file_that_became_shorter(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((40, 3), np.float32))
+    mapped = open_npy(tmp_path / "a.npy")
+    with (tmp_path / "a.npy").open("r+b") as file:
+        file.truncate((tmp_path / "a.npy").stat().st_size - 1)
+    assert len(mapped.rows(np.arange(39))) == 39
+    with refused("data.changed-while-read"):
+        mapped.rows(np.arange(30, 40))
+
+
 def test_a_file_that_is_truncated_during_training(bundle_of: BundleOf, tmp_path: Path) -> None:
     source = write_data(tmp_path / "local.npz", count=2000)
     begun: list[int] = []

@@ -19,17 +19,16 @@ COLUMNS = 2**20
 TENSORS = 16
 
 
-def write(path: Path) -> Path:
-    """x -> exp(exp(x)) and its sum, x: (n, COLUMNS)."""
+def write(path: Path, rows: str = "n") -> Path:
+    """x -> exp(exp(x)), of which the graph calls the rows `rows`, and its sum, x: (n, COLUMNS)."""
     nodes = [
         helper.make_node("Exp", ["x"], ["once"]),
         helper.make_node("Exp", ["once"], ["twice"]),
         helper.make_node("ReduceSum", ["twice"], ["sum"], keepdims=0),
     ]
-    shape = ("n", COLUMNS)
+    sizes = {"x": ("n", COLUMNS), "twice": (rows, COLUMNS), "sum": ()}
     x, twice, total = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, size)
-        for name, size in (("x", shape), ("twice", shape), ("sum", ()))
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in sizes.items()
     )
     graph = helper.make_graph(nodes, "graph", [x], [twice, total])
     versions = [helper.make_opsetid("", 18)]
@@ -38,11 +37,12 @@ def write(path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("rows", ["n", "unknown"])
 @pytest.mark.parametrize("runtime", ["onnx", "openvino"])
-def test_results_are_the_callers(runtime: str, tmp_path: Path) -> None:
+def test_results_are_the_callers(runtime: str, rows: str, tmp_path: Path) -> None:
     if runtime == "openvino":
         pytest.importorskip("openvino")
-    session = open_session(runtime, write(tmp_path / "graph.onnx"), "graph", 1)
+    session = open_session(runtime, write(tmp_path / "graph.onnx", rows), "graph", 1)
     # Every other row, backwards: not in one piece.
     x = np.linspace(-1, 0, 6 * COLUMNS, dtype=np.float32).reshape(6, COLUMNS)[::-2]
     before = x.copy()
@@ -126,7 +126,15 @@ def test_an_open_session_holds_no_large_tensor_that_constants_give(tmp_path: Pat
 )
 def test_a_dropped_session_gives_its_memory_back(tmp_path: Path) -> None:
     # `once` and the result of unknown size, which the session had made for itself.
-    assert child("given_back", write(tmp_path / "graph.onnx")) > 1.9
+    assert child("given_back", write(tmp_path / "graph.onnx", "unknown")) > 1.9
+
+
+@pytest.mark.skipif(
+    process_memory.resident_bytes() is None, reason="the system does not count memory"
+)
+def test_a_session_makes_no_result_whose_size_the_inputs_give(tmp_path: Path) -> None:
+    # `once` alone: the result has as many rows as x, and is in memory once.
+    assert 0.9 < child("given_back", write(tmp_path / "graph.onnx")) < 1.5
 
 
 RUN = (
