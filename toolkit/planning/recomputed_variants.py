@@ -17,13 +17,18 @@ SUFFIX = f",{RECOMPUTE.name}={RECOMPUTE.words[1]}"
 
 
 def worth_recomputing(plan: Plan) -> list[str]:
-    """The specs with `recompute=yes` that may be better than the chosen submodel of `plan`."""
+    """The specs with `recompute=yes` that may be better than the chosen submodel of `plan`.
+
+    A spec that the plan has anyway is not among them.
+    """
+    known = {row.candidate.submodel for row in plan.rows}
     return [
         row.candidate.submodel + SUFFIX
         for row in plan.rows
         if is_excluded_by_memory_alone(row)
         and (plan.chosen is None or row.candidate.strength > plan.chosen.strength)
         and not decides(row.candidate.submodel)
+        and row.candidate.submodel + SUFFIX not in known
     ]
 
 

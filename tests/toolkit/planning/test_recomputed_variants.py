@@ -53,6 +53,13 @@ def test_what_fits_only_with_recomputation_is_chosen_with_its_price(deep: nn.Mod
     assert [row.candidate.submodel for row in planned(deep, 30 * MB).plan.rows] == ["full"]
 
 
+def test_a_variant_that_was_asked_for_has_one_row(deep: nn.Module) -> None:
+    specs = ["full", "full,recompute=yes"]
+    found = et.plan(deep, SHAPE, DEVICE, memory=round(70 * MB), specs=specs).plan
+    assert found.chosen is None
+    assert sorted(row.candidate.submodel for row in found.rows) == specs
+
+
 def made(submodel: str, strength: float, memory: float, traffic: int = 1) -> Candidate:
     figure = Figure(memory, memory)
     return Candidate(
