@@ -100,18 +100,23 @@ class OnnxSession:
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
         # A result in the arena would keep the whole arena in memory, so results get their own.
-        results = {out: inputs[name] for out, name in (over or {}).items()}
+        results = {
+            out: inputs[name]
+            for out, name in (over or {}).items()
+            if inputs[name].dtype == self._outputs[out][1]
+        }
         lengths = self._lengths(inputs)
-        for name, (named, dtype) in self._outputs.items():
-            shape = [lengths.get(size, size) for size in named]
-            if all(isinstance(size, int) for size in shape):
-                if name not in results:
-                    results[name] = np.empty(shape, dtype)
-                array = results[name]
-                binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)
-            else:
-                binding.bind_output(name)
         try:
+            for name, (named, dtype) in self._outputs.items():
+                shape = [lengths.get(size, size) for size in named]
+                # The runtime does not write a result that is an input.
+                if name not in inputs and all(isinstance(size, int) for size in shape):
+                    if name not in results:
+                        results[name] = np.empty(shape, dtype)
+                    array = results[name]
+                    binding.bind_output(name, "cpu", 0, dtype, array.shape, array.ctypes.data)
+                else:
+                    binding.bind_output(name)
             self._session.run_with_iobinding(binding)
         except Exception as error:
             raise runtime_error(error, self._graph, "failed in", DESCRIPTION) from None

@@ -20,6 +20,8 @@ from profiles.errors import DataError, StorageError
 MARGIN_BYTES = 16 << 20
 """Disk space that must stay free."""
 
+LARGEST_READ = 1 << 30
+"""Most bytes of rows that are read at once."""
 ROWS = 64
 """Rows of a mapped array to read at a time; Linux maps 64 KiB around each row."""
 
@@ -100,9 +102,12 @@ class MappedArray:
         # Read from the file: if another program shortens it, access to a mapped page would end the
         # process.
         size = self.array.nbytes // len(self.array)
-        place = 0
-        # Rows that follow each other, as in a recording, are read at once.
-        for run in np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1):
+        place, indices = 0, np.asarray(indices, np.int64)
+        # Rows that follow each other, as in a recording, are read at once; but the system reads at
+        # most 2 GiB at a time.
+        apart = np.diff(indices) != 1
+        apart |= np.arange(1, len(apart) + 1) % max(1, LARGEST_READ // size) == 0
+        for run in np.split(indices, np.flatnonzero(apart) + 1):
             part = found[place : place + len(run)]
             place += len(run)
             if not part.size:

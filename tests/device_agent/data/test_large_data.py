@@ -25,6 +25,7 @@ from device_agent.data import array_files
 from device_agent.data.local_data import LocalData, load_data
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.update import read_update
+from device_agent.system import disk_space
 from device_agent.system.disk_space import MappedArray, open_npy
 from device_agent.training.batching import classes_in, held_out
 from profiles.errors import DataError, StorageError
@@ -246,8 +247,15 @@ def test_an_empty_array_is_mapped(tmp_path: Path) -> None:
     assert found.array.shape == (0, 3)
 
 
-def test_rows_in_any_order(tmp_path: Path, seed: int) -> None:
-    """None, one, a run, runs apart, backwards and twice, as numpy indexes them."""
+@pytest.mark.parametrize("most", [1, 50, 1 << 30])
+def test_rows_in_any_order(
+    most: int, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None, one, a run, runs apart, backwards and twice, as numpy indexes them.
+
+    A run is read in pieces of at most so many bytes, and of at least one row of 24.
+    """
+    monkeypatch.setattr(disk_space, "LARGEST_READ", most)
     draw = np.random.default_rng(seed)
     x = draw.standard_normal((40, 3, 2), np.float32)
     np.save(tmp_path / "a.npy", x)

@@ -56,6 +56,19 @@ def test_results_are_the_callers(runtime: str, rows: str, tmp_path: Path) -> Non
     np.testing.assert_array_equal(results["twice"], first)
 
 
+def test_a_result_that_is_an_input(tmp_path: Path) -> None:
+    """The graph returns x itself beside exp(x)."""
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ("n", 3)) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Exp", ["x"], ["y"])], "graph", [x], [y, x])
+    versions = [helper.make_opsetid("", 18)]
+    model = helper.make_model(graph, opset_imports=versions, ir_version=10)
+    (tmp_path / "graph.onnx").write_bytes(model.SerializeToString())
+    given = np.arange(15, dtype=np.float32).reshape(5, 3)
+    results = OnnxSession(tmp_path / "graph.onnx", 1).run({"x": given})
+    np.testing.assert_array_equal(results["x"], given)
+    np.testing.assert_allclose(results["y"], np.exp(given), rtol=1e-6)
+
+
 def given_back(path: Path) -> float:
     """What goes when a session is dropped while its results are kept, in tensors of x."""
     session = OnnxSession(path, 1)
