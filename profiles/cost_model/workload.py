@@ -159,6 +159,8 @@ def blocked_kind(operator: str, kernel: Shape) -> str:
 
     >>> blocked_kind("Conv", (64, 1, 1, 1)), blocked_kind("Conv", (64, 1, 3, 3))
     ('scaled', 'blocked')
+    >>> blocked_kind("GlobalAveragePool", ())
+    'reduction'
     """
     if operator in ("MaxPool", "GlobalAveragePool"):
         return kind_of(operator, (), ())

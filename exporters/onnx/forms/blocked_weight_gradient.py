@@ -243,14 +243,14 @@ def with_whole_samples(
     """
     place, size = len(pads) // 2 + axis, dims_of(value)
     key = (batch, unit, place, *pads)
-    if key not in layout.orders:
+    if key not in layout.from_lengths:
         less = layout.add("Neg", [count_of(layout, value, axis)], shape=(1,), dtype=WHOLE)
         more = layout.add("Mod", [less, layout.constant([unit])], shape=(1,), dtype=WHOLE)
         ends = [layout.constant(pads[:place]), more, layout.constant(pads[place + 1 :])]
-        layout.orders[key] = layout.add(
+        layout.from_lengths[key] = layout.add(
             "Concat", ends, {"axis": 0}, shape=(len(pads),), dtype=WHOLE
         )
-    around = layout.orders[key]
+    around = layout.from_lengths[key]
     edges = zip(size, pads[: len(size)], pads[len(size) :], strict=True)
     shape = [None if length is None else length + sum(ends) for length, *ends in edges]
     shape[axis] = filled(size[axis], unit)
@@ -295,8 +295,8 @@ def order(layout: "BlockedLayout", gradient: Gradient, halves: int, pixels: int)
     b, (batch, outputs, _, _) = layout.block, dims_of(moved)
     blocks = int(outputs or 0) // b
     key = (batch_of(layout, gradient.image, moved), blocks, pixels, halves)
-    if key in layout.orders:
-        return layout.orders[key]
+    if key in layout.from_lengths:
+        return layout.from_lengths[key]
 
     def whole(operator: str, inputs: list[Value], *shape: int | None) -> Value:
         return layout.add(operator, inputs, shape=shape, dtype=WHOLE)
@@ -318,7 +318,7 @@ def order(layout: "BlockedLayout", gradient: Gradient, halves: int, pixels: int)
         -1,
         dims=(samples and samples * blocks * pixels,),
     )
-    layout.orders[key] = found
+    layout.from_lengths[key] = found
     return found
 
 

@@ -4,17 +4,20 @@ import gc
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from device_agent.runtime import onnx_runtime
 from device_agent.runtime.onnx_runtime import OnnxSession
 from device_agent.runtime.runtime_choice import open_session
 from device_agent.system import process_memory
+from profiles.errors import BundleError
 
+Port = tuple[str, int, Sequence[str | int]]
 COLUMNS = 2**20
 TENSORS = 16
 
@@ -56,17 +59,45 @@ def test_results_are_the_callers(runtime: str, rows: str, tmp_path: Path) -> Non
     np.testing.assert_array_equal(results["twice"], first)
 
 
-def test_a_result_that_is_an_input(tmp_path: Path) -> None:
-    """The graph returns x itself beside exp(x)."""
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ("n", 3)) for n in "xy")
-    graph = helper.make_graph([helper.make_node("Exp", ["x"], ["y"])], "graph", [x], [y, x])
+def write_node(path: Path, node: NodeProto, inputs: Sequence[Port], *outputs: Port) -> Path:
+    """A graph of one node; a port is the name, type and shape of a tensor."""
+    given, made = (
+        [helper.make_tensor_value_info(*p) for p in ports] for ports in (inputs, outputs)
+    )
+    graph = helper.make_graph([node], "graph", given, made)
     versions = [helper.make_opsetid("", 18)]
     model = helper.make_model(graph, opset_imports=versions, ir_version=10)
-    (tmp_path / "graph.onnx").write_bytes(model.SerializeToString())
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_a_result_that_is_an_input(tmp_path: Path) -> None:
+    x, y = ((name, TensorProto.FLOAT, ("n", 3)) for name in "xy")
+    exp = helper.make_node("Exp", ["x"], ["y"])
+    session = OnnxSession(write_node(tmp_path / "graph.onnx", exp, [x], y, x), 1)
     given = np.arange(15, dtype=np.float32).reshape(5, 3)
-    results = OnnxSession(tmp_path / "graph.onnx", 1).run({"x": given})
+    results = session.run({"x": given})
     np.testing.assert_array_equal(results["x"], given)
     np.testing.assert_allclose(results["y"], np.exp(given), rtol=1e-6)
+
+
+def test_a_result_of_another_type_is_not_written_over_an_input(tmp_path: Path) -> None:
+    cast = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.INT64)
+    ports = (("x", TensorProto.FLOAT, ("n", 3)), ("y", TensorProto.INT64, ("n", 3)))
+    session = OnnxSession(write_node(tmp_path / "graph.onnx", cast, ports[:1], ports[1]), 1)
+    whole = np.arange(60, dtype=np.float32).reshape(20, 3)  # room behind the rows that are given
+    results = session.run({"x": whole[:5]}, {"y": "x"})
+    np.testing.assert_array_equal(results["y"], np.arange(15).reshape(5, 3))
+    np.testing.assert_array_equal(whole, np.arange(60).reshape(20, 3))
+
+
+def test_a_result_whose_declared_shape_no_array_has(tmp_path: Path) -> None:
+    reshape = helper.make_node("Reshape", ["x", "shape"], ["y"])
+    inputs = (("x", TensorProto.FLOAT, ("n",)), ("shape", TensorProto.INT64, ("k",)))
+    output = ("y", TensorProto.FLOAT, ("n",) * 4)
+    session = OnnxSession(write_node(tmp_path / "graph.onnx", reshape, inputs, output), 1)
+    with pytest.raises(BundleError, match=r"graph\.onnx failed in onnxruntime"):
+        session.run({"x": np.ones(10**5, np.float32), "shape": np.array([-1, 1, 1, 1])})
 
 
 def given_back(path: Path) -> float:
