@@ -108,7 +108,8 @@ def compile_units(
             format=format,
         )
     signatures = program.signatures
-    if format != "onnx" and any(signature.recompute for signature in signatures):
+    chosen = [one.recompute for one in signatures if one.recompute is not None]
+    if format != "onnx" and any(one.most_work is None for one in chosen):
         raise ExportError(
             f"{program.submodel} computes activations again, which only ONNX graphs can do. Export "
             "it with --format onnx, or without recompute=yes.",

@@ -14,8 +14,11 @@ from toolkit.families import check_spec, family_named
 from toolkit.submodels.class_rows import mark_class_rows
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.spec import Spec
-from toolkit.submodels.spec_form import recomputes
+from toolkit.submodels.spec_form import recomputed
 from toolkit.submodels.submodel import Submodel
+
+MOST_WORK = {"some": 0.15, "yes": None}
+"""What the words of the option `recompute` mean: see `exporters.programs.program.Recomputation`."""
 
 
 def split(
@@ -64,6 +67,8 @@ def split(
             family=parsed.family,
             error=type(error).__name__,
         ) from error
-    if recomputes(parsed):
-        submodel = replace(submodel, program=with_recomputation(submodel.program))
+    word = recomputed(parsed)
+    if word in MOST_WORK:
+        program = with_recomputation(submodel.program, MOST_WORK[word])
+        submodel = replace(submodel, program=program)
     return mark_class_rows(submodel)

@@ -1,32 +1,23 @@
 """Computes the work and memory of a run from an ONNX graph, for the planner's predictions."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
 import onnx
-from onnx_ir import Graph, Model, Node
+from onnx_ir import Model
 
 from device_agent.formats.graph_forms import BLOCKS
-from exporters.memory.liveness import bodies, execution_order, is_view, model_liveness
+from exporters.memory.liveness import model_liveness
 from exporters.memory.onnx_arena import arena_bytes
-from exporters.memory.static_shapes import at_batch, shape_of
+from exporters.memory.static_shapes import at_batch
 from exporters.onnx.forms import blocked_layout, winograd
+from exporters.onnx.graph_operations import operations
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature
 from exporters.programs.tracing import DTYPES
-from profiles.cost_model.workload import (
-    FREE,
-    LOOP,
-    FormWork,
-    Operation,
-    SignatureWork,
-    blocked_kind,
-    kind_of,
-    sizes_of,
-)
+from profiles.cost_model.workload import FormWork, SignatureWork
 
 
 def signature_work(
@@ -106,36 +97,3 @@ def graph_work(
         outputs=alive.outputs,
         arena=arena_bytes(buffer for buffer in alive.buffers if buffer.name not in results),
     )
-
-
-def operations(graph: Graph) -> tuple[Operation, ...]:
-    """The operations of `graph`; equal ones are one with their number."""
-    found = Counter(of_graph(graph))
-    return tuple(Operation(kind, sizes, n) for (kind, sizes), n in found.items())
-
-
-def of_graph(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The kind and sizes of every operation in `graph`, in order of execution."""
-    for node in execution_order(graph):
-        steps = loop_steps(node)
-        if steps is not None:
-            yield LOOP, (steps,)
-            for body in bodies(node):
-                yield from [work for work in of_graph(body) for _ in range(steps)]
-        else:
-            inputs = [shape_of(value) for value in node.inputs if value is not None]
-            outputs = [shape_of(value) for value in node.outputs[:1]]
-            # A transposition that is fused into a product costs nothing.
-            if node.domain:
-                kind = blocked_kind(node.op_type, inputs[1] if len(inputs) > 1 else ())
-            else:
-                kind = FREE if is_view(node) else kind_of(node.op_type, inputs, outputs)
-            yield kind, (1,) if kind == FREE else sizes_of(kind, inputs, outputs)
-
-
-def loop_steps(node: Node) -> int | None:
-    """How often a loop runs its body; None for other operators."""
-    if node.op_type != "Scan":
-        return None
-    scanned = node.attributes["num_scan_inputs"].as_int()
-    return int(shape_of(node.inputs[-scanned])[0])

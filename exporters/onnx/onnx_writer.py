@@ -29,13 +29,13 @@ from exporters.decompositions.multiply_add import SYMBOLIC_FACTORS
 from exporters.memory.in_place_operators import IN_PLACE
 from exporters.memory.onnx_footprint import footprint
 from exporters.memory.overwritten_state import note_in_place
-from exporters.onnx.checkpoints import KeepCheckpoints
 from exporters.onnx.exported_program import exported
 from exporters.onnx.exposed_values import exposed_values, places_of
 from exporters.onnx.large_factors import put_large_factors_first
 from exporters.onnx.onnx_translations import TRANSLATIONS
 from exporters.onnx.operator_table import OPSET, missing_translations
-from exporters.onnx.recomputation import RecomputeActivations
+from exporters.onnx.recomputed.cheap_activations import RecomputeActivations
+from exporters.onnx.recomputed.checkpoints import KeepCheckpoints
 from exporters.onnx.scalar_ranks import raise_numbers
 from exporters.onnx.scan_loops import finish_scans, separate_outputs
 from exporters.onnx.state_in_place import update_in_place
@@ -120,7 +120,7 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
         CommonSubexpressionEliminationPass(),
         RemoveUnusedNodesPass(),
         # Common subexpressions must be gone: they would merge the second copies again.
-        *([KeepCheckpoints(signature)] if signature.recompute else []),
+        *([KeepCheckpoints(signature, again)] if (again := signature.recompute) else []),
         *(RecomputeActivations(p.name) for p in signature.outputs if p.kind == "metric"),
     )(lowered.model)
     put_large_factors_first(lowered.model.graph)

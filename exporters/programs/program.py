@@ -27,6 +27,20 @@ def silent(stage: str) -> None:
 
 
 @dataclass(frozen=True)
+class Recomputation:
+    """How a training step computes activations again; see `exporters/onnx/checkpoints.py`.
+
+    Attributes:
+        batch: The batch size for which the activations are chosen.
+        most_work: The largest part of the step's work that may be done again for them. The part of
+            the memory that it saves is at least as large. None if memory alone counts.
+    """
+
+    batch: int
+    most_work: float | None = None
+
+
+@dataclass(frozen=True)
 class ProgramSignature:
     """A pure function to export, with named inputs and outputs.
 
@@ -38,9 +52,8 @@ class ProgramSignature:
             into forward operators. It must not keep state between calls.
         source: The recorded model that the function runs, if any. Error messages use it to name
             the user's line that an operator comes from.
-        recompute: If above 0, the backward pass computes activations again instead of reading those
-            of the forward pass, which saves memory and takes time. It is the batch size for which
-            they are chosen. Only ONNX graphs can do it; see `exporters/onnx/checkpoints.py`.
+        recompute: Which activations the backward pass computes again instead of reading those of
+            the forward pass; None if none. Only ONNX graphs do it.
 
     Raises:
         ModelError: Two ports have one name, for example because a parameter of the model is called
@@ -52,7 +65,7 @@ class ProgramSignature:
     outputs: tuple[Port, ...]
     function: Function
     source: GraphModule | None = None
-    recompute: int = 0
+    recompute: Recomputation | None = None
 
     def __post_init__(self) -> None:
         # A shared name would feed one value to both ports, for example the parameter `rate` as
@@ -116,12 +129,10 @@ class Program:
         return max((i.batch_size for i in self.schedule if isinstance(i, Train)), default=1)
 
 
-def with_recomputation(program: Program) -> Program:
-    """`program` whose training steps compute activations again for the backward pass."""
-    batch = program.largest_batch
-    signatures = tuple(
-        replace(one, recompute=batch if one.trains else 0) for one in program.signatures
-    )
+def with_recomputation(program: Program, most_work: float | None) -> Program:
+    """`program` whose training steps compute activations again; see `Recomputation`."""
+    again = Recomputation(program.largest_batch, most_work)
+    signatures = tuple(replace(s, recompute=again) if s.trains else s for s in program.signatures)
     return replace(program, signatures=signatures)
 
 

@@ -111,7 +111,7 @@ class Choice:
         return word
 
 
-RECOMPUTE = Choice("recompute", ("no", "yes"))
+RECOMPUTE = Choice("recompute", ("some", "yes", "no"))
 COMMON = (RECOMPUTE,)
 """Options that every family has: they say how a device trains the submodel, not what it trains."""
 
@@ -188,9 +188,10 @@ class SpecForm:
         return known[name]
 
 
-def recomputes(spec: Spec) -> bool:
-    """Whether `spec`, or the spec after its plus sign, says `recompute=yes`."""
-    return any(one.options.get(RECOMPUTE.name) == RECOMPUTE.words[1] for one in spec.nested())
+def recomputed(spec: Spec) -> str:
+    """What `spec`, or the spec after its plus sign, says of `recompute`; else the default."""
+    said = [one.options.get(RECOMPUTE.name) for one in spec.nested()]
+    return next((word for word in said if word is not None), RECOMPUTE.words[0])
 
 
 def _missing_size(spec: Spec, meaning: str, example: str) -> SpecError:

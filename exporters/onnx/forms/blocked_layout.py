@@ -93,6 +93,7 @@ class BlockedLayout(GraphRewriting):
         self.held = computed_from_constants(graph)
         self.images: dict[Value, Value] = {}
         self.made_again: dict[Value, Value] = {}
+        self.convolutions: set[tuple[str, Value, Value]] = set()
         self.dropped: set[Value] = set()
         self.restored: dict[Value, Value] = {}
         self.filters: dict[tuple[Value, bool], Value] = {}
@@ -251,7 +252,9 @@ class BlockedLayout(GraphRewriting):
         if transposed:
             attributes["pads"] = swapped_pads(node)
         few = dims_of(image)[1] % self.block != 0  # type: ignore[operator]
-        given = self.plain(image) if few else self.image(image)
+        again = (node.op_type, image, weight) in self.convolutions
+        self.convolutions.add((node.op_type, image, weight))
+        given = self.plain(image) if few else self.read_again(image) if again else self.image(image)
         inputs = [given, self.filter(weight, transposed), *bias]
         return self.computed(node.outputs[0], self.convolved(node.outputs[0], inputs, attributes))
 

@@ -25,11 +25,11 @@ from exporters.memory.liveness import execution_order, liveness
 from exporters.memory.onnx_footprint import footprint
 from exporters.memory.overwritten_state import in_place_of
 from exporters.memory.static_shapes import at_batch
-from exporters.onnx.checkpoints import KeepCheckpoints
 from exporters.onnx.forms.blocked_layout import blocked, blocked_footprint
 from exporters.onnx.onnx_writer import to_onnx
-from exporters.onnx.recomputation import RecomputeActivations
-from exporters.programs.program import ProgramSignature
+from exporters.onnx.recomputed.cheap_activations import RecomputeActivations
+from exporters.onnx.recomputed.checkpoints import KeepCheckpoints
+from exporters.programs.program import ProgramSignature, Recomputation
 from parameters import some_long
 from refusals import refused
 from toolkit.submodels.global_model import from_model
@@ -115,7 +115,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float, int]] =
 def steps(model: nn.Module, shape: tuple[int, ...], **training: object) -> list[ProgramSignature]:
     """The training step of `model` without and with recomputation."""
     config = TrainingConfig(batch_size=BATCH, weight_decay=0.01, **training)  # type: ignore[arg-type]
-    specs = ("full", "full,recompute=yes")
+    specs = ("full,recompute=no", "full,recompute=yes")
     return [split(model, spec, shape, config).program.signatures[0] for spec in specs]
 
 
@@ -263,7 +263,7 @@ def chain_signature(model: ModelProto) -> ProgramSignature:
             Port(name=result.name, kind="samples", dtype="float32", shape=(None, ROW)),
         ),
         function=dict,
-        recompute=BATCH,
+        recompute=Recomputation(BATCH),
     )
 
 
@@ -274,7 +274,7 @@ def test_any_chain_has_the_same_results_and_no_higher_peak(
 ) -> None:
     model = chain_model(*chain)
     plain, again = ir.from_proto(model), ir.from_proto(model)
-    changed = KeepCheckpoints(chain_signature(model))(again).modified
+    changed = KeepCheckpoints(chain_signature(model), Recomputation(BATCH))(again).modified
     for graph in (plain, again):
         RecomputeActivations("loss")(graph)
     before, after = (liveness(ir.to_proto(graph), BATCH).planned for graph in (plain, again))
@@ -298,7 +298,7 @@ def test_checkpoints_are_chosen_for_the_batch_of_the_schedule() -> None:
     graphs = {}
     for batch in (2, BATCH):
         config = TrainingConfig(batch_size=batch)
-        specs = ("full", "full,recompute=yes")
+        specs = ("full,recompute=no", "full,recompute=yes")
         models = [split(residual(), spec, (3, 8, 8), config).program for spec in specs]
         graphs[batch] = [to_onnx(program.signatures[0]) for program in models]
     assert graphs[2][0] == graphs[2][1]

@@ -8,7 +8,7 @@ import onnxruntime
 from onnx import ModelProto, TensorProto, helper
 
 from exporters.memory.liveness import liveness
-from exporters.onnx.recomputation import LIMIT, RecomputeActivations
+from exporters.onnx.recomputed.cheap_activations import LIMIT, RecomputeActivations
 
 ROW = 1000
 BATCH = 4

@@ -1,0 +1,154 @@
+"""Keeps few values of the forward pass; the backward pass computes the others again."""
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import takewhile
+
+import onnx_ir as ir
+from onnx import ModelProto
+from onnx_ir.passes import InPlacePass, PassResult
+
+from exporters.memory.liveness import Liveness, graph_liveness
+from exporters.memory.static_shapes import at_batch, size_of, without_waits
+from exporters.onnx.graph_operations import effort
+from exporters.onnx.recomputed.cheap_activations import RecomputeActivations
+from exporters.onnx.recomputed.forward_pass import ForwardPass, repeat
+from exporters.onnx.recomputed.segments import Segments
+from exporters.onnx.recomputed.single_values import cheapest_first
+from exporters.onnx.scan_loops import separate_outputs
+from exporters.onnx.state_in_place import update_in_place
+from exporters.programs.program import ProgramSignature, Recomputation
+from profiles.cost_model.memory_rule import ONNX
+from profiles.errors import ExportError
+
+TRIALS, MOST_TRIALS = 8, 24
+"""How many ways to cut the forward pass are tried: those with the smallest estimated peaks. More
+are tried where memory alone counts."""
+SINGLE_TRIALS = 4
+"""How many sets of single values are tried."""
+ENOUGH = 1.02
+"""A figure is nearly the least if it is at most this many times as large."""
+LEAST_BYTES = 4 << 20
+"""Where work counts, steps that keep less than this for the backward pass stay as they are: they
+would save little, and the search takes time."""
+
+
+class KeepCheckpoints(InPlacePass):
+    """Repeats parts of the forward pass so that few values stay alive until the backward pass.
+
+    Before: each value is computed once.
+
+    After: nodes behind the forward pass read second copies of the chosen values. The copies' nodes
+    follow the first ones in the file. ONNX Runtime visits the last inputs of a node first, so it
+    runs a copy only when a gradient has reached it. The numbers are the same, because the copies
+    compute the same from the same values.
+
+    If nothing is worth its work, or if a size is not known, the graph stays as it is.
+    """
+
+    def __init__(self, signature: ProgramSignature, wanted: Recomputation) -> None:
+        """Take the signature of the graph, a training step."""
+        super().__init__()
+        self.signature, self.wanted = signature, wanted
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Let the nodes behind the forward pass of `model` read copies."""
+        forward = ForwardPass(model.graph, metrics_of(self.signature))
+        work_counts = self.wanted.most_work is not None
+        if work_counts and forward.kept_bytes(self.wanted.batch) < LEAST_BYTES:
+            return PassResult(model, modified=False)
+        try:
+            names = Search(ir.to_proto(model), self.signature, self.wanted).best()
+        except ExportError:  # a size depends on the data
+            names = frozenset()
+        repeat(forward, names)
+        return PassResult(model, bool(names))
+
+
+def metrics_of(signature: ProgramSignature) -> list[str]:
+    """The outputs that end the forward pass of a training step, by name."""
+    return [port.name for port in signature.outputs if port.kind == "metric"]
+
+
+class Search:
+    """The search for the values of a training step to compute twice.
+
+    Peaks are for batches of `wanted.batch` samples: planned tensors, as of
+    `exporters/memory/liveness.py`, and what a session takes for its nodes.
+    """
+
+    def __init__(
+        self, model: ModelProto, signature: ProgramSignature, wanted: Recomputation
+    ) -> None:
+        """Take the graph of `signature`.
+
+        Raises ExportError if the size of a value does not follow from the batch.
+        """
+        self.signature, self.metrics = signature, metrics_of(signature)
+        self.most_work = wanted.most_work
+        sized = at_batch(model, wanted.batch)
+        separate_outputs(sized.graph, [port.name for port in signature.outputs])
+        self.sized = ir.to_proto(sized)  # each trial changes a copy
+        graph = ir.from_proto(self.sized).graph
+        self.inputs = sum(map(size_of, graph.inputs))
+        self.work = sum(map(effort, graph))
+        self.forward = ForwardPass(graph, self.metrics)
+        self.segments = Segments(self.forward)
+
+    def best(self) -> frozenset[str]:
+        """Names of the values to compute twice; empty if nothing is worth its work.
+
+        If work counts, the sum of two shares is the smallest: of the process's memory that is left,
+        and of the step's work that is done again. Otherwise it is nearly the least work among peaks
+        that are nearly the smallest.
+        """
+        nodes, alive = self.liveness(())
+        least = peak_of(nodes, alive)
+        peaks = {frozenset[str](): least}
+        for names in self.candidates(alive):
+            peaks[names] = peak_of(*self.liveness(names))
+        if self.most_work is not None:
+            process = least + self.inputs + ONNX.session_bytes
+            return min(peaks, key=lambda n: (peaks[n] / process + self.share(n), sorted(n)))
+        fitting = near_least(peaks)
+        return next(iter(near_least({names: self.share(names) for names in fitting})))
+
+    def candidates(self, alive: Liveness) -> Iterator[frozenset[str]]:
+        """Sets of values to try; `alive` is what is alive if none is computed twice."""
+        most = self.most_work
+        found = self.segments.repeated()
+        ordered = sorted(found, key=lambda names: (found[names], sorted(names)))
+        if most is None:
+            yield from ordered[:MOST_TRIALS]
+            return
+        yield from [names for names in ordered if self.share(names) <= most][:TRIALS]
+        sets = takewhile(
+            lambda names: self.share(names) <= most, cheapest_first(self.forward, alive.at_peak())
+        )
+        # The largest set within each part of the work that may be done again.
+        yield from {int(SINGLE_TRIALS * self.share(names) / most): names for names in sets}.values()
+
+    def liveness(self, names: Collection[str]) -> tuple[int, Liveness]:
+        """The number of nodes and the liveness of the graph if `names` are computed twice."""
+        model = ir.from_proto(self.sized)
+        repeat(ForwardPass(model.graph, self.metrics), names)
+        for metric in self.metrics:
+            RecomputeActivations(metric)(model)
+        overwritten = update_in_place(model, self.signature)
+        nodes = len(model.graph)
+        return nodes, graph_liveness(without_waits(model).graph, overwritten)
+
+    def share(self, names: Collection[str]) -> float:
+        """The part of the step's work that is done a second time."""
+        again = {node for node in self.forward.nodes for v in node.outputs if v.name in names}
+        return sum(self.forward.efforts[node] for node in again) / self.work
+
+
+def peak_of(nodes: int, alive: Liveness) -> int:
+    """Bytes of planned tensors, without inputs, and of nodes."""
+    return ONNX.node_bytes * nodes + alive.planned
+
+
+def near_least(figures: Mapping[frozenset[str], float]) -> list[frozenset[str]]:
+    """The keys of figures that are nearly the least one, in order."""
+    limit = ENOUGH * min(figures.values())
+    return [names for names, figure in figures.items() if figure <= limit]

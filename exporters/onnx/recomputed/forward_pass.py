@@ -1,0 +1,117 @@
+"""The forward pass of a training step, and copies of its nodes for the backward pass."""
+
+import math
+from collections.abc import Collection
+from functools import cached_property
+
+import onnx_ir as ir
+
+from exporters.memory.liveness import bodies, is_view, reads
+from exporters.memory.static_shapes import size_of
+from exporters.onnx.graph_operations import effort
+
+SMALL = 64
+"""A value is always kept if this many of its size are at most as large as the largest value."""
+
+
+class ForwardPass:
+    """The nodes of a graph that its outputs `metrics` depend on, in the order of the file.
+
+    Sizes are bytes. They need a graph of which all shapes are known; else they raise ExportError.
+    """
+
+    def __init__(self, graph: ir.Graph, metrics: Collection[str]) -> None:
+        ends = {value.producer() for value in graph.outputs if value.name in metrics}
+        for node in reversed(graph):
+            if node in ends:
+                ends.update(value.producer() for value in reads(node))
+        self.nodes = [node for node in graph if node in ends]
+        self.place = {node: number for number, node in enumerate(self.nodes)}
+        self.values = [value for node in self.nodes for value in node.outputs]
+        # Constants cost nothing, and the body of a loop cannot be in two nodes.
+        once = [n for n in self.nodes if n.op_type == "Constant" or any(True for _ in bodies(n))]
+        self.fixed = {*graph.outputs, *(value for node in once for value in node.outputs)}
+
+    def made_by(self, value: ir.Value) -> ir.Node:
+        """The node of the forward pass that makes `value`."""
+        node = value.producer()
+        assert node is not None
+        return node
+
+    def read_later(self, value: ir.Value) -> bool:
+        """Whether a node behind the forward pass reads `value`."""
+        return any(node not in self.place for node in value.consumers())
+
+    def last_reader(self, value: ir.Value) -> int:
+        """The place of the last node of the forward pass that reads `value`; -1 if none does."""
+        places = (self.place.get(node, -1) for node in value.consumers())
+        return max(places, default=-1)
+
+    def kept_bytes(self, batch: int) -> int:
+        """Size of what the backward pass reads, if `batch` is every size that is not known.
+
+        Values of unknown rank do not count.
+        """
+        return sum(
+            math.prod(size if isinstance(size, int) else batch for size in value.shape)
+            * math.ceil(value.dtype.itemsize)
+            for value in self.values
+            if value.shape is not None and value.dtype is not None and self.read_later(value)
+        )
+
+    @cached_property
+    def sizes(self) -> dict[ir.Value, int]:
+        """The size of each value."""
+        return {value: size_of(value) for value in self.values}
+
+    @cached_property
+    def small(self) -> set[ir.Value]:
+        """Values that take little memory."""
+        largest = max(self.sizes.values(), default=0)
+        return {value for value, size in self.sizes.items() if size * SMALL <= largest}
+
+    @cached_property
+    def always_kept(self) -> set[ir.Value]:
+        """Values that are never computed again."""
+        return self.small | self.fixed
+
+    @cached_property
+    def efforts(self) -> dict[ir.Node, int]:
+        """The work of each node; see `effort`."""
+        return {node: effort(node) for node in self.nodes}
+
+    def holder(self, value: ir.Value) -> ir.Value:
+        """The value of which `value` is a view; `value` itself if it is none."""
+        while value in self.sizes and is_view(node := self.made_by(value)):
+            source = node.inputs[0]
+            if source is None or source not in self.sizes:
+                break
+            value = source
+        return value
+
+
+def repeat(forward: ForwardPass, names: Collection[str]) -> None:
+    """Let nodes behind `forward` read second copies of the values called `names`."""
+    copies: dict[ir.Value, ir.Value] = {}
+    made = set()
+    for node in forward.nodes:
+        if not any(value.name in names for value in node.outputs):
+            continue
+        copy = ir.Node(
+            node.domain,
+            node.op_type,
+            [copies.get(value, value) if value is not None else None for value in node.inputs],
+            node.attributes.values(),
+            num_outputs=len(node.outputs),
+            name=f"node_{node.outputs[0].name}_repeated",
+        )
+        made.add(copy)
+        for old, new in zip(node.outputs, copy.outputs, strict=True):
+            new.name, new.shape, new.type = f"{old.name}_repeated", old.shape, old.type
+            if old.name in names:
+                copies[old] = new
+        node.append(copy)
+    for old, new in copies.items():
+        for use in list(old.uses()):
+            if use.node not in forward.place and use.node not in made:
+                use.node.replace_input_with(use.idx, new)

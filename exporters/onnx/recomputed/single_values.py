@@ -1,0 +1,65 @@
+"""Single values of a forward pass that take much memory for the work of computing them again.
+
+Examples are what norms, GELU and softmax return, as in Korthikanti et al., "Reducing activation
+recomputation in large transformer models" (2022, https://arxiv.org/abs/2205.05198).
+"""
+
+from collections.abc import Collection, Iterator
+
+import onnx_ir as ir
+
+from exporters.memory.liveness import Buffer, reads
+from exporters.onnx.recomputed.forward_pass import ForwardPass
+
+
+def cheapest_first(forward: ForwardPass, peak: Collection[Buffer]) -> Iterator[frozenset[str]]:
+    """Names of values to compute twice: sets that grow by what saves most for its work.
+
+    Args:
+        forward: The forward pass, of which all sizes are known.
+        peak: What is alive at the peak of the step. Other values are not looked at.
+    """
+    alive = {buffer.name: buffer.size for buffer in peak}
+    held: dict[ir.Value, list[ir.Value]] = {}  # what the backward pass reads, by its memory
+    for value in forward.values:
+        holder = forward.holder(value)
+        if holder.name in alive and forward.read_later(value) and value not in forward.always_kept:
+            held.setdefault(holder, []).append(value)
+    found: set[ir.Value] = set()
+    while held:
+        kept = {value: holder for holder, values in held.items() for value in values}
+        ways = {holder: needed_for(forward, holder, kept, found) for holder in held}
+        works = {holder: work_of(forward, needed) for holder, needed in ways.items()}
+        best = min(held, key=lambda holder: works[holder] / alive[holder.name or ""])
+        found |= ways[best]
+        del held[best]
+        yield frozenset(value.name or "" for value in found)
+
+
+def needed_for(
+    forward: ForwardPass,
+    holder: ir.Value,
+    kept: dict[ir.Value, ir.Value],
+    found: Collection[ir.Value],
+) -> set[ir.Value]:
+    """What is computed again, in addition to `found`, so that the memory of `holder` is free.
+
+    `kept` are the values from which that may begin, each with the value whose memory it is.
+    """
+    stack = [value for value, memory in kept.items() if memory is holder]
+    needed: set[ir.Value] = set()
+    while stack:
+        value = stack.pop()
+        if value in needed or value in found:
+            continue
+        needed.add(value)
+        for source in reads(forward.made_by(value)):
+            again = kept.get(source, holder) is holder and source not in forward.always_kept
+            if again and source in forward.sizes:
+                stack.append(source)
+    return needed
+
+
+def work_of(forward: ForwardPass, values: Collection[ir.Value]) -> int:
+    """The work of computing `values`."""
+    return sum(forward.efforts[node] for node in {forward.made_by(value) for value in values})
