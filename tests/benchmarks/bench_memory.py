@@ -6,7 +6,7 @@ figure. Linux only. Run `make bench-memory`; options: --case NAME, --runtime NAM
 
 `plain` is ONNX Runtime with the plain graph, `onnx` with the form that the agent runs here.
 
-With --recompute: steps of ONNX that compute activations again, beside those that keep them.
+With --recompute: ONNX steps that compute no, some or many activations again.
 """
 
 import argparse
@@ -37,6 +37,8 @@ FORMS = (PLAIN_FORM, "onnx")
 RUNTIMES = (*FORMS, "litert")
 """Those whose memory is predicted from the graph alone."""
 MB = 1e6
+WORDS = ("no", "some", "yes")
+"""What the option `recompute` may be."""
 EAGER_RUNS = 5
 STEPS = 15
 """Steps of each peer that are timed."""
@@ -74,25 +76,25 @@ def report(name: str, runtime: str, alive: int) -> None:
 
 
 def report_recomputed(name: str, form: str) -> None:
-    """Print the row of one case with `recompute=yes`: memory, and time beside the plain step's."""
-    cases = {"again": replace(CASES[name], spec=f"{CASES[name].spec},recompute=yes")}
-    cases["kept"] = CASES[name]
+    """Print the row of one case: memory and time with each word of the option `recompute`."""
+    cases = {w: replace(CASES[name], spec=f"{CASES[name].spec},recompute={w}") for w in WORDS}
     with tempfile.TemporaryDirectory() as scratch:
         peaks, predicted, peers = {}, {}, {}
-        for kind, case in cases.items():
-            graph, found = write_graph(case, "train", form, Path(scratch, kind))
-            peaks[kind], predicted[kind] = memory(form, name, graph), found.process
-            peers[kind] = Peer(form, name, graph, 1)
+        for word, case in cases.items():
+            graph, found = write_graph(case, "train", form, Path(scratch, word))
+            peaks[word], predicted[word] = memory(form, name, graph), found.process
+            peers[word] = Peer(form, name, graph, 1)
         seconds = take_turns(peers, STEPS, "processor")
         for peer in peers.values():
             peer.stop()
-    pairs = zip(seconds["again"], seconds["kept"], strict=True)
-    ratio = statistics.median(again / kept for again, kept in pairs)
     eager = eager_memory(name)
-    off = 100 * (predicted["again"] / peaks["again"] - 1)
-    row = [f"{bytes_ / MB:.1f}" for bytes_ in (predicted["again"], peaks["again"])]
-    row += [f"{off:+.1f}%", f"{peaks['kept'] / MB:.1f}", f"{peaks['again'] / peaks['kept']:.2f}"]
-    row += [f"{eager / MB:.1f}", f"{peaks['again'] / eager:.2f}", f"{ratio:.2f}"]
+    row = [f"{peaks['no'] / MB:.1f}"]
+    for word in WORDS[1:]:
+        pairs = zip(seconds[word], seconds["no"], strict=True)
+        ratio = statistics.median(again / kept for again, kept in pairs)
+        off = 100 * (predicted[word] / peaks[word] - 1)
+        row += [f"{peaks[word] / MB:.1f}", f"{off:+.1f}%", f"{peaks[word] / peaks['no']:.2f}"]
+        row += [f"{ratio:.2f}", f"{peaks[word] / eager:.2f}"]
     print(f"| {name} | {form} | {' | '.join(row)} |", flush=True)
 
 
@@ -121,13 +123,12 @@ def main() -> None:
     options.add_argument("--case", action="append", choices=[*CASES, *PERSONAL])
     options.add_argument("--runtime", action="append", choices=RUNTIMES)
     options.add_argument("--alive", type=int, default=0, help="list N tensors of the planned peak")
-    options.add_argument("--recompute", action="store_true", help="compute activations again")
+    options.add_argument("--recompute", action="store_true", help="try the option recompute")
     chosen = options.parse_args()
     if chosen.recompute:
-        print(
-            "| MB, batch 32 | in | predicted | peak | off | kept | left | PyTorch | ratio | time |"
-        )
-        print("|---|---|---|---|---|---|---|---|---|---|")
+        print("| MB, batch 32 | in | no |", end="")
+        print(*(f" {word} | off | left | time | over PyTorch |" for word in WORDS[1:]), sep="")
+        print("|---|---|---|" + "---|" * 5 * len(WORDS[1:]))
         for name in chosen.case or CASES:
             for form in FORMS:
                 report_recomputed(name, form)

@@ -44,7 +44,8 @@ def main_group() -> None:
         pfedme                    the whole model and a personal one; penalty=,
                                   personal-steps=, local-rate=, personal-start=
 
-    Every family takes recompute=yes: training takes less memory and more time.
+    Every family takes recompute=: what training computes again to save memory,
+    no, some (by default) or yes for the least memory.
     """
 
 
