@@ -3,7 +3,9 @@
 The arena requests regions, each twice as large as the one before, divides them into blocks and
 keeps them until the session ends. The total depends on the order of all requests, so this module
 replays them block by block. A block goes into the smallest gap that is large enough. The rest of
-the gap becomes a new gap only if it is at least as large as the block. All sizes are in bytes.
+the gap becomes a new gap only if it is at least as large as the block. Of equal gaps, the one with
+the lowest address counts: on Linux, small regions lie below large ones, of which each lies below
+the one before. All sizes are in bytes.
 """
 
 from bisect import insort
@@ -11,11 +13,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from device_agent.system.process_memory import LARGE_BYTES
 from exporters.memory.liveness import Buffer
 
 GRAIN = 256
 """Sizes of blocks are multiples of this."""
 FIRST_REGION = 2**20
+MOST_REGIONS = 2**16
+"""Large regions are numbered from here down."""
 PAGE = 4096
 TABLE = 32
 """A region divided by this is the size of its table: for every GRAIN of the region, 8 bytes that
@@ -24,7 +29,10 @@ name its block."""
 
 @dataclass
 class Block:
-    """A free or used part of a region, with its neighbours before and after it."""
+    """A free or used part of a region, with its neighbours before and after it.
+
+    The numbers of regions are in the order of their addresses.
+    """
 
     region: int
     start: int
@@ -35,7 +43,7 @@ class Block:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """The order in which the arena tries free blocks: by size, then by position."""
+        """The order in which the arena tries free blocks: by size, then by address."""
         return (self.size, self.region, self.start)
 
 
@@ -43,13 +51,13 @@ class Block:
 class Arena:
     """The regions of an arena.
 
-    `used` is the number of bytes that were ever used at the start of each region: the system
-    provides no memory for pages that are never written. `tables` are the bytes of all tables, which
-    are written completely. `gaps` are the keys of the free blocks, sorted.
+    `used` is the number of bytes that were ever used at the start of each region, by its number:
+    the system provides no memory for pages that are never written. `tables` are the bytes of all
+    tables, which are written completely. `gaps` are the keys of the free blocks, sorted.
     """
 
     next_region: int = FIRST_REGION
-    used: list[int] = field(default_factory=list)
+    used: dict[int, int] = field(default_factory=dict)
     tables: int = 0
     gaps: list[tuple[int, int, int]] = field(default_factory=list)
     blocks: dict[tuple[int, int], Block] = field(default_factory=dict)
@@ -57,7 +65,7 @@ class Arena:
     @property
     def taken(self) -> int:
         """Bytes that the system provided, in whole pages, including the tables of the regions."""
-        return sum(-(-used // PAGE) * PAGE for used in self.used) + self.tables
+        return sum(-(-used // PAGE) * PAGE for used in self.used.values()) + self.tables
 
     def take(self, size: int) -> Block:
         """Allocate a block for `size` bytes."""
@@ -87,8 +95,10 @@ class Arena:
         enough = self.next_region >= wanted
         while self.next_region < wanted:
             self.next_region *= 2
-        self.insert(Block(len(self.used), 0, self.next_region))
-        self.used.append(0)
+        count = len(self.used)
+        region = count if self.next_region < LARGE_BYTES else MOST_REGIONS - count
+        self.insert(Block(region, 0, self.next_region))
+        self.used[region] = 0
         self.tables += self.next_region // TABLE
         if enough:
             self.next_region *= 2

@@ -315,6 +315,14 @@ def test_an_arena_pays_for_the_tables_of_all_its_regions() -> None:
     assert arena_bytes(pair) == 6 * mib + (1 + 8) * TABLE
 
 
+def test_of_equal_gaps_an_arena_takes_the_one_with_the_lowest_address() -> None:
+    """The second region of 8 MiB lies below the first: of it, 7 MiB are used instead of 6."""
+    mib = 2**20
+    regions = [Buffer("first", 5 * mib, 0, 0), Buffer("second", 6 * mib, 0, 0)]
+    late = Buffer("late", 7 * mib, 1, 1)
+    assert arena_bytes([*regions, late], runs=1) == (5 + 7) * mib + 2 * 8 * TABLE
+
+
 @given(
     st.lists(
         st.tuples(st.integers(1, 3 * 2**20), st.integers(0, 20), st.integers(0, 20)), min_size=1
