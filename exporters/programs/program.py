@@ -22,6 +22,10 @@ Report = Callable[[str], None]
 """Called with the name of each stage of an export."""
 
 
+COMMON_BATCH = 32
+"""A batch size that is usual on devices."""
+
+
 def silent(stage: str) -> None:
     """Ignore the name of a stage."""
 
@@ -130,8 +134,13 @@ class Program:
 
 
 def with_recomputation(program: Program, most_work: float | None) -> Program:
-    """`program` whose training steps compute activations again; see `Recomputation`."""
-    again = Recomputation(program.largest_batch, most_work)
+    """`program` whose training steps compute activations again; see `Recomputation`.
+
+    The peak of the schedule's largest batch counts, or that of a common batch where work counts:
+    the same graph then serves schedules with other batches.
+    """
+    batch = program.largest_batch if most_work is None else COMMON_BATCH
+    again = Recomputation(batch, most_work)
     signatures = tuple(replace(s, recompute=again) if s.trains else s for s in program.signatures)
     return replace(program, signatures=signatures)
 

@@ -118,19 +118,18 @@ ARENAS = {
     "without norms, yes": 0.9,
     "attention, yes": 0.7,
     "residual, some": 0.9,
-    "without norms, some": 0.8,
-    "attention, some": 0.65,
+    "without norms, some": 0.9,
+    "attention, some": 0.85,
 }
-BATCHES = {"yes": BATCH, "some": 512}
-"""By default, nothing is computed again in small batches of these models."""
+LARGE = {(3, 16, 16): (3, 64, 64), (16, 32): (256, 32)}
+"""By default, nothing is computed again for the small samples of these models."""
 
 
 def steps(
     model: nn.Module, shape: tuple[int, ...], again: str = "yes", **training: object
 ) -> list[ProgramSignature]:
     """The training step of `model` without and with recomputation."""
-    values = {"batch_size": BATCH, "weight_decay": 0.01} | training
-    config = TrainingConfig(**values)  # type: ignore[arg-type]
+    config = TrainingConfig(batch_size=BATCH, weight_decay=0.01, **training)  # type: ignore[arg-type]
     specs = ("full,recompute=no", f"full,recompute={again}")
     return [split(model, spec, shape, config).program.signatures[0] for spec in specs]
 
@@ -168,8 +167,8 @@ class Graphs:
     def __init__(self, case: str) -> None:
         self.name, self.again = case.split(", ")
         make, shape, self.segments = MODELS[self.name]
-        self.batch, self.largest_arena = BATCHES[self.again], ARENAS[case]
-        found = steps(make(), shape, self.again, batch_size=self.batch)
+        self.largest_arena = ARENAS[case]
+        found = steps(make(), LARGE[shape] if self.again == "some" else shape, self.again)
         self.signature = found[0]
         self.graphs = [to_onnx(signature) for signature in found]
 
@@ -185,10 +184,8 @@ def made(request: pytest.FixtureRequest) -> Graphs:
 def test_the_update_is_the_same_bit_for_bit(made: Graphs, seed: int, tmp_path: Path) -> None:
     plain, again = made.graphs
     names = in_place_of(again)
-    weights = {name for name in in_place_of(plain) if name.endswith("weight+")}
-    if made.again == "some":  # what a norm returns is computed again, so its small weight is read
-        weights = {name for name in weights if "norm" not in name}
-    assert weights <= set(names)
+    if made.again == "yes":  # else a small weight may be read late, by what is computed again
+        assert {name for name in in_place_of(plain) if name.endswith("weight+")} <= set(names)
     file = tmp_path / "train.onnx"
     expected = after_three_steps(made.signature, plain, (), file, seed)
     for overwritten in ((), names):
@@ -198,7 +195,7 @@ def test_the_update_is_the_same_bit_for_bit(made: Graphs, seed: int, tmp_path: P
 
 
 def test_it_takes_less_memory(made: Graphs) -> None:
-    before, after = (footprint(graph, made.batch).arena for graph in made.graphs)
+    before, after = (footprint(graph, BATCH).arena for graph in made.graphs)
     assert after <= made.largest_arena * before
 
 
@@ -219,11 +216,11 @@ def test_a_segment_runs_again_when_a_gradient_has_reached_it(made: Graphs) -> No
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_blocked_forms_keep_the_gain(made: Graphs, block: int, seed: int, tmp_path: Path) -> None:
-    forms = [blocked(graph, block, made.batch) for graph in made.graphs]
+    forms = [blocked(graph, block, BATCH) for graph in made.graphs]
     if made.name == "attention":
         assert forms == [None, None]
         return
-    peaks = [blocked_footprint(graph, block, made.batch).arena for graph in made.graphs]
+    peaks = [blocked_footprint(graph, block, BATCH).arena for graph in made.graphs]
     assert peaks[1] <= made.largest_arena * peaks[0]
     if block_size() != block:
         return  # this machine computes other numbers with such blocks
@@ -338,8 +335,7 @@ def test_work_that_is_done_again_stays_in_its_limit_and_saves_a_larger_share_of_
 
 def test_by_default_some_activations_are_computed_again() -> None:
     specs = ("full", "full,recompute=some", "full,recompute=no")
-    config = TrainingConfig(batch_size=BATCHES["some"])
-    programs = [split(Tokens(), spec, (16, 32), config).program for spec in specs]
+    programs = [split(Tokens(), spec, LARGE[16, 32]).program for spec in specs]
     graphs = [to_onnx(program.signatures[0]) for program in programs]
     assert graphs[0] == graphs[1]
     assert b"_repeated" in graphs[0]

@@ -62,7 +62,7 @@ def test_models_that_cannot_be_used(folder: Path, model: str, message: str) -> N
             "full,depth=2",
             r"^Unknown option 'depth' of full in 'full,depth=2'\. Use one of recompute",
         ),
-        ("full,recompute=1", r"'full,recompute=1': recompute must be one of no, yes\."),
+        ("full,recompute=1", r"'full,recompute=1': recompute must be one of some, yes, no\."),
         (
             "low-rank",
             r"^Missing size in 'low-rank': write the rank ratio, for example low-rank:0\.25",
