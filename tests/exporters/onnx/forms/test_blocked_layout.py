@@ -8,6 +8,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from exporters.memory.liveness import execution_order
 from exporters.onnx.forms import blocked_weight_gradient
 from exporters.onnx.forms.blocked_layout import DOMAIN, blocked, blocked_footprint
 from exporters.onnx.onnx_writer import to_onnx
+from exporters.programs.program import Recomputation
 from form_cases import Case, check, check_in_runtime, tail
 
 CLOSE = 2e-5
@@ -376,14 +378,19 @@ def test_the_memory_of_a_blocked_form(seed: int) -> None:
     assert found.process > 0
 
 
-def test_the_blocked_form_of_an_input_is_not_kept_until_its_gradient(seed: int) -> None:
+@pytest.mark.parametrize("again", [None, Recomputation(32)], ids=["once", "computed again"])
+def test_the_blocked_form_of_an_input_is_not_kept_until_its_gradient(
+    again: Recomputation | None, seed: int
+) -> None:
     """The input is in memory anyway: forward and backward pass each bring it into blocks."""
     torch.manual_seed(seed)
-    signature = Case.of(
-        nn.Sequential(nn.Conv2d(16, 16, 3), nn.Tanh(), *tail(16)), (16, 9, 8)
-    ).signature
+    layers = [layer for _ in range(4) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.Tanh())]
+    case = Case.of(nn.Sequential(*layers, *tail(16)), (16, 24, 24))
+    signature = replace(case.signature, recompute=again)
     samples = next(port.name for port in signature.inputs if port.kind == "samples")
-    form = blocked(to_onnx(signature), 8, 8)
+    graph = to_onnx(signature)
+    assert (b"_repeated" in graph) == (again is not None)
+    form = blocked(graph, 8, 32)
     assert form is not None
     order = execution_order(ir.from_proto(onnx.load_from_string(form)).graph)
     place = {node: number for number, node in enumerate(order)}
