@@ -5,6 +5,7 @@ cost" (2016, https://arxiv.org/abs/1604.06174). The values that cross a cut are 
 from which the segment behind it runs again. What lies behind the last cut runs once.
 """
 
+from collections import deque
 from functools import cached_property
 from itertools import accumulate
 
@@ -73,17 +74,18 @@ class Segments:
         held: dict[int, int] = {0: 0}  # bytes of all checkpoints up to a cut; the start counts too
         before: dict[int, int] = {}
         end = len(self.forward.nodes)
+        starts = deque([0])  # of segments; the best one that is in the budget is the first
         for cut in (*self.narrow, end):
-            ways = []
-            for start in reversed(held):
-                inside = self.needed[cut] - self.needed[start]
-                if inside > budget:
-                    break  # still earlier starts need more
-                if held[start] + inside <= budget:
-                    ways.append((held[start], start))
-            if ways:
-                least, before[cut] = min(ways)
-                held[cut] = least + self.widths[cut]
+            # What exceeds the budget here exceeds it behind every later cut, too.
+            while starts and held[starts[0]] + self.needed[cut] - self.needed[starts[0]] > budget:
+                starts.popleft()
+            if not starts:
+                return ()
+            before[cut] = starts[0]
+            held[cut] = held[starts[0]] + self.widths[cut]
+            while starts and held[starts[-1]] > held[cut]:
+                starts.pop()  # an earlier start with more checkpoints is worse for every later cut
+            starts.append(cut)
         cuts, cut = [], before.get(end, 0)
         while cut:
             cuts.append(cut)
