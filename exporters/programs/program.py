@@ -32,7 +32,7 @@ def silent(stage: str) -> None:
 
 @dataclass(frozen=True)
 class Recomputation:
-    """How a training step computes activations again; see `exporters/onnx/checkpoints.py`.
+    """How a training step computes activations again; see `exporters/onnx/recomputed/`.
 
     Attributes:
         batch: The batch size for which the activations are chosen.

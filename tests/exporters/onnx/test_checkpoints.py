@@ -1,7 +1,6 @@
 """Steps that compute activations again give the same numbers, bit for bit, in less memory."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -320,7 +319,7 @@ def test_work_that_is_done_again_stays_in_its_limit_and_saves_a_larger_share_of_
     """All nodes of a chain take as long, and all values but the loss are equally large."""
     model = chain_model(*chain, row=LONG_ROW)
     again = Recomputation(BATCH, most)
-    names = Search(model, replace(chain_signature(model), recompute=again), again).best()
+    names = Search(model, chain_signature(model), again).best()
     work = len(names) / len(model.graph.node)
     assert work <= most
     plain, repeated = ir.from_proto(model), ir.from_proto(model)
