@@ -44,9 +44,9 @@ def bench(
 ) -> None:
     """Compare training with several bundles and runtimes.
 
-    PLACES are bundles or folders of bundles. The table has the seconds for a batch and the peak
-    memory of the process that trains, one line for each bundle and each installed runtime that
-    takes it. A bundle that cannot be measured does not end the others.
+    PLACES are bundles or folders of bundles. The table has the seconds for a batch, their spread
+    and the peak memory of the process that trains, one line for each bundle and each installed
+    runtime that takes it. A bundle that cannot be measured does not end the others.
 
     With --out, PLACES may be left out. The file has the calibration of this device, which takes
     about a minute, the versions of the runtimes, and the figures of the bundles. `edgetailor plan

@@ -20,7 +20,7 @@ from device_agent.training.fastest_runtime import beside, half_of_memory
 from device_agent.training.memory_fit import check_fits
 from device_agent.training.memory_limits import Usage, ceilings
 from device_agent.training.runtime_option import with_runtime
-from profiles.documents.bundle_profile import Profile
+from profiles.documents.bundle_profile import Duration, Profile
 from profiles.documents.calibration_record import Calibration
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import EdgeTailorError, InputError
@@ -44,10 +44,10 @@ class BenchRow:
     other: str | None = None
 
     @property
-    def seconds(self) -> float | None:
-        """Median time of all training work for one batch, in seconds."""
+    def step(self) -> Duration | None:
+        """Time of all training work for one batch; of a slice without recording activations."""
         steps = self.profile.of_role("train") if self.profile else []
-        return steps[0].steady.median_s if steps else None
+        return steps[0].steady if steps else None
 
     @property
     def peak_bytes(self) -> int | None:
@@ -145,28 +145,44 @@ def bench_table(rows: Sequence[BenchRow]) -> list[str]:
     """`rows` as lines of text."""
 
     def cells(row: BenchRow) -> tuple[str, ...]:
-        seconds, profile = row.seconds, row.profile
+        step, profile = row.step, row.profile
         return (
             row.name,
             profile.submodel if profile else UNKNOWN_CELL,
             str(profile.batch_size) if profile else UNKNOWN_CELL,
-            profile.machine.runtime if profile else UNKNOWN_CELL,
-            UNKNOWN_CELL if seconds is None else f"{seconds:.4f}",
+            profile.machine.runtime.partition(" ")[0] if profile else UNKNOWN_CELL,
+            UNKNOWN_CELL if step is None else f"{step.median_s:.4f}",
+            UNKNOWN_CELL if step is None else f"{step.spread:.0%}",
             megabytes(row.peak_bytes),
         )
 
-    about = next((row.profile.machine for row in rows if row.profile), None)
     # A runtime that does not take a bundle has no line in the table, only its reason below.
     shown = [row for row in rows if row.error is None or row.other is None]
-    header = ("bundle", "submodel", "batch", "runtime", "s/batch", "peak MB")
+    header = ("bundle", "submodel", "batch", "runtime", "s/batch", "spread", "peak MB")
     return [
         *table([header, *map(cells, shown)]),
-        *([f"on {about.processor or about.architecture}"] if about else []),
+        *legend([row.profile for row in rows if row.profile]),
         *(
             f"{row.name}{f' without {row.other}' if row.other else ''}: {row.error}"
             for row in rows
             if row.error
         ),
+    ]
+
+
+def legend(profiles: Sequence[Profile]) -> list[str]:
+    """What the columns of the table mean, and where and how their figures were measured."""
+    if not profiles:
+        return []
+    about, method = profiles[0].machine, profiles[0].method
+    runtimes = dict.fromkeys(profile.machine.runtime for profile in profiles)
+    recording = any(profile.of_role("stage") for profile in profiles)
+    return [
+        f"s/batch: median of {method.runs} training steps; spread: p10 to p90, relative to it",
+        *(["a slice's time is without recording activations, once per training"] * recording),
+        "peak MB: the whole process that trains, with Python and the runtime",
+        f"{', '.join(runtimes)}; threads {method.threads or 'all'}",
+        f"on {about.model or about.processor or about.architecture}",
     ]
 
 
@@ -180,7 +196,7 @@ def as_document(rows: Sequence[BenchRow]) -> dict[str, object]:
                 "submodel": row.profile and row.profile.submodel,
                 "batch_size": row.profile and row.profile.batch_size,
                 "runtime": row.profile.machine.runtime if row.profile else row.other,
-                "seconds_per_batch": row.seconds,
+                "seconds_per_batch": row.step and row.step.median_s,
                 "peak_bytes": row.peak_bytes,
                 "error": row.error and str(row.error),
                 "code": row.error and row.error.code,

@@ -150,7 +150,7 @@ def _explain_system_errors(out: Path) -> Iterator[None]:
         if (short := ran_out(error)) is not None:
             raise LimitError(
                 f"Memory ran out while training {out}: {str(short) or 'none is left'}. Allow more "
-                "memory or take a smaller submodel. The same command continues the training.",
+                "memory: the same command then continues the training. Or take a smaller submodel.",
                 code="memory.ran-out",
                 update=str(out),
             ) from None

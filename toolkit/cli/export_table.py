@@ -73,9 +73,7 @@ def show_tiers(tiers: Sequence[TierResult]) -> None:
         console.print("peak memory: predicted, of the whole training, above the idle agent")
     explain_unknown([one for found in exported for one in found.signatures])
     if any(found.verdict for found in exported):
-        console.print(
-            "error: of the worst tensor, relative to its norm, against PyTorch in float64"
-        )
+        console.print("error: the one nearest to its limit, relative, against PyTorch in float64")
     reused = [t.tier.name for t in tiers if t.exported is not None and t.exported.verified_earlier]
     if reused:
         print(filled(f"error of {', '.join(reused)}: {EARLIER}", console.width, indent="  "))

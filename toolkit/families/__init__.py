@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from profiles.errors import SpecError
 from profiles.text_formatting import did_you_mean
 from toolkit.submodels.spec import Spec, parse_spec
-from toolkit.submodels.spec_form import Choice, Number, Option, SpecForm, Text
+from toolkit.submodels.spec_form import COMMON, Choice, Number, Option, SpecForm, Text
 
 if TYPE_CHECKING:
     from toolkit.submodels.family import Family
@@ -98,6 +98,15 @@ def check_spec(spec: str | Spec) -> Spec:
         form.check(one)
         if one.inner is not None:
             _check_combination(parsed, form, form_named(one.inner.family), one.inner)
+    for option in COMMON:
+        if sum(option.name in one.options for one in parsed.nested()) > 1:
+            raise SpecError(
+                f"Invalid spec {str(parsed)!r}: {option.name} is for the whole submodel, so write "
+                "it once.",
+                code="spec.malformed",
+                spec=str(parsed),
+                option=option.name,
+            )
     return parsed
 
 

@@ -37,16 +37,18 @@ def test_a_folder_of_bundles(agent: Agent, bundle_of: BundleOf, tmp_path: Path) 
     assert (done.code, done.stderr) == (0, "")
     last = bundle_of("low-rank").name
     lines = done.stdout.splitlines()
-    assert re.fullmatch(r"bundle +submodel +batch +runtime +s/batch +peak MB", lines[0])
+    assert re.fullmatch(r"bundle +submodel +batch +runtime +s/batch +spread +peak MB", lines[0])
     runtimes = ["onnxruntime", *alternatives("onnx")]
     expected = [
-        rf"{name} +{FAMILIES[family]} +{BATCH} +{runtime} \S+ +{SECONDS} +\d+\.\d"
+        rf"{name} +{FAMILIES[family]} +{BATCH} +{runtime} +{SECONDS} +\d+% +\d+\.\d"
         for name, family in (("full", "full"), ("slice", "slice"), (last, "low-rank"))
         for runtime in runtimes
     ]
-    for line, form in zip(lines[1:-1], expected, strict=True):
+    for line, form in zip(lines[1 : 1 + len(expected)], expected, strict=True):
         assert re.fullmatch(form, line)
-    assert re.fullmatch(r"on .+", lines[-1])
+    *_, versions, place = lines[1 + len(expected) :]
+    assert re.fullmatch(rf"onnxruntime {onnxruntime.__version__}.*; threads 1", versions)
+    assert re.fullmatch(r"on .+", place)
     assert everything(tmp_path) == before
 
 
@@ -102,12 +104,18 @@ def measured(*arguments: object) -> Result:
 def test_a_line_for_each_runtime(made: list[str | None], bundle_of: BundleOf) -> None:
     done = measured(bundle_of("full"))
     assert (done.exit_code, made) == (0, [None, "openvino"])
-    _, own, other, _ = done.stdout.splitlines()
-    assert own.split()[3:] == ["onnxruntime", "1.31.1", "0.4000", "120.0"]
-    assert other.split()[3:] == ["openvino", "2026.4.1", "0.3000", "105.0"]
+    _, own, other, *legend = done.stdout.splitlines()
+    assert own.split()[3:] == ["onnxruntime", "0.4000", "10%", "120.0"]
+    assert other.split()[3:] == ["openvino", "0.3000", "10%", "105.0"]
+    assert legend == [
+        "s/batch: median of 20 training steps; spread: p10 to p90, relative to it",
+        "peak MB: the whole process that trains, with Python and the runtime",
+        "onnxruntime 1.31.1, openvino 2026.4.1; threads 1",
+        f"on {MACHINE.model}",
+    ]
     made.clear()
     done = measured(bundle_of("full"), "--runtime", "onnxruntime")
-    assert (len(done.stdout.splitlines()), made) == (3, ["onnxruntime"])
+    assert (len(done.stdout.splitlines()), made) == (2 + len(legend), ["onnxruntime"])
 
 
 @pytest.mark.parametrize("why", ["refused", "memory"])
@@ -125,7 +133,7 @@ def test_a_runtime_that_does_not_take_a_bundle_has_a_reason_and_no_line(
         monkeypatch.setattr(bundle_benchmark, "ceilings", list)
     done = measured(bundle_of("full"))
     assert (done.exit_code, made) == (0, [None])
-    _, own, _, reason = done.stdout.splitlines()
+    _, own, *_, reason = done.stdout.splitlines()
     assert "onnxruntime" in own
     assert " without openvino" in reason
     assert ("it has loops." if why == "refused" else "half of the available memory") in reason

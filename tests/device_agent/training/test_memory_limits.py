@@ -199,8 +199,8 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
     if killed.code == 5:
         assert_sentence(
             killed.stderr,
-            r"Memory ran out while training update: .*\. Allow more memory or take a smaller "
-            r"submodel\. The same command continues the training\.",
+            r"Memory ran out while training update: .*\. Allow more memory: the same command then "
+            r"continues the training\. Or take a smaller submodel\.",
         )
     assert not (tmp_path / "killed" / "update").exists()
 
@@ -216,8 +216,8 @@ def test_the_weak_slice_trains_where_the_whole_model_cannot(
         ),
         (
             16 << 20,
-            r"Memory ran out while training update: [^:].*\. Allow more memory or take a smaller "
-            r"submodel\. The same command continues the training\.",
+            r"Memory ran out while training update: [^:].*\. Allow more memory: the same command "
+            r"then continues the training\. Or take a smaller submodel\.",
         ),
     ],
 )
@@ -318,7 +318,7 @@ def test_progress_is_kept_when_memory_runs_out(
     with refused("memory.ran-out", update=str(out)) as error:
         train_bundle(longer, data, out, threads=1, on_epoch=lambda *epoch: heard.append(epoch))
     assert isinstance(error.value, LimitError)
-    assert "The same command continues the training." in str(error.value)
+    assert "the same command then continues the training." in str(error.value)
     assert (training_folder(out) / CHECKPOINT).is_file()
     monkeypatch.undo()
     later: list[int] = []

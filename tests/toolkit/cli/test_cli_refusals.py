@@ -64,6 +64,10 @@ def test_models_that_cannot_be_used(folder: Path, model: str, message: str) -> N
         ),
         ("full,recompute=1", r"'full,recompute=1': recompute must be one of some, yes, no\."),
         (
+            "slice:0.5,recompute=no+low-rank:0.5,recompute=yes",
+            r"^Invalid spec 'slice:.*': recompute is for the whole submodel, so write it once\.",
+        ),
+        (
             "low-rank",
             r"^Missing size in 'low-rank': write the rank ratio, for example low-rank:0\.25",
         ),
