@@ -21,7 +21,7 @@ from device_agent.system.process_memory import map_large_blocks, ran_out
 from device_agent.training.batching import held_out
 from device_agent.training.checkpoint import Checkpoints, training_key
 from device_agent.training.fastest_runtime import check_agrees, with_fastest_runtime, work_of
-from device_agent.training.memory_estimate import open_at_once
+from device_agent.training.memory_estimate import open_at_once, untouched_bytes
 from device_agent.training.memory_fit import check_fits, fits, spare_bytes
 from device_agent.training.memory_limits import Usage, ceilings, enforce_memory_limit
 from device_agent.training.personal_model import personal_entries
@@ -130,7 +130,10 @@ def train_bundle(
             )
             with _explain_divergence(local, name_of(data)):
                 sessions = open_at_once(bundle.manifest)
-                with enforce_memory_limit(options.max_memory, options.threads, sessions, idle):
+                untouched = untouched_bytes(bundle.manifest, validating)
+                with enforce_memory_limit(
+                    options.max_memory, options.threads, sessions, idle, untouched
+                ):
                     written_before = resume(run)
                     check_place(out, force or written_before)
                     measured = RoundProfile() if profiled else None

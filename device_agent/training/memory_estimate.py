@@ -6,7 +6,7 @@ here combine the peaks of signatures that are open together by the rule in
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from device_agent.formats.manifest import EVALUATE, Dtype, Initialise, Manifest, Port, Record, Train
 from profiles.cost_model.memory_rule import (
@@ -30,32 +30,40 @@ def concurrent_peak_bytes(
     The state tensors `kept` are in memory in addition, although no signature in `names` reads them.
     Returns None if the manifest predicts no peak for one of the signatures.
     """
+    opened = memory_together(manifest, names)
+    if opened is None:
+        return None
     session, batch = session_bytes(manifest), batch_of(manifest)
     sizes = {e.name: size(e.shape, e.dtype) for e in manifest.tensors}
     state = {name: sizes[name] for name in kept}
     replaced: set[str] = set()
-    opened = []
+    for signature in (manifest.signatures[name] for name in names):
+        read = {str(p.state): size_of(p, batch) for p in signature.inputs if p.kind == "state"}
+        state |= read
+        replaced |= read.keys() & {str(port.state) for port in signature.outputs}
+    # A personal model that is only read is not replaced, so there is no second copy of it.
+    personal = replaced & {e.name for e in manifest.tensors if e.role == "personal"}
+    return training_growth(opened, state_bytes(state, personal), session)
+
+
+def memory_together(manifest: Manifest, names: Sequence[str]) -> list[SignatureMemory] | None:
+    """The memory of each signature in `names`.
+
+    Returns None if the manifest predicts no peak for one of them.
+    """
+    session, batch = session_bytes(manifest), batch_of(manifest)
+    found = []
     for name in names:
         signature = manifest.signatures[name]
         if signature.peak_bytes is None:
             return None
         inputs = sum(size_of(port, batch) for port in signature.inputs)
+        state = sum(size_of(port, batch) for port in signature.inputs if port.kind == "state")
         new = (port for port in signature.outputs if port.name not in signature.in_place)
         outputs = sum(size_of(port, batch) for port in new)
-        read = {str(p.state): size_of(p, batch) for p in signature.inputs if p.kind == "state"}
-        state |= read
-        replaced |= read.keys() & {str(port.state) for port in signature.outputs}
-        opened.append(
-            SignatureMemory(
-                inputs=inputs,
-                outputs=outputs,
-                state=sum(read.values()),
-                kept=kept_of_peak(signature.peak_bytes, inputs, outputs, session),
-            )
-        )
-    # A personal model that is only read is not replaced, so there is no second copy of it.
-    personal = replaced & {e.name for e in manifest.tensors if e.role == "personal"}
-    return training_growth(opened, state_bytes(state, personal), session)
+        kept = kept_of_peak(signature.peak_bytes, inputs, outputs, session)
+        found.append(SignatureMemory(inputs=inputs, outputs=outputs, state=state, kept=kept))
+    return found
 
 
 def session_bytes(manifest: Manifest) -> int:
@@ -75,25 +83,48 @@ def training_bytes(manifest: Manifest, validating: bool = False) -> tuple[int, s
         The peak in bytes and the signatures that are open then. None if the manifest predicts no
         peak for one of the signatures.
     """
-    groups: list[tuple[list[str], set[str]]] = []
-    for instruction in manifest.schedule:
-        if isinstance(instruction, Record | Initialise):
-            groups.append(([instruction.signature], set()))
-            continue
-        names = sorted({step.signature for step in instruction.steps})
-        ports = [port for name in names for port in manifest.signatures[name].inputs]
-        trained = {str(port.state) for port in ports if port.kind == "state"}
-        groups.append((names, set()))
-        if validating and EVALUATE in manifest.signatures:
-            groups.append(([EVALUATE], trained))
     most, running = 0, "nothing"
-    for names, kept in groups:
+    for names, kept in open_together(manifest, validating):
         found = concurrent_peak_bytes(manifest, names, kept)
         if found is None:
             return None
         if found > most:
             most, running = found, " and ".join(names)
     return most, running
+
+
+def untouched_bytes(manifest: Manifest, validating: bool = False) -> int:
+    """The most memory that the runtime takes from the system and does not use.
+
+    It counts for a limit of data, although the system provides no pages for it: ONNX Runtime's
+    arena takes regions, each twice as large as the one before, so the last one may be as large as
+    everything that the arena uses; see `exporters/memory/onnx_arena.py`.
+
+    Args:
+        manifest: The manifest of the bundle.
+        validating: As for `training_bytes`.
+
+    Returns:
+        Bytes; 0 for other runtimes, or if the manifest predicts no peaks.
+    """
+    if manifest.runtime != "onnx":
+        return 0
+    groups = [memory_together(manifest, names) for names, _ in open_together(manifest, validating)]
+    return max((sum(one.kept for one in group) for group in groups if group), default=0)
+
+
+def open_together(manifest: Manifest, validating: bool) -> Iterator[tuple[list[str], set[str]]]:
+    """The signatures that are open at the same time, and the state tensors kept beside them."""
+    for instruction in manifest.schedule:
+        if isinstance(instruction, Record | Initialise):
+            yield [instruction.signature], set()
+            continue
+        names = sorted({step.signature for step in instruction.steps})
+        ports = [port for name in names for port in manifest.signatures[name].inputs]
+        trained = {str(port.state) for port in ports if port.kind == "state"}
+        yield names, set()
+        if validating and EVALUATE in manifest.signatures:
+            yield [EVALUATE], trained
 
 
 def open_at_once(manifest: Manifest) -> int:

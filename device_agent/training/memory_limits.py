@@ -177,7 +177,7 @@ def check_idle(limits: list[Ceiling]) -> None:
 
 @contextmanager
 def enforce_memory_limit(
-    max_memory: int | None, threads: int, sessions: int, idle: Usage
+    max_memory: int | None, threads: int, sessions: int, idle: Usage, untouched: int
 ) -> Iterator[None]:
     """Limit the memory of this process. An allocation beyond the limit raises MemoryError.
 
@@ -189,6 +189,7 @@ def enforce_memory_limit(
         threads: Threads of each of the runtime's sessions; 0 for one per core.
         sessions: Number of sessions that are open at the same time.
         idle: Usage of the process before its first training, see `ceilings`.
+        untouched: Bytes that the runtime takes without using them; they are allowed in addition.
     """
     if max_memory is None or not (idle.data and idle.resident):
         yield
@@ -197,7 +198,8 @@ def enforce_memory_limit(
     # RLIMIT_DATA counts the whole stack of every thread that a session adds to the calling thread,
     # although resident memory, which `max_memory` limits, holds almost nothing of it.
     stacks = STACK_BYTES * ((threads or os.cpu_count() or 1) - 1) * sessions
-    limit = idle.data + max(0, max_memory - idle.resident - RUNTIME_CODE_BYTES) + stacks
+    allowed = max(0, max_memory - idle.resident - RUNTIME_CODE_BYTES)
+    limit = idle.data + allowed + stacks + untouched
     known = [value for value in (soft, hard) if value != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *known]), hard))
     try:

@@ -21,7 +21,7 @@ from device_agent.formats.bundle import open_bundle, training_of
 from device_agent.formats.manifest import Record, Struct
 from device_agent.system.child_processes import failure
 from device_agent.system.process_memory import map_large_blocks
-from device_agent.training.memory_estimate import open_at_once
+from device_agent.training.memory_estimate import open_at_once, untouched_bytes
 from device_agent.training.memory_limits import Usage, enforce_memory_limit
 from device_agent.training.random_run import random_run
 from device_agent.training.runtime_option import with_runtime
@@ -157,7 +157,9 @@ def _measured(request: Request, clock: Clock) -> Trial:
     sessions = open_at_once(bundle.manifest)
     with (
         tempfile.TemporaryDirectory() as scratch,
-        enforce_memory_limit(request.max_memory, request.threads, sessions, idle),
+        enforce_memory_limit(
+            request.max_memory, request.threads, sessions, idle, untouched_bytes(bundle.manifest)
+        ),
     ):
         recordings = [stage.target for stage in stages]
         run = random_run(bundle, recordings, Path(scratch), request.threads)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from torch import nn
 
 from bundles import BundleOf, everything, once, rewrite, write_data
 from commands import Done, command, environment
@@ -37,7 +38,7 @@ from device_agent.training.training_folder import CHECKPOINT, training_folder
 from edgetailor import TrainingConfig, load_model, split
 from exporters.export import export
 from parameters import some_long
-from profiles.cost_model.memory_rule import RUNTIME_CODE_BYTES
+from profiles.cost_model.memory_rule import RUNTIME_CODE_BYTES, START_VARIATION_BYTES
 from profiles.errors import LimitError
 from refusals import refused
 from toolkit.submodels.global_model import from_model
@@ -134,11 +135,20 @@ def train(bundle: Path, data: Path, folder: Path, space: int = 0, allowed: int =
 def make(folder: Path) -> None:
     """Export the whole model and the weak slice, and write 128 samples."""
     model = load_model("models_for_tests:wide_then_small", seed=0)
-    source = from_model(model)
     for name, spec in (("full", "full"), ("weak", "slice:small")):
-        submodel = split(model, spec, SHAPE, TrainingConfig(batch_size=32))
-        program, values = submodel.program, submodel.cut(source)
-        export(program, values, folder / name, base=source.fingerprint(), check=False)
+        exported(model, spec, folder / name)
+    write_samples(folder)
+
+
+def exported(model: nn.Module, spec: str, folder: Path) -> Path:
+    source = from_model(model)
+    submodel = split(model, spec, SHAPE, TrainingConfig(batch_size=32))
+    program, values = submodel.program, submodel.cut(source)
+    export(program, values, folder, base=source.fingerprint(), check=False)
+    return folder
+
+
+def write_samples(folder: Path) -> None:
     order = np.random.default_rng(0)
     x = order.standard_normal((128, *SHAPE), dtype=np.float32)
     np.savez(folder / "local.npz", x=x, y=order.integers(10, size=128))
@@ -294,6 +304,24 @@ def test_training_stays_within_the_prediction(
     assert found.idle + need[0] <= (found.idle + found.growth) / 0.9
 
 
+def test_a_limit_that_is_enough_leaves_the_arena_its_regions(tmp_path: Path) -> None:
+    """The last region of this net's arena is almost empty. A limit of data counts it as a whole."""
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10)),
+    )
+    bundle = exported(model, "full", tmp_path / "bundle")
+    write_samples(tmp_path)
+    need = needed_bytes(open_bundle(bundle).manifest, False)
+    assert need is not None
+    data, enough = tmp_path / "local.npz", need[0] + START_VARIATION_BYTES
+    free = train(bundle, data, tmp_path / "free")
+    limited = train(bundle, data, tmp_path / "limited", allowed=enough)
+    assert free.growth is not None
+    assert limited.growth is not None, limited.stderr
+    assert limited.growth <= free.growth + START_VARIATION_BYTES
+
+
 def test_the_memory_of_large_arrays_is_returned_at_once() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LARGE], env=environment(), capture_output=True, text=True
@@ -424,9 +452,9 @@ def test_the_kernel_leaves_room_for_the_stacks_of_all_open_sessions(bundle_of: B
     idle = Usage.now()
     allowed = idle.resident + 2 * 10**9
     for threads, stacks in ((1, 0), (4, 2 * 3)):
-        with enforce_memory_limit(allowed, threads, 2, idle):
+        with enforce_memory_limit(allowed, threads, 2, idle, 5000):
             limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
-        assert limit == idle.data + 2 * 10**9 - RUNTIME_CODE_BYTES + stacks * STACK_BYTES
+        assert limit == idle.data + 2 * 10**9 - RUNTIME_CODE_BYTES + stacks * STACK_BYTES + 5000
 
 
 @pytest.mark.skipif(status_field("VmRSS") is None, reason="the system does not count memory")
