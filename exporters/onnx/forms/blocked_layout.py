@@ -157,7 +157,7 @@ class BlockedLayout(GraphRewriting):
         of being kept.
         """
         if not value.is_graph_input():
-            return self.images[value]
+            return self.image(value)
         if value not in self.made_again:
             shape = value.shape
             self.made_again[value] = self.add("ReorderInput", [value], shape=shape, domain=DOMAIN)
@@ -366,7 +366,8 @@ class BlockedLayout(GraphRewriting):
 
     def only_read(self, value: Value | None) -> Node | None:
         """The blocked convolution that makes `value`, if `value` has one reader."""
-        if value not in self.images or len(list(value.uses())) != 1:
+        # What read the plain form before is no longer among the uses.
+        if value not in self.images or value in self.restored or len(list(value.uses())) != 1:
             return None
         maker = self.images[value].producer()
         fits = maker is not None and maker.domain == DOMAIN and maker.op_type == "Conv"

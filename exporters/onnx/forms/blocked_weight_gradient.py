@@ -123,7 +123,7 @@ def point_gradient(layout: "BlockedLayout", image: Value, kernel: Value) -> Valu
     parts = int(channels or 0) // b
     few = parts * -(-outputs // (PART * b)) < SHARED_ROWS
     halves = 2 if few and pixels % (2 * b) == 0 else 1
-    if image not in layout.images or not fast(layout, kernel, 1) or pixels % b:
+    if not layout.fits(image) or not fast(layout, kernel, 1) or pixels % b:
         return None
     column, known = pixels // (halves * b), None if batch is None else batch * b
     runs = batch and batch * parts * halves * column
@@ -210,7 +210,9 @@ def in_rows(layout: "BlockedLayout", image: Value) -> tuple[Value, int]:
     """The `image` as (C / c, N, H, W * c), with the c channels of a pixel in a row; and c."""
     batch, channels, high, wide = dims_of(image)
     pixel, parts = int(channels or 0), 1
-    if image in layout.images:
+    # A value that was computed again may have no blocked form yet, although the first one has it.
+    # Sums in another order would differ from those of a step that computes nothing again.
+    if layout.fits(image):
         pixel, parts = layout.block, pixel // layout.block
         rows = layout.apart(image, layout.read_again(image))
         if parts > 1:

@@ -41,7 +41,7 @@ class RecomputeActivations(InPlacePass):
             # A copy saves memory only if the forward pass reads the value as well.
             if value in kept and not behind.issuperset(value.consumers()):
                 kept.remove(value)
-                if cost(value, kept) <= LIMIT:
+                if cost(value, kept, LIMIT) <= LIMIT:
                     dropped.append(value)
                 else:
                     kept.add(value)
@@ -54,14 +54,21 @@ class RecomputeActivations(InPlacePass):
         return PassResult(model, bool(dropped))
 
 
-def cost(value: ir.Value, kept: set[ir.Value]) -> float:
-    """Number of nodes that make `value` from `kept` values; infinite if one is not cheap."""
+def cost(value: ir.Value, kept: set[ir.Value], most: float) -> float:
+    """Number of nodes that make `value` from `kept` values.
+
+    Infinite if it is more than `most`, or if a node is not cheap. The walk ends there, because in a
+    chain of y + y each value has two ways back.
+    """
     node = value.producer()
     if node is None or value in kept:
         return 0
-    if node.op_type not in CHEAP:
+    if node.op_type not in CHEAP or most < 1:
         return math.inf
-    return 1 + sum(cost(source, kept) for source in large_inputs(node))
+    found = 1.0
+    for source in large_inputs(node):
+        found += cost(source, kept, most - found)
+    return found
 
 
 def large_inputs(node: ir.Node) -> list[ir.Value]:

@@ -23,8 +23,8 @@ from profiles.errors import ExportError
 TRIALS, MOST_TRIALS = 8, 24
 """How many ways to cut the forward pass are tried: those with the smallest estimated peaks. More
 are tried where memory alone counts."""
-SINGLE_TRIALS = 4
-"""How many sets of single values are tried."""
+SINGLE_TRIALS, MOST_SINGLE_TRIALS = 4, 8
+"""The same for sets of single values."""
 ENOUGH = 1.02
 """A figure is nearly the least if it is at most this many times as large."""
 LEAST_BYTES = 4 << 20
@@ -114,18 +114,18 @@ class Search:
 
     def candidates(self, alive: Liveness) -> Iterator[frozenset[str]]:
         """Sets of values to try; `alive` is what is alive if none is computed twice."""
-        most = self.most_work
+        trials, parts, most = TRIALS, SINGLE_TRIALS, self.most_work
+        if most is None:
+            trials, parts = MOST_TRIALS, MOST_SINGLE_TRIALS
+            most = self.share([value.name or "" for value in self.forward.values]) or 1.0
         found = self.segments.repeated()
         ordered = sorted(found, key=lambda names: (found[names], sorted(names)))
-        if most is None:
-            yield from ordered[:MOST_TRIALS]
-            return
-        yield from [names for names in ordered if self.share(names) <= most][:TRIALS]
+        yield from [names for names in ordered if self.share(names) <= most][:trials]
         sets = takewhile(
             lambda names: self.share(names) <= most, cheapest_first(self.forward, alive.at_peak())
         )
         # The largest set within each part of the work that may be done again.
-        yield from {int(SINGLE_TRIALS * self.share(names) / most): names for names in sets}.values()
+        yield from {int(parts * self.share(names) / most): names for names in sets}.values()
 
     def liveness(self, names: Collection[str]) -> tuple[int, Liveness]:
         """The number of nodes and the liveness of the graph if `names` are computed twice."""

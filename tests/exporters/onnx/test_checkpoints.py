@@ -1,7 +1,7 @@
 """Steps that compute activations again give the same numbers, bit for bit, in less memory."""
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +36,9 @@ from refusals import refused
 from toolkit.submodels.global_model import from_model
 
 CLASSES = 4
-BATCH, SAMPLES = 32, 6
-"""What checkpoints are chosen for, and what the graphs run on."""
+BATCH, SAMPLES = 32, 20
+"""What checkpoints are chosen for, and what the graphs run on: more than half of a batch, because a
+blocked form may compute with its halves."""
 
 
 class Residual(nn.Module):
@@ -105,17 +106,26 @@ def without_norms() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *blocks, *end)
 
 
+def points() -> nn.Module:
+    """Layers of one pixel behind activations that have no blocked form."""
+    layers = [(nn.BatchNorm2d(16), nn.LeakyReLU(0.2), nn.Conv2d(16, 16, 1)) for _ in "123"]
+    end = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES))
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *chain(*layers), *end)
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     # model, shape of a sample, least segments that run again with recompute=yes
     "residual": (residual, (3, 16, 16), 2),
     "without norms": (without_norms, (3, 16, 16), 1),
     "attention": (Tokens, (16, 32), 1),
+    "points": (points, (3, 16, 16), 1),
 }
 ARENAS = {
     # largest share of the arena of a step that computes nothing again
     "residual, yes": 0.7,
     "without norms, yes": 0.9,
     "attention, yes": 0.7,
+    "points, yes": 0.9,
     "residual, some": 0.9,
     "without norms, some": 0.9,
     "attention, some": 0.85,

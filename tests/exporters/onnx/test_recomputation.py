@@ -87,6 +87,16 @@ def test_what_is_read_behind_the_loss_only_is_computed_once() -> None:
     assert operators(recomputed(model)) == operators(model)
 
 
+def test_a_chain_of_values_added_to_themselves_ends() -> None:
+    """Each has two ways back, so that a walk to the beginning of 60 would never end."""
+    count = 60
+    forward: list[Step] = [("Add", [f"y{n}"] * 2, f"y{n + 1}") for n in range(count)]
+    forward[0] = ("Add", ["x", "x"], "y1")
+    back: list[Step] = [("Mul", ["seed", f"y{count - 1}"], "g")]
+    model = step(forward, f"y{count}", back, "g")
+    assert operators(recomputed(model))["Add"] <= count + 1
+
+
 def test_a_long_chain_of_sums_is_kept_at_intervals() -> None:
     """y1 = s1 + x, y2 = s2 + y1, ...: each would need all before it, were none of them kept."""
     count = 2 * LIMIT

@@ -86,6 +86,18 @@ class Scaled(nn.Module):
         return torch.tanh(self.image(x)) * self.scale(x)
 
 
+class Normed(nn.Module):
+    """The norm comes first, so its sums read the plain form of what the shortcut adds, too."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm2d(channels, affine=True)
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(torch.tanh(self.norm(x)))
+
+
 def rectified() -> nn.Module:
     """Every second channel of the ReLU is far above zero and the others far below: no kinks."""
     first, second = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 16, 3)
@@ -98,6 +110,11 @@ def rectified() -> nn.Module:
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     # model, sample shape, at least so many blocked convolutions with block 16
     "residual": (lambda: nn.Sequential(nn.Conv2d(3, 16, 3), Residual(16), *tail(16)), (3, 7, 6), 8),
+    "normed first": (
+        lambda: nn.Sequential(nn.Conv2d(3, 16, 3), Normed(16), Normed(16), *tail(16)),
+        (3, 8, 7),
+        5,
+    ),
     "strided": (
         lambda: nn.Sequential(
             *(nn.Conv2d(2, 32, 3, 2, 1), nn.Softplus(), nn.Conv2d(32, 16, (3, 2), (2, 1), (1, 0))),
