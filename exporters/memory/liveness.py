@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import onnx_ir as ir
 from onnx import ModelProto
@@ -51,11 +52,11 @@ class Liveness:
     @cached_property
     def timeline(self) -> list[int]:
         """Bytes alive while each node runs."""
-        alive = [0] * (max((b.death for b in self.buffers), default=0) + 1)
+        change = [0] * (max((b.death for b in self.buffers), default=0) + 2)
         for buffer in self.buffers:
-            for place in range(buffer.birth, buffer.death + 1):
-                alive[place] += buffer.size
-        return alive
+            change[buffer.birth] += buffer.size
+            change[buffer.death + 1] -= buffer.size
+        return list(accumulate(change[:-1]))
 
     @property
     def planned(self) -> int:
