@@ -152,7 +152,7 @@ def test_any_order_and_tree_is_the_flat_result(
 def test_every_family_together(number: int, masked: bool, seed: int) -> None:
     policy = POLICIES[number]
     model, _ = submodels(masked)
-    updates = [drawn(spec, seed + n, masked) for n, spec in enumerate(SPECS * 3)]
+    updates = [drawn(spec, seed + n, masked) for n, spec in enumerate(SPECS * 2)]
     flat = aggregate(model, updates, policy)
     for tree in range(3):
         assert_same(by_a_tree(updates, model, policy, seed + tree), flat)
@@ -207,7 +207,7 @@ def test_factors_that_only_one_submodel_has_move_alike(seed: int) -> None:
 @pytest.mark.parametrize("masked", some_long([False, True], True))
 def test_the_size_does_not_depend_on_the_number_of_devices(masked: bool, seed: int) -> None:
     model, _ = submodels(masked)
-    updates = [drawn(spec, seed + n, masked) for n, spec in enumerate(SPECS * 66)]
+    updates = [drawn(spec, seed + n, masked) for n, spec in enumerate(SPECS * 12)]
     few, many = (
         encode_partial(partial_of(some, model, AggregationPolicy()))
         for some in (updates[: len(updates) // 2], updates)

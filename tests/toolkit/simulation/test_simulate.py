@@ -19,13 +19,10 @@ from commands import LIMIT_S, ROOT, command, edgetailor, environment, refusal
 from models_for_tests import CLASSES, INPUT_SHAPE
 from parameters import long_one
 from refusals import refused
-from toolkit.aggregation.federation import Federation
 from toolkit.simulation import results
 from toolkit.simulation import simulate as simulation
 from toolkit.simulation.results import RoundResult
 from toolkit.simulation.simulation_config import load_simulation
-from toolkit.splitting import split
-from toolkit.submodels.submodel import Submodel
 
 TESTS = str(ROOT) + ":" + str(ROOT / "tests")
 PFEDME = "pfedme,penalty=2.0,personal-steps=1"
@@ -121,14 +118,6 @@ def test_killed_in_every_write(
     if "width" in kept:
         text = text.replace("[simulation]", '[simulation]\nbaseline = "local"')
     file.write_text(text)
-    cut: dict[str, Submodel] = {}
-
-    def splitting(self: Federation, spec: str) -> Submodel:
-        if spec not in cut:
-            cut[spec] = split(self.module, spec, self.input_shape, self.training)
-        return cut[spec]
-
-    monkeypatch.setattr(Federation, "submodel", splitting)
     expected = simulation.simulate(file, tmp_path / "whole")
     for number in range(100):
         with monkeypatch.context() as patched:
@@ -162,6 +151,7 @@ def test_a_client_with_a_personal_model_keeps_its_submodel(file: Path, tmp_path:
         simulation.simulate(file, tmp_path / "out")
 
 
+@pytest.mark.long
 def test_a_killed_process_continues(file: Path, tmp_path: Path) -> None:
     """With factors of families that keep them, in a process that really is killed.
 

@@ -44,6 +44,7 @@ CP = "cp:2.0,penalty=2.0,personal-steps=1,factor-steps=1,factor-rate=0.0001"
 PFEDME = "pfedme,penalty=2.0,personal-steps=2,local-rate=0.02"
 SMALL_SLICE = f"{SLICE},recording=float16,frozen=int8"
 FAMILIES = ("full,recompute=yes", LOW_RANK, SLICE, SMALL_SLICE, ROLLING, WIDTH, CP, CP, PFEDME)
+FEW = (SMALL_SLICE, ROLLING, CP, CP, CP, PFEDME)
 PLAIN = ("full", "full", LOW_RANK, LOW_RANK, SLICE, ROLLING, ROLLING, WIDTH)
 RANKS = {"strided": 2, "residual.conv": 2, "hidden": 2}  # a quarter of 8 outputs and 8 inputs
 
@@ -120,14 +121,17 @@ def assert_close(
         assert gaps[name] <= 1e-3 * moved[name] + 1e-6 * size, name
 
 
+@pytest.mark.parametrize(
+    "specs", [FEW, pytest.param(FAMILIES, marks=pytest.mark.long)], ids=["few", "all"]
+)
 def test_agents_on_exported_bundles(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    specs: tuple[str, ...], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # ALS ends below a threshold of its gain, where rounding decides about another sweep. Late
     # sweeps of collinear components amplify rounding.
     monkeypatch.setattr(decompose_weights, "LEAST_GAIN", -math.inf)
     monkeypatch.setattr(decompose_weights, "FIRST_SWEEPS", 3)
-    file = configured(tmp_path, FAMILIES, seed)
+    file = configured(tmp_path, specs, seed)
     config = load_simulation(file)
     simulation = prepare(config, RunFolder(tmp_path / "other"))
     agents = federation(config)
@@ -137,7 +141,7 @@ def test_agents_on_exported_bundles(
         updates = []
         for device in devices:
             place = tmp_path / f"{round_}-{client_number(device)}"
-            spec = FAMILIES[client_number(device)]
+            spec = specs[client_number(device)]
             trained = train_bundle(
                 written(agents, spec, round_, place / "bundle"),
                 (device.x, device.y),
