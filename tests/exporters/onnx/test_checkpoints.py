@@ -124,7 +124,7 @@ class Normed(nn.Module):
 
 
 def normed() -> nn.Module:
-    """Odd sizes: the blocked form lays out few channels in another way there."""
+    """In a blocked form, copies of its values may be laid out otherwise and so give other bits."""
     end = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, CLASSES))
     return nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), Normed(), Normed(), Normed(), *end)
 
