@@ -16,7 +16,7 @@ from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_folder import CHECKPOINT, training_folder
 from killing import Job, Trainer, training_process
 from log_messages import logged
-from parameters import some_long
+from parameters import long_one, some_long
 from profiles.errors import InputError
 from refusals import refused
 from trainings import train_bundle
@@ -111,22 +111,29 @@ def test_killed_at_a_hundred_random_moments(
 
 
 @pytest.mark.parametrize(
-    ("family", "before"),
+    ("family", "before", "step"),
     [
-        ("slice", True),
-        pytest.param("float16", True, marks=pytest.mark.long),
-        pytest.param("cp", True, marks=pytest.mark.long),
+        ("slice", True, 5),
+        long_one(("slice", True, 1)),
+        long_one(("float16", True, 1)),
+        long_one(("cp", True, 1)),
         # Killed after a write leaves on disk what killed before the next one does.
-        pytest.param("slice", False, marks=pytest.mark.long),
-        pytest.param("cp", False, marks=pytest.mark.long),
+        long_one(("slice", False, 1)),
+        long_one(("cp", False, 1)),
     ],
 )
 def test_killed_at_every_write(
-    trainer: Trainer, jobs: dict[str, Job], tmp_path: Path, family: str, before: bool
+    trainer: Trainer,
+    jobs: dict[str, Job],
+    tmp_path: Path,
+    family: str,
+    before: bool,
+    step: int,
+    seed: int,
 ) -> None:
     job = replace(jobs[family], checkpoint_s=60)
     expected, _ = undisturbed(trainer, job, tmp_path / "whole")
-    for stop in range(1, 200):
+    for stop in range(1 + seed % step, 200, step):
         used = placed(job, tmp_path / str(stop))
         status = trainer.run(replace(used, stop=stop, before=before))
         if status == 0:

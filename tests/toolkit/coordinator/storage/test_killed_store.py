@@ -21,6 +21,7 @@ from safetensors.numpy import load, save
 
 from device_agent.formats.protocol import RoundResult
 from killing import Job, die_at
+from parameters import some_long
 from toolkit.coordinator.storage.coordinator_store import Store
 
 Reports = list[tuple[str, int, str | None]]
@@ -122,11 +123,13 @@ def run(folder: Path, job: Job | None, kill_after_s: float | None = None) -> tup
     return os.waitstatus_to_exitcode(status), reported
 
 
-@pytest.mark.parametrize("before", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_killed_at_every_write(tmp_path: Path, before: bool) -> None:
-    write, code = 0, -signal.SIGKILL
+@pytest.mark.parametrize(
+    ("before", "step"), some_long([(True, 5), (True, 1), (False, 1)], (True, 1), (False, 1))
+)
+def test_killed_at_every_write(tmp_path: Path, before: bool, step: int, seed: int) -> None:
+    write, code = seed % step + 1 - step, -signal.SIGKILL
     while code == -signal.SIGKILL:
-        write += 1
+        write += step
         folder = tmp_path / str(write)
         code, reported = run(folder, Job("", "", "", stop=write, before=before))
         assert code in (0, -signal.SIGKILL)
