@@ -353,6 +353,7 @@ def test_an_onnx_loop_has_the_same_size_for_more_steps() -> None:
     assert kinds[0].count("Scan") == 4  # two directions, there and back
 
 
+@pytest.mark.long
 def test_a_litert_call_has_the_same_size_for_a_longer_sequence() -> None:
     schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
     counted = []

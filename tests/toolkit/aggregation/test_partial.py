@@ -28,7 +28,7 @@ from edgetailor import (
     write_partial,
 )
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
-from parameters import long_one, some_long
+from parameters import long_one
 from refusals import refused
 from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.partial import decode_partial, encode_partial
@@ -151,7 +151,7 @@ def test_any_order_and_tree_is_the_flat_result(
 @pytest.mark.parametrize(
     ("masked", "number"),
     [
-        one if one in ((True, 0), (False, 2)) else long_one(one)
+        one if one == (True, 0) else long_one(one)
         for one in itertools.product([False, True], range(len(POLICIES)))
     ],
 )
@@ -210,7 +210,8 @@ def test_factors_that_only_one_submodel_has_move_alike(seed: int) -> None:
         assert difference <= TOLERANCE * value.abs().max()
 
 
-@pytest.mark.parametrize("masked", some_long([False, True], True))
+@pytest.mark.long
+@pytest.mark.parametrize("masked", [False, True])
 def test_the_size_does_not_depend_on_the_number_of_devices(masked: bool, seed: int) -> None:
     model, _ = submodels(masked)
     times = 66 if masked else 12  # with half of them, each set of labels has occurred already

@@ -150,7 +150,7 @@ def test_a_worker_has_the_bits_of_this_process(
         assert all(one.diverged and one.clients for one in came)
 
 
-@pytest.mark.parametrize("engine", ["local", RAY])
+@pytest.mark.parametrize("engine", [long_one("local"), RAY])
 def test_workers_that_end_in_a_round(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: simulate.EngineName
 ) -> None:
