@@ -1,6 +1,6 @@
 # Everything here works from a fresh checkout with only make and Python 3.11 or newer.
 PYTHON ?= python3
-WORKERS ?= 3
+WORKERS ?= 2
 ARGS ?=
 SEEDS ?= 0 1 2
 
@@ -26,8 +26,7 @@ setup: $(STAMP) ## make .venv and install the project into it (the others do thi
 demo: setup ## run the demo; options in ARGS, e.g. make demo ARGS=--help
 	$(BIN)/edgetailor demo $(ARGS)
 
-# One thread a worker: workers that each start as many threads as cores only wait for each other. One worker
-# more than two cores, because tests also wait, for processes and sockets.
+# One thread a worker: two workers that each start as many threads as cores only wait for each other.
 test: setup ## run the tests; options in ARGS, e.g. make test ARGS="-k cp"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 

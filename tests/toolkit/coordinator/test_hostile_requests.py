@@ -29,6 +29,7 @@ def told() -> list[str]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, told: list[str]) -> Iterator[Server]:
     with running(configured(tmp_path_factory.mktemp("c")), say=told.append) as made:
+        assert_soon(lambda: bool(told))  # of round 0; from here on only requests make it say more
         yield made
 
 
