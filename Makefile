@@ -9,13 +9,14 @@ BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 RETIRED := .venv-retired
 ARM64 := .venv-arm64
+AVX512 := .venv-avx512
 FLOWER := .venv-flower
 LOGS := .venv-logs
 STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64 test-flower test-logs
+.PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64 test-avx512 test-flower test-logs
 .PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-papers bench-engines bench-zoo
 
 help: ## list the targets
@@ -79,13 +80,20 @@ TORCH_FREE := tests/profiles $(addprefix tests/device_agent/, client system test
 
 test-arm64: setup ## train and test the agent on emulated ARM boards (minutes; Debian 12 or newer)
 	@command -v qemu-aarch64 >/dev/null || apt-get install --yes --quiet qemu-user
-	sh tests/arm64/make_root.sh $(ARM64) $(BIN)/python
+	sh tests/emulated/make_boards.sh $(ARM64) $(BIN)/python
 	rm -rf $(ARM64)/bundles && mkdir $(ARM64)/bundles
-	PYTHONPATH=.:tests $(BIN)/python tests/arm64/board_check.py write $(ARM64)/bundles
+	PYTHONPATH=.:tests $(BIN)/python tests/emulated/board_check.py write $(ARM64)/bundles
 	for board in cortex-a72 cortex-a53; do \
-	  PYTHONPATH=.:tests $(ARM64)/$$board tests/arm64/board_check.py check $(ARM64)/bundles || exit 1; done
+	  PYTHONPATH=.:tests $(ARM64)/$$board tests/emulated/board_check.py check $(ARM64)/bundles || exit 1; done
 	PYTHONPATH=.:tests $(ARM64)/cortex-a72 -m pytest -p no:cacheprovider --noconftest -p conftest \
 	  $(TORCH_FREE)
+
+test-avx512: setup ## train on an emulated processor with AVX-512 (20 minutes; Debian 12, amd64)
+	@command -v bochs-bin >/dev/null || apt-get install --yes --quiet --no-install-recommends \
+	  bochs bochs-term bochsbios vgabios xorriso isolinux syslinux-common busybox-static cpio
+	rm -rf $(AVX512)/bundles && mkdir -p $(AVX512)/bundles
+	PYTHONPATH=.:tests $(BIN)/python tests/emulated/board_check.py write $(AVX512)/bundles
+	sh tests/emulated/avx512.sh $(AVX512) $(BIN)/python
 
 # One thread, as for tests: on shared cores two threads wait for each other, an SVD's most of all.
 bench-families: setup ## time the server's factorizations and aggregation (minutes)
@@ -107,10 +115,8 @@ bench-retired: setup ## the same beside onnxruntime-training 1.19.2, its last (m
 EAGER := torch==2.8.0 filelock fsspec jinja2 markupsafe mpmath networkx sympy typing-extensions
 bench-arm64: setup ## training steps on an emulated ARM board against PyTorch 2.8 (15 minutes, 600 MB); ARGS
 	@command -v qemu-aarch64 >/dev/null || apt-get install --yes --quiet qemu-user
-	sh tests/arm64/make_root.sh $(ARM64) $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(ARM64)/torch \
-	  --no-deps --only-binary=:all: --python-version 3.11 --platform manylinux_2_28_aarch64 \
-	  --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64 $(EAGER)
+	sh tests/emulated/make_boards.sh $(ARM64) $(BIN)/python
+	sh tests/emulated/get_wheels.sh arm64 $(BIN)/python $(ARM64)/torch --no-deps $(EAGER)
 	PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_arm64.py $(ARM64)/cortex-a72 $(ARGS)
 
 bench-memory: setup ## peak memory of training steps, predicted, measured and PyTorch's (minutes)

@@ -6,6 +6,8 @@ derivatives, softmax) come from its core table. Decompositions that only one run
 belong in this table; its writer passes them to `trace`.
 """
 
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from torch._decomp import core_aten_decompositions
@@ -56,6 +58,7 @@ def merge(groups: tuple[Decompositions, ...]) -> Decompositions:
     return merged
 
 
-def table() -> dict[Any, Decomposition]:
+@cache  # PyTorch builds its table anew each time
+def table() -> Mapping[Any, Decomposition]:
     """PyTorch's core decompositions, overridden by those of this package."""
     return {**core_aten_decompositions(), **merge(GROUPS)}

@@ -1,52 +1,11 @@
 #!/bin/sh
-# make_root.sh DIR PYTHON: 64-bit ARM's CPython 3.11 and the wheels of the agent and of its tests below DIR.
-# DIR/cortex-a72 and DIR/cortex-a53 run this Python under qemu-user. Needs Debian 12 or newer, and PYTHON with pip.
-# Nothing is installed.
+# make_boards.sh DIR PYTHON: DIR/cortex-a72 and DIR/cortex-a53 run 64-bit ARM's CPython 3.11 under qemu-user, with
+# the wheels of the agent and of its tests. Needs Debian 12 or newer, and PYTHON with pip. Nothing is installed.
 set -eu
-mkdir -p "$1"
-dir=$(cd "$1" && pwd) python=$2 apt=$dir/apt
 command -v qemu-aarch64 >/dev/null || {
   echo "The tests on emulated ARM need qemu-aarch64: apt-get install qemu-user" >&2; exit 1; }
-
-mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/debs" "$apt/parts" "$dir/sysroot"
-: > "$apt/status"
-mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
-  awk '$2 == "bookworm" {print $1; exit}')
-echo "deb [arch=arm64 signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]" \
-  "${mirror:-http://deb.debian.org/debian} bookworm main" > "$apt/sources.list"
-cat > "$apt/apt.conf" <<EOF
-APT::Architecture "arm64";
-APT::Architectures { "arm64"; };
-APT::Sandbox::User "";
-Acquire::Languages "none";
-Dir::State "$apt";
-Dir::State::status "$apt/status";
-Dir::Cache "$apt/cache";
-Dir::Etc::sourcelist "$apt/sources.list";
-Dir::Etc::sourceparts "$apt/parts";
-EOF
-export APT_CONFIG="$apt/apt.conf"
-apt-get -qq update
-(cd "$apt/debs" && apt-get -qq download python3.11-minimal libpython3.11-minimal \
-  libpython3.11-stdlib libc6 libgcc-s1 libstdc++6 zlib1g libssl3 libffi8 libexpat1 libbz2-1.0 \
-  liblzma5 libsqlite3-0 libcrypt1 libuuid1 libreadline8 libtinfo6)
-unset APT_CONFIG
-for package in "$apt"/debs/*.deb; do dpkg-deb -x "$package" "$dir/sysroot"; done
-
-wanted=$("$python" -c '
-import tomllib
-project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-extras = project["optional-dependencies"]
-tests = [one for one in extras["dev"] if one.startswith(("pytest>", "hypothesis"))]
-chosen = extras["litert"] + extras["openvino"] + extras["images"]
-print("\n".join(project["dependencies"] + chosen + tests))')
-echo "$wanted" > "$dir/wanted.txt"
-"$python" -m pip install --quiet --disable-pip-version-check --upgrade --target "$dir/site" \
-  --only-binary=:all: --python-version 3.11 --platform manylinux_2_35_aarch64 \
-  --platform manylinux_2_34_aarch64 --platform manylinux_2_31_aarch64 \
-  --platform manylinux_2_28_aarch64 --platform manylinux_2_27_aarch64 \
-  --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64 \
-  -c constraints.txt -r "$dir/wanted.txt"
+sh "$(dirname "$0")/make_root.sh" arm64 "$1" "$2" litert openvino images
+dir=$(cd "$1" && pwd)
 
 # Processes that this Python starts have to run under qemu-user, too.
 cat > "$dir/site/sitecustomize.py" <<'EOF'
