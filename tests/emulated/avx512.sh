@@ -11,8 +11,9 @@ sh "$here/get_wheels.sh" amd64 "$python" "$1/oldest" --no-deps onnxruntime==1.19
 dir=$(cd "$1" && pwd) disc=$dir/disc
 mkdir -p "$disc" "$dir/start/bin" "$dir/kernel" "$dir/start/proc" "$dir/start/sys" "$dir/start/dev" "$dir/start/tmp"
 
-(cd "$dir/kernel" && kernel=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends:/ {print $2; exit}') &&
-  rm -f ./*.deb && apt-get -qq -o APT::Sandbox::User= download "$kernel" && dpkg-deb -x ./*.deb .)
+(cd "$dir/kernel" && rm -rf ./* && export APT_CONFIG="$dir/apt/apt.conf" &&
+  kernel=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends:/ {print $2; exit}') &&
+  apt-get -qq download "$kernel" && dpkg-deb -x ./*.deb .)
 cp "$dir"/kernel/boot/vmlinuz-* "$disc/vmlinuz"
 cp /usr/lib/ISOLINUX/isolinux.bin /usr/lib/syslinux/modules/bios/ldlinux.c32 "$disc"
 # Bochs tells another size of XSAVEC's area than Linux computes, and Linux would go on without AVX.
@@ -52,6 +53,7 @@ archive() {
 xorriso -as mkisofs -quiet -o "$dir/disc.iso" -b isolinux.bin -c boot.cat -no-emul-boot -boot-load-size 4 \
   -boot-info-table "$disc"
 
+# Bochs waits for a reader of its screen when it has written some 40 KB, so it draws once in an emulated second.
 cat > "$dir/bochsrc" <<END
 cpu: model=corei7_skylake_x, ips=50000000, reset_on_triple_fault=0
 memory: guest=2048, host=2048
@@ -62,15 +64,15 @@ boot: cdrom
 com1: enabled=1, mode=file, dev=$dir/said.txt
 sound: waveoutdrv=dummy
 display_library: term
+vga: extension=vbe, update_freq=1, realtime=0
 panic: action=fatal
 log: $dir/bochs.log
 END
 
-# Debian's Bochs waits in its debugger for `c`, and wants a terminal. `script` gives it one.
+# Debian's Bochs waits in its debugger for `c`.
 echo c > "$dir/commands"
 rm -f "$dir/said.txt"
-timeout 3600 script --quiet --command "bochs-bin -q -f '$dir/bochsrc' -rc '$dir/commands'" /dev/null \
-  < /dev/null > "$dir/screen.txt" || true
+timeout 3600 bochs-bin -q -f "$dir/bochsrc" -rc "$dir/commands" < /dev/null > "$dir/screen.txt" 2>&1 || true
 cat "$dir/said.txt"
 [ "$(grep -c '^held with' "$dir/said.txt")" = 2 ] || {
   echo "The check did not end well on the emulated processor; Bochs's log is $dir/bochs.log" >&2; exit 1; }
