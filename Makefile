@@ -88,7 +88,7 @@ test-arm64: setup ## train and test the agent on emulated ARM boards (minutes; D
 	PYTHONPATH=.:tests $(ARM64)/cortex-a72 -m pytest -p no:cacheprovider --noconftest -p conftest \
 	  $(TORCH_FREE)
 
-test-avx512: setup ## train on an emulated processor with AVX-512 (15 minutes; Debian 12, amd64)
+test-avx512: setup ## train on an emulated processor with AVX-512 (10 minutes; Debian 12, x86-64)
 	@command -v bochs-bin >/dev/null || apt-get install --yes --quiet --no-install-recommends \
 	  bochs bochs-term bochsbios vgabios xorriso isolinux syslinux-common busybox-static cpio
 	rm -rf $(AVX512)/bundles && mkdir -p $(AVX512)/bundles

@@ -1,7 +1,7 @@
 #!/bin/sh
 # avx512.sh DIR PYTHON: checks DIR/bundles (board_check.py) on a Skylake-X, a processor with AVX-512 that Bochs
 # emulates as a whole computer: it starts Debian's kernel from a disc with CPython 3.11, the agent and its wheels, the
-# newest onnxruntime and the oldest. Needs Debian 12, amd64, and PYTHON with pip. Nothing is installed.
+# newest onnxruntime and the oldest. Needs Debian 12 on x86-64, and PYTHON with pip. Nothing is installed.
 set -eu
 here=$(dirname "$0") python=$2
 for program in bochs-bin xorriso busybox cpio; do command -v $program >/dev/null || {
