@@ -113,7 +113,7 @@ bench-retired: setup ## the same beside onnxruntime-training 1.19.2, its last (m
 # 2.8 is the last torch whose wheel for aarch64 works without CUDA's libraries. The wheels are named one
 # by one, because pip would choose requirements for this machine.
 EAGER := torch==2.8.0 filelock fsspec jinja2 markupsafe mpmath networkx sympy typing-extensions
-bench-arm64: setup ## training steps on an emulated ARM board against PyTorch 2.8 (15 minutes, 600 MB); ARGS
+bench-arm64: setup ## training steps on an emulated ARM board against PyTorch 2.8 (40 minutes, 600 MB); ARGS
 	@command -v qemu-aarch64 >/dev/null || apt-get install --yes --quiet qemu-user
 	sh tests/emulated/make_boards.sh $(ARM64) $(BIN)/python
 	sh tests/emulated/get_wheels.sh arm64 $(BIN)/python $(ARM64)/torch --no-deps $(EAGER)
