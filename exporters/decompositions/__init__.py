@@ -6,7 +6,6 @@ derivatives, softmax) come from its core table. Decompositions that only one run
 belong in this table; its writer passes them to `trace`.
 """
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -58,7 +57,10 @@ def merge(groups: tuple[Decompositions, ...]) -> Decompositions:
     return merged
 
 
-@cache  # PyTorch builds its table anew each time
-def table() -> Mapping[Any, Decomposition]:
+core_decompositions = cache(core_aten_decompositions)
+"""PyTorch's table, which it builds anew at each call."""
+
+
+def table() -> dict[Any, Decomposition]:
     """PyTorch's core decompositions, overridden by those of this package."""
-    return {**core_aten_decompositions(), **merge(GROUPS)}
+    return {**core_decompositions(), **merge(GROUPS)}
