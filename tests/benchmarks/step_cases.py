@@ -192,6 +192,8 @@ def eager_step(given: Eager) -> Callable[[], float]:
     model, x, y = given.model, given.x, given.y
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, RATE, given.momentum)
+    # torch.compile puts a prefix before the names.
+    named = {name.removeprefix("_orig_mod."): p for name, p in model.named_parameters()}
 
     def step() -> float:
         optimizer.zero_grad()
@@ -201,7 +203,7 @@ def eager_step(given: Eager) -> Callable[[], float]:
         else:
             loss = F.cross_entropy(logits, y)
         if given.penalty is not None:
-            (loss + given.penalty(dict(model.named_parameters()))).backward()
+            (loss + given.penalty(named)).backward()
         else:
             loss.backward()
         optimizer.step()
