@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from device_agent.data.local_data import load_data
 from device_agent.formats.atomic_files import fingerprint_file
+from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import MANIFEST
 from edgetailor import GlobalModel, TrainingConfig, load_model, split
 from exporters.export import export
@@ -97,6 +99,12 @@ def write_data(path: Path, count: int = 21, seed: int = 0) -> Path:
     x, y = samples(count, seed)
     np.savez(path, x=x, y=y)
     return path
+
+
+def read_data(source: object) -> tuple[np.ndarray, np.ndarray]:
+    """The samples and labels at `source`, as a device with one of these bundles sees them."""
+    local = load_data(str(source), SAMPLE_SHAPE, LabelRule(CLASSES))
+    return local.x, local.y
 
 
 def rewrite(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -1,7 +1,6 @@
 """`--runtime auto`: real sessions, and a clock of the test that says how long they took."""
 
 import json
-import re
 import shutil
 import sys
 from dataclasses import dataclass, field, replace
@@ -14,14 +13,13 @@ import torch
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
-from bundles import BATCH, EPOCHS, SAMPLE_SHAPE, BundleOf, tiny_model, write_data
+from bundles import BATCH, EPOCHS, SAMPLE_SHAPE, BundleOf, write_data
 from commands import Agent
 from device_agent.formats.bundle import Bundle, open_bundle
 from device_agent.formats.manifest import Record
 from device_agent.formats.update import TENSORS, read_update
 from device_agent.runtime import openvino_runtime
 from device_agent.runtime.runtime_choice import alternatives
-from device_agent.training import runtime_trial
 from device_agent.training.fastest_runtime import (
     LEAST_GAIN,
     Measure,
@@ -34,7 +32,7 @@ from device_agent.training.fastest_runtime import (
 from device_agent.training.memory_fit import needed_bytes
 from device_agent.training.memory_limits import DATA, OPTION, SPACE, Ceiling, Usage
 from device_agent.training.runtime_option import with_runtime
-from device_agent.training.runtime_trial import LOSSES, Request, Trial, in_child, try_runtime
+from device_agent.training.runtime_trial import Request, Trial, try_runtime
 from device_agent.training.training_options import TrainingOptions
 from edgetailor import TrainingConfig, split
 from exporters.export import export
@@ -439,64 +437,6 @@ def test_a_damaged_trial_is_passed_over(
     ours = Trial(train_s=2.0, losses=(2.3, 1.9), changes={"w": [1.0] * 4})
     assert choose(full, file, lambda request: ours if request.runtime == OWN else theirs) == OWN
     assert any("its first steps are not those of" in line for line in said)
-
-
-def test_a_trial_that_diverges_is_a_refusal(full: Bundle, tmp_path: Path) -> None:
-    steep = tmp_path / "steep"
-    shutil.copytree(full.folder, steep)
-    text = (steep / "manifest.json").read_text()
-    steeper = re.sub(r'"rate": [0-9.]+', '"rate": 1e30', text)
-    assert steeper != text
-    (steep / "manifest.json").write_text(steeper)
-    found = in_child(Request(folder=str(steep), runtime=OWN, threads=1))
-    assert "not finite" in (found.refused or "")
-
-
-def test_a_trial_has_the_losses_of_the_runtime(full: Bundle) -> None:
-    """Of the model's own, in float64, after each step."""
-    draw = np.random.default_rng(0)
-    x = torch.from_numpy(draw.standard_normal((BATCH, *SAMPLE_SHAPE), dtype=np.float32)).double()
-    y = torch.from_numpy(draw.integers(8, size=BATCH))
-    model, _ = tiny_model()
-    model.double().train()
-    optimizer, expected = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), []
-    for _ in range(LOSSES):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        expected.append(loss.item())
-    for runtime in (OWN, OTHER):
-        found = in_child(Request(folder=str(full.folder), runtime=runtime, threads=1))
-        assert found.refused is None
-        assert found.losses == pytest.approx(expected, rel=1e-4)
-        assert min(found.train_s, found.start_s) > 0
-        assert found.record_s == 0
-
-
-def test_a_trial_that_fails_is_a_refusal(
-    full: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(full.folder, tmp_path / "broken")
-    (tmp_path / "broken" / "train.onnx").write_bytes(b"")
-    broken = Request(folder=str(tmp_path / "broken"), runtime=OWN, threads=1)
-    assert "train.onnx" in (in_child(broken).refused or "")
-    monkeypatch.setattr(runtime_trial, "LONGEST_S", 0.01)
-    assert "not finished" in (in_child(broken).refused or "")
-    monkeypatch.setattr(runtime_trial, "LONGEST_S", 60.0)
-    crash = tmp_path / "crash"
-    crash.write_text("#!/bin/sh\nkill -KILL $$\n")
-    crash.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(crash))
-    assert "memory ran out" in (in_child(broken).refused or "")
-
-
-def test_memory_is_limited_in_a_trial(full: Bundle) -> None:
-    """A limit far below what Python takes leaves nothing for OpenVINO."""
-    found = in_child(
-        Request(folder=str(full.folder), runtime=OTHER, threads=1, max_memory=20_000_000)
-    )
-    assert found.refused is not None
 
 
 def test_only_onnx_bundles_have_a_choice(
