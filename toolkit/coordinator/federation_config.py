@@ -191,6 +191,13 @@ class FederationConfig(Table):
                 f"[{info.field_name}] {error}", **{"code": error.code, **error.values}
             ) from None
 
+    @field_validator(*PATHS, check_fields=False)
+    @classmethod
+    def _can_be_a_path(cls, path: Path | None) -> Path | None:
+        if "\0" in str(path):
+            raise ValueError("a path holds no null byte; give the path of a file or folder")
+        return path
+
     @model_validator(mode="after")
     def _unique_kinds(self) -> Self:
         twice = repeated([kind.name for kind in self.devices])
