@@ -41,6 +41,10 @@ def show_export(exported: Exported, batch: int) -> None:
     if exported.training is not None:
         most, running = exported.training
         console.print(f"training: peak memory {format_bytes(most)}, running {running}")
+    for one in exported.signatures:
+        if one.computed_again:
+            again = f"{one.name} computes {one.computed_again:.0%} of its work again to save memory"
+            console.print(f"{again}; recompute=no turns this off")
     explain_unknown(exported.signatures)
     if exported.reused:
         count, of = exported.reused, len(exported.signatures)

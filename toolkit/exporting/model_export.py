@@ -13,6 +13,7 @@ from device_agent.formats.preprocessing import Preprocessing
 from device_agent.training.memory_estimate import training_bytes
 from exporters.bundle_writer import peak_bytes
 from exporters.export import Format, export
+from exporters.onnx.recomputed.forward_pass import repeated_share
 from exporters.programs.operation_counts import macs
 from exporters.programs.program import ProgramSignature, with_preprocessing
 from exporters.recording.capture import SharedRecording
@@ -79,6 +80,8 @@ class SignatureCost:
         macs: Multiply-accumulates.
         graph_bytes: Size of the graph.
         peak_bytes: Predicted peak above the memory of an idle agent; None if not known.
+        computed_again: Part of its work that saves memory by computing activations again, as the
+            option `recompute` says; None if not known.
     """
 
     name: str
@@ -86,6 +89,7 @@ class SignatureCost:
     macs: int
     graph_bytes: int
     peak_bytes: int | None
+    computed_again: float | None
 
 
 @dataclass(frozen=True)
@@ -223,6 +227,7 @@ def cost(signature: ProgramSignature, graph: Graph, batch: int) -> SignatureCost
         macs=macs(signature, batch),
         graph_bytes=graph.size,
         peak_bytes=peak_bytes(graph, batch),
+        computed_again=repeated_share(graph.data, batch) if graph.runtime == "onnx" else 0.0,
     )
 
 

@@ -4,14 +4,18 @@ import math
 from collections.abc import Collection
 from functools import cached_property
 
+import onnx
 import onnx_ir as ir
 
 from exporters.memory.liveness import bodies, is_view, reads
-from exporters.memory.static_shapes import size_of
+from exporters.memory.static_shapes import at_batch, size_of
 from exporters.onnx.graph_operations import effort
+from profiles.errors import ExportError
 
 SMALL = 64
 """A value is always kept if this many of its size are at most as large as the largest value."""
+REPEATED = "_repeated"
+"""The end of the names of second copies."""
 
 
 class ForwardPass:
@@ -103,11 +107,11 @@ def repeat(forward: ForwardPass, names: Collection[str]) -> None:
             [copies.get(value, value) if value is not None else None for value in node.inputs],
             node.attributes.values(),
             num_outputs=len(node.outputs),
-            name=f"node_{node.outputs[0].name}_repeated",
+            name=f"node_{node.outputs[0].name}{REPEATED}",
         )
         made.add(copy)
         for old, new in zip(node.outputs, copy.outputs, strict=True):
-            new.name, new.shape, new.type = f"{old.name}_repeated", old.shape, old.type
+            new.name, new.shape, new.type = f"{old.name}{REPEATED}", old.shape, old.type
             if old.name in names:
                 copies[old] = new
         node.append(copy)
@@ -115,3 +119,20 @@ def repeat(forward: ForwardPass, names: Collection[str]) -> None:
         for use in list(old.uses()):
             if use.node not in forward.place and use.node not in made:
                 use.node.replace_input_with(use.idx, new)
+
+
+def repeated_share(data: bytes, batch: int) -> float | None:
+    """The part of the work of an ONNX file, for `batch` samples, that is done a second time.
+
+    It is the work of the nodes of `repeat` over that of all others. None if sizes depend on the
+    data.
+    """
+    if REPEATED.encode() not in data:
+        return 0.0
+    try:
+        graph = at_batch(onnx.load_from_string(data), batch).graph
+        efforts = {node: effort(node) for node in graph}
+    except ExportError:
+        return None
+    again = sum(work for node, work in efforts.items() if (node.name or "").endswith(REPEATED))
+    return again / (sum(efforts.values()) - again)

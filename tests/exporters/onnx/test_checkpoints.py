@@ -26,10 +26,11 @@ from exporters.memory.onnx_footprint import footprint
 from exporters.memory.overwritten_state import in_place_of
 from exporters.memory.static_shapes import at_batch
 from exporters.onnx.forms.blocked_layout import blocked, blocked_footprint
+from exporters.onnx.graph_operations import effort
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.onnx.recomputed.cheap_activations import RecomputeActivations
 from exporters.onnx.recomputed.checkpoints import KeepCheckpoints, Search
-from exporters.onnx.recomputed.forward_pass import ForwardPass, repeat
+from exporters.onnx.recomputed.forward_pass import ForwardPass, repeat, repeated_share
 from exporters.programs.program import ProgramSignature, Recomputation
 from parameters import some_long
 from profiles.cost_model.memory_rule import ONNX
@@ -255,6 +256,16 @@ def test_the_update_is_the_same_bit_for_bit(made: Graphs, seed: int, tmp_path: P
 def test_it_takes_less_memory(made: Graphs) -> None:
     before, after = (footprint(graph, BATCH).arena for graph in made.graphs)
     assert after <= made.largest_arena * before
+
+
+def test_it_is_known_how_much_is_computed_again(made: Graphs) -> None:
+    """It is by how much the work of the step grows, but for what is gained or lost elsewhere."""
+    plain, again = (
+        sum(map(effort, at_batch(onnx.load_from_string(graph), BATCH).graph))
+        for graph in made.graphs
+    )
+    found = [repeated_share(graph, BATCH) for graph in made.graphs]
+    assert found == [0, pytest.approx(again / plain - 1, abs=0.02)]
 
 
 def test_a_segment_runs_again_when_a_gradient_has_reached_it(made: Graphs) -> None:

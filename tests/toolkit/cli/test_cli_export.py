@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bundles import everything
-from command_models import TINY
+from command_models import DIGITS, TINY
 from commands import edgetailor, refused
 from device_agent.formats.bundle import open_bundle
 from exporters.programs.operator_support import SUPPORTED
@@ -124,6 +124,21 @@ def test_a_masked_loss_is_asked_for_by_an_option(folder: Path) -> None:
         for name in ("plain", "masked")
     }
     assert kinds["masked"] - kinds["plain"] == {"classes"}
+
+
+def test_it_says_how_much_is_computed_again(folder: Path) -> None:
+    digits = (*DIGITS, "--no-verify", "--submodel")
+    shown = edgetailor("export", *digits, "full,recompute=yes", "--out", "yes", cwd=folder).stdout
+    line = r"^train computes (\d+)% of its work again to save memory; recompute=no turns this off$"
+    [percent] = re.findall(line, shown, re.MULTILINE)
+    told = []
+    for out, spec in (("a", "full,recompute=yes"), ("b", "full,recompute=no")):
+        done = edgetailor("export", *digits, spec, "--out", out, "--json", cwd=folder)
+        told.append({s["name"]: s["computed_again"] for s in json.loads(done.stdout)["signatures"]})
+    yes, no = told
+    assert 0 < yes["train"] < 0.3
+    assert f"{yes.pop('train'):.0%}" == f"{percent}%"
+    assert set(yes.values()) == set(no.values()) == {0}
 
 
 REUSED = r"""slice:classifier: 296 trained parameters, capacity 0\.64, 1\.4 kB of weights
