@@ -54,9 +54,8 @@ def damaged(folder: Path, kind: str) -> Path:
             data = path.read_bytes()
             path.write_bytes(data[:100] + bytes(50) + data[150:])
         case "encrypted":
-            path.write_bytes(
-                data.replace(b"PK\x01\x02\x2d\x03\x2d\x00\x00", b"PK\x01\x02\x2d\x03\x2d\x00\x01")
-            )
+            flags = data.index(b"PK\x01\x02") + 8  # those of the first entry in the list of files
+            path.write_bytes(data[:flags] + b"\x01" + data[flags + 1 :])
         case "single array":
             np.save(folder / "single.npy", np.zeros(3, np.float32))
             path = folder / "single.npy"

@@ -113,7 +113,7 @@ def test_a_dry_run_of_several(folder: Path) -> None:
 
 
 def test_an_unknown_peak_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    known, unknown = (SignatureCost("a", 1, 1, 1, peak) for peak in (7, None))
+    known, unknown = (SignatureCost("a", 1, 1, 1, peak, 0.0) for peak in (7, None))
     explain_unknown([known])
     assert capsys.readouterr().out == ""
     explain_unknown([known, unknown])
