@@ -41,10 +41,7 @@ def show_export(exported: Exported, batch: int) -> None:
     if exported.training is not None:
         most, running = exported.training
         console.print(f"training: peak memory {format_bytes(most)}, running {running}")
-    for one in exported.signatures:
-        if one.computed_again:
-            again = f"{one.name} computes {one.computed_again:.0%} of its work again to save memory"
-            console.print(f"{again}; recompute=no turns this off")
+    explain_repeated(exported.signatures)
     explain_unknown(exported.signatures)
     if exported.reused:
         count, of = exported.reused, len(exported.signatures)
@@ -107,6 +104,15 @@ def weight_figures(one: TierResult) -> tuple[str, str]:
 def peak(predicted: int | None) -> str:
     """A peak of memory with its unit."""
     return "unknown" if predicted is None else format_bytes(predicted)
+
+
+def explain_repeated(signatures: Sequence[SignatureCost]) -> None:
+    """Say which signatures compute activations again, and how to turn that off."""
+    for one in signatures:
+        if one.computed_again:
+            share = f"{one.computed_again:.0%}" if one.computed_again >= 0.01 else "less than 1%"
+            again = f"{one.name} computes {share} of its work again to save memory"
+            print(f"{again}; recompute=no turns this off")
 
 
 def explain_unknown(signatures: Sequence[SignatureCost]) -> None:

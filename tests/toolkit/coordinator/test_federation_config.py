@@ -96,7 +96,7 @@ def test_keys_of_simulations_may_change(tmp_path: Path) -> None:
         ),
         *(
             ("rounds = 3", f'rounds = 3\n{key} = "a\\u0000b"', "config.bad-value", key, "null byte")
-            for key in ("weights", "statistics", "tls_cert", "tls_key")
+            for key in ("weights", "statistics", "state", "tls_cert", "tls_key")
         ),
         ("rounds = 3", "", "config.missing-key", "rounds", "keys here are model"),
         ("rounds = 3", "round = 3", "config.unknown-key", "round", "are model"),

@@ -15,7 +15,7 @@ from device_agent.formats.bundle import open_bundle
 from exporters.verification.verdict import Verdict
 from profiles.errors import ExportError, InputError, SpecError, VerificationError
 from refusals import refused as refused_by
-from toolkit.cli.export_table import explain_unknown, show_tiers
+from toolkit.cli.export_table import explain_repeated, explain_unknown, show_tiers
 from toolkit.exporting.model_export import Exported, SignatureCost
 from toolkit.exporting.tier_files import read_tiers, tiers_of
 from toolkit.exporting.tiers import TierResult, exit_code
@@ -118,6 +118,16 @@ def test_an_unknown_peak_is_explained(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == ""
     explain_unknown([known, unknown])
     assert "edgetailor-agent profile" in capsys.readouterr().out
+
+
+def test_it_is_said_what_is_computed_again(capsys: pytest.CaptureFixture[str]) -> None:
+    shares = {"predict": 0.0, "unknown": None, "train": 0.001, "local_step": 0.114}
+    explain_repeated([SignatureCost(name, 1, 1, 1, 7, share) for name, share in shares.items()])
+    end = "of its work again to save memory; recompute=no turns this off"
+    assert capsys.readouterr().out.splitlines() == [
+        f"train computes less than 1% {end}",
+        f"local_step computes 11% {end}",
+    ]
 
 
 def test_an_earlier_verdict_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
