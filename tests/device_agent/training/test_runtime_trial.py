@@ -10,19 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from bundles import BATCH, SAMPLE_SHAPE, BundleOf, tiny_model
-from device_agent.formats.bundle import Bundle, open_bundle
+from bundles import BATCH, SAMPLE_SHAPE, tiny_model
+from device_agent.formats.bundle import Bundle
 from device_agent.training import runtime_trial
 from device_agent.training.runtime_trial import LOSSES, Request, in_child
+from runtime_trials import OTHER, OWN
 
 pytest.importorskip("openvino", reason="needs the extra [openvino]")
-
-OWN, OTHER = "onnx", "openvino"
-
-
-@pytest.fixture
-def full(bundle_of: BundleOf) -> Bundle:
-    return open_bundle(bundle_of("full"))
 
 
 def test_a_trial_that_diverges_is_a_refusal(full: Bundle, tmp_path: Path) -> None:
