@@ -19,7 +19,7 @@ PRELOAD = [
     "toolkit.cli",
     "toolkit.exporting.model_export",
     "toolkit.aggregation.aggregate_files",
-    "toolkit.cli.export_table",
+    "toolkit.cli.printed.export_table",
     "toolkit.planning.model_plan",
     "commands",
     "warm_exports",

@@ -82,7 +82,7 @@ def aggregate(
     check_weights(global_file)
 
     from toolkit.aggregation import aggregate_files
-    from toolkit.cli import aggregate_table
+    from toolkit.cli.printed import aggregate_table
 
     done = aggregate_files.aggregate_files(global_file, updates, out, force, policy)
     if as_json:

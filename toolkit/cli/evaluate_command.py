@@ -36,7 +36,7 @@ def evaluate(
     check_data(data)
 
     from toolkit import model_evaluation
-    from toolkit.cli import evaluate_table
+    from toolkit.cli.printed import evaluate_table
 
     found = model_evaluation.evaluate_file(model, weights, input_shape, data, loss)
     if as_json:

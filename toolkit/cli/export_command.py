@@ -137,7 +137,7 @@ def export(
     show_stages()
     logger.info("loading PyTorch")
 
-    from toolkit.cli import export_table
+    from toolkit.cli.printed import export_table
     from toolkit.exporting import model_export, tiers
 
     request = model_export.Request(

@@ -50,7 +50,7 @@ def inspect(
 
     from exporters.recording.capture import SharedRecording, capture
     from toolkit import inspection
-    from toolkit.cli import inspect_table
+    from toolkit.cli.printed import inspect_table
     from toolkit.submodels.model_loading import load_model
 
     logger.info("loading the model")

@@ -17,7 +17,7 @@ from toolkit.cli.options import (
     model_options,
     training_options,
 )
-from toolkit.cli.suggested_export import export_of
+from toolkit.cli.printed.suggested_export import export_of
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.terminal_output import show_stages
 

@@ -25,7 +25,7 @@ def rounds(state: Path, as_json: bool) -> None:
         document = {"version": 1, "rounds": [asdict(one) for one in found]}
         click.echo(json.dumps(document, indent=1))
         return
-    from toolkit.cli.rounds_table import show_rounds
+    from toolkit.cli.printed.rounds_table import show_rounds
 
     show_rounds(found)
 

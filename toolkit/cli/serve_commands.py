@@ -124,7 +124,7 @@ def tokens(federation: Path, url: str | None, qr: str | None, as_json: bool) -> 
         }
         click.echo(json.dumps(document, indent=1, default=str))
         return
-    from toolkit.cli.tokens_text import show_tokens
+    from toolkit.cli.printed.tokens_text import show_tokens
 
     show_tokens(found if qr in (None, ALL) else [one for one in found if one.kind == qr], bool(qr))
     for note in notes(url):

@@ -8,7 +8,7 @@ import click
 from profiles.text_formatting import counted
 from toolkit.cli.early_checks import check_data, check_model
 from toolkit.cli.options import Choice
-from toolkit.cli.simulated_rounds import shown_rounds
+from toolkit.cli.printed.simulated_rounds import shown_rounds
 from toolkit.terminal_output import show_stages
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 import segno
 
 from commands import edgetailor, refused
-from toolkit.cli.tokens_text import qr_code
+from toolkit.cli.printed.tokens_text import qr_code
 from toolkit.coordinator.federation_config import CoordinatorConfig
 from toolkit.coordinator.join_links import NEEDS_HTTPS, NO_PAGE, join_link, phones_accept
 from toolkit.web.built_page import is_built

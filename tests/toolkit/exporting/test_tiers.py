@@ -15,7 +15,7 @@ from device_agent.formats.bundle import open_bundle
 from exporters.verification.verdict import Verdict
 from profiles.errors import ExportError, InputError, SpecError, VerificationError
 from refusals import refused as refused_by
-from toolkit.cli.export_table import explain_repeated, explain_unknown, show_tiers
+from toolkit.cli.printed.export_table import explain_repeated, explain_unknown, show_tiers
 from toolkit.exporting.model_export import Exported, SignatureCost
 from toolkit.exporting.tier_files import read_tiers, tiers_of
 from toolkit.exporting.tiers import TierResult, exit_code

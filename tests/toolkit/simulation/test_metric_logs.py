@@ -13,7 +13,7 @@ from commands import edgetailor, refusal
 from log_messages import logged
 from models_for_tests import CLASSES, INPUT_SHAPE
 from refusals import refused
-from toolkit.cli.simulated_rounds import shown_rounds
+from toolkit.cli.printed.simulated_rounds import shown_rounds
 from toolkit.simulation.results import RoundResult
 from toolkit.simulation.simulate import simulate
 
