@@ -91,7 +91,7 @@ def relu_cnn() -> nn.Sequential:
 
 def wide_then_small() -> nn.Sequential:
     """(N, 3, 32, 32) -> (N, 10); training the first layers keeps far more than running them."""
-    wide = [nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.Tanh()) for _ in range(8)]
+    wide = [nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.Tanh()) for _ in range(12)]
     return nn.Sequential(
         OrderedDict(
             stem=nn.Conv2d(3, 32, 3, padding=1),
