@@ -32,7 +32,6 @@ from exporters.memory.overwritten_state import note_in_place
 from exporters.onnx.exported_program import exported
 from exporters.onnx.exposed_values import exposed_values, places_of
 from exporters.onnx.large_factors import put_large_factors_first
-from exporters.onnx.number_masks import mask_in_one_pass
 from exporters.onnx.onnx_translations import TRANSLATIONS
 from exporters.onnx.operator_table import OPSET, missing_translations
 from exporters.onnx.recomputed.cheap_activations import RecomputeActivations
@@ -125,7 +124,6 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
         *(RecomputeActivations(p.name) for p in signature.outputs if p.kind == "metric"),
     )(lowered.model)
     put_large_factors_first(lowered.model.graph)
-    mask_in_one_pass(lowered.model.graph)
     raise_numbers(lowered.model.graph)
     RemoveUnusedNodesPass()(lowered.model)
     finish_scans(lowered.model)
