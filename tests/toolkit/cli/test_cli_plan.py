@@ -17,9 +17,9 @@ LOADING = ["loading PyTorch", "loading the model", "recording the model"]
 SPECS = ("full", "width:0.5", "slice:classifier", "low-rank:0.5")
 TABLE = """\
 submodel          strength        memory            step    sent
-full                  1.00  84.8-85.5 MB  0.406-0.610 ms  2.8 kB
+full                  1.00  84.8-85.5 MB  0.407-0.610 ms  2.8 kB
 slice:classifier      0.85  84.4-85.0 MB  0.230-0.344 ms  2.6 kB
-width:0.5             0.50  84.8-85.5 MB  0.400-0.601 ms  1.4 kB
+width:0.5             0.50  84.8-85.5 MB  0.401-0.601 ms  1.4 kB
 memory and step: predicted - upper bound; the budget must allow the upper bound.
   memory: peak of the agent's process. step: one batch. sent: both ways in a
   round
@@ -32,7 +32,7 @@ note: the runtime's memory could not be measured: it is assumed as on x86-64
 """
 CHOSEN = f"""\
 made-up: 88.0 MB of memory, 0.400 ms a step
-{TABLE}full: step-time: over by 0.210 ms (would fit with --step-time 0.00061)
+{TABLE}full: step-time: over by 0.210 ms (would fit with --step-time 0.000611)
 slice:classifier: chosen
 width:0.5: step-time: over by 0.201 ms (would fit with --step-time 0.000601)
 {IMPOSSIBLE}next: edgetailor export {" ".join(TINY)} --submodel slice:classifier --out bundle
